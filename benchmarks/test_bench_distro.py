@@ -58,7 +58,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
 
 def test_forward_backward(benchmark: BenchmarkFixture, subject: Subject) -> None:
     benchmark.group = f"{subject.size} compress"
-    benchmark.pedantic(lambda: subject.model.gradients(subject.samples, micro_batch_size=subject.samples.count), rounds=3)
+    benchmark.pedantic(lambda: subject.model.gradients(subject.samples, micro_batch_size=subject.samples.count), rounds=3)  # type: ignore[no-untyped-call]  # the plugin leaves it untyped
 
 
 def test_compress(benchmark: BenchmarkFixture, subject: Subject) -> None:
@@ -85,7 +85,7 @@ def test_apply(benchmark: BenchmarkFixture, subject: Subject, peers: int, way: s
     apply: Callable[[], None] = {
         "paper": lambda: subject.paper.apply(subject.theirs[:peers], learning_rate=LEARNING_RATE),
     }.get(way, lambda: subject.optimizer.apply(0, payloads, learning_rate=LEARNING_RATE, own_accepted=False))
-    benchmark.pedantic(apply, setup=check if way == "checked" else None, rounds=7, warmup_rounds=1)
+    benchmark.pedantic(apply, setup=check if way == "checked" else None, rounds=7, warmup_rounds=1)  # type: ignore[no-untyped-call]  # as above
 
 
 def test_check(benchmark: BenchmarkFixture, subject: Subject) -> None:

@@ -1,35 +1,35 @@
 """Every exception psyche-core raises on purpose.
 
     PsycheError
-    ├── UserError                 the user can mend it: one sentence, shown without a traceback, exit code 2
+    ├── UserError                 the user can correct it: one sentence, shown without a traceback, exit code 2
     │   ├── ConfigError           a run configuration, data configuration or setting breaks a rule
     │   ├── PluginError           a plugin is missing, broken, duplicated or of another API version
     │   └── IdentityError         a key file is missing or malformed
-    ├── CoordinatorError          a command the coordinator refused; `.name` is the protocol's name for it
+    ├── CoordinatorError          the coordinator refused a command; `.name` is the protocol's name for the error
     ├── BackendError              the coordinator backend cannot be used
-    │   ├── BackendClosed         the connection is gone for good (after its retries)
+    │   ├── BackendClosed         the connection is lost and all retries failed
     │   ├── CommandRefused        the backend answered with a code and a sentence
-    │   │   └── AccessRefused     and it is the address, the run or the key that was given: a UserError, too
-    │   └── UnknownHost           the host in an address does not exist: a UserError, too
+    │   │   └── AccessRefused     because the given address, run or key is wrong: also a UserError
+    │   └── UnknownHost           the host in an address does not exist: also a UserError
     ├── TransportError            a peer or blob cannot be reached
-    │   ├── BlobNotFound          nobody asked had it before the deadline
-    │   └── BlobRejected          it was too large or did not match its hash
-    ├── WireError                 bytes from outside do not follow the wire rules
+    │   ├── BlobNotFound          no peer that was asked delivered it before the deadline
+    │   └── BlobRejected          the blob was too large or did not match its hash
+    ├── WireError                 received bytes do not follow the wire rules
     ├── PayloadRejected           a peer's training result does not fit our own parameter table
     ├── DataError                 training data cannot be read
-    │   ├── NothingForUs          there is nothing to read for us now; it mends itself
-    │   └── InputError            texts, a tokenizer or a data folder that was named will not do: a UserError, too
+    │   ├── NothingForUs          the source has no data for us now; a later attempt may succeed
+    │   └── InputError            a named text, tokenizer or data folder is missing or unusable: also a UserError
     ├── ModelError                a model cannot be built, loaded or saved
-    │   ├── NoSuchModel           there is no model at the place that was named: a UserError, too
-    │   ├── NoSuchDevice          this machine has no such device, or there is none: a UserError, too
-    │   ├── RanksLost             processes that compute a part of the model are gone: nothing can go on
-    │   └── ModelHalfReplaced     some parameters are the new ones, others still the old: unusable until replaced again
-    ├── StoreError                a model cannot be put into a store, or had from one
-    │   └── NoSuchBucket          there is no bucket of that name
+    │   ├── NoSuchModel           there is no model at the named place: also a UserError
+    │   ├── NoSuchDevice          the device name is unknown, or this machine lacks the device: also a UserError
+    │   ├── RanksLost             processes that compute a part of the model ended: training cannot continue
+    │   └── ModelHalfReplaced     only some parameters were replaced: unusable until all are replaced
+    ├── StoreError                a model cannot be uploaded to a store or downloaded from one
+    │   └── NoSuchBucket          no bucket has that name
     ├── NonFiniteError            a gradient, delta or loss is not finite; nothing was sent
-    └── PluginFailed              a plugin's code raised what it may not, or gave what breaks its contract
+    └── PluginFailed              a plugin's code raised an exception or returned a value that breaks its contract
 
-Messages say what was got, what was expected and what to do. Programming errors stay TypeError and ValueError.
+Messages say what was received, what was expected and what to do. Programming errors stay TypeError and ValueError.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PsycheError(Exception):
 
 
 class UserError(PsycheError):
-    """Something the user can mend; the message is one clear sentence."""
+    """The user can correct the cause; the message is one clear sentence."""
 
 
 class ConfigError(UserError):
@@ -56,7 +56,7 @@ class IdentityError(UserError):
 
 
 class CoordinatorError(PsycheError):
-    """A command the coordinator refused. The state is unchanged.
+    """The coordinator refused a command. The state is unchanged.
 
     name: one of `psyche_core.coordinator.errors.NAMES`, stable across implementations.
     """
@@ -72,7 +72,7 @@ class BackendError(PsycheError):
 
 
 class BackendClosed(BackendError):
-    """The connection to the coordinator is gone for good."""
+    """The connection to the coordinator is lost and will not be retried."""
 
 
 class CommandRefused(BackendError):
@@ -88,11 +88,11 @@ class CommandRefused(BackendError):
 
 
 class AccessRefused(CommandRefused, UserError):
-    """We are not let in with what the user gave: a wrong address, key or run, or a release that does not match."""
+    """The coordinator rejects what the user gave: a wrong address, key or run, or a release that does not match."""
 
 
 class UnknownHost(BackendError, UserError):
-    """The host in a coordinator's address has no address of its own: a wrong name, which waiting does not mend."""
+    """The host in a coordinator's address does not exist. The name is wrong, so waiting does not help."""
 
 
 class TransportError(PsycheError):
@@ -100,7 +100,7 @@ class TransportError(PsycheError):
 
 
 class BlobNotFound(TransportError):
-    """None of the asked peers had the blob before the deadline."""
+    """No peer that was asked delivered the blob before the deadline."""
 
 
 class BlobRejected(TransportError):
@@ -108,11 +108,11 @@ class BlobRejected(TransportError):
 
 
 class WireError(PsycheError):
-    """Bytes from outside do not follow the wire rules. Costs the sender its connection, never more."""
+    """Received bytes do not follow the wire rules. The sender loses its connection, and nothing else happens."""
 
 
 class PayloadRejected(PsycheError):
-    """A training result does not fit our own parameter table. Costs its sender the round."""
+    """A training result does not fit our own parameter table. Its sender's result is left out of the round."""
 
 
 class DataError(PsycheError):
@@ -120,11 +120,11 @@ class DataError(PsycheError):
 
 
 class NothingForUs(DataError):
-    """The data's source has nothing for us now. Others train these samples, and we ask again with our next share."""
+    """The data source has nothing for us now. Other members train these samples; we ask again with our next share."""
 
 
 class InputError(DataError, UserError):
-    """What a command or a run file names to read or to write to is not there, or cannot be what it is named for."""
+    """A file or folder that a command or a run file names is missing, or is not of the expected kind."""
 
 
 class ModelError(PsycheError):
@@ -132,33 +132,33 @@ class ModelError(PsycheError):
 
 
 class NoSuchModel(ModelError, UserError):
-    """There is no model at the place that was named: a wrong path, repository or bucket."""
+    """There is no model at the named place: the path, repository or bucket is wrong."""
 
 
 class NoSuchDevice(ModelError, UserError):
-    """The device that was asked for is none, or is not on this machine."""
+    """The requested device name is unknown, or this machine lacks the device."""
 
 
 class RanksLost(ModelError):
-    """Processes among which the model is divided are gone or failed. The others end too; nothing can go on with this model."""
+    """Processes among which the model is divided ended or failed. The others end too; this model is no longer usable."""
 
 
 class StoreError(PsycheError):
-    """A model cannot be put into a store, or had from one."""
+    """A model cannot be uploaded to a store or downloaded from one."""
 
 
 class NoSuchBucket(StoreError):
-    """There is no bucket of the name that was given."""
+    """No bucket has the given name."""
 
 
 class ModelHalfReplaced(ModelError):
-    """Replacing a model's parameters failed half way, so they fit no step; nothing may be built on them."""
+    """Replacing a model's parameters failed half way. The parameters belong to no step and must not be used."""
 
 
 class PluginFailed(PsycheError):
-    """A plugin's code raised what its contract does not allow, or gave something useless.
+    """A plugin's code raised an exception that its contract does not allow, or returned an unusable value.
 
-    The message names the plugin and its distribution. What was raised is the cause.
+    The message names the plugin and its distribution. The original exception, if any, is `__cause__`.
     """
 
 

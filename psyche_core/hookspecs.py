@@ -38,17 +38,17 @@ GROUP = "psyche.plugins"
 KINDS = ("backend", "optimizer", "data", "transport", "model", "sharding", "command")
 PLUGIN_API = (1, 0)
 
-hookspec = pluggy.HookspecMarker(PROJECT)
-hookimpl = pluggy.HookimplMarker(PROJECT)
+hookspec: pluggy.HookspecMarker = pluggy.HookspecMarker(PROJECT)
+hookimpl: pluggy.HookimplMarker = pluggy.HookimplMarker(PROJECT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendContext:
-    """What a client's backend is built from.
+    """The arguments for building a client's backend.
 
-    address: as the user gave it (`host:port#KEY`); empty for a backend that needs none. key: of our transport, and our identity
-    where the backend has no other. settings: validated options of the backend's own. retry_seconds: how long a coordinator that
-    cannot be reached is tried for, at the start and when it was lost, before the backend gives up.
+    address: as the user gave it (`host:port#KEY`); empty for a backend that needs none. key: key of our transport, and our
+    identity if the backend has no other. settings: the backend's own options, validated. retry_seconds: how many seconds the
+    backend retries a coordinator that it cannot reach, at the start and after a lost connection, before it gives up.
     """
 
     run_id: str
@@ -60,16 +60,17 @@ class BackendContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerContext:
-    """What a hosted coordinator is built from.
+    """The arguments for building a hosted coordinator.
 
-    port 0 picks a free one. data: entered provider when the server also serves data, on data_port. on_event: called with the new
-    state and the events of each change, from the event loop; must not block. tick_seconds: at most this long between ticks.
-    key: proves to clients that this is the server they were told of; a new one for this start when None. state_dir: folder that
-    keeps the state, which goes on from there at the next start; None keeps nothing. allow_list: file with the public keys that
-    may log in; None lets everybody in. withdraw_on_disconnect: a member away for longer than reconnect_seconds is withdrawn.
-    opening: the run's own configuration, where that of `state` is only for the time before the first round. on_paid: called as
-    on_event is, with a member's signer and how much it was paid, by servers that pay. on_withdrawn: called before the on_event of
-    it, with a healthy member's signer and why (`lost`, `not allowed`), where the server withdraws one that did not ask for it.
+    port: 0 picks a free one. data: an entered provider if the server also serves data, on data_port. on_event: called from the
+    event loop with the new state and the events of each change; must not block. tick_seconds: longest time between two ticks.
+    key: proves to clients that this is the server they were given; None makes a new one at each start. state_dir: folder where
+    the state is saved, and from which the next start continues; None saves nothing. allow_list: file with the public keys that
+    may log in; None admits everyone. withdraw_on_disconnect: the server withdraws a member that is disconnected for longer than
+    reconnect_seconds. opening: the run's own configuration, if the configuration in `state` applies only until the first round.
+    on_paid: called like on_event, with a member's signer and the amount paid, by servers that pay. on_withdrawn: called before
+    the matching on_event when the server withdraws a healthy member without its request; gets the signer and the reason (`lost`,
+    `not allowed`).
     """
 
     state: CoordinatorState
@@ -93,7 +94,8 @@ class ServerContext:
 class MemberContext:
     """A member that a testnet is about to start.
 
-    address: as the hosted coordinator said it. key_path: file with its identity key, in a folder where more may be put for it.
+    address: as the hosted coordinator reports it. key_path: file with the member's identity key. More files for the member may
+    be put into its folder.
     """
 
     run_id: str
@@ -103,11 +105,12 @@ class MemberContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendTestnet:
-    """How `psyche testnet` leads members to a coordinator that it hosts.
+    """How `psyche testnet` connects members to a coordinator that it hosts.
 
-    member_options: makes ready what a member needs beside its key, and returns the options of `psyche client train` that lead it
-    to the coordinator; may block. lose_route: where a hosted coordinator is reached by several routes, makes the first fail for
-    good and says so in a sentence; takes the coordinator's address, may block, raises BackendError. None where there is but one.
+    member_options: prepares what a member needs besides its key, and returns the options of `psyche client train` that connect
+    it to the coordinator; may block. lose_route: if members reach a hosted coordinator by several routes, makes the first one
+    fail permanently and returns a sentence about it; takes the coordinator's address, may block, raises BackendError. None if
+    there is only one route.
     """
 
     member_options: Callable[[MemberContext], list[str]]
@@ -116,14 +119,14 @@ class BackendTestnet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendRegistration:
-    """A coordinator backend. create_server is None where nobody hosts it.
+    """A coordinator backend. create_server is None if this package cannot host a coordinator of it.
 
-    settings: options of its own; a client is told them as `--name` and `PSYCHE_NAME` beside its own when it chooses this backend
-    (a field's `json_schema_extra` may give `{"short": "-w"}`, or `{"option": False}` for what belongs on no command line). A
-    pydantic-settings class reads its environment itself. needs_address: whether `--server-addr` says where the coordinator is.
-    transport_key: makes our transport's key from run id and settings, for who was given no key file. route: `host:port` of what
-    the backend talks to, which tells the local address that others reach; the address itself where None. testnet: what
-    `psyche testnet` needs beside that; None where the address is all that a member needs.
+    settings: the backend's own options. When a client chooses this backend, they appear as `--name` and `PSYCHE_NAME` beside the
+    client's own options (a field's `json_schema_extra` may give `{"short": "-w"}`, or `{"option": False}` for a field without a
+    command line option). A pydantic-settings class reads its environment itself. needs_address: whether `--server-addr` says
+    where the coordinator is. transport_key: makes our transport's key from run id and settings if no key file was given. route:
+    `host:port` of the server that the backend connects to, used to find the local address that others can reach; None means the
+    address itself. testnet: what `psyche testnet` needs besides that; None if a member needs only the address.
     """
 
     name: str
@@ -139,9 +142,9 @@ class BackendRegistration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerContext:
-    """What an optimizer is built from.
+    """The arguments for building an optimizer.
 
-    settings: validated by the registration's `settings`. model: the one to train; its parameters are float32 and alike on all
+    settings: validated by the registration's `settings`. model: the model to train; its parameters are float32 and equal on all
     members.
     """
 
@@ -161,13 +164,13 @@ class OptimizerRegistration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataContext:
-    """What a provider is built from.
+    """The arguments for building a data provider.
 
-    settings: the location's validated settings. sequence_length: the run's max_seq_len in tokens. key: our identity, for
-    servers that ask who we are. base: folder that relative paths start from: the run file's, or what a member says. cache: folder
-    for files worth keeping. provider: makes the provider of another data location, by its name and its settings as the run file
-    would say them, for locations that combine others; it raises PluginError and ConfigError. None where there are no others to be
-    had, as within such a combination.
+    settings: the location's validated settings. sequence_length: the run's max_seq_len in tokens. key: our identity, for servers
+    that require authentication. base: folder that relative paths start from: the run file's folder, or the one a member gives.
+    cache: folder for files to keep between runs. provider: makes the provider of another data location from its name and its
+    settings as in the run file, for locations that combine others; raises PluginError and ConfigError. None if no other
+    locations are available, as inside such a combination.
     """
 
     settings: Any
@@ -190,7 +193,7 @@ class DataRegistration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportContext:
-    """What an endpoint is built from. interface: IP to bind; port 0 picks one."""
+    """The arguments for building an endpoint. interface: IP address to bind. port: 0 picks a free one."""
 
     run_id: str
     key: SecretKey
@@ -209,12 +212,13 @@ class TransportRegistration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
-    """Among how many processes (ranks) of one client a model is divided, and how they meet.
+    """How many processes (ranks) of one client share a model, and how they connect.
 
-    data: ranks with rows of their own; tensor: ranks that share the weights of each; there are data * tensor, ours included.
-    sharding: the engine, by plugin name. bind: HOST:PORT where ranks of other machines join us; None lets nobody join from
-    elsewhere. local_ranks: how many of all run on this machine, ours included; None for all of them. secret: what who joins must
-    know; None makes one, for this machine alone. torch_threads: of each rank; None for one on a CPU, as torch likes elsewhere.
+    data: number of data-parallel groups, each with its own rows. tensor: number of ranks in a group, which share its weights.
+    There are data * tensor ranks, ours included. sharding: plugin name of the engine. bind: HOST:PORT where ranks on other
+    machines connect; None allows none. local_ranks: how many of the ranks run on this machine, ours included; None for all of
+    them. secret: shared secret that a connecting rank must know; None makes one, for this machine alone. torch_threads: threads
+    of each rank; None means one on a CPU and torch's default elsewhere.
     """
 
     data: int = 1
@@ -227,21 +231,21 @@ class Parallelism:
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """Number of ranks."""
         return self.data * self.tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContext:
-    """What a model is built from.
+    """The arguments for building a model.
 
-    source: local directory with config.json and, unless the run starts from random weights, safetensors.
-    seed: 32 bytes for random weights. device: `auto`, `cpu`, `mps`, `cuda`, `cuda:N`, or `cuda:X,Y` for several that share each
-    batch. dtype: compute dtype; parameters stay float32 whatever it is, so that members with different compute dtypes start from
-    equal masters. attention: `auto`, `sdpa` or `eager`; means nothing to a model without attention. gradient_checkpointing:
-    compute activations again in the backward pass in place of keeping them. parallelism: among which processes the model is
-    divided; None for this one alone, always for a model whose registration does not say `parallel`. create_engine: makes this
-    process's sharding engine. A model that cannot do what it is told here refuses with a ModelError.
+    source: local directory with config.json and, unless the run starts from random weights, safetensors. seed: 32 bytes for
+    random weights. device: `auto`, `cpu`, `mps`, `cuda`, `cuda:N`, or `cuda:X,Y` for several devices that share each batch.
+    dtype: compute dtype; parameters are float32 in any case, so that members with different compute dtypes start from equal
+    masters. attention: `auto`, `sdpa` or `eager`; ignored by a model without attention. gradient_checkpointing: recompute
+    activations in the backward pass instead of keeping them. parallelism: the processes among which the model is divided; None
+    for this process alone, and always None for a model whose registration does not set `parallel`. create_engine: makes this
+    process's sharding engine. A model that cannot follow one of these settings must raise ModelError.
     """
 
     source: Path
@@ -260,8 +264,8 @@ class ModelContext:
 class ModelRegistration:
     """A model architecture. parallel: whether `create` can divide it among processes (ModelContext.parallelism).
 
-    source: folder that a member's model begins from in place of the run's checkpoint, for a model that brings its first weights
-    itself; it may be empty. A checkpoint of the member's own still comes first (ModelContext.source is then its folder).
+    source: folder from which a member builds its model instead of the run's checkpoint, for a model that brings its own first
+    weights; it may be empty. A checkpoint saved by the member still takes precedence (ModelContext.source is then its folder).
     """
 
     name: str
@@ -273,11 +277,11 @@ class ModelRegistration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingContext:
-    """What a rank's sharding engine is built from.
+    """The arguments for building a rank's sharding engine.
 
-    module: a torch module on the CPU, float32, built alike on every rank; its buffers have their values, its parameters do not
-    (their memory is not touched yet). The engine may change it. model_type: its architecture, as transformers has it. group: all
-    ranks. device: this rank's torch device.
+    module: a torch module on the CPU, float32, built in the same way on every rank. Its buffers have their values; its
+    parameters are not initialised (their memory is not touched yet). The engine may change the module. model_type: its
+    architecture, as transformers names it. group: all ranks. device: this rank's torch device.
     """
 
     module: Any
@@ -288,7 +292,7 @@ class ShardingContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingRegistration:
-    """A way to divide a model among processes. create is called on every rank, by all at the same time."""
+    """A way to divide a model among processes. All ranks call `create` at the same time."""
 
     name: str
     summary: str
@@ -317,7 +321,7 @@ Registration = (
 
 @hookspec
 def psyche_register_backends() -> list[BackendRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
-    """Coordinator backends this plugin brings.
+    """Coordinator backends this plugin provides.
 
     Example:
         @hookimpl
@@ -329,22 +333,22 @@ def psyche_register_backends() -> list[BackendRegistration]:  # type: ignore[emp
 
 @hookspec
 def psyche_register_optimizers() -> list[OptimizerRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
-    """Optimizers this plugin brings; the name is the key under `[model.LLM.optimizer]`."""
+    """Optimizers this plugin provides; the name is the key under `[model.LLM.optimizer]`."""
 
 
 @hookspec
 def psyche_register_data() -> list[DataRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
-    """Data locations this plugin brings; the name is the key under `data_location`."""
+    """Data locations this plugin provides; the name is the key under `data_location`."""
 
 
 @hookspec
 def psyche_register_transports() -> list[TransportRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
-    """Transports this plugin brings; the name is what `--transport` takes."""
+    """Transports this plugin provides; the name is what `--transport` takes."""
 
 
 @hookspec
 def psyche_register_models() -> list[ModelRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
-    """Model architectures this plugin brings; the name is `model.LLM.architecture`."""
+    """Model architectures this plugin provides; the name is `model.LLM.architecture`."""
 
 
 @hookspec

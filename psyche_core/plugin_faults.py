@@ -21,7 +21,7 @@ from psyche_core.interfaces import Backend, BackendServer, DataProvider, Model, 
 
 OURS = "psyche_core"
 MAX_TEXT = 300
-"""Letters of an exception's own text that are repeated."""
+"""Maximum number of characters quoted from an exception's own text."""
 
 _FACTORIES = ("create", "create_server", "transport_key", "route")
 _TESTNET_FACTORIES = ("member_options", "lose_route")
@@ -44,12 +44,12 @@ AnyRegistration = TypeVar("AnyRegistration", bound=Registration)
 
 
 def label(kind: str, name: str, origin: str) -> str:
-    """What a plugin is called in sentences. origin: distribution and version."""
+    """The name of a plugin in messages. origin: distribution and version."""
     return f"the {kind} plugin {name} ({origin})"
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions in a group, and in groups in it; an exception that is no group is its only leaf."""
+    """All exceptions in a group and its nested groups; a plain exception yields only itself."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)
@@ -59,14 +59,20 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 def brief(error: BaseException) -> str:
     """Type and text of an exception in one short line that a terminal can show."""
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception as worse:  # an exception's own text may be anybody's code
+        text = f"(its text failed with {type(worse).__name__})"
     text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
     text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def explain(error: BaseException, places: Iterable[Place]) -> str:
-    """One sentence about an exception: its own where it was raised on purpose, else what happened, where, and in whose plugin."""
+    """One sentence about an exception.
+
+    If it was raised on purpose, this is its own message. Otherwise it says what happened, where, and in which plugin.
+    """
     first = next(leaves(error))
     if isinstance(first, PsycheError):
         return str(first)
@@ -80,7 +86,7 @@ def explain(error: BaseException, places: Iterable[Place]) -> str:
 
 
 def explain_plugin(error: BaseException, places: Iterable[Place]) -> str | None:
-    """The sentence about an exception that came out of a plugin's code; None where no plugin stands in its traceback."""
+    """The sentence about an exception from a plugin's code; None if no plugin is in the traceback."""
     known = [place for place in places if not _within(place[3], OURS)]
     for at in reversed(list(_frames(error.__traceback__))):
         holders = [place for place in known if _within(_module(at), _root(place[3]))]
@@ -91,9 +97,9 @@ def explain_plugin(error: BaseException, places: Iterable[Place]) -> str | None:
 
 
 def guarded(registration: AnyRegistration, *, called: str) -> AnyRegistration:
-    """The registration, with factories that raise PluginFailed for whatever was not raised on purpose, or for giving nothing.
+    """A copy of the registration whose factories raise PluginFailed for unexpected exceptions and for returning None.
 
-    called: the plugin's label.
+    called: the plugin's label in the message. PsycheError and ModuleNotFoundError pass unchanged.
     """
     guarded = replace(registration, **_guards(registration, _FACTORIES, called))
     if isinstance(guarded, BackendRegistration) and guarded.testnet is not None:
@@ -103,7 +109,7 @@ def guarded(registration: AnyRegistration, *, called: str) -> AnyRegistration:
 
 
 def _guards(holder: Registration | BackendTestnet, names: Sequence[str], called: str) -> dict[str, Any]:
-    """The factories of a registration, each with its guard."""
+    """The guarded factories of a registration, by field name."""
     present = {field.name for field in fields(holder)}.intersection(names)
     made = {name: getattr(holder, name) for name in sorted(present)}
     return {name: _guard(factory, name, called) for name, factory in made.items() if factory is not None}
@@ -114,7 +120,7 @@ def _guard(factory: Callable[..., Any], name: str, called: str) -> Callable[...,
     def guard(*arguments: Any, **named: Any) -> Any:
         try:
             made = factory(*arguments, **named)
-        except (PsycheError, ModuleNotFoundError):  # the second may be an extra that is not installed, which has its own sentence
+        except (PsycheError, ModuleNotFoundError):  # the second: an extra is not installed, which has its own message
             raise
         except Exception as error:
             *_, last = _frames(error.__traceback__)
@@ -131,7 +137,7 @@ def _guard(factory: Callable[..., Any], name: str, called: str) -> Callable[...,
 
 
 def _named(holders: list[Place], frame: FrameType) -> str:
-    """One plugin, or several of one distribution that cannot be told apart by their modules, nor by whose method it is."""
+    """The label of one plugin, or of several in one distribution that neither module nor method owner distinguishes."""
     module, owner = str(frame.f_globals.get("__name__", "")), frame.f_locals.get("self")
     nearest = [place for place in holders if _within(module, place[3])] or holders
     kinds = {kind for kind, interface in _INTERFACES.items() if isinstance(owner, interface)}
@@ -145,7 +151,7 @@ def _named(holders: list[Place], frame: FrameType) -> str:
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
-    """The entries of a traceback, the outermost first."""
+    """The entries of a traceback, outermost first."""
     while traceback is not None:
         yield traceback
         traceback = traceback.tb_next

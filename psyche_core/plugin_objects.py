@@ -1,4 +1,4 @@
-"""Plugins given as objects: registrations that a program makes itself, in place of those that a run's configuration names.
+"""Plugins given as objects: registrations that a program makes itself, instead of those that a run's configuration names.
 
 An object takes part as a plugin does, through a registration and its factory, so that users of the registry need no second way.
 It replaces every name of its kind: a run's configuration may call it anything. If a program expects a name, it is compared with
@@ -19,24 +19,27 @@ from psyche_core.hookspecs import KINDS, Registration
 from psyche_core.plugins import PluginRegistry
 
 ORIGIN = "given in code"
-"""What stands for the distribution of an object in sentences."""
+"""Stands for the distribution of an object in messages."""
+
+IN_CODE = "InCode"
+"""Name of a model or data location that no plugin brings: every client gives an object for it."""
 
 _NOBODY: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An object's registration. module: name of the module that its code is in, to tell whose mistake an exception is."""
+    """An object's registration. module: name of the module with its code, to attribute exceptions to it."""
 
     registration: Registration
     module: str
 
 
 class RegistryWithObjects(PluginRegistry):
-    """The plugins of a registry, with objects in place of some kinds. Not thread-safe, as any registry.
+    """The plugins of a registry, with objects in place of some kinds. Not thread-safe, like every registry.
 
-    objects: by kind; each is what `load` gives for every name of that kind. expected: by kind, the only name that may be asked
-    for. Raises ValueError for a kind that does not exist.
+    objects: by kind; `load` returns this object for every name of that kind. expected: by kind, the only name that may be
+    requested. Raises ValueError for a kind that does not exist.
     """
 
     def __init__(self, registry: PluginRegistry, *, objects: Mapping[str, Given], expected: Mapping[str, str] = _NOBODY) -> None:
@@ -54,7 +57,10 @@ class RegistryWithObjects(PluginRegistry):
         }
 
     def load(self, kind: str, name: str) -> Any:
-        """The object of this kind, under the name that was asked for; else as `PluginRegistry.load`. Raises PluginError."""
+        """The object of this kind, under the requested name; otherwise like `PluginRegistry.load`.
+
+        Raises PluginError, also for a name other than the expected one.
+        """
         given = self._objects.get(kind)
         if given is not None:
             return replace(given, name=name)
@@ -66,10 +72,13 @@ class RegistryWithObjects(PluginRegistry):
                 "the run, or join another run"
             )
             raise PluginError(message)
+        if name == IN_CODE:
+            message = f"this run names no {kind}, so that every member brings its own; give {kind}=…"
+            raise PluginError(message)
         return super().load(kind, name)
 
     def label(self, kind: str, name: str) -> str:
-        """What a plugin or object is called in sentences."""
+        """The name of a plugin or object in messages."""
         given = self._objects.get(kind)
         return super().label(kind, name) if given is None else plugin_faults.label(kind, given.name, ORIGIN)
 

@@ -72,15 +72,15 @@ _HOOKS: Mapping[str, tuple[str, type[Registration]]] = MappingProxyType(
 
 
 class PluginApiWarning(UserWarning):
-    """A plugin was written for a newer minor version of the plugin API than this core knows."""
+    """A plugin needs a newer minor version of the plugin API than this core knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginRecord:
-    """What is known of one entry point.
+    """What is known about one entry point.
 
-    name: as a run configuration says it; the whole entry point name, and kind "", when that is not `<kind>.<Name>`.
-    cause: why the status is not ok, one sentence; summary and api ("1.0") are known once the plugin was loaded.
+    name: as in a run configuration; if the entry point's name is not `<kind>.<Name>`, the whole name, with kind "". cause: one
+    sentence that says why the status is not ok. summary and api ("1.0") are known only after the plugin was loaded.
     """
 
     kind: str
@@ -100,7 +100,7 @@ class PluginRecord:
 
     @property
     def origin(self) -> str:
-        """Distribution and version, for people."""
+        """Distribution and version, for display."""
         return f"{self.distribution} {self.version}".strip()
 
 
@@ -108,7 +108,7 @@ Records = list[PluginRecord]
 
 
 class _Refused(Exception):
-    """Why an entry point could not be used; becomes the record's status and cause."""
+    """An entry point cannot be used; becomes the record's status and cause."""
 
     def __init__(self, status: Status, cause: str) -> None:
         super().__init__(cause)
@@ -133,8 +133,8 @@ class PluginRegistry:
     ) -> Self:
         """Read the entry points; imports nothing.
 
-        disabled: names not to use, `<kind>.<Name>` or of a distribution. only: if given, all others are disabled.
-        entry_points: instead of those installed in this environment.
+        disabled: names not to use, either `<kind>.<Name>` or a distribution's name. only: if given, all other names are
+        disabled. entry_points: used instead of those installed in this environment.
         """
         found = installed_entry_points(group=GROUP) if entry_points is None else entry_points
         unique = {_described(entry_point): None for entry_point in found}
@@ -152,7 +152,7 @@ class PluginRegistry:
         return list(self._records)
 
     def inspect_all(self) -> Records:
-        """Load whatever can be loaded and list all; a broken plugin shows in its record and raises nothing."""
+        """Load every plugin that can be loaded and list all; a broken plugin is marked in its record and raises nothing."""
         for record in self.list():
             if record.status == "not loaded":
                 try:
@@ -163,7 +163,7 @@ class PluginRegistry:
         return self.list()
 
     def label(self, kind: str, name: str) -> str:
-        """What a plugin is called in sentences: its kind, name and distribution."""
+        """The name of a plugin in messages: its kind, name and distribution."""
         origin = next((each.origin for each in self._records if (each.kind, each.name) == (kind, name)), "not installed")
         return plugin_faults.label(kind, name, origin)
 
@@ -194,9 +194,9 @@ class PluginRegistry:
     def load(self, kind: str, name: str) -> Registration: ...
 
     def load(self, kind: str, name: str) -> Registration:
-        """The registration of `<kind>.<name>`; imports its module at the first call. Its factories raise PluginFailed.
+        """The registration of `<kind>.<name>`; the first call imports its module. Its factories raise PluginFailed.
 
-        Raises PluginError when it is missing, disabled, broken, brought by two distributions or of another API version;
+        Raises PluginError if it is missing, disabled, broken, provided by two distributions or of another API version;
         ValueError for a kind that does not exist. Warns with PluginApiWarning for a newer minor API.
         """
         if kind not in KINDS:
@@ -275,10 +275,10 @@ def _described(entry_point: EntryPoint) -> PluginRecord:
 
 
 def _distribution_of(entry_point: EntryPoint) -> tuple[str, str]:
-    """Name and version; a distribution with broken metadata must not stop the others."""
+    """Name and version. A distribution with broken metadata must not prevent the use of the others."""
     try:
         name, version = entry_point.dist.name, entry_point.dist.version  # type: ignore[union-attr]  # None is caught too
-    except Exception:  # importlib.metadata raises several families, by Python version
+    except Exception:  # importlib.metadata raises different exceptions in different Python versions
         name = version = ""
     return name or "unknown distribution", version or ""
 
@@ -309,7 +309,7 @@ def _registration_of(record: PluginRecord) -> tuple[Registration, str]:
         manager.register(module, name=record.module)
         manager.check_pending()
         answers: list[Any] = getattr(manager.hook, hook_name)()
-    except (Exception, SystemExit) as error:  # it is somebody else's code: anything may come
+    except (Exception, SystemExit) as error:  # foreign code may raise anything
         cause = f"{hook_name} failed with {type(error).__name__}: {error}"
         raise _Refused("failed", cause) from error
 
@@ -334,7 +334,7 @@ def _registration_of(record: PluginRecord) -> tuple[Registration, str]:
 def _imported(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # importing runs somebody else's code
+    except (Exception, SystemExit) as error:  # importing runs foreign code
         cause = f"importing it failed with {type(error).__name__}: {error}"
         raise _Refused("failed", cause) from error
 
@@ -360,7 +360,7 @@ def _checked_api(module: ModuleType, record: PluginRecord) -> str:
 
 
 def validate_settings(registration: Registration, settings: Mapping[str, Any] | None, *, where: str) -> BaseModel | None:
-    """A plugin's own table, validated by its own model; None where the plugin takes no settings.
+    """A plugin's own table, validated by its own model; None if the plugin takes no settings.
 
     where: dotted key of the table, for messages. Raises ConfigError with one sentence per problem.
     """
@@ -377,7 +377,7 @@ def validate_settings(registration: Registration, settings: Mapping[str, Any] | 
 
 
 def check_run_file_plugins(run_file: RunFile, registry: PluginRegistry) -> None:
-    """Have the plugins a run names found and their settings validated. Raises ConfigError with every problem, one a line."""
+    """Load the plugins that a run names and validate their settings. Raises ConfigError with every problem, one per line."""
     llm = run_file.model.LLM
     problems: list[str] = []
     for kind, key, choice_name, settings in (

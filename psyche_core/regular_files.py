@@ -1,6 +1,6 @@
 """Opens regular files and refuses everything else in their place.
 
-Opening a named pipe can wait for ever, a device has no end, a folder is no file at all. So the path is checked before it is
+Opening a named pipe can wait forever, a device has no end, and a folder is not a file. So the path is checked before it is
 opened and again afterwards, and opening never waits. Anything but a regular file is refused with an OSError, so that the caller
 reports it like any file that cannot be read.
 """
@@ -26,7 +26,7 @@ _KINDS: Final = (
 
 
 class NotRegular(OSError):
-    """Something else is in a file's place. kind: what it is, with its article."""
+    """A path leads to something other than a regular file. kind: what it is, with its article, such as "a folder"."""
 
     def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
         super().__init__(errno.EINVAL, f"it is {kind}, expected a regular file", os.fspath(path))
@@ -34,7 +34,7 @@ class NotRegular(OSError):
 
 
 def regular(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
-    """An `opener` for `open` and `io.FileIO` that takes regular files only. Raises NotRegular, and OSError as `os.open` does."""
+    """An `opener` for `open` and `io.FileIO` that opens regular files only. Raises NotRegular, and OSError as `os.open` does."""
     with contextlib.suppress(FileNotFoundError):
         expect_regular(path)
     descriptor = os.open(path, flags | _UNWAITING, mode)
@@ -47,12 +47,12 @@ def regular(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
 
 
 def regular_private(path: str | os.PathLike[str], flags: int) -> int:
-    """Like `regular`; a file that is made is for its owner alone."""
+    """Like `regular`; only the owner can read and write a file that it creates."""
     return regular(path, flags, 0o600)
 
 
 def expect_regular(path: str | os.PathLike[str]) -> None:
-    """Look at a file without opening it. Raises NotRegular, and OSError where nothing can be looked at."""
+    """Check a path without opening it. Raises NotRegular, and OSError if the path cannot be examined."""
     _expect(Path(path).stat(), path)
 
 

@@ -1,8 +1,8 @@
 """Frozen values that cross interfaces: identities, batches, phases, witness statements.
 
 Everything here is immutable, hashable where it can be a key, and free of I/O, torch and numpy, so that the coordinator, the
-client machine, plugins and the simulator can all use it. Numeric values of the enumerations are the reference's and are part of
-the wire format: never renumber them.
+client machine, plugins and the simulator can all use it. Numeric values of the enumerations are those of the reference
+implementation and part of the wire format: never renumber them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_WITNESSES = 32
 
 
 class RunState(IntEnum):
-    """The coordinator's phases, with the reference's numbers."""
+    """The coordinator's phases, with the numbers of the reference implementation."""
 
     Uninitialized = 0
     WaitingForMembers = 1
@@ -35,12 +35,12 @@ class RunState(IntEnum):
 
     @property
     def halted(self) -> bool:
-        """True where nothing moves until somebody acts: uninitialized, finished, paused."""
+        """True in the phases that last until somebody acts: uninitialized, finished, paused."""
         return self in (RunState.Uninitialized, RunState.Finished, RunState.Paused)
 
     @property
     def active(self) -> bool:
-        """True while an epoch's rounds or its cooldown are being played."""
+        """True during an epoch's rounds and its cooldown."""
         return self in (RunState.RoundTrain, RunState.RoundWitness, RunState.Cooldown)
 
 
@@ -63,7 +63,7 @@ class Committee(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeIdentity:
-    """Who a client is: the key that signs for the backend and the key of its transport endpoint.
+    """The identity of a client: the key that signs for the backend, and the key of its transport endpoint.
 
     Both are raw 32-byte Ed25519 public keys. On the TCP backend they are the same key; on Solana `signer` is the wallet.
     """
@@ -80,7 +80,7 @@ class NodeIdentity:
 
     @property
     def short(self) -> str:
-        """First four bytes of the signer in hex, for people; never a key of a table."""
+        """First four bytes of the signer in hex, for display only. It is not unique, so never use it as a key."""
         return self.signer[:4].hex()
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ _BATCH_TEXT = re.compile(r"^B?\[?\s*(\d+)\s*(?:,\s*(\d+)\s*)?\]?$")
 class BatchId:
     """A closed interval of sample indices, `first..last` inclusive. Samples are sequences of `max_seq_len` tokens.
 
-    Indices are below 2**63 - 1, so that the number of samples in any interval fits what `len` can give.
+    Indices are below 2**63 - 1, so that `len` can return the number of samples in any interval.
     """
 
     first: int
@@ -113,7 +113,7 @@ class BatchId:
 
     @classmethod
     def parse(cls, text: str) -> BatchId:
-        """Read what `str` writes, and the reference's short form `B5` (its own parser could read neither: its B15)."""
+        """Parse the format that `str` writes, and the short form `B5` that the reference implementation writes."""
         match = _BATCH_TEXT.match(text.strip())
         if match is None:
             message = f"expected a batch like 'B[0, 3]' or 'B5', got {text!r}"
@@ -130,13 +130,13 @@ def total_samples(batches: tuple[BatchId, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WitnessStatement:
-    """What an elected witness of round `height` says about the results of round `height - 1` (protocol F6).
+    """The statement of an elected witness of round `height` about the results of round `height - 1` (protocol F6).
 
-    epoch, height: the round in which it is sent; index: the witness's own slot in the epoch.
-    participants: 32 bytes, bit `slot % 8` of byte `slot // 8` set when that slot's result was received and verified.
+    epoch, height: the round in which it is sent. index: the witness's own slot in the epoch.
+    participants: 32 bytes, bit `slot % 8` of byte `slot // 8` is set if that slot's result was received and verified.
     broadcast_bloom: 320 bytes (2560 bits, 8 keys derived from the seed of round `height`) over the accepted commitments.
-    merkle_root: root over the accepted commitments sorted by (batch, hash); 32 zero bytes when there are none.
-    model_digest: full digest of the masters during the round, after its applies (protocol section 5).
+    merkle_root: root over the accepted commitments sorted by (batch, hash); 32 zero bytes if there are none.
+    model_digest: full digest of the master weights during the round, after its updates were applied (protocol section 5).
     """
 
     epoch: int
@@ -150,7 +150,7 @@ class WitnessStatement:
 
 @dataclass(frozen=True, slots=True)
 class WitnessMetadata:
-    """Unverified figures a witness attaches to its statement for dashboards. Non-finite values are refused by the sender.
+    """Unverified figures that a witness attaches to its statement for dashboards. The sender rejects non-finite values.
 
     step; tokens_per_sec (tokens/s of the witness's own training); bandwidth_per_sec (bytes/s received); loss (nats per token).
     """

@@ -1,1 +1,1 @@
-"""What comes with psyche-core, registered through the same hooks as all other plugins."""
+"""The plugins included in psyche-core, registered through the same hooks as all others."""

@@ -1,16 +1,16 @@
-"""`AdamW`: dense baseline optimizer. Every replica sends its own AdamW direction; all apply the mean of those accepted.
+"""`AdamW`: dense baseline optimizer. Every replica sends its own AdamW direction; all apply the mean of the accepted ones.
 
 - Moments stay with the sender, like DisTrO's δ, and `apply` only moves weights. So `apply` depends on nothing but masters,
   payloads and learning rate, and a member that joins late agrees with the others from its first round on. (Moments of the mean
   gradient would have to be shared with every joiner.) With one replica this is AdamW; with several it is the mean of theirs.
 - The sent direction is m̂ / (√v̂ + ε) in bfloat16, clipped to the largest value AdamW can produce. Peers' values are clipped to
   the same, so a dishonest peer moves a weight no further than an honest one could.
-- Masters, moments and arithmetic are on the CPU. `apply` uses float64 and one rounded operation per tensor operation (no fused
-  multiply-add, no reduction), over payloads sorted by SHA-256. So it gives the same bits on every machine and thread count. That
-  holds for IEEE arithmetic: not where a program flushes denormals (`torch.set_flush_denormal`).
+- Masters and moments are kept, and computed, on the CPU. `apply` uses float64 and one rounded operation per tensor operation (no
+  fused multiply-add, no reduction), over payloads sorted by SHA-256. So it gives the same bits on every machine and thread
+  count. This requires IEEE arithmetic: it does not hold if a program flushes denormals (`torch.set_flush_denormal`).
 
-The optimizer does not know who sent what. A payload that was not accepted is not sent again; its gradient stays in the moments
-only.
+The optimizer does not know which member sent which payload. A payload that was not accepted is not sent again; its gradient
+remains only in the moments.
 
 Payload: b"PsyAdamW", u8 version, 8 bytes of the SHA-256 of the parameter table, then per parameter in ascending order of name its
 values as little-endian bfloat16.
@@ -38,11 +38,11 @@ MAGIC: Final = b"PsyAdamW"
 VERSION: Final = 1
 HEADER: Final = struct.Struct("<8sB8s")
 MAX_SQUARED_NORM: Final = 1e37
-"""A gradient beyond this would overflow the float32 second moment, which never recovers."""
+"""A gradient with a larger squared norm would overflow the float32 second moment, which would then stay infinite."""
 
 
 class AdamW(Optimizer):
-    """See the module. Formulas: Loshchilov and Hutter, Decoupled Weight Decay Regularization, algorithm 2."""
+    """Dense AdamW; see the module. Formulas: Loshchilov and Hutter, Decoupled Weight Decay Regularization, algorithm 2."""
 
     def __init__(self, settings: AdamWSettings, model: Model) -> None:
         self._settings = settings
@@ -60,7 +60,7 @@ class AdamW(Optimizer):
 
     @property
     def exact(self) -> bool:
-        """True: see the module for why."""
+        """True; the module docstring gives the reason."""
         return True
 
     @property
@@ -83,13 +83,16 @@ class AdamW(Optimizer):
             for name, master in self._masters.items():
                 self._compute[name].copy_(master)
 
-    def compress(self, step: int, *, learning_rate: float) -> bytes:  # noqa: ARG002 - the step size enters at apply
-        """Feed the gradients to the moments; the payload is m̂ / (√v̂ + ε). Raises NonFiniteError and changes nothing then."""
+    def compress(self, step: int, *, learning_rate: float) -> bytes:  # noqa: ARG002 - the learning rate is used in apply
+        """Update the moments with the gradients; the payload is m̂ / (√v̂ + ε).
+
+        Raises NonFiniteError and then changes nothing.
+        """
         gradients = {name: self._gradient(name) for name in self._masters}
         squares = math.fsum(float(torch.sum(gradient.double().square())) for gradient in gradients.values())
         clip = self._settings.clip_grad_norm
         scale = min(1.0, clip / (math.sqrt(squares) + 1e-6)) if clip else 1.0
-        if not squares * scale * scale < MAX_SQUARED_NORM:  # this way round, so that NaN is refused too
+        if not squares * scale * scale < MAX_SQUARED_NORM:  # in this form NaN is rejected, too
             message = f"the gradient of step {step} is not finite or too large: its squared norm is {squares}; nothing was sent"
             raise NonFiniteError(message)
 
@@ -97,7 +100,10 @@ class AdamW(Optimizer):
         return self._header + b"".join(self._direction(name, gradient * scale) for name, gradient in gradients.items())
 
     def check(self, payload: bytes) -> None:
-        """Refuse a payload of another length, version or parameter table, or with values AdamW cannot produce."""
+        """Reject a payload of another length, version or parameter table, or with values that AdamW cannot produce.
+
+        Raises PayloadRejected.
+        """
         if len(payload) != self.max_payload_bytes:
             message = f"an AdamW payload of this model has {self.max_payload_bytes} bytes, got {len(payload)}"
             raise PayloadRejected(message)
@@ -107,13 +113,13 @@ class AdamW(Optimizer):
             )
             raise PayloadRejected(message)
 
-        # NaN compares false with everything, so ask for "all within" and not for "any outside"
+        # NaN compares false with everything, so test that all are within, not that any is outside
         if not bool(np.all(np.abs(self._values(payload, 0, self._count)) <= self._limit)):
             message = f"the payload holds values that are not finite or beyond {self._limit:.4g}, which AdamW cannot produce"
             raise PayloadRejected(message)
 
     def apply(self, step: int, payloads: Sequence[bytes], *, learning_rate: float, own_accepted: bool) -> None:  # noqa: ARG002
-        """Move the masters by the mean direction: θ ← θ·(1 - lr·λ) - lr·mean. Every payload counts the same."""
+        """Move the masters by the mean direction: θ ← θ·(1 - lr·λ) - lr·mean. Every payload has the same weight."""
         if not payloads:
             return
 
@@ -133,7 +139,7 @@ class AdamW(Optimizer):
             offset += master.numel()
 
     def load_parameters(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Replace the masters and forget the moments. Raises ModelError for other names or shapes, changing nothing."""
+        """Replace the masters and reset the moments. Raises ModelError for other names or shapes, and then changes nothing."""
         shapes = shapes_of(parameters)
         if shapes.keys() != self._masters.keys():
             message = f"parameters to load must have our names; different: {sorted(shapes.keys() ^ self._masters.keys())[:3]}"
@@ -150,13 +156,13 @@ class AdamW(Optimizer):
         self._compressed = 0
 
     def private_state(self) -> Mapping[str, torch.Tensor]:
-        """Both moments by parameter name, and how many gradients are in them."""
+        """Both moments by parameter name, and the number of gradients in them."""
         first = {f"first.{name}": tensor for name, tensor in self._first.items()}
         second = {f"second.{name}": tensor for name, tensor in self._second.items()}
         return {**first, **second, "compressed": torch.tensor([float(self._compressed)])}
 
     def load_private_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take the moments back. Raises ModelError for other names or shapes, or values that are not finite."""
+        """Restore the moments. Raises ModelError for other names or shapes, or values that are not finite."""
         check_private_state(state, self.private_state())
         for name in self._masters:
             self._first[name].copy_(state[f"first.{name}"])
@@ -169,7 +175,7 @@ class AdamW(Optimizer):
         return torch.zeros_like(self._masters[name]) if gradient is None else gradient.detach().to("cpu", torch.float32)
 
     def _direction(self, name: str, gradient: torch.Tensor) -> bytes:
-        """Update both moments of a parameter; its direction as bfloat16 bytes."""
+        """Update both moments of a parameter and return its direction as bfloat16 bytes."""
         first_decay, second_decay = self._settings.betas
         first = self._first[name].lerp_(gradient, 1 - first_decay)
         second = self._second[name].mul_(second_decay).addcmul_(gradient, gradient, value=1 - second_decay)

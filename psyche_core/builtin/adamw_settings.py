@@ -1,9 +1,9 @@
-"""The settings table of `AdamW`, in a module of its own so that a server can check a configuration without importing torch."""
+"""The settings table of `AdamW`, in its own module so that a server can check a configuration without importing torch."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class AdamWSettings(BaseModel):
     """`[model.LLM.optimizer.AdamW]`.
 
-    betas: decay of the first and second moment per step. weight_decay: decoupled, times the learning rate. eps: added to √v̂.
-    clip_grad_norm: global L2 norm the replica's own gradient is clipped to; absent or 0 means no clipping.
+    betas: decay of the first and second moment per step. weight_decay: decoupled, multiplied by the learning rate. eps: added to
+    √v̂. clip_grad_norm: global L2 norm to which the replica's own gradient is clipped; absent or 0 means no clipping.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(gt=0.0, lt=1.0)]] = (0.9, 0.95)
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1

@@ -1,7 +1,7 @@
 """The `Dummy` data location: zeros, for runs that test everything but training data.
 
-Sequences are as long as the run's (the reference always gave 2048 tokens), two bytes a token. All samples are alike, so there is
-one distinct sample.
+Sequences have the run's length (the reference implementation always returned 2048 tokens), with two bytes per token. All samples
+are equal, so there is one distinct sample.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DummyData(DataProvider):
 
     @classmethod
     def from_context(cls, context: DataContext) -> Self:
-        """The provider a run configuration asks for."""
+        """The provider for a run configuration."""
         return cls(sequence_length=context.sequence_length)
 
     @property
@@ -41,7 +41,7 @@ class DummyData(DataProvider):
         return 1
 
     async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
-        """Zeros for every sample of the intervals. Raises TimeoutError only when there was no time at all."""
+        """Zeros for every sample of the intervals. Raises TimeoutError only if `timeout` leaves no time at all."""
         with anyio.fail_after(timeout):
             await anyio.lowlevel.checkpoint()
 
@@ -49,4 +49,4 @@ class DummyData(DataProvider):
         return Samples(bytes(count * self._sequence_length * _TOKEN_SIZE), count, self._sequence_length, _TOKEN_SIZE)
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""

@@ -1,10 +1,10 @@
-"""Causal language models of Hugging Face transformers: `HfLlama`, `HfDeepseek`, and `HfAuto` for any it implements.
+"""Causal language models of Hugging Face transformers: `HfLlama`, `HfDeepseek`, and `HfAuto` for any that it implements.
 
-- Weights stay float32 whatever the compute dtype, so two members with different ones still start from equal masters, and
-  gradients add up in float32 over micro-batches.
+- Weights are float32 for every compute dtype, so members with different compute dtypes start from equal masters, and gradients
+  are summed in float32 over micro-batches.
 - No dropout, so equal inputs give equal gradients.
-- The folder decides: if it has safetensors, all of them are loaded; if it has none, weights are random from the run's seed, drawn
-  on the CPU from a generator of their own.
+- The folder decides: if it has safetensors, all of them are loaded; if it has none, weights are random from the run's seed,
+  drawn on the CPU from a separate generator.
 - Only local folders are read. Code found in one is never run, and no pickle (`*.bin`) is read.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ATTENTIONS: Final = ("auto", "sdpa", "eager")
 
-_GENERATOR_IN_USE = threading.Lock()  # torch's CPU generator is one per process; two members in one process take turns
+_GENERATOR_IN_USE = threading.Lock()  # torch has one CPU generator per process, so members in one process take turns
 
 
 def create_llama(context: ModelContext) -> HfModel:
@@ -46,12 +46,12 @@ def create_deepseek(context: ModelContext) -> HfModel:
 
 
 def create_auto(context: ModelContext) -> HfModel:
-    """Architecture `HfAuto`: any causal language model transformers itself implements. Raises ModelError."""
+    """Architecture `HfAuto`: any causal language model that transformers itself implements. Raises ModelError."""
     return _create(context, required_types=MODEL_TYPES["HfAuto"])
 
 
 def divide(context: ModelContext, *, crew: Crew) -> ShardedModel:
-    """Any architecture, divided among ranks that are there already and stay. For tests. Raises ModelError."""
+    """A model of any architecture, divided among running ranks, which keep running. For tests. Raises ModelError."""
     model: Any = _create(context, required_types=(), crew=crew)
     return model  # type: ignore[no-any-return]  # the class needs torch.distributed, which others need not import
 
@@ -66,13 +66,13 @@ def _create(context: ModelContext, *, required_types: tuple[str, ...], crew: Cre
         if context.gradient_checkpointing:
             checkpoint_gradients(module)
         if context.parallelism is not None:
-            from psyche_core.models.sharding.model import ShardedModel  # it is built upon HfModel
+            from psyche_core.models.sharding.model import ShardedModel  # it is based on HfModel
 
             return ShardedModel(module, configuration=configuration, context=context, crew=crew)
         return HfModel(module, configuration=configuration, devices=devices, dtype=context.dtype, max_seq_len=context.max_seq_len)
     except ModelError:
         raise
-    except Exception as error:  # a broken config or file surfaces as almost any exception of transformers or safetensors
+    except Exception as error:  # a broken config or file may raise almost any exception of transformers or safetensors
         message = f"cannot build a causal language model from {context.source}: {first_line(error)}"
         raise ModelError(message) from error
 
@@ -93,7 +93,7 @@ def _build_module(configuration: Configuration, context: ModelContext) -> Any:
     """The module on the CPU, float32, in eval mode."""
     auto: Any = transformers.AutoModelForCausalLM
     attention = None if context.attention == "auto" else context.attention
-    # forking only the CPU's generator: manual_seed on it alone leaves every GPU's random state untouched
+    # fork only the CPU's generator: manual_seed on it does not change the random state of any GPU
     with _GENERATOR_IN_USE, quiet(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int.from_bytes(context.seed[:8], "little"))
         stored = stored_tensors(context.source)

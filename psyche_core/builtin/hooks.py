@@ -1,4 +1,4 @@
-"""What comes with psyche-core, registered through the same hooks as all other plugins.
+"""The plugins included in psyche-core, registered through the same hooks as all others.
 
 Nothing heavy is imported before its factory is called. Settings classes need no torch, so that a server can check a run
 configuration without it.
@@ -49,7 +49,7 @@ def psyche_register_transports() -> list[TransportRegistration]:
 
 @hookimpl
 def psyche_register_data() -> list[DataRegistration]:
-    """Token files, prepared samples and made-up tokens."""
+    """Token files, prepared samples and dummy tokens."""
     from psyche_core.builtin.local_data import LocalSettings
     from psyche_core.builtin.preprocessed_data import PreprocessedSettings
 
@@ -89,7 +89,7 @@ def psyche_register_optimizers() -> list[OptimizerRegistration]:
 
 @hookimpl
 def psyche_register_sharding() -> list[ShardingRegistration]:
-    """Torch's own means to divide a model."""
+    """Torch's own way to divide a model."""
     summary = "torch's DTensor and FSDP2: Llama, Qwen2, Qwen3 and DeepSeek-V3; data parallelism for any model"
     return [ShardingRegistration(name="dtensor", summary=summary, create=_create_dtensor_engine)]
 

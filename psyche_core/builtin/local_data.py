@@ -1,7 +1,7 @@
 """The `Local` data location: token files of this machine.
 
-A folder with a sub-folder `train` means that sub-folder (what `text_corpus` writes, beside `validation`). Samples past the last
-wrap around. The disk is used only in a worker thread. The same provider serves a data server's `data.toml`.
+If a folder has a sub-folder `train`, that sub-folder is used (`text_corpus` writes it, beside `validation`). Sample numbers past
+the last wrap around. The disk is used only in a worker thread. The same provider serves a data server's `data.toml`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 import anyio
 import anyio.to_thread
@@ -28,11 +28,11 @@ TRAINING_FOLDER = "train"
 class LocalSettings(BaseModel):
     """`data_location.Local`: `"folder"`, or a table with these keys.
 
-    location: token file or folder; a relative one starts where the client was told.
+    location: token file or folder; a relative path starts at the client's base folder.
     shuffle: "DontShuffle" or {Seeded = [32 numbers]}.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     location: Annotated[str, Field(min_length=1)]
     token_size: TokenSizeName = "TwoBytes"  # noqa: S105  # a token of text, not a secret
@@ -40,7 +40,7 @@ class LocalSettings(BaseModel):
 
 
 def token_place(location: Path) -> Path:
-    """Where the token files of a location are: its sub-folder of that name where there is one, else itself."""
+    """The folder or file with the token files of a location: its sub-folder `train` if there is one, else the location itself."""
     training = location / TRAINING_FOLDER
     return training if training.is_dir() else location
 
@@ -49,8 +49,8 @@ class LocalData(DataProvider):
     """Samples from a token file or a folder of token files; opened on entering.
 
     location: file or folder. sequence_length: tokens per sample. token_size: bytes per token, 2 or 4. seed: 32 bytes to shuffle
-    with, None for file order. cache: folder for the data set's index where the data's own folder is read-only. Entering raises
-    DataError when there is nothing to read.
+    with, None for file order. cache: folder for the data set's index if the data's own folder is read-only. Entering raises
+    DataError if there is nothing to read.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LocalData(DataProvider):
 
     @classmethod
     def from_context(cls, context: DataContext) -> Self:
-        """The provider a run configuration asks for; context.settings are LocalSettings."""
+        """The provider for a run configuration; context.settings are LocalSettings."""
         settings: LocalSettings = context.settings
         return cls(
             context.base / settings.location,
@@ -83,7 +83,7 @@ class LocalData(DataProvider):
 
     @classmethod
     def from_data_file(cls, data_file: DataFile, *, cache: Path | None = None) -> Self:
-        """The provider a `data.toml` describes, its paths resolved; always shuffled, with the file's seed. cache: as above."""
+        """The provider for a `data.toml` with resolved paths; always shuffled, with the file's seed. cache: as for the class."""
         length, size = data_file.seq_len, data_file.token_bytes
         return cls(data_file.dir, sequence_length=length, token_size=size, seed=data_file.seed, cache=cache)
 
@@ -94,7 +94,7 @@ class LocalData(DataProvider):
 
     @property
     def num_sequences(self) -> int:
-        """Whole sequences in all files. Valid while entered."""
+        """Number of whole sequences in all files. Valid while entered."""
         return len(self._opened)
 
     async def __aenter__(self) -> Self:
@@ -115,7 +115,7 @@ class LocalData(DataProvider):
         return Samples(tokens, count, self._sequence_length, self._token_size)
 
     async def aclose(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._files = None
 
     @property

@@ -1,8 +1,8 @@
 """A coordinator in this process and backends connected to it: whole runs in one program, without sockets.
 
-The clock and the seeds are given from outside, so the same run can be repeated. Time advances when `tick` is called, by the owner
-or by `run`. Backends get states as the TCP backend would: only the newest, only when something changed. Every command that the
-rules allow is accepted; authentication is up to the caller, who hands out the backends.
+The caller provides the clock and the seeds, so the same run can be repeated. Time advances when `tick` is called, by the owner
+or by `run`. Backends get states as with the TCP backend: only the newest, only when something changed. Every command that the
+rules allow is accepted; the caller, who creates the backends, is responsible for authentication.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _random_seed() -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """An update, how many came before it, and what is set when the next one is there."""
+    """An update, the number of earlier updates, and an event that is set when the next one exists."""
 
     number: int
     update: StateUpdate
@@ -43,8 +43,8 @@ class _Version:
 class MemoryCoordinator:
     """Holds the state of a run, applies commands to it and tells the backends.
 
-    state: where to begin. clock: unix seconds. seeds: called for each command, u64. on_event: called with the new state and the
-    events of each change. Make it inside the event loop that uses it.
+    state: the first state. clock: returns unix seconds. seeds: called for each command, returns an unsigned 64-bit number.
+    on_event: called with the new state and the events of each change. Create it inside the event loop that uses it.
     """
 
     def __init__(
@@ -64,25 +64,25 @@ class MemoryCoordinator:
 
     @property
     def state(self) -> CoordinatorState:
-        """The state now."""
+        """The current state."""
         return self._state
 
     @property
     def version(self) -> _Version:
-        """What the backends see now."""
+        """The update that the backends see now."""
         return self._version
 
     def backend(self, key: SecretKey) -> MemoryBackend:
-        """A new connection of the client with this key, which is both halves of its identity."""
+        """A new connection for the client with this key, which is used for both parts of its identity."""
         return MemoryBackend(self, key)
 
     def submit(self, command: Command) -> None:
-        """Apply a command, the owner's included, and let the coordinator look at the clock. Raises CoordinatorError."""
+        """Apply a client's or the owner's command, then tick. Raises CoordinatorError."""
         self._apply(command)
         self.tick()
 
     def join(self, identity: NodeIdentity, address: bytes, *, proof: bytes) -> None:
-        """A client joins with its transport address and its transport key's proof. Raises CoordinatorError."""
+        """Add a client with its transport address and the proof that it owns its transport key. Raises CoordinatorError."""
         self._apply(Join(identity, proof))
         if self._addresses.get(identity.signer) != address:
             self._addresses[identity.signer] = address
@@ -90,7 +90,7 @@ class MemoryCoordinator:
         self.tick()
 
     def tick(self) -> None:
-        """Let the coordinator look at the clock."""
+        """Apply a tick: the coordinator compares its deadlines with the clock."""
         if not self._state.run_state.halted:
             self._apply(Tick())
 
@@ -132,7 +132,7 @@ class MemoryBackend(Backend):
 
     @property
     def identity(self) -> NodeIdentity:
-        """Who we are."""
+        """Our identity."""
         return self._identity
 
     async def join(self, address: bytes, *, timeout: float) -> None:
@@ -165,12 +165,12 @@ class MemoryBackend(Backend):
         raise BackendClosed(message)
 
     async def send(self, command: Command, *, timeout: float) -> None:
-        """Send a command. Raises CommandRefused, BackendClosed; ValueError for Join or another's command."""
+        """Send a command. Raises CommandRefused, BackendClosed; ValueError for Join or another client's command."""
         check_client_command(command, self._identity)
         await self._call(lambda: self._coordinator.submit(command), timeout)
 
     async def aclose(self) -> None:
-        """Close; idempotent."""
+        """Close the connection; idempotent."""
         self._closed.set()
 
     async def _call(self, action: Callable[[], None], timeout: float) -> None:

@@ -1,7 +1,7 @@
-"""A coordinator inside this process with what its clients need: a server like any other, but without a listening socket.
+"""A coordinator inside this process, with the backend and transport for its clients. It has no listening socket.
 
-Its clients share one in-process network. Whoever has the object can take part, so there are no keys to check and no allow-list.
-Nothing is stored on disk: a run that must survive its process needs a backend with a server, such as tcp.
+Its clients share one in-process network. Every client that has the object can take part, so no keys are checked and there is no
+allow-list. Nothing is stored on disk: a run that must survive its process needs a backend with a server, such as tcp.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ ADDRESS = "in this process"
 
 
 class MemoryServer(BackendServer):
-    """Make it in the event loop that uses it. Raises ConfigError for what it cannot do: keep state, serve data, check keys."""
+    """A hosted coordinator for clients in this process.
+
+    Create it in the event loop that uses it. Raises ConfigError for settings that it does not support: saving state, serving
+    data, checking keys.
+    """
 
     def __init__(self, context: ServerContext) -> None:
         asked = {"state_dir": context.state_dir, "allow_list": context.allow_list, "data": context.data}
@@ -33,12 +37,12 @@ class MemoryServer(BackendServer):
 
     @property
     def address(self) -> str:
-        """Words for people: there is nothing to connect to."""
+        """A description for display; clients cannot connect to it."""
         return ADDRESS
 
     @property
     def state(self) -> CoordinatorState:
-        """The state now."""
+        """The current state."""
         return self._coordinator.state
 
     def submit(self, command: Command) -> None:
@@ -64,8 +68,8 @@ class MemoryServer(BackendServer):
         )
 
     async def serve(self) -> None:
-        """Until the run is finished."""
+        """Tick until the run is finished."""
         await self._coordinator.run(tick_seconds=self._tick_seconds)
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""

@@ -1,10 +1,10 @@
 """A transport inside one process: endpoints attached to one `MemoryNetwork` hand each other messages and blobs directly.
 
-It keeps the guarantees of `psyche_core.interfaces.transport`, with the same message log, blob store and fetch plan as a real one,
-and can cut links on request. A network is an object that the embedding program makes and passes to each endpoint, never something
-global. So a client started alone through the hook `transport.memory` has its own network without peers: this transport is for
-tests, simulations and several clients embedded in one process. Everything of one network belongs to one event loop. Delay and
-bandwidth are not modelled.
+It keeps the guarantees of `psyche_core.interfaces.transport`, with the same message log, blob store and fetch plan as a network
+transport, and can cut links on request. A network is an object that the embedding program makes and passes to each endpoint,
+never something global. So a client started alone through the hook `transport.memory` has its own network without peers: this
+transport is for tests, simulations and several clients embedded in one process. Everything of one network belongs to one event
+loop. Delay and bandwidth are not modelled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from psyche_core.errors import BlobNotFound, BlobRejected, TransportError
 from psyche_core.hookspecs import TransportContext
-from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Transport, TransportStats
+from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Opened, Transport, TransportStats
 from psyche_core.p2p.blob_store import BlobStore
 from psyche_core.p2p.fetch_plan import Answer, FetchPlan, Outcome
 from psyche_core.p2p.message_log import LogEntry, LogLimits, MessageLog, Verdict
@@ -29,14 +29,14 @@ from psyche_core.p2p.offers import Offer, OfferBook
 ADDRESS = b"memory"
 LARGE_BLOB_BYTES = 256 * 1024
 READS_AT_ONCE = 8
-"""Offered blobs that all endpoints of a network together read, and so hold in memory, at the same time."""
+"""Maximum number of offered blobs that all endpoints of a network together read, and so hold in memory, at the same time."""
 
 
 class MemoryNetwork:
-    """What endpoints attach to; knows which pairs are cut off from each other."""
+    """Connects the endpoints attached to it, and knows which links are cut."""
 
     def __init__(self) -> None:
-        self.reads = anyio.CapacityLimiter(READS_AT_ONCE)
+        self.reads: anyio.CapacityLimiter = anyio.CapacityLimiter(READS_AT_ONCE)
         self._endpoints: dict[bytes, MemoryTransport] = {}
         self._cut: set[frozenset[bytes]] = set()
 
@@ -46,12 +46,12 @@ class MemoryNetwork:
         self._changed()
 
     def reconnect(self, one: bytes, other: bytes) -> None:
-        """Mend the link between two peers; what they lack of each other's live messages is delivered."""
+        """Restore the link between two peers, and deliver the unexpired messages that either lacks."""
         self._cut.discard(frozenset((one, other)))
         self._changed()
 
     def attach(self, endpoint: MemoryTransport) -> None:
-        """Make an endpoint reachable. Raises TransportError when its key is attached already."""
+        """Make an endpoint reachable. Raises TransportError if its key is attached already."""
         if endpoint.peer_id in self._endpoints:
             message = (
                 f"the peer {endpoint.peer_id.hex()} is attached to this memory network already; give each client its own key"
@@ -68,7 +68,7 @@ class MemoryNetwork:
             self._changed()
 
     def neighbours(self, endpoint: MemoryTransport) -> dict[bytes, MemoryTransport]:
-        """Endpoints connected to this one: both attached, each a member to the other, the link not cut."""
+        """Endpoints connected to this one: both are attached, each is a member for the other, and the link is not cut."""
         if self._endpoints.get(endpoint.peer_id) is not endpoint:
             return {}
 
@@ -81,7 +81,7 @@ class MemoryNetwork:
         }
 
     def spread(self, start: MemoryTransport, entry: LogEntry) -> None:
-        """Hand a message of `start` to whoever is connected and lacks it, and on from there."""
+        """Deliver a message of `start` to all connected endpoints that lack it, and from them onwards."""
         waiting = deque([start])
         while waiting:
             giver = waiting.popleft()
@@ -89,12 +89,12 @@ class MemoryNetwork:
             waiting.extend(taker for taker in self.neighbours(giver).values() if taker.take(giver, entry, relayed=relayed))
 
     def members_changed(self, endpoint: MemoryTransport) -> None:
-        """Tell that an endpoint has other members now."""
+        """Report that the members of an endpoint changed."""
         if self._endpoints.get(endpoint.peer_id) is endpoint:
             self._changed()
 
     def blobs_changed(self, endpoint: MemoryTransport) -> None:
-        """Tell that an endpoint has other blobs now. No message becomes deliverable by that."""
+        """Report that the blobs of an endpoint changed. This makes no message deliverable."""
         if self._endpoints.get(endpoint.peer_id) is endpoint:
             self._wake()
 
@@ -112,19 +112,20 @@ class MemoryNetwork:
 class MemoryTransport(Transport):
     """One endpoint of a `MemoryNetwork`.
 
-    network: shared by all who shall meet. peer_id: our p2p key, 32 bytes. limits: shares of a peer in the message log.
+    network: shared by all endpoints that should connect. peer_id: our p2p key, 32 bytes. limits: limits of a peer's messages in
+    the message log.
     """
 
     def __init__(self, network: MemoryNetwork, peer_id: bytes, *, limits: LogLimits | None = None) -> None:
         self._network = network
         self._peer_id = peer_id
         self._members: dict[bytes, bytes] = {}
-        self._log = MessageLog(limits=limits)
+        self._log = MessageLog(own=peer_id, limits=limits)
         self._blobs = BlobStore()
         self._offers = OfferBook()
         self._doubted: set[bytes] = set()
         self._fetching: Counter[bytes] = Counter()
-        self._arrived: dict[bytes, bytes] = {}  # blobs that other fetches of theirs are waiting for
+        self._arrived: dict[bytes, bytes] = {}  # blobs for which several fetches wait
         self._readable = anyio.Event()
         self._change = anyio.Event()
         self._closed = False
@@ -133,9 +134,9 @@ class MemoryTransport(Transport):
 
     @classmethod
     def from_context(cls, context: TransportContext, *, network: MemoryNetwork | None = None) -> MemoryTransport:
-        """An endpoint for the hook. Without a shared `network` it gets one of its own and meets nobody.
+        """An endpoint for the hook. Without a shared `network` it gets its own network without peers.
 
-        Embedders register `functools.partial(MemoryTransport.from_context, network=network)`.
+        Embedding programs register `functools.partial(MemoryTransport.from_context, network=network)`.
         """
         return cls(network or MemoryNetwork(), context.key.public)
 
@@ -150,27 +151,32 @@ class MemoryTransport(Transport):
 
     @property
     def address(self) -> bytes:
-        """The same for all: a network finds endpoints by their key."""
+        """A constant, equal for all endpoints: a network finds endpoints by their key."""
         return ADDRESS
 
     @property
     def stats(self) -> TransportStats:
-        """Bytes of messages and blobs handed over, and neighbours."""
+        """Bytes of messages and blobs sent and received, and the connected peers."""
         return TransportStats(self._sent, self._received, tuple(self._network.neighbours(self)))
 
     @property
     def members(self) -> Mapping[bytes, bytes]:
-        """The peers we talk to."""
+        """The peers set by `set_peers`."""
         return self._members
+
+    def check_messages(self, check: Callable[[bytes], Opened]) -> None:
+        """Check what others hand over; see the contract. Nobody loses a connection here."""
+        self._log.check_with(check)
 
     async def set_peers(self, peers: Mapping[bytes, bytes]) -> None:
         """Replace the members."""
+        self._log.set_members(peers)
         self._members = {peer: address for peer, address in peers.items() if peer != self._peer_id}
         self._doubted &= self._members.keys()
         self._network.members_changed(self)
 
     async def broadcast(self, message: bytes, *, tag: int) -> None:
-        """Hand a message to all neighbours and keep it for later ones."""
+        """Deliver a message to all connected peers and keep it for later ones."""
         if len(message) > MAX_MESSAGE_BYTES:
             error = f"a message has at most {MAX_MESSAGE_BYTES} bytes, got {len(message)}; publish a blob instead"
             raise ValueError(error)
@@ -180,12 +186,12 @@ class MemoryTransport(Transport):
             self._network.spread(self, entry)
 
     async def receive(self) -> Incoming:
-        """The next message from somebody else."""
+        """The next message from another endpoint."""
         await anyio.lowlevel.checkpoint()
         while True:
             entry = self._log.read()
             if entry is not None and entry.via is not None:
-                return Incoming(entry.via, entry.message)
+                return Incoming(entry.via, entry.message, entry.opened)
 
             if self._readable.is_set():
                 self._readable = anyio.Event()
@@ -210,7 +216,7 @@ class MemoryTransport(Transport):
         tag: int,
         stamp: Callable[[], object | None] = lambda: None,
     ) -> None:
-        """Offer a blob that is kept elsewhere; see the contract."""
+        """Offer a blob that is stored elsewhere; see the contract."""
         if not self._offers.put(Offer(blob_hash, size, read, tag, stamp)):
             message = f"a blob of {size} bytes cannot be offered: its tag {tag} has expired or there are too many offers"
             raise TransportError(message)
@@ -248,7 +254,7 @@ class MemoryTransport(Transport):
         return blob
 
     async def expire(self, before: int) -> None:
-        """Forget what is older."""
+        """Drop messages, blobs and offers with a lower tag."""
         self._log.expire(before)
         self._blobs.expire(before)
         self._offers.expire(before)
@@ -259,34 +265,34 @@ class MemoryTransport(Transport):
             self._closed = True
             self._network.detach(self)
 
-    # ------------------------------------------------------------------------------------- what the network calls
+    # ------------------------------------------------------------------------------------- called by the network
 
     def take(self, giver: MemoryTransport, entry: LogEntry, *, relayed: bool) -> bool:
-        """Take in a message from a neighbour, its own or passed on; whether it was new here."""
-        verdict, _ = self._log.add_from(giver.peer_id, entry.message, tag=entry.tag, relayed=relayed)
+        """Accept a message from a neighbour, its own or a relayed one. Returns whether it was new here and may be passed on."""
+        verdict, message_id = self._log.add_from(giver.peer_id, entry.message, tag=entry.tag, relayed=relayed)
         if verdict is not Verdict.NEW:
             return False
 
         giver.count_sent(len(entry.message))
         self._received += len(entry.message)
         self._readable.set()
-        return True
+        return self._log.may_pass_on(message_id)
 
     def count_sent(self, count: int) -> None:
-        """Note bytes that a neighbour took."""
+        """Count bytes that a neighbour received from us."""
         self._sent += count
 
     def live_messages(self) -> list[LogEntry]:
-        """All live messages."""
+        """All messages that may be passed on and whose tag has not expired."""
         return self._log.lacking(())
 
     def notice_change(self) -> None:
-        """Wake who waits for a blob: links or blobs changed somewhere."""
+        """Wake fetches that wait for a blob, because links or blobs changed."""
         self._change.set()
         self._change = anyio.Event()
 
     def size_of(self, blob_hash: bytes) -> int | None:
-        """The size of a blob of ours, kept or offered; None when we have not got it."""
+        """The size in bytes of a blob that we stored or offer; None if we do not have it."""
         blob, offer = self._blobs.get(blob_hash), self._offers.get(blob_hash)
         if blob is not None:
             return len(blob)
@@ -294,7 +300,7 @@ class MemoryTransport(Transport):
         return None if offer is None else offer.size
 
     async def blob(self, blob_hash: bytes) -> bytes | None:
-        """A blob of ours, kept or offered, for a neighbour."""
+        """A blob that we stored or offer, for a neighbour; None if we do not have it."""
         return await self._own_blob(blob_hash)
 
     async def _own_blob(self, blob_hash: bytes) -> bytes | None:
@@ -324,7 +330,7 @@ class MemoryTransport(Transport):
                 continue
 
             blob = await neighbours[peer].blob(blob_hash)
-            if blob_hash in self._arrived:  # a concurrent fetch of it was faster: one transfer for both
+            if blob_hash in self._arrived:  # a concurrent fetch got it first: one transfer for both
                 blob = self._arrived[blob_hash]
                 if len(blob) <= max_bytes:
                     return blob
@@ -354,7 +360,7 @@ class MemoryTransport(Transport):
 
 
 async def _sha256(blob: bytes) -> bytes:
-    """SHA-256, in a worker thread when it takes more than a moment."""
+    """SHA-256 of a blob, in a worker thread if the blob is large."""
     if len(blob) < LARGE_BLOB_BYTES:
         return hashlib.sha256(blob).digest()
 

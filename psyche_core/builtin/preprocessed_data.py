@@ -1,9 +1,9 @@
 """The `Preprocessed` data location: Parquet files whose rows are whole samples, from a folder or a data set on the hub.
 
-A path that exists is read from the file system; every other name is a data set on the hub, which is downloaded whole before the
-first read (files already in the hub's cache are not fetched again, and work without a network). Rows are read on request; see
-`parquet_rows`. Samples past the last wrap around, and a batch longer than the data set has as many samples as it says (the
-reference's was shorter).
+A path that exists is read from the file system. Every other name is a data set on the hub, which is downloaded completely before
+the first read (files already in the hub's cache are not fetched again, and work without a network). Rows are read on request;
+see `parquet_rows`. Sample numbers past the last wrap around, and a batch longer than the data set has its full number of samples
+(in the reference implementation it was shorter).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 import anyio
 import anyio.to_thread
@@ -33,12 +33,12 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re
 class PreprocessedSettings(BaseModel):
     """`data_location.Preprocessed`: `"folder or data set"`, or a table with these keys.
 
-    location: Parquet file, folder (a relative one starts where the client was told), or a data set on the hub. split: which part
-    of it. shuffle: "DontShuffle" or {Seeded = [32 numbers]}. revision: branch, tag or commit of the data set; name a commit to
-    be sure that everybody reads the same.
+    location: Parquet file, folder (a relative path starts at the client's base folder), or a data set on the hub. split: the
+    part of the data set to use. shuffle: "DontShuffle" or {Seeded = [32 numbers]}. revision: branch, tag or commit of the data
+    set; only a commit ensures that every member reads the same data.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     location: Annotated[str, Field(min_length=1)]
     split: SplitName = "train"
@@ -52,11 +52,11 @@ def is_hub_data_set(location: str) -> bool:
 
 
 class PreprocessedData(DataProvider):
-    """Samples from the rows of Parquet files; found, and if need be downloaded, on entering.
+    """Samples from the rows of Parquet files, which are found, and downloaded if needed, on entering.
 
-    location: file, folder or name of a data set. sequence_length: numbers that every row must have. base: folder relative
-    locations start from. split, revision: as of the settings. seed: 32 bytes to shuffle with, None for file order. cache: folder
-    for the data set's index where the data's own folder is read-only. Entering raises DataError when there is nothing to read.
+    location: file, folder or name of a data set. sequence_length: number of tokens in every row. base: folder that relative
+    locations start from. split, revision: as in the settings. seed: 32 bytes to shuffle with, None for file order. cache: folder
+    for the data set's index if the data's own folder is read-only. Entering raises DataError if there is nothing to read.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class PreprocessedData(DataProvider):
 
     @classmethod
     def from_context(cls, context: DataContext) -> Self:
-        """The provider a run configuration asks for; context.settings are PreprocessedSettings."""
+        """The provider for a run configuration; context.settings are PreprocessedSettings."""
         settings: PreprocessedSettings = context.settings
         return cls(
             settings.location,
@@ -100,7 +100,7 @@ class PreprocessedData(DataProvider):
 
     @property
     def num_sequences(self) -> int:
-        """Rows in all files. Valid while entered."""
+        """Number of rows in all files. Valid while entered."""
         return len(self._entered)
 
     async def __aenter__(self) -> Self:
@@ -114,7 +114,7 @@ class PreprocessedData(DataProvider):
             return await anyio.to_thread.run_sync(partial(self._entered.read, indices), abandon_on_cancel=True)
 
     async def aclose(self) -> None:
-        """Let go of the files and of what was kept of them."""
+        """Close the files and drop cached rows."""
         self._rows = None
 
     @property
@@ -152,7 +152,7 @@ class PreprocessedData(DataProvider):
 def downloaded(name: str, *, revision: str | None = None) -> Path:
     """The folder with the Parquet files of a data set on the hub, downloaded unless the hub's cache has them. Blocking.
 
-    Raises DataError when it cannot be had.
+    Raises DataError if it cannot be downloaded.
     """
     try:
         from huggingface_hub import snapshot_download

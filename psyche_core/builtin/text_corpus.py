@@ -1,15 +1,15 @@
 """Token files made from the texts of an installed package, once, at first use.
 
-A package is only read, never imported. Every `.md` and `.txt` file in it is one document. The last `held_out` part of each
-document is held out, so that training and validation text have the same authors and never overlap. Special tokens are those the
-tokenizer's own post-processor adds. The folder then holds
+A package is only read, never imported. Every `.md` and `.txt` file in it is one document. The last `held_out` share of each
+document is held out, so that training and validation text have the same authors and never overlap. Special tokens are those that
+the tokenizer's own post-processor adds. The folder then holds
 
-    manifest.json             what was made from what, written last
+    manifest.json             the sources and settings, written last
     train/tokens.bin          little-endian tokens of all documents, one after the other
     validation/tokens.bin     the held-out parts
 
-With another tokenizer, package version, token size or share they are made again. A folder with token files but without a manifest
-is the user's own and is not changed. One process writes at a time; the others wait for it.
+If the tokenizer, package version, token size or share changes, the files are made again. A folder with token files but without a
+manifest is the user's own and is not changed. One process writes at a time; the others wait for it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MANY_LINES = re.compile(r"\n{3,}")
 
 @dataclass(frozen=True, slots=True)
 class TextProgress:
-    """How far the preparation is. documents: done; total: of so many; tokens: written so far, both parts together."""
+    """Progress of the preparation. documents: number done. total: number of all. tokens: written so far, in both parts."""
 
     documents: int
     total: int
@@ -61,7 +61,7 @@ class TextProgress:
 
 @dataclass(frozen=True, slots=True)
 class PreparedText:
-    """Token files that are ready. Counts are in tokens; written: whether this call made them, of so many texts."""
+    """Token files that are ready. Counts are in tokens. written: whether this call made them. texts: number of documents."""
 
     training: Path
     validation: Path
@@ -78,12 +78,12 @@ def prepare_text(
     progress: Callable[[TextProgress], None] | None = None,
     timeout: float = 600.0,
 ) -> PreparedText | None:
-    """Make the token files that `data.toml` asks for with `[text]`, unless they are there. Blocking: call it in a worker thread.
+    """Make the token files for `[text]` of a `data.toml`, unless they exist. Blocking: call it in a worker thread.
 
-    data_file: the parsed data.toml. folder: where its relative paths start (default: the working directory, which suits a file
-    whose paths are resolved already). progress: called in the same thread before the first document and after each. timeout:
-    seconds to wait for another process that is writing. Returns None when there is nothing to make: no `[text]`, or the folder
-    holds the user's own token files. Raises DataError, TimeoutError.
+    data_file: the parsed data.toml. folder: where its relative paths start (default: the working directory, which is right if
+    its paths are resolved already). progress: called in the same thread before the first document and after each. timeout:
+    seconds to wait for another process that is writing. Returns None if there is nothing to make: there is no `[text]`, or the
+    folder holds the user's own token files. Raises DataError, TimeoutError.
     """
     data_file = data_file.resolved(folder or Path())
     if data_file.text is None or _users_own(data_file.dir):
@@ -104,9 +104,10 @@ def prepare_text(
 
 
 def check_text(data_file: DataFile) -> bool:
-    """Whether the token files of a data.toml, its paths resolved, are there; False where `prepare_text` is going to make them.
+    """Whether the token files of a data.toml with resolved paths exist; False if `prepare_text` has to make them.
 
-    Reads the tokenizer and finds the package, and writes nothing. Raises DataError for what would keep `prepare_text` from it.
+    Reads the tokenizer and finds the package, and writes nothing. Raises DataError for a problem that would make `prepare_text`
+    fail.
     """
     if data_file.text is None or _users_own(data_file.dir):
         return True
@@ -121,7 +122,7 @@ def check_text(data_file: DataFile) -> bool:
 
 
 def plain_text(markdown: str) -> str:
-    """Text without Markdown's marks: headings, emphasis, escapes, entities, trailing blanks; at most one empty line in a row."""
+    """Text without Markdown markup: headings, emphasis, escapes, entities, trailing blanks. At most one empty line in a row."""
     text = markdown.replace("\r\n", "\n")
     text = _HEADING.sub("", text)
     text = _ESCAPE.sub(r"\1", text)
@@ -139,7 +140,7 @@ def split_document(text: str, held_out: float) -> tuple[str, str]:
 def package_texts(package: str) -> dict[str, str]:
     """The plain texts of an installed package by path within it, in ascending order. Raises DataError when it is not installed.
 
-    The package is found without importing it, so that nothing of it runs.
+    The package is found without importing it, so that none of its code runs.
     """
     texts = {}
     for root in _package_folders(package):
@@ -165,7 +166,7 @@ def _package_folders(package: str) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """All that decides the contents of the token files; part of the manifest."""
+    """Everything that determines the contents of the token files; part of the manifest."""
 
     package: str
     package_version: str
@@ -191,13 +192,13 @@ def _package_version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "unknown"  # importable from a source tree, or not there at all: package_texts tells them apart
+        return "unknown"  # importable from a source tree, or missing: package_texts distinguishes them
 
 
 def _users_own(folder: Path) -> bool:
-    """Whether the folder has token files that we did not make.
+    """Whether the folder contains token files that we did not make.
 
-    The manifest is looked for last: another process that writes just now makes it before any token file.
+    The manifest is checked last, because another process that is writing creates it before any token file.
     """
     places = (folder, folder / TRAINING_FOLDER)
     has_tokens = any(path.suffix in EXTENSIONS for place in places if place.is_dir() for path in place.iterdir())
@@ -205,7 +206,10 @@ def _users_own(folder: Path) -> bool:
 
 
 def _already_there(folder: Path, source: _Source) -> PreparedText | None:
-    """What the manifest promises, if it was finished, is from the same source, and the files have their sizes."""
+    """The existing token files, or None.
+
+    Their manifest must be complete and have the same source, and the files must have the right sizes.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         same = manifest["format"] == MANIFEST_FORMAT and manifest["complete"] and manifest["source"] == source.as_json()
@@ -213,15 +217,15 @@ def _already_there(folder: Path, source: _Source) -> PreparedText | None:
         sizes = (ready.training_tokens * source.token_size, ready.validation_tokens * source.token_size)
         found = tuple(_token_file(place).stat().st_size for place in (ready.training, ready.validation))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None  # absent, damaged or of another version: it is made again
+        return None  # missing, damaged or of another version: it is made again
 
     return ready if same and found == sizes else None
 
 
 def _tokenizer(text: TextSource, source: _Source) -> Any:
-    """The tokenizers library's own, if its ids fit into the tokens. Raises DataError."""
+    """A tokenizer of the tokenizers library. Raises DataError, also if its ids do not fit into the token size."""
     try:
-        from tokenizers import Tokenizer  # heavy, and only needed once per machine
+        from tokenizers import Tokenizer  # slow to import, and needed only once per machine
     except ModuleNotFoundError as error:
         message = "making token files from text needs the tokenizers package; get it with: pip install tokenizers"
         raise DataError(message) from error
@@ -265,7 +269,7 @@ def _write(folder: Path, source: _Source, text: TextSource, progress: Callable[[
         "training_tokens": ready.training_tokens,
         "validation_tokens": ready.validation_tokens,
     }
-    _write_json(folder / MANIFEST, manifest | {"complete": False})  # a crash from here on leaves files that are made again
+    _write_json(folder / MANIFEST, manifest | {"complete": False})  # after a crash from here on, the files are made again
     for place, tokens in ((ready.training, training), (ready.validation, validation)):
         if sys.byteorder == "big":
             tokens.byteswap()
@@ -288,7 +292,10 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
-    """The file appears with all of `content` or stays as it was. The caller holds the lock, so the temporary name is ours."""
+    """Write a file atomically: it has all of `content` or stays unchanged.
+
+    The caller holds the lock, so nobody else uses the temporary name.
+    """
     temporary = path.with_name(path.name + ".partial")
     with temporary.open("wb") as stream:
         stream.write(content)
@@ -299,7 +306,7 @@ def _write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _locked(path: Path, *, timeout: float) -> Iterator[None]:
-    """Hold an operating-system lock on `path`; it goes away with the process that held it. Raises TimeoutError."""
+    """Hold an operating-system lock on `path`; the system releases it when the process ends. Raises TimeoutError."""
     try:
         with FileLock(path, timeout=timeout, poll_interval=_LOCK_POLL_SECONDS):
             yield

@@ -1,9 +1,9 @@
-"""The `psyche` command: its list of commands, and how every end of a program becomes an exit code.
+"""The `psyche` command: its list of commands, and how the end of a program becomes an exit code.
 
-Commands are imported when they are used, never before: `psyche --help` imports click and nothing else that is heavy. Plugins
-bring commands, too (`plugin_commands`). This module is the only place where exceptions become sentences: exit code 2 for what the
-user can fix, 1 for everything else that was raised on purpose and for what a plugin's code raised, 130 for Ctrl-C. Our own
-defects keep their traceback; --debug shows all others, too.
+Commands are imported only when they are used: `psyche --help` imports click and no other heavy package. Plugins provide commands,
+too (`plugin_commands`). Only this module turns exceptions into sentences: exit code 2 for errors that the user can fix, 1 for all
+other exceptions raised on purpose and for exceptions from a plugin's code, 130 for Ctrl-C (SIGINT), 143 for SIGTERM. Defects of
+psyche-core show their traceback; --debug shows all other tracebacks, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from psyche_core.cli.plugin_commands import PluginGroup
 
 @dataclass(slots=True)
 class Switches:
-    """What was said before the command's name. told: a failure's sentence that stands where errors go already."""
+    """Options given before the command's name. told: a failure's sentence that was already shown where errors are printed."""
 
     debug: bool = False
     told: str = ""
@@ -66,7 +66,7 @@ def cli(context: click.Context, *, debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit. Always raises SystemExit.
 
-    arguments: what follows the program's name; sys.argv when None.
+    arguments: the arguments after the program's name; those of sys.argv if None.
     """
     switches = Switches()
     try:
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = 130
-    except BaseException as error:  # described below, or raised again: nothing is swallowed
+    except BaseException as error:  # described below, or raised again
         described = describe_failure(error)
         if described is None:
             raise
@@ -84,9 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if switches.debug and sentence:
             traceback.print_exception(error)
         if sentence and sentence != switches.told:
-            from psyche_core.config.sentences import printable_lines  # not before: pydantic has weight
+            from psyche_core.config.sentences import printable_lines  # not earlier: importing pydantic is slow
 
-            click.echo(f"Error: {printable_lines(sentence)}", err=True)  # it may carry a server's or a chain's words
+            click.echo(f"Error: {printable_lines(sentence)}", err=True)  # it may contain text from a server or a chain
     else:
         code = result if isinstance(result, int) else 0
 

@@ -105,12 +105,15 @@ def _numbers(text: str, kind: Any) -> list[Any]:
 
 
 def _facts(experiment: Experiment) -> dict[str, Any]:
-    """What makes outcomes comparable."""
+    """The facts that must be equal for outcomes to be comparable."""
     return {"run_id": experiment.run.run_id, "steps": experiment.steps, "members": experiment.members}
 
 
 def _kept(out: Path | None, experiment: Experiment) -> list[Outcome]:
-    """All outcomes that earlier calls left, asked for again or not. Raises ConfigError for those of another experiment."""
+    """All outcomes saved by earlier calls, also those that were not requested now.
+
+    Raises ConfigError if they are of another experiment.
+    """
     from psyche_core.experiments.convergence import Outcome
 
     path = None if out is None else out / "report.json"

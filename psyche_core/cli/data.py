@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from psyche_core.data.inspection import Inspection
     from psyche_core.data.tokenizing import TokenizedTexts, TokenizeProgress
 
-TOKEN_SIZES = {"auto": None, "2": 2, "4": 4}
+TOKEN_SIZES: dict[str, int | None] = {"auto": None, "2": 2, "4": 4}
 TOKEN_SIZE_NAMES = {2: "TwoBytes", 4: "FourBytes"}
 SHOWN_FILES = 40
 USUAL_LENGTH = 2048
@@ -73,7 +73,7 @@ def tokenize(
     as_json: bool,
 ) -> None:
     """Make token files from TEXT: files, or folders of them."""
-    if workers is not None:  # read by the tokenizers library when it is first used
+    if workers is not None:  # the tokenizers library reads it at its first use
         os.environ["RAYON_NUM_THREADS"] = str(workers)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
@@ -109,7 +109,7 @@ def _progress(*, hidden: bool) -> AbstractContextManager[Callable[[TokenizeProgr
 
 
 class _ProgressBar:
-    """A bar on standard error: share of the text, tokens, time left."""
+    """A progress bar on standard error: share of the text, tokens, time left."""
 
     def __enter__(self) -> Callable[[TokenizeProgress], None]:
         from rich.console import Console
@@ -204,7 +204,7 @@ def inspect(place: Path, seq_len: int | None, tokenizer: Path | None, size_name:
 
 
 def _decoder(place: Path, tokenizer: Path | None) -> tuple[Callable[[list[int]], str] | None, int | None]:
-    """How to turn ids into text, and how many ids there are; nothing of both where there is no tokenizer."""
+    """A function from ids to text, and the vocabulary size; (None, None) if there is no tokenizer."""
     if tokenizer is None:
         near = [folder / "tokenizer.json" for folder in (place, *place.absolute().parents[:2])]
         tokenizer = next((path for path in near if path.is_file()), None)
@@ -317,5 +317,5 @@ def _range_text(numbers: tuple[int, int] | None) -> str:
 
 
 def _printable(text: str) -> str:
-    """Text from anywhere, safe on a terminal: control characters cannot move the cursor or change colours."""
+    """Text made safe for a terminal: control characters cannot move the cursor or change colours."""
     return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)

@@ -1,8 +1,8 @@
-"""Checks what a run's files name on this machine, as its members would: the model's folder, token files, the tokenizer.
+"""Checks the files that a run configuration names on this machine: the model's folder, token files, the tokenizer.
 
-All problems are reported together. Nothing is written, downloaded or asked of the network, and weights are not read. What cannot
-be checked here (a repository of the Hub, a bucket, a web server) is named in a note, so that nobody thinks it was checked.
-transformers reads a model's configuration, if it is installed. A server that only hosts a run imports none of this.
+The checks are those that members would do. All problems are reported together. Nothing is written or downloaded, the network is
+not used, and weights are not read. A note names each place that cannot be checked here (a repository of the Hub, a bucket, a web
+server). transformers reads a model's configuration, if it is installed. A server that only hosts a run imports none of this.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from psyche_core.cli.run_files import RunFiles
 from psyche_core.config.run_config import DataFile, LLMConfig
 from psyche_core.data.parquet_files import parquet_paths
 from psyche_core.data.token_files import count_sequences, token_bytes
+from psyche_core.data.tokenizing import DESCRIPTION, described
 from psyche_core.errors import DataError, ModelError
 from psyche_core.training.checkpoints import sources
 
@@ -40,7 +41,7 @@ Finding = Problem | Note
 
 
 def look_at_disk(files: RunFiles, *, base: Path) -> Iterator[Finding]:
-    """What is wrong with what the files name on this disk, and what could not be told.
+    """Problems of the named files on this disk, and notes about places that could not be checked.
 
     base: folder that relative paths of the run file start from.
     """
@@ -80,17 +81,36 @@ def _model(llm: LLMConfig, *, base: Path) -> Iterator[Finding]:
 
 
 def _check_folder(llm: LLMConfig, folder: Path) -> None:
-    """Raises ModelError where an architecture of ours could not be built from the folder; other plugins' folders are theirs."""
+    """Check that a built-in architecture can be built from the folder; raises ModelError.
+
+    Folders of other plugins are not checked.
+    """
     from psyche_core.models.hf.model_types import MODEL_TYPES
 
     if llm.architecture in MODEL_TYPES:
-        from psyche_core.models.hf.configuration import read_configuration  # transformers: seconds
+        from psyche_core.models.hf.configuration import read_configuration  # transformers takes seconds to import
 
         read_configuration(folder, required_types=MODEL_TYPES[llm.architecture]).check_length(llm.max_seq_len)
 
 
 def _check_served(data: DataFile) -> None:
+    _check_token_size(data.dir, data.token_bytes, said="data.toml: token_size")
     count_sequences(token_place(data.dir), sequence_length=data.seq_len, token_size=data.token_bytes)
+
+
+def _check_token_size(place: Path, size: int, *, said: str) -> None:
+    """Compare what a run says with what the folder of the token files says of itself, if it does. Raises DataError.
+
+    said: the key. Read with another size, tokens are other ones, which nothing but a look at the text shows.
+    """
+    says = next(filter(None, map(described, (place, *place.absolute().parents[:1]))), None)
+    if says is not None and says["token_size"] != size:
+        names = {2: "TwoBytes", 4: "FourBytes"}
+        message = (
+            f'{said} = "{names[size]}", but the tokens in {place} have {says["token_size"]} bytes each, as its {DESCRIPTION} '
+            f'says; write "{names[says["token_size"]]}"'
+        )
+        raise DataError(message)
 
 
 def _data(llm: LLMConfig, *, base: Path, made_at: Path | None, served: bool) -> Iterator[Finding]:
@@ -103,7 +123,8 @@ def _data(llm: LLMConfig, *, base: Path, made_at: Path | None, served: bool) -> 
                 local = LocalSettings.model_validate(settings)
                 place = base / local.location
                 if made_at is not None and place.resolve().is_relative_to(made_at.resolve()):
-                    return  # told above
+                    return  # reported above
+                _check_token_size(place, token_bytes(local.token_size), said="data_location.Local: token_size")
                 count_sequences(token_place(place), sequence_length=llm.max_seq_len, token_size=token_bytes(local.token_size))
             case "Preprocessed":
                 rows = PreprocessedSettings.model_validate(settings)

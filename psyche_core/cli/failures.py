@@ -1,8 +1,8 @@
-"""How a program's end becomes one sentence and an exit code.
+"""Turns the end of a program into one sentence and an exit code.
 
 It handles our exception tree, exception groups (a task group wraps what its tasks raise), stopping signals, missing extras, and
-exceptions from a plugin's code, which are named with the plugin's distribution. An unknown exception is a defect of ours: it is
-not handled and shows its traceback.
+exceptions from a plugin's code, which are named with the plugin's distribution. An unknown exception is a defect of psyche-core:
+it is not handled and shows its traceback.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Interrupted(Exception):
 
 
 def describe_failure(error: BaseException) -> tuple[str, int] | None:
-    """Sentence and exit code for an exception, None for one that deserves its traceback.
+    """Sentence and exit code for an exception; None for one whose traceback should be shown.
 
-    The sentence is empty where there is nothing to add (a stopping signal: 128 + its number, as shells have it).
+    The sentence is empty if there is nothing to add (a stopping signal: the exit code is 128 + its number, as in shells).
     """
     if isinstance(error, BaseExceptionGroup):
         return _describe_group(error)
@@ -55,8 +55,8 @@ def describe_failure(error: BaseException) -> tuple[str, int] | None:
 
 
 def _describe_plugin_fault(error: Exception) -> tuple[str, int] | None:
-    """The sentence about an exception that a plugin's code raised; None for one that came through our code alone."""
-    from psyche_core.plugin_faults import explain_plugin  # after a failure only: finding plugins reads the environment
+    """The sentence about an exception that a plugin's code raised; None if only our own code is in its traceback."""
+    from psyche_core.plugin_faults import explain_plugin  # only after a failure: finding plugins reads the environment
     from psyche_core.plugins import PluginRegistry
 
     sentence = explain_plugin(error, PluginRegistry.discover().places())

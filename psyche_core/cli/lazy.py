@@ -1,4 +1,4 @@
-"""The base of every command: a click group whose commands are imported only when they are called, and examples in the help.
+"""The base of all commands: a click group that imports a command only when it is called, and examples in help texts.
 
 The short help of each command is in the table, so that the group's own help imports none of them.
 """
@@ -20,7 +20,7 @@ class LazyGroup(click.Group):
         self._table = dict(commands_by_path)
 
     def summary(self, name: str) -> str:
-        """The table's words about a command."""
+        """The short help of a command, from the table."""
         return self._table[name][1]
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
@@ -28,7 +28,7 @@ class LazyGroup(click.Group):
         return sorted(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # click's signature
-        """Import and return a command, None when there is no such name."""
+        """Import and return a command; None for an unknown name."""
         if cmd_name not in self._table:
             return None
 

@@ -32,8 +32,8 @@ SHORT = {"identity_secret_key_path": "-i", "server_port": "-s"}
 def settings_options(cls: type[BaseModel]) -> Callable[[_Command], _Command]:
     """A decorator that adds one option per field of a settings class, in the order of the fields.
 
-    A field's `json_schema_extra` may say `{"short": "-w"}` for a one-letter form, `{"unit": "SECONDS"}` for what its number
-    counts, or `{"option": False}` for what belongs on no command line.
+    A field's `json_schema_extra` may say `{"short": "-w"}` for a one-letter form, `{"unit": "SECONDS"}` for the unit of its
+    number, or `{"option": False}` for a field without a command line option.
     """
 
     def decorate(command: _Command) -> _Command:
@@ -46,9 +46,9 @@ def settings_options(cls: type[BaseModel]) -> Callable[[_Command], _Command]:
 
 
 class BackendOptions(click.Command):
-    """A command whose `--backend` brings options of its own: those of the backend's settings class.
+    """A command whose `--backend` adds options: those of the backend's settings class.
 
-    They are known, and stand in the help, only when that backend is named, by option or environment.
+    They are available, and shown in the help, only if an option or the environment names that backend.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -64,7 +64,7 @@ class BackendOptions(click.Command):
 
 
 def _backend_name(args: list[str]) -> str | None:
-    """The last `--backend NAME` or `--backend=NAME`, else the environment's."""
+    """The last `--backend NAME` or `--backend=NAME`, else the value from the environment."""
     found = os.environ.get(f"{ENVIRONMENT_PREFIX}BACKEND") or None
     for place, word in enumerate(args):
         if word == "--":
@@ -117,7 +117,7 @@ def _extra(field: FieldInfo) -> Mapping[str, Any]:
 
 
 def _click_type(annotation: Any) -> Any:
-    """The type click converts to. Rules (ranges, lengths) are left to the settings class, which says them better."""
+    """The type click converts to. The settings class checks rules (ranges, lengths), because its messages are better."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         parts = [part for part in typing.get_args(annotation) if part is not type(None)]
         annotation = parts[0] if len(parts) == 1 else str

@@ -1,7 +1,7 @@
-"""Commands that plugins bring: `psyche NAME` for every entry point `command.NAME`.
+"""Commands that plugins provide: `psyche NAME` for every entry point `command.NAME`.
 
-The list of names is read from entry points, which imports nothing; a command is loaded when it is called. Our own come first: a
-plugin cannot replace one of them. A broken plugin is reported, in one sentence, only to the user who calls its command.
+The list of names is read from entry points, which imports nothing; a command is loaded when it is called. Built-in commands come
+first: a plugin cannot replace one of them. A broken plugin is reported, in one sentence, only to the user who calls its command.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import click
 from psyche_core.cli.lazy import LazyGroup
 
 _GROUP, _KIND = "psyche.plugins", "command."
-"""As in psyche_core.hookspecs, which is too heavy for `psyche --help`; a test compares them."""
+"""As in psyche_core.hookspecs, which is too slow to import for `psyche --help`; a test compares them."""
 
 FIRST_PARTY = {"run-manager": "solana", "solana": "solana"}
 """Commands of our own plugins, with the extra that installs each."""
 
 
 def plugin_commands() -> dict[str, str]:
-    """Names of the commands that installed plugins bring, with the name of their distribution."""
+    """Names of the commands that installed plugins provide, with the name of their distribution."""
     found = {}
     for entry in entry_points(group=_GROUP):
         if entry.name.startswith(_KIND):
@@ -31,11 +31,11 @@ def plugin_commands() -> dict[str, str]:
 
 
 class PluginGroup(LazyGroup):
-    """A group over a table and over what plugins bring."""
+    """A group of the commands in a table and of those that plugins provide."""
 
     def __init__(self, *args: Any, commands_by_path: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, commands_by_path=commands_by_path, **kwargs)
-        self.own = tuple(sorted(commands_by_path))
+        self.own: tuple[str, ...] = tuple(sorted(commands_by_path))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Our names, then the plugins', each sorted; imports nothing."""
@@ -43,7 +43,7 @@ class PluginGroup(LazyGroup):
         return [*own, *sorted(set(plugin_commands()) - set(own))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command, None when there is no such name. Raises PluginError for one that cannot be used."""
+        """Import and return a command, None for an unknown name. Raises PluginError for a command that cannot be used."""
         if cmd_name in self.own:
             return super().get_command(ctx, cmd_name)
         if cmd_name not in plugin_commands():
@@ -52,7 +52,7 @@ class PluginGroup(LazyGroup):
         from psyche_core.errors import PluginError
         from psyche_core.plugins import PluginRegistry
 
-        command: object = PluginRegistry.discover().load("command", cmd_name).load()  # somebody else's code
+        command: object = PluginRegistry.discover().load("command", cmd_name).load()  # foreign code
         if not isinstance(command, click.Command):
             message = f"the plugin command.{cmd_name} brings a {type(command).__name__} where a click command is expected"
             raise PluginError(message)
@@ -60,7 +60,7 @@ class PluginGroup(LazyGroup):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with a hint where an unknown name is a command of ours that is not installed."""
+        """Like click's method, with a hint if an unknown name is a first-party command that is not installed."""
         if args and args[0] in FIRST_PARTY and args[0] not in plugin_commands():
             ctx.fail(f"{args[0]} is not installed; get it with: pip install 'psyche-core[{FIRST_PARTY[args[0]]}]'")
 

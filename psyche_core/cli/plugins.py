@@ -11,7 +11,7 @@ from psyche_core.cli.lazy import example
 from psyche_core.hookspecs import KINDS
 
 WIDTH_OF_FILES = 200
-"""Columns where the output is no terminal: a plugin stays on one line, for grep."""
+"""Line width if the output is not a terminal. It keeps a plugin on one line, for grep."""
 
 
 @click.group(context_settings={"max_content_width": 110})

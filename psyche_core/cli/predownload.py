@@ -13,13 +13,14 @@ from psyche_core.errors import ConfigError, NoSuchModel
 @click.command(
     epilog=example(
         "psyche predownload --state state.toml",
-        "psyche predownload --hub-repo HuggingFaceTB/SmolLM2-135M",
-        "psyche predownload --gcs-bucket my-bucket --gcs-prefix runs/first-light-step400",
+        "psyche predownload --model-store hf://HuggingFaceTB/SmolLM2-135M",
+        "psyche predownload --model-store gs://my-bucket/runs/first-light-step400",
         note="What is there already is not downloaded again. A private repository or bucket needs its usual credentials "
         "(HF_TOKEN, GOOGLE_APPLICATION_CREDENTIALS, AWS_ACCESS_KEY_ID, …).",
     )
 )
 @click.option("--state", type=click.Path(path_type=Path), help="Run file (state.toml) whose checkpoint to get.")
+@click.option("--model-store", help="URL of the model: hf://OWNER/NAME[@REVISION], gs:// or s3://BUCKET/PREFIX, file:///FOLDER.")
 @click.option("--hub-repo", help="Repository of the Hub, or a local folder.")
 @click.option("--revision", help="Commit, branch or tag of that repository.")
 @click.option("--gcs-bucket", help="Bucket of Google Cloud Storage; s3://NAME for one of S3.")
@@ -32,6 +33,7 @@ from psyche_core.errors import ConfigError, NoSuchModel
 )
 def predownload(
     state: Path | None,
+    model_store: str | None,
     hub_repo: str | None,
     revision: str | None,
     gcs_bucket: str | None,
@@ -42,13 +44,14 @@ def predownload(
     """Get a model now, whole and checked, so that joining its run later starts at once."""
     from psyche_core.config.run_config import Choice, load_run_file
     from psyche_core.config.sentences import printable
+    from psyche_core.storage.model_url import parse_model_url
     from psyche_core.storage.scratch import default_folder
     from psyche_core.training.checkpoints import sources
     from psyche_core.training.checkpoints.manifest import read_manifest, total_bytes, verify
     from psyche_core.ui.formatting import bytes_text
 
-    if sum(place is not None for place in (state, hub_repo, gcs_bucket)) != 1:
-        message = "say which model: one of --state FILE, --hub-repo NAME and --gcs-bucket NAME"
+    if sum(place is not None for place in (state, model_store, hub_repo, gcs_bucket)) != 1:
+        message = "say which model: one of --state FILE, --model-store URL, --hub-repo NAME and --gcs-bucket NAME"
         raise ConfigError(message)
     if (revision is not None and hub_repo is None) or (gcs_prefix is not None and gcs_bucket is None):
         message = "--revision belongs to --hub-repo, and --gcs-prefix to --gcs-bucket"
@@ -56,6 +59,8 @@ def predownload(
 
     if state is not None:
         checkpoint = load_run_file(state).model.LLM.checkpoint
+    elif model_store is not None:
+        checkpoint = parse_model_url(model_store).checkpoint()
     elif hub_repo is not None:
         checkpoint = Choice("Hub", {"repo_id": hub_repo, **({} if revision is None else {"revision": revision})})
     else:

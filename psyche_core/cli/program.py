@@ -29,7 +29,7 @@ _Result = TypeVar("_Result")
 
 
 def run_program(program: Callable[[], Awaitable[_Result]]) -> _Result:
-    """Run a program to its end on asyncio. Raises Interrupted after it was stopped by a signal, and what it raises."""
+    """Run a program to its end on asyncio. Raises Interrupted if a signal stopped it, and the program's own exceptions."""
     return anyio.run(_until_signal, program)
 
 
@@ -56,9 +56,9 @@ async def _until_signal(program: Callable[[], Awaitable[_Result]]) -> _Result:
 
 
 def log_to_stderr() -> None:
-    """Show warnings of every room on stderr, one line each, as the displays write theirs.
+    """Show warnings of every logger on stderr, one line each, in the format of the displays.
 
-    After `psyche --debug` also our rooms' details and tracebacks.
+    With `psyche --debug` also show debug messages and tracebacks of our own loggers.
     """
     context = click.get_current_context(silent=True)
     debug = bool(getattr(None if context is None else context.find_root().obj, "debug", False))
@@ -70,7 +70,7 @@ def log_to_stderr() -> None:
 
 
 class _Stderr(io.TextIOBase):
-    """What sys.stderr is at the moment: a live panel puts itself there, so that lines come to stand above it and not in it."""
+    """Writes to the current sys.stderr. A live panel replaces sys.stderr, so that lines appear above the panel."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)
@@ -80,8 +80,9 @@ class _Stderr(io.TextIOBase):
 
 
 class _LogLine(PrintableFormatter):
-    """`HH:MM:SS warning: message`, as `ui.console` writes events. The logger's name stands before the message of other people's
-    libraries, and before all messages where `named`.
+    """`HH:MM:SS warning: message`, as `ui.console` writes events.
+
+    The logger's name comes before messages of other libraries, and before all messages if `named`.
     """
 
     def __init__(self, *, named: bool) -> None:
@@ -95,9 +96,9 @@ class _LogLine(PrintableFormatter):
 
 
 def remember_failure(logs: str) -> Sink:
-    """A sink that remembers a failure that the display told, so that `main` does not say it again in the same place.
+    """A sink that remembers a failure that the display showed, so that `main` does not print it again in the same place.
 
-    logs: the display's name, see `ui.display`. Where standard output and standard error go to two places each has it once.
+    logs: the display's name, see `ui.display`. If standard output and standard error go to different places, each shows it once.
     """
     context = click.get_current_context(silent=True)
     switches = None if context is None else context.find_root().obj
@@ -114,12 +115,12 @@ def _one_place() -> bool:
     """Whether standard output and standard error are the same file, pipe or terminal."""
     try:
         return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
-    except (OSError, ValueError):  # a test's, or a live panel's
+    except (OSError, ValueError):  # replaced by a test or a live panel
         return False
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file to write to; a named pipe only when somebody reads it."""
+    """Open a file for writing without waiting; a named pipe only if it has a reader."""
     unwaiting = getattr(os, "O_NONBLOCK", 0)
     descriptor = os.open(path, flags | unwaiting, 0o666)
     if unwaiting:
@@ -129,7 +130,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def open_report(*sinks: Sink, events_file: Path | None = None) -> Iterator[EventBus]:
-    """A report over the sinks, and over a file of JSON lines where asked for. Raises UserError when that cannot be written."""
+    """An event bus for the sinks and, if given, a file of JSON lines. Raises UserError if that file cannot be written."""
     with contextlib.ExitStack() as stack:
         if events_file is not None:
             try:

@@ -1,7 +1,7 @@
 """A run's files, loaded and checked together: run file, data file, and the settings of every plugin they name.
 
-Shared by `server run`, `server validate-config` and `testnet start`, so that all refuse the same things with the same words.
-Loads no torch: plugins keep heavy imports inside their factories. What the files name on disk is checked in `disk_checks`.
+Shared by `server run`, `server validate-config` and `testnet start`, so that all report the same problems in the same words.
+Loads no torch: plugins keep heavy imports inside their factories. `disk_checks` checks the files on disk that they name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from psyche_core.errors import ConfigError
 from psyche_core.plugins import PluginRegistry, check_run_file_plugins
 
 SERVER_LOCATION = "Server"
-"""The data location that means: this run's server also serves the data."""
+"""The data location of a run whose server also serves the data."""
 
 NAMELESS = "(no run_id)"
 """Stands for the name in a file that need not have one."""
@@ -24,14 +24,17 @@ NAMELESS = "(no run_id)"
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """What was loaded. data is None without a data file; data_port, which clients are told, when the server serves no data."""
+    """The loaded files.
+
+    data: None without a data file. data_port: the port that clients are told; None if the server serves no data.
+    """
 
     run: RunFile
     data: DataFile | None
     data_port: int | None = None
 
     def summary(self) -> Iterator[str]:
-        """A few lines for people: who, what, how long."""
+        """A few lines of text that summarise the run: members, model, duration."""
         config, llm = self.run.config, self.run.model.LLM
         name = printable(self.run.run_id)
         yield f"run {name}: {config.total_steps} steps, {config.init_min_clients} or more clients to start"
@@ -52,10 +55,10 @@ def load_run(
     prepares_data: bool = False,
     only_looks: bool = False,
 ) -> RunFiles:
-    """Load and check everything a run's files say. Raises ConfigError with all that is wrong, one sentence a line.
+    """Load and check everything a run's files say. Raises ConfigError with all problems, one sentence per line.
 
-    prepares_data: whoever asks makes the token files of data_config, also where members read them by themselves. only_looks:
-    nobody is going to host the run now, so the data file may be missing, and the run's name, as in an owner's `config.toml`.
+    prepares_data: the caller makes the token files of data_config, even if members read them directly. only_looks: the run is
+    not hosted now, so the data file may be missing, and also the run's name, as in an owner's `config.toml`.
     """
     run_file = load_run_file(state, run_id=NAMELESS if only_looks else None)
     check_run_file_plugins(run_file, registry)
@@ -77,7 +80,7 @@ def load_run(
 
 
 def _port(address: str) -> int:
-    """The port of the `host:port` that clients will ask for training data; the server must listen just there."""
+    """The port in the `host:port` from which clients request training data; the server must listen on it."""
     port = address.partition("#")[0].rpartition(":")[2] if ":" in address else ""
     if not port.isdecimal() or not 0 < int(port) < 65536:
         rule = "must be host:port with a port from 1 to 65535, for instance 127.0.0.1:20001"

@@ -33,6 +33,8 @@ def run(**given: Any) -> int:
     Clients need the address it prints, with the server's public key after the #. Ctrl-C (SIGINT) or SIGTERM stops it; with
     --save-state-dir it goes on from there when it is started again. SIGUSR1 pauses the run after the epoch's last results are
     applied, or lets it go on.
+
+    Exit status: 0 when the run is finished, 130 after SIGINT, 143 after SIGTERM, 2 for what you can mend, 1 for other failures.
     """
     settings = load_settings(ServerSettings, given)
     log_to_stderr()

@@ -1,7 +1,7 @@
-"""The server program: prepare the data, host the coordinator, report what happens.
+"""The server program: prepares the data, hosts the coordinator and reports events.
 
 Token files are made at first use, before the server listens, so that a client never finds half-written data. The program ends
-when the run is finished and all clients were told. Imports no torch.
+when the run is finished and all clients know it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 
 from psyche_core.builtin.local_data import LocalData
-from psyche_core.cli.run_files import load_run
+from psyche_core.cli.run_files import RunFiles, load_run
 from psyche_core.config.run_config import CoordinatorConfig, RunFile, check_config
 from psyche_core.config.settings import ServerSettings
 from psyche_core.coordinator import new_state
@@ -36,6 +36,7 @@ from psyche_core.interfaces import BackendServer
 from psyche_core.interfaces.backend import OwnersDoor
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.run_events import phase_of
+from psyche_core.storage.held_folder import held_for_state
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as told
 from psyche_core.telemetry.events import Ended, Problem, RewardPaid, Started, Stopping
@@ -49,8 +50,16 @@ KEY_FILE = "server.key"
 
 
 async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: EventBus) -> Ended:
-    """Host a run until it is finished. Raises UserError for what the user can mend, BackendError otherwise."""
+    """Host a run until it is finished. Raises UserError for problems that the user can correct, BackendError otherwise."""
     files = load_run(settings.state, settings.data_config, registry)
+    if settings.save_state_dir is None:
+        return await _host(settings, files, registry, report)
+    with held_for_state(settings.save_state_dir, argument="--save-state-dir"):
+        return await _host(settings, files, registry, report)
+
+
+async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegistry, report: EventBus) -> Ended:
+    """The same, with the folder of its state, if any, for this process alone."""
     create_server = registry.load("backend", settings.backend).create_server
     if create_server is None:
         message = f"the backend {settings.backend} is not one that somebody hosts; it needs no server"
@@ -120,7 +129,7 @@ async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: 
 
 
 def _heed_loss(server: BackendServer, report: EventBus, *, restart: bool) -> None:
-    """Say that a run gone on with has lost its model, or do what its owner says about that. Raises UserError."""
+    """Report that a continued run has lost its model, or apply the owner's decision about it. Raises UserError."""
     state = server.state
     if restart and not (state.model_lost and isinstance(server, OwnersDoor)):
         message = (
@@ -137,7 +146,7 @@ def _heed_loss(server: BackendServer, report: EventBus, *, restart: bool) -> Non
 
 
 def server_key(settings: ServerSettings) -> SecretKey:
-    """The key that proves to clients which server this is. Raises IdentityError for a key file that cannot be used."""
+    """The key that authenticates this server to clients. Raises IdentityError for a key file that cannot be used."""
     if settings.identity_secret_key_path is not None:
         return SecretKey.load(settings.identity_secret_key_path)
     if settings.save_state_dir is None:
@@ -150,7 +159,7 @@ def server_key(settings: ServerSettings) -> SecretKey:
 
 
 def first_config(run: RunFile, settings: ServerSettings) -> CoordinatorConfig:
-    """The run's configuration until its first round: as in its file, but for what --init-… say. Raises ConfigError."""
+    """The run's configuration until its first round: that of its file, changed by the --init-… options. Raises ConfigError."""
     changes = {"warmup_time": settings.init_warmup_time, "init_min_clients": settings.init_min_clients}
     given = {name: value for name, value in changes.items() if value is not None}
     config = run.config.model_copy(update=given)
@@ -164,7 +173,7 @@ def first_config(run: RunFile, settings: ServerSettings) -> CoordinatorConfig:
 
 
 async def _pause_on_signal(server: OwnersDoor, report: EventBus) -> None:
-    """SIGUSR1 pauses the run, or lets a paused one go on. There is no such signal on Windows."""
+    """Pause the run on SIGUSR1, or continue a paused run. Windows has no such signal."""
     number = getattr(signal, "SIGUSR1", None)
     if number is None:
         return
@@ -185,7 +194,7 @@ _WITHDRAWN = {
 
 
 class ChangeReporter:
-    """Tells phase changes, and who left, was dropped or ejected, as they happen."""
+    """Reports phase changes, and members that left, were dropped or were ejected."""
 
     def __init__(self, report: EventBus) -> None:
         self._report = report
@@ -193,11 +202,11 @@ class ChangeReporter:
         self._withdrawn: dict[bytes, str] = {}
 
     def note_withdrawn(self, signer: bytes, why: str) -> None:
-        """An `on_withdrawn`: who is withdrawn next did not ask for it."""
+        """Handle `on_withdrawn`: remember that the server withdraws this member without its request."""
         self._withdrawn[signer] = _WITHDRAWN.get(why, f"withdrew {{}}: {why}")
 
     def tell(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
-        """An `on_event`."""
+        """Handle `on_event`."""
         self._tell_phase(state)
         for event in events:
             match event:
@@ -223,7 +232,7 @@ class ChangeReporter:
             self._report(changed)
 
     def _exit(self, state: CoordinatorState, epoch: int, slot: int) -> told.Event:
-        """What to say of a member that stopped being healthy."""
+        """The event for a member that stopped being healthy."""
         client = state.epoch.clients[slot]
         member = client.id.short
         withdrawn = self._withdrawn.pop(client.id.signer, None)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from psyche_core.simulator.fleet import Finding, Order, Tally
 
 MOST_RUNS_SHOWN = 1_000
-"""With more runs than this, `--json` prints their figures together only."""
+"""With more runs than this, `--json` prints only their combined figures."""
 
 _HELP = """Attack the protocol with faults and lies, in virtual time. Its invariants are checked after every event.
 
@@ -117,15 +117,17 @@ def sim(
 
 
 def parse_seeds(text: str) -> tuple[list[int], bool]:
-    """Seeds of the option's text, and whether they were drawn just now. Raises UserError."""
+    """The seeds in the option's text, and whether they were drawn at random. Raises UserError."""
     try:
         if text.startswith("random:"):
             return [secrets.randbits(32) for _ in range(_count(int(text.removeprefix("random:"))))], True
         if ":" in text:
             first, end = map(int, text.split(":"))
-            _count(end - first)
-            return list(range(first, end)), False
-        return [int(part) for part in text.split(",")], False
+            if first >= end:
+                message = f"--seeds {text} holds no seed: A:B begins with A and ends before B, so B must be larger than A"
+                raise UserError(message)
+            return list(_natural(range(first, end))), False
+        return list(_natural([int(part) for part in text.split(",")])), False
     except ValueError as error:
         message = f"--seeds is A:B, a number, numbers with commas, or random:N, got {text!r}"
         raise UserError(message) from error
@@ -133,14 +135,22 @@ def parse_seeds(text: str) -> tuple[list[int], bool]:
 
 def _count(number: int) -> int:
     if number < 1:
-        message = f"expected at least one seed, got {number}"
+        message = f"--seeds random:{number}: expected at least one seed"
         raise UserError(message)
 
     return number
 
 
+def _natural(seeds: Sequence[int]) -> Sequence[int]:
+    least = min(seeds)
+    if least < 0:
+        message = f"--seeds: a seed is a whole number from 0, got {least}"
+        raise UserError(message)
+    return seeds
+
+
 def parse_faults(text: str) -> tuple[str, ...]:
-    """Kinds of the option's text. Raises UserError for an unknown one."""
+    """The fault kinds in the option's text. Raises UserError for an unknown one."""
     from psyche_core.config.sentences import did_you_mean
     from psyche_core.simulator.script import KINDS
 
@@ -151,8 +161,11 @@ def parse_faults(text: str) -> tuple[str, ...]:
 
     kinds = tuple(part.strip() for part in text.split(","))
     for kind in kinds:
+        if kind in ("all", "none"):
+            message = f"--faults {text}: {kind} stands alone; leave it or the other kinds out"
+            raise UserError(message)
         if kind not in KINDS:
-            message = f"{kind!r} is no kind of fault{did_you_mean(kind, KINDS)}; there are {', '.join(KINDS)}"
+            message = f"{kind!r} is no kind of fault{did_you_mean(kind, KINDS)}"
             raise UserError(message)
     return kinds
 
@@ -162,9 +175,15 @@ def _read(path: Path) -> Any:
 
     try:
         expect_regular(path)
-        return from_json(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot read the script {path}: {error}"
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        message = f"cannot read the script {path}: {reason}"
+        raise UserError(message) from error
+    try:
+        return from_json(text)
+    except UserError as error:
+        message = f"{path}: {error}"
         raise UserError(message) from error
 
 
@@ -198,7 +217,7 @@ def _play_script(script: Any, *, trace: bool, compare: bool, as_json: bool) -> i
 
 
 def as_figures(tally: Tally) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The figures of a run or of many, as `--json` prints them."""
     from psyche_core.simulator.script import to_plain
 
     failures = [
@@ -216,7 +235,7 @@ def as_figures(tally: Tally) -> dict[str, Any]:
 
 
 def _paces(tally: Tally) -> dict[str, Any]:
-    """Virtual seconds of runs and of their median steps after the first ten, over all and of each run while they are few."""
+    """Virtual seconds of runs and of their median steps after the first ten: over all runs and, for few runs, of each run."""
     paces = sorted(tally.paces, key=lambda one: one.seed)
     over_all: dict[str, Any] = {}
     if paces:
@@ -258,7 +277,7 @@ def _run_seeds(order: Order, seeds: Sequence[int], *, jobs: int, as_json: bool) 
 
 
 def _shown(tallies: Iterator[Tally], total: int) -> Iterator[Tally]:
-    """The same, with a bar on a terminal."""
+    """The same tallies, with a progress bar on a terminal."""
     if not sys.stderr.isatty():
         yield from tallies
         return

@@ -48,5 +48,12 @@ def start(**given: Any) -> int:
     if settings.lose_route_after is not None and lose_route is None:
         message = f"the backend {settings.backend} has one way to its coordinator; leave --lose-route-after out"
         raise UserError(message)
+    wanted = files.run.config.init_min_clients
+    if settings.num_clients < wanted:
+        message = (
+            f"--num-clients {settings.num_clients} are fewer than the init_min_clients = {wanted} that run {files.run.run_id} "
+            f"waits for; start {wanted} or more, or change the run file"
+        )
+        raise UserError(message)
     member_options = None if testnet is None else testnet.member_options
     return run_program(functools.partial(run_testnet, settings, files, member_options, lose_route=lose_route))

@@ -1,4 +1,4 @@
-"""`python -m psyche_core.cli.tethered ARGUMENTS`: `psyche ARGUMENTS`, ended when the process that started it is gone.
+"""`python -m psyche_core.cli.tethered ARGUMENTS`: runs `psyche ARGUMENTS` and ends when its parent process ends.
 
 The starter keeps a pipe to its stdin open and writes nothing. The system closes that pipe when the starter ends, however it ends,
 kill -9 included; then this process kills itself. This works wherever there are pipes, unlike asking the kernel for a signal, and

@@ -1,1 +1,1 @@
-"""The client: `machine` decides, `runtime` acts, `model_sync` exchanges models with other members, `setup` puts it together."""
+"""The client: `machine` decides, `runtime` carries its `actions` out, `model_sync` exchanges models, `setup` puts it together."""

@@ -1,7 +1,8 @@
 """Rules between the keys of a run configuration, in the reference's order (coordinator: config, model, progress, cold start).
 
-Every broken rule is reported, each as one sentence with key, value and rule. Added to the reference's rules: verification_percent
-is a percentage, schedules do not divide by zero, a run has a step and samples left to train, and no checkpointer is listed twice.
+Every broken rule is reported, each as one sentence with key, value and rule. Additional to the rules of the reference:
+verification_percent is a percentage, schedules do not divide by zero, a run has a step and samples left to train, and no
+checkpointer is listed twice.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES
 from psyche_core.wire.codec import encode
 
 MAX_TABLES_BYTES = 2048
-"""Most bytes of canonical CBOR for the keys of a model that coordinators only keep: an account on a chain has a fixed size."""
+"""Maximum bytes of canonical CBOR for the model keys that coordinators only store: accounts on a chain have a fixed size."""
 
 _COORDINATORS_KEYS = frozenset({"max_seq_len", "cold_start_warmup_steps", "checkpoint"})
 
 MAX_FIRST_SAMPLE = 2**62
-"""Highest first sample of a run that goes on; sample numbers end at types.MAX_SAMPLES, 2**63 - 1."""
+"""Highest first sample of a run that continues an earlier one; sample numbers end at types.MAX_SAMPLES, 2**63 - 1."""
 
 
 def check_config(config: CoordinatorConfig) -> None:
-    """Refuse a `[config]` table that breaks a rule. Raises ConfigError naming all that are broken, one a line."""
+    """Raise ConfigError if a `[config]` table breaks a rule. The message names all broken rules, one per line."""
     _raise(config_problems(config))
 
 
 def check_model(model: ModelConfig) -> None:
-    """Refuse a `[model]` table that no client could train. Raises ConfigError. Plugins check their own settings."""
+    """Raise ConfigError for a `[model]` table that no client could train. Plugins check their own settings."""
     _raise(model_problems(model))
 
 
 def check_cold_start(config: CoordinatorConfig, model: ModelConfig) -> None:
-    """Refuse a cold-start warm-up that does not fit in an epoch. Raises ConfigError. `config` must pass its own check."""
+    """Raise ConfigError for a cold-start warm-up that does not fit in an epoch. `config` must pass `check_config` before."""
     _raise(cold_start_problems(config, model))
 
 
@@ -47,7 +48,7 @@ def _raise(problems: Iterator[str]) -> None:
 
 
 def config_problems(config: CoordinatorConfig) -> Iterator[str]:
-    """Sentences for the broken rules of `[config]`, in the reference's order."""
+    """Yield a sentence for each broken rule of `[config]`, in the reference's order."""
 
     def broken(key: str, rule: str) -> str:
         return f"config.{key} = {getattr(config, key)}: {rule}"
@@ -86,10 +87,10 @@ def config_problems(config: CoordinatorConfig) -> Iterator[str]:
 
 
 def unfinished_problems(config: CoordinatorConfig) -> Iterator[str]:
-    """Sentences for what a run file may not ask for yet, although coordinators know it.
+    """Yield sentences for settings that coordinators support but that are not allowed in run files yet.
 
-    Not a rule of `check_config`: coordinators, the one on a chain among them, keep to the protocol, and a run that was begun with
-    such a configuration can still be read, paused and changed.
+    These are not rules of `check_config`, because coordinators, also the one on a chain, follow the protocol: a run that was
+    started with such a configuration can still be read, paused and changed.
     """
     if 0 < config.verification_percent <= 100:
         yield (
@@ -99,7 +100,7 @@ def unfinished_problems(config: CoordinatorConfig) -> Iterator[str]:
 
 
 def model_problems(model: ModelConfig) -> Iterator[str]:
-    """Sentences for the broken rules of `[model]`, in the reference's order."""
+    """Yield a sentence for each broken rule of `[model]`, in the reference's order."""
     llm = model.LLM
     if llm.max_seq_len == 0:
         yield "model.LLM.max_seq_len = 0: must be at least 1 token"
@@ -131,7 +132,10 @@ def model_problems(model: ModelConfig) -> Iterator[str]:
 
 
 def model_tables(model: ModelConfig) -> bytes:
-    """Canonical CBOR of the keys of model.LLM that coordinators only keep. Raises ConfigError beyond MAX_TABLES_BYTES."""
+    """Return canonical CBOR of the keys of model.LLM that coordinators only store.
+
+    Raises ConfigError if it is longer than MAX_TABLES_BYTES, or for values that canonical CBOR cannot contain.
+    """
     plain = model.model_dump()["LLM"]
     try:
         tables = encode({key: value for key, value in plain.items() if key not in _COORDINATORS_KEYS})
@@ -159,7 +163,7 @@ def _schedule_problems(name: str, settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def cold_start_problems(config: CoordinatorConfig, model: ModelConfig) -> Iterator[str]:
-    """The run-level rule (reference 2.14): the cold-start warm-up fits in the rounds of one epoch."""
+    """Yield a sentence if the cold-start warm-up does not fit in the rounds of one epoch."""
     steps = model.LLM.cold_start_warmup_steps
     if steps == 0 or config.max_round_train_time == 0 or config.warmup_time >= config.epoch_time:
         return
@@ -171,7 +175,7 @@ def cold_start_problems(config: CoordinatorConfig, model: ModelConfig) -> Iterat
 
 
 def progress_problems(progress: ProgressConfig, total_steps: int | None) -> Iterator[str]:
-    """Sentences for `[progress]`. total_steps: None when `[config]` could not be read."""
+    """Yield a sentence for each broken rule of `[progress]`. total_steps: None if `[config]` could not be read."""
     if progress.step == 0:
         yield "progress.step = 0: must be at least 1, the first step"
     if total_steps is not None and progress.step > max(total_steps, 1):

@@ -1,7 +1,8 @@
-"""The run configuration: `state.toml` and `data.toml` read, checked and turned into frozen values.
+"""The run configuration: reads and checks `state.toml` and `data.toml` and turns them into frozen values.
 
 Import from this module; the tables are in `schema`, the rules between keys in `rules`. All problems of a file are reported
-together, one sentence a line; nothing is corrected silently. No environment variables, no torch, no I/O except in `load_*`.
+together, one sentence per line; nothing is corrected silently. This module does not use environment variables or torch, and only
+the functions `load_*` do I/O.
 """
 
 from __future__ import annotations
@@ -76,15 +77,16 @@ __all__ = [
 MAX_FILE_BYTES = 1 << 20
 
 _SAVED_BY_SERVER = ("epoch_state", "run_state_start_unix_timestamp", "pending_pause")
-"""Top-level keys the reference's server writes into its saved states; they describe the past and are ignored."""
+"""Top-level keys that the reference server writes into its saved states. They describe the time of saving and are ignored."""
 
 _Table = TypeVar("_Table", bound=BaseModel)
 
 
 def parse_run_file(text: str, *, source: str, run_id: str | None = None) -> RunFile:
-    """Read and check a `state.toml`. Raises ConfigError with every problem, one a line.
+    """Read and check a `state.toml`. Raises ConfigError with every problem, one per line.
 
-    source: its name, for messages. run_id: the run's name where the text has none, as an owner's `config.toml`; None: it must.
+    source: its name, for messages. run_id: the run's name if the text has none, as in an owner's `config.toml`. If it is None,
+    the text must contain the name.
     """
     plain = {key: value for key, value in _toml(text, source).items() if key not in _SAVED_BY_SERVER}
     if run_id is not None:
@@ -93,9 +95,9 @@ def parse_run_file(text: str, *, source: str, run_id: str | None = None) -> RunF
 
 
 def checked_run(plain: Mapping[str, Any], *, source: str) -> RunFile:
-    """A run configuration from its tables as plain values, by the rules of a `state.toml`. Raises ConfigError like that.
+    """Return a run configuration made from its tables as plain values, checked by the rules of a `state.toml`.
 
-    source: what it is called in messages.
+    source: its name, for messages. Raises ConfigError with every problem, one per line.
     """
     problems: list[str] = []
     try:
@@ -110,12 +112,12 @@ def checked_run(plain: Mapping[str, Any], *, source: str) -> RunFile:
 
 
 def load_run_file(path: Path, *, run_id: str | None = None) -> RunFile:
-    """`parse_run_file` of a file. Raises ConfigError, also when it cannot be read."""
+    """Read a file and call `parse_run_file` on it. Raises ConfigError, also if the file cannot be read."""
     return parse_run_file(_text(path, "run configuration"), source=str(path), run_id=run_id)
 
 
 def parse_data_file(text: str, *, source: str) -> DataFile:
-    """Read a `data.toml`; paths stay as written. Raises ConfigError with every problem, one a line."""
+    """Read a `data.toml`. Paths stay as written. Raises ConfigError with every problem, one per line."""
     try:
         return DataFile.model_validate(_toml(text, source))
     except ValidationError as error:
@@ -123,24 +125,24 @@ def parse_data_file(text: str, *, source: str) -> DataFile:
 
 
 def load_data_file(path: Path) -> DataFile:
-    """`parse_data_file` of a file, with relative paths starting at its folder. Raises ConfigError."""
+    """Read a file and call `parse_data_file` on it. Relative paths start at the file's folder. Raises ConfigError."""
     return parse_data_file(_text(path, "data configuration"), source=str(path)).resolved(path.parent)
 
 
 def check_data_file(data: DataFile, model: ModelConfig) -> None:
-    """Refuse a `data.toml` that does not fit the run. Raises ConfigError."""
+    """Raise ConfigError if a `data.toml` does not fit the run."""
     if data.seq_len != model.LLM.max_seq_len:
         message = f"data.toml: seq_len = {data.seq_len}: must equal model.LLM.max_seq_len ({model.LLM.max_seq_len})"
         raise ConfigError(message)
 
 
 def to_plain(table: CoordinatorConfig | ModelConfig) -> dict[str, Any]:
-    """The table as strings, numbers, lists and dicts only, for the wire; `from_plain` gives an equal table back."""
+    """Return the table as strings, numbers, lists and dicts, which can be sent. `from_plain` returns an equal table."""
     return table.model_dump()
 
 
 def from_plain(table: type[_Table], plain: Any) -> _Table:
-    """Read what `to_plain` wrote. Raises ConfigError and nothing else, whatever `plain` is."""
+    """Read a table written by `to_plain`. Raises only ConfigError, whatever `plain` is."""
     try:
         return table.model_validate(plain)
     except ValidationError as error:
@@ -148,7 +150,7 @@ def from_plain(table: type[_Table], plain: Any) -> _Table:
 
 
 def _broken_rules(plain: Mapping[str, Any]) -> Iterator[str]:
-    """Rules over the tables that can be read by themselves, so that one bad key does not hide the broken rules of others."""
+    """Yield the broken rules of all tables that can be read. Each table is read alone, so a bad key hides no other problems."""
     config = _read_alone(CoordinatorConfig, plain.get("config"))
     model = _read_alone(ModelConfig, plain.get("model"))
     progress = _read_alone(ProgressConfig, plain.get("progress", {}))
@@ -167,7 +169,7 @@ def _read_alone(table: type[_Table], plain: Any) -> _Table | None:
     try:
         return table.model_validate(plain)
     except ValidationError:
-        return None  # reported with the whole file
+        return None  # already reported for the whole file
 
 
 def _text(path: Path, what: str) -> str:
@@ -192,6 +194,6 @@ def _text(path: Path, what: str) -> str:
 def _toml(text: str, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError; so is a number of too many digits
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError; a number with too many digits raises one too
         message = f"{source} is not valid TOML: {error}"
         raise ConfigError(message) from error

@@ -1,9 +1,9 @@
-"""The tables of a run configuration as frozen, strict models: which keys exist, of which type and range.
+"""The tables of a run configuration as frozen, strict models: which keys exist, and their types and ranges.
 
-Keys and enumeration spellings are the reference's `state.toml` and `data.toml`. Unknown keys, numbers written as strings, floats
-that are not finite and strings over their limit are refused (the reference ignored the first and cut the last). Enumerations are
-externally tagged and become a `Choice`. Rules between keys are in `rules`; settings of optimizers and data locations belong to
-their plugins.
+Keys and enumeration names are those of `state.toml` and `data.toml` of the reference implementation. Unknown keys, numbers
+written as strings, floats that are not finite and strings over their limit are errors (the reference ignores unknown keys and
+truncates strings). Enumerations are externally tagged and become a `Choice`. Rules between keys are in `rules`; settings of
+optimizers and data locations belong to their plugins.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
@@ -24,7 +24,7 @@ MAX_RUN_ID_BYTES = 32
 MAX_STRING_BYTES = 64
 MAX_URL_BYTES = 192
 MAX_SETTINGS_DEPTH = 8
-"""Nesting of a plugin's settings table; leaves room below the wire's own limit."""
+"""Maximum nesting of a plugin's settings table. It is below the limit of the wire format, which counts the levels around it."""
 
 MAX_CHECKPOINTERS = 16
 
@@ -39,9 +39,9 @@ Rate = Annotated[float, Field(ge=0.0)]
 
 
 class Table(BaseModel):
-    """Base of every table: immutable, no unknown keys, no silent conversions, finite floats."""
+    """Base of every table: immutable, no unknown keys, no silent conversions, only finite floats."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def _limited_text(value: str, *, at_most: int) -> str:
@@ -97,18 +97,18 @@ Checkpointers = Annotated[tuple[PublicKey, ...], Field(strict=False, max_length=
 class Choice:
     """One variant of an externally tagged enumeration: `"Dummy"`, `{Distro = {…}}` or `{Server = "host:port"}`.
 
-    settings: the variant's table (treat as immutable), None when there is none. A bare string is kept as {"location": "…"}.
+    settings: the variant's table (do not modify it), None if there is none. A string is stored as {"location": "…"}.
     """
 
     name: str
     settings: dict[str, Any] | None = None
 
     def __hash__(self) -> int:
-        return hash(self.name)  # settings are a dict; equal choices have equal names, which is all a hash owes
+        return hash(self.name)  # settings are an unhashable dict; equal choices have equal names, which is enough for a hash
 
     @classmethod
     def parse(cls, value: Any) -> Choice:
-        """Read the TOML form. Raises ValueError with one sentence."""
+        """Return the choice for its TOML form. Raises ValueError with one sentence."""
         if isinstance(value, Choice):
             return value
         if isinstance(value, str):
@@ -136,7 +136,7 @@ class Choice:
         return cls(name, dict(settings))
 
     def to_toml(self) -> Any:
-        """The TOML form; `parse` reads it back to an equal choice."""
+        """Return the TOML form. `parse` turns it back into an equal choice."""
         if self.settings is None:
             return self.name
         if self.settings.keys() == {"location"} and isinstance(self.settings["location"], str):
@@ -146,7 +146,7 @@ class Choice:
 
 
 def _check_plain(value: Any, *, at: str, depth: int) -> None:
-    """Refuse what could not travel over the wire: dates, floats that are not finite, huge integers, deep nesting."""
+    """Raise for values that cannot be sent: dates, floats that are not finite, huge integers, deep nesting."""
     rule = None
     if depth > MAX_SETTINGS_DEPTH:
         rule = f"must not be nested deeper than {MAX_SETTINGS_DEPTH}"
@@ -186,7 +186,7 @@ class DecaySchedule(ConstantSchedule):
 
 
 class WarmupStableDecaySchedule(ConstantSchedule):
-    """Warm-up, a stable stretch, a cosine decay, then a linear decay."""
+    """Warm-up, a stable phase at base_lr, a cosine decay, then a linear decay. Lengths are in steps."""
 
     cosine_decay_final_lr: Rate
     linear_decay_final_lr: Rate
@@ -203,7 +203,7 @@ class HubRepo(Table):
 
 
 class GcsRepo(Table):
-    """A bucket of Google Cloud Storage."""
+    """A bucket of Google Cloud Storage, and a prefix (folder) in it."""
 
     bucket: ShortText
     prefix: ShortText | None = None
@@ -223,7 +223,7 @@ CHECKPOINTS: Mapping[str, type[Table] | None] = MappingProxyType(
 
 
 def _known_choice(value: Any, variants: Mapping[str, type[Table] | None]) -> Choice:
-    """A choice among the core's own variants, its settings validated."""
+    """Return a choice among variants that the core defines, with validated settings."""
     choice = Choice.parse(value)
     if choice.name not in variants:
         raise nested_error([(choice.name, f": unknown variant{did_you_mean(choice.name, variants)}")])
@@ -264,11 +264,12 @@ CheckpointChoice = Annotated[Choice, PlainValidator(_checkpoint), _as_toml]
 class CoordinatorConfig(Table):
     """`[config]`. Times in seconds, batch sizes in samples (sequences) per round, `*_tokens` in tokens.
 
-    witness_nodes 0 elects everybody (at most 32). rounds_per_epoch: our addition; the epoch ends after that many trained rounds
-    or at epoch_time, whichever is first; 0 means only epoch_time. restart_from_checkpoint: our addition; where no member holds a
-    model to go on with, the run goes back to the stored checkpoint by itself instead of waiting for its owner. checkpointers: our
-    addition; the keys (of signers, as 64 lower-case hex digits, at most 16) that may say where the model is stored, members or
-    not; with none, each epoch elects one.
+    witness_nodes: 0 elects everybody (at most 32). The following keys do not exist in the reference. rounds_per_epoch: the epoch
+    ends after this number of trained rounds or at epoch_time, whichever is first; 0 means only epoch_time.
+    restart_from_checkpoint: if no member holds a model with which the run can continue, the run goes back to the stored
+    checkpoint by itself instead of waiting for its owner. checkpointers: public keys of signers (64 lower-case hex digits each,
+    at most 16) that may set where the model is stored, whether they are members or not; if the list is empty, each epoch elects
+    one client.
     """
 
     warmup_time: U64
@@ -304,13 +305,16 @@ class LLMConfig(Table):
 
 
 class ModelConfig(Table):
-    """`[model]`: the reference's tagged union of model kinds, of which there is one."""
+    """`[model]`: a tagged union of model kinds as in the reference. There is only one kind."""
 
     LLM: LLMConfig
 
 
 class ProgressConfig(Table):
-    """`[progress]`, for a run that goes on: ended epochs, next step to train (from 1), first sample not yet assigned."""
+    """`[progress]`, for a run that continues an earlier one.
+
+    epoch: number of ended epochs. step: next step to train, from 1. epoch_start_data_index: first sample not yet assigned.
+    """
 
     epoch: U16 = 0
     step: U32 = 1
@@ -323,7 +327,7 @@ RunStateName = Literal[
 
 
 class RunFile(Table):
-    """`state.toml`. run_state is read for the reference's sake and ignored: a server always starts by waiting for members."""
+    """`state.toml`. run_state is only accepted because reference files have it: a server always starts by waiting for members."""
 
     run_id: RunId
     run_state: RunStateName = "WaitingForMembers"
@@ -350,9 +354,9 @@ Directory = Annotated[Path, BeforeValidator(_directory)]
 
 
 class TextSource(Table):
-    """`[text]` in data.toml, our addition: how to make the token files at first use.
+    """`[text]` in data.toml, not in the reference: how to make the token files at first use.
 
-    package: an installed package that brings the text. tokenizer: file to tokenize with. held_out: share kept for evaluation.
+    package: an installed package that contains the text. tokenizer: tokenizer file. held_out: fraction kept for evaluation.
     """
 
     package: Annotated[str, Field(min_length=1)]
@@ -380,6 +384,6 @@ class DataFile(Table):
         return bytes(self.shuffle_seed)
 
     def resolved(self, base: Path) -> Self:
-        """The same with relative paths starting at `base`, the folder of the file."""
+        """Return a copy whose relative paths start at `base`, the folder of the file."""
         text = self.text.model_copy(update={"tokenizer": base / self.text.tokenizer}) if self.text else None
         return self.model_copy(update={"dir": base / self.dir, "text": text})

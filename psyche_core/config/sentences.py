@@ -1,9 +1,9 @@
-"""Sentences for people: pydantic's validation errors as key, value and rule, and text from others made safe to show.
+"""Readable sentences: pydantic's validation errors as key, value and rule, and text from other machines made safe to show.
 
-There is one sentence per problem, `key = value: rule`. For an unknown key the nearest known key is shown, never its value, which
-may be a secret put in the wrong place. Text from others (a run's name, a server's refusal, a peer's reason) goes through
-`printable` before it reaches a terminal, a log or a report: it must not be able to move the cursor, to colour, reorder or hide
-our text, nor to add lines of its own.
+There is one sentence per problem, `key = value: rule`. For an unknown key the most similar known key is shown, but never the
+value, which may be a secret in the wrong place. Text from other machines (a run's name, a server's error, a peer's reason) goes
+through `printable` before it reaches a terminal, a log or a report: it must not be able to move the cursor, to colour, reorder or
+hide our text, or to add lines.
 """
 
 from __future__ import annotations
@@ -22,34 +22,37 @@ from pydantic_core import PydanticCustomError
 from psyche_core.errors import ConfigError
 
 NESTED = "psyche_nested"
-"""Error type of a custom validator that has several problems of its own; `ctx["problems"]` is a list of (path, text)."""
+"""Error type of a custom validator that reports several problems; `ctx["problems"]` is a list of (path, text)."""
 
 _SHOWN_CHARACTERS = 80
 
 MAX_PRINTABLE = 1000
-"""Most characters that are shown of one text of somebody else's."""
+"""Maximum number of characters that are shown of one text from another machine."""
 
 MAX_PRINTABLE_LINES = 1000
-"""Most lines that are shown of a text of several."""
+"""Maximum number of lines that are shown of a text with several lines."""
 
 _UNSHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode categories that draw nothing or change how others are drawn: control, format (bidirectional overrides, zero width,
-tags), halves of pairs, private, unassigned, and separators of lines and paragraphs."""
+"""Unicode categories of characters that are invisible or change how others are displayed: control, format (bidirectional
+overrides, zero width, tags), surrogates, private use, unassigned, line separators and paragraph separators."""
 
 
 def printable(text: str, *, at_most: int = MAX_PRINTABLE) -> str:
-    r"""Somebody else's text as one line that is safe to show, of at most `at_most` characters.
+    r"""Return a text from another machine as one line that is safe to show, with at most `at_most` characters.
 
-    A character that is not shown, or changes how others are (escape, line break, bidirectional override, zero width), stands as
-    its number: `\x1b`, `\u202e`. What is cut off is marked with `…`. A text without such characters comes back as it is.
+    A character that is invisible or changes how others are displayed (escape, line break, bidirectional override, zero width) is
+    replaced by its number: `\x1b`, `\u202e`. A shortened text ends with `…`. Other texts do not change.
     """
-    shown_part = text[: at_most + 1]  # each character is at least one of the result
+    shown_part = text[: at_most + 1]  # each character becomes at least one character of the result
     result = shown_part if shown_part.isascii() and shown_part.isprintable() else "".join(map(_visible, shown_part))
     return result if len(result) <= at_most else f"{result[: max(0, at_most - 1)]}…"
 
 
 def printable_lines(text: str, *, at_most: int = 10 * MAX_PRINTABLE) -> str:
-    """The same for a text of several lines that are our own: its line feeds stay. at_most: characters of a line."""
+    """Return a text of several lines as lines that are safe to show. Line feeds stay, so they must not come from others.
+
+    at_most: maximum number of characters of a line. At most MAX_PRINTABLE_LINES lines are kept.
+    """
     lines = text.split("\n")
     cut = [*lines[:MAX_PRINTABLE_LINES], "…"] if len(lines) > MAX_PRINTABLE_LINES else lines
     return "\n".join(printable(line, at_most=at_most) for line in cut)
@@ -66,27 +69,30 @@ def _visible(character: str) -> str:
 
 
 class PrintableFormatter(logging.Formatter):
-    """A log formatter whose records are one printable line each, whoever's text they carry; tracebacks keep their lines."""
+    """A log formatter that writes each record as one printable line, even if it contains text from others.
+
+    Tracebacks keep their lines.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
-        """The line of a record; a line break in its message cannot pretend to be another record."""
+        """Return the line of a record. A line break in its message cannot look like the start of another record."""
         record.message = printable(record.message, at_most=10 * MAX_PRINTABLE)
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # logging's name
-        """The traceback, each line printable."""
+        """Return the traceback with each line made printable."""
         return printable_lines(super().formatException(ei))
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` was probably meant to be, letter case aside."""
+    """Return the known name that is most similar to `name`, ignoring case, or None if none is similar."""
     by_fold = {candidate.casefold(): candidate for candidate in sorted(known)}
     near = difflib.get_close_matches(name.casefold(), by_fold, n=1)
     return by_fold[near[0]] if near else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the nearest known name, else `; known: A, B`, else nothing."""
+    """Return `; did you mean X?` if a known name is similar, otherwise `; known: A, B`, or "" if there are no known names."""
     names = sorted(known)
     near = nearest(name, names)
     if near is not None:
@@ -96,7 +102,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as TOML would write it, cut to a line; its type where it has too many levels or digits to be written."""
+    """Return a value as TOML would write it, shortened to one line. Returns its type if it has too many levels or digits."""
     for written in (_as_json, str):
         try:
             text = written(value)
@@ -113,20 +119,23 @@ def _as_json(value: Any) -> str:
 
 
 def join_path(*parts: str) -> str:
-    """Dotted key of a table inside a table; empty parts are left out."""
+    """Return the dotted key of a table inside a table. Empty parts are left out."""
     return ".".join(part for part in parts if part)
 
 
 def nested_error(problems: list[tuple[str, str]]) -> PydanticCustomError:
-    """What a custom validator raises for problems below its own key: (path below it, text after the path)."""
+    """Return the error that a custom validator raises for problems below its key.
+
+    problems: (path below the key, text after the path) of each problem.
+    """
     text = "; ".join(join_path(path) + problem for path, problem in problems)
     return PydanticCustomError(NESTED, "{text}", {"text": text, "problems": problems})
 
 
 def problems_of(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, str]]:
-    """(path, rest of the sentence) of every problem; `path + rest` is the sentence.
+    """Return (path, rest of the sentence) of every problem; `path + rest` is the sentence.
 
-    model: the class that refused the input; its fields are the known keys.
+    model: the class that rejected the input; its fields are the known keys.
     """
     found: list[tuple[str, str]] = []
     for detail in error.errors(include_url=False):
@@ -149,7 +158,7 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[tuple[st
 
 
 def validated(model: type[BaseModel], given: Mapping[str, Any], *, where: str) -> BaseModel:
-    """A table read by its model; unknown keys are refused also where the model would ignore or keep them.
+    """Read a table with its model. Unknown keys are errors even if the model would ignore or keep them.
 
     where: dotted key of the table. Raises ConfigError with one sentence per problem.
     """
@@ -165,7 +174,7 @@ def validated(model: type[BaseModel], given: Mapping[str, Any], *, where: str) -
 
 
 def sentences(error: ValidationError, model: type[BaseModel], *, where: str = "") -> list[str]:
-    """One sentence per problem. where: dotted key of the table that `model` describes."""
+    """Return one sentence per problem. where: dotted key of the table that `model` describes."""
     return [printable(join_path(where, path) + text) for path, text in problems_of(error, model)]
 
 
@@ -189,7 +198,7 @@ def _rule(message: str) -> str:
 
 
 def _known_keys(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    """Keys of the table at `loc`; nothing where the path goes through a union or a free table."""
+    """Return the keys of the table at `loc`; an empty list if the path goes through a union or a table without a model."""
     at: Any = model
     for part in loc:
         if isinstance(part, int):

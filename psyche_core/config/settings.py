@@ -1,15 +1,15 @@
 """All options of the programs in one place: defaults, rules and explanations.
 
-Sources, strongest first: explicit arguments, then environment variables `PSYCHE_<NAME>`, then the default written here. An
-environment variable never beats an argument. A value that breaks a rule is refused with one sentence, whatever its source. The
-command line takes names, help texts and defaults from these classes; it has none of its own.
+Sources in order of priority: explicit arguments, then environment variables `PSYCHE_<NAME>`, then the default written here. An
+environment variable never overrides an argument. A value that breaks a rule is an error with one sentence, whatever its source.
+The command line takes all names, help texts and defaults from these classes.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, Field, JsonValue, PlainValidator, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -20,7 +20,7 @@ from psyche_core.errors import ConfigError
 ENVIRONMENT_PREFIX = "PSYCHE_"
 
 _SECONDS: dict[str, JsonValue] = {"unit": "SECONDS"}
-"""What stands for the value in a command's help; `cli.options` reads it. A field of no unit is a plain number there."""
+"""Placeholder for the value in a command's help, read by `cli.options`. A field without a unit is shown as a plain number."""
 
 Logs = Literal["auto", "console", "json", "none"]
 _LOGS = "auto: live panel on a terminal, lines elsewhere; console: lines; json: one event per line; none: nothing"
@@ -61,13 +61,13 @@ _SIDECAR_FILE = "File with the secret, 16 bytes or more, that those who join mus
 
 
 class _ProgramSettings(BaseSettings):
-    model_config = SettingsConfigDict(
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True, validate_default=False
     )
 
 
 class ClientSettings(_ProgramSettings):
-    """Everything `psyche client train` can be told."""
+    """All options of `psyche client train`."""
 
     run_id: RunId = Field(description="Run to take part in, at most 32 bytes; the server must host the same.")
     server_addr: str | None = Field(
@@ -131,18 +131,24 @@ class ClientSettings(_ProgramSettings):
         ge=1,
         description="Newest checkpoints of epochs' ends to keep in that folder; one saved in mid-epoch does not count.",
     )
+    model_store: str | None = Field(
+        default=None,
+        description=(
+            "Where to store the model when it is our turn after an epoch: hf://OWNER/NAME (made when it does not exist; needs "
+            "HF_TOKEN or a login), gs://BUCKET/PREFIX, s3://BUCKET/PREFIX, or file:///FOLDER, a folder that all members can read."
+        ),
+    )
     hub_repo: str | None = Field(
         default=None,
         description=(
-            "Where to store the model when it is our turn after an epoch: a repository of the Hub (owner/name, made when it does "
-            "not exist; needs HF_TOKEN or a login), or an existing folder that all members can read; a relative one starts at "
-            "--base."
+            "The same for a repository of the Hub (owner/name), or an existing folder that all members can read; a relative one "
+            "starts at --base."
         ),
     )
     gcs_bucket: str | None = Field(
         default=None, description="The same for a bucket of Google Cloud Storage; s3://NAME for one of S3, file:///FOLDER."
     )
-    gcs_prefix: str | None = Field(default=None, description="Folder in that bucket.")
+    gcs_prefix: str | None = Field(default=None, description="Folder in the bucket of --gcs-bucket.")
     delete_old_steps: bool = Field(
         default=False, description="Delete our stored models, too, but the newest --keep-steps. The Hub keeps its history."
     )
@@ -190,12 +196,12 @@ class ClientSettings(_ProgramSettings):
     @field_validator("run_id", mode="before")
     @classmethod
     def _run_id_without_quotes(cls, value: Any) -> Any:
-        """Shell-quoted twice (`'"name"'`) is a frequent slip in unit files and compose files."""
+        """Remove quotes around the name: quoting it twice (`'"name"'`) is a frequent mistake in unit files and compose files."""
         return value.strip().strip("\"'") if isinstance(value, str) else value
 
 
 class ServerSettings(_ProgramSettings):
-    """Everything `psyche server run` can be told."""
+    """All options of `psyche server run`."""
 
     state: Path = Field(description="Run file (state.toml): run_id, [config], [model].")
     data_config: Path | None = Field(
@@ -216,7 +222,8 @@ class ServerSettings(_ProgramSettings):
         default=None,
         description=(
             "Folder to keep the run's state in. Every change is on disk before a client hears of it; started again with the same "
-            "folder, the server goes on where it was, and clients come back by themselves. Without it a stopped run is lost."
+            "folder, the server goes on where it was, and clients come back by themselves. One server at a time uses a folder. "
+            "Without it a stopped run is lost."
         ),
     )
     allow_list: Path | None = Field(
@@ -255,9 +262,9 @@ class ServerSettings(_ProgramSettings):
 
 
 class TestnetSettings(_ProgramSettings):
-    """Everything `psyche testnet start` can be told."""
+    """All options of `psyche testnet start`."""
 
-    __test__ = False  # not a test class, whatever pytest makes of its name
+    __test__ = False  # not a test class, although pytest would collect it because of its name
 
     config_path: Path = Field(description="Folder with state.toml and, where the server has the data, data.toml.")
     num_clients: int = Field(ge=1, le=256, description="Client processes to start.")
@@ -327,12 +334,12 @@ class TestnetSettings(_ProgramSettings):
 
     @property
     def mortal(self) -> frozenset[int] | None:
-        """Numbers of the clients that may be killed, None for all."""
+        """Numbers of the clients that may be killed, or None for all."""
         return None if self.allowed_to_kill is None else frozenset(map(int, self.allowed_to_kill.split(",")))
 
 
 class TrainLocalSettings(_ProgramSettings):
-    """Everything `psyche train-local` can be told."""
+    """All options of `psyche train-local`."""
 
     state: Path = Field(description="Run file (state.toml): its model, optimizer, learning rates and batch sizes are used.")
     data: Path | None = Field(
@@ -373,7 +380,7 @@ class TrainLocalSettings(_ProgramSettings):
 
     @property
     def run_base(self) -> Path:
-        """Where relative paths of the run file start."""
+        """Folder at which relative paths of the run file start."""
         return self.state.parent if self.base is None else self.base
 
 
@@ -381,9 +388,10 @@ _Settings = TypeVar("_Settings", bound=BaseModel)
 
 
 def load_settings(cls: type[_Settings], given: dict[str, Any]) -> _Settings:
-    """Settings from explicit arguments and the environment.
+    """Return settings from explicit arguments and the environment.
 
-    given: by field name; None means not given. Raises ConfigError that says which value broke which rule and where it came from.
+    given: values by field name; None means not given. Raises ConfigError that names each value that breaks a rule, the rule, and
+    the source of the value.
     """
     explicit = {name: value for name, value in given.items() if value is not None}
     try:

@@ -1,7 +1,7 @@
-"""The coordinator as a pure state machine: `apply`. The other modules are what it and the clients compute with.
+"""The coordinator as a pure state machine: `apply`. `apply` and the clients both use the other modules.
 
-Values are in `state` and `commands`, names of refusals in `errors`, elections in `committee`, samples in `assignment`, votes in
-`witness`, balances in `rewards`, schedules in `schedule`, permutations in `shuffle`, the wire form in `serialization`, the
+Values are in `state` and `commands`, error names in `errors`, elections in `committee`, sample assignment in `assignment`, votes
+in `witness`, balances in `rewards`, schedules in `schedule`, permutations in `shuffle`, the wire form in `serialization`, the
 canonical image in `image`.
 """
 

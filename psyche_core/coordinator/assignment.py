@@ -1,8 +1,9 @@
 """Which samples each trainer of a round gets.
 
-This is reference 3.5 with one extension (F14): a round's samples may be several intervals, requeued ones first. A trainer's share
-is a contiguous stretch of these intervals joined together, so it may be several intervals too. With one fresh interval the result
-is the reference's. The functions are pure and called at every command, so the last few results are cached.
+The algorithm is the reference implementation's with one extension (F14): a round's samples may be several intervals, requeued
+ones first. The intervals are joined in this order and cut into contiguous shares, so a share may also consist of several
+intervals. For a round with one fresh interval, the result is the same as the reference's. The functions are pure. They are called
+at every command, so the most recent results are cached.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from psyche_core.types import BatchId, total_samples
 
 
 def split(first: int, total: int, parts: int) -> list[tuple[int, int]]:
-    """Cut `total` samples starting at `first` into at most `parts` closed intervals, the larger ones first; none is empty."""
+    """Cut `total` samples starting at `first` into at most `parts` closed intervals (first, last).
+
+    Sizes differ by at most one sample; the larger intervals come first. No interval is empty.
+    """
     intervals = []
     for part in range(min(parts, total)):
         size = total // parts + (part < total % parts)
@@ -28,7 +32,10 @@ def split(first: int, total: int, parts: int) -> list[tuple[int, int]]:
 
 
 def shares(state: CoordinatorState, round_: Round) -> Mapping[int, tuple[BatchId, ...]]:
-    """Slot -> its intervals in this round. Slots without samples (more trainers than samples, or a drain round) are left out."""
+    """Map each slot to its intervals in this round.
+
+    Slots without samples are left out. This happens when there are more trainers than samples, and in a drain round.
+    """
     return _shares(round_.slots, round_.seed, state.config.verification_percent, round_.batches)
 
 
@@ -44,7 +51,7 @@ def _shares(
 
 
 def unaccepted(state: CoordinatorState, round_: Round, accepted: Collection[int]) -> tuple[BatchId, ...]:
-    """The samples of a round outside the shares of the accepted slots; all of them when it had no trainer."""
+    """Return the samples of a round that are not in the share of an accepted slot; all samples if the round had no trainer."""
     assigned = shares(state, round_)
     if not assigned:
         return round_.batches
@@ -53,7 +60,7 @@ def unaccepted(state: CoordinatorState, round_: Round, accepted: Collection[int]
 
 
 def _stretch(batches: tuple[BatchId, ...], first: int, last: int) -> Iterator[BatchId]:
-    """Samples first..last (counted over the concatenation of the intervals) as intervals."""
+    """Yield samples first..last (both inclusive, counted over the concatenated intervals) as intervals."""
     offset = 0
     for batch in batches:
         begin, end = max(first - offset, 0), min(last - offset, len(batch) - 1)

@@ -1,10 +1,11 @@
 """Where the next members load the model from, and who may set that location (F9).
 
-The signers that the run's owner listed may, members or not. If none is listed, one client per epoch may: it is drawn with the
-epoch's seed over all its slots, and the next in the draw takes over when it is no longer healthy or says that it cannot. The
-location changes only between an epoch's cooldown and the next warmup, because all members must load the same model. The kinds
-follow the reference (2.2, 2.7, 2.11): after an epoch, members load from peers; after a pause, or when no peer of the old epoch is
-left, they load from the hub again.
+If the run's owner listed signers, these signers may set it, whether they are members or not. If the list is empty, one elected
+client per epoch may set it. The election uses the epoch's seed over all slots of the epoch. If the elected client is no longer
+healthy or reports that it cannot store the model, the next client in the drawn order takes over. The location changes only
+between an epoch's cooldown and the next warmup, because all members must load the same model. The checkpoint kinds change as in
+the reference implementation: after an epoch, members load from peers; after a pause, or when no peer of the old epoch is left,
+they load from the hub again.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ _FOLLOWS = {
     ("Gcs", "Gcs"): "Gcs",
 }
 OPEN = (RunState.Cooldown, RunState.WaitingForMembers, RunState.Paused, RunState.Finished)
-"""States in which it can be said where the model is stored."""
+"""States in which the storage location of the model can be set."""
 
 
 def loaded_from_peers(model: ModelConfig) -> ModelConfig:
-    """The model's configuration after an epoch: members of the epoch share what they trained."""
+    """Return the model's configuration for the time after an epoch: new members load the model from the epoch's members."""
     return _renamed(model, _TO_PEERS)
 
 
 def loaded_from_hub(model: ModelConfig) -> ModelConfig:
-    """The model's configuration when nobody is left who could share it."""
+    """Return the model's configuration for the case that no member is left who could share the model."""
     return _renamed(model, _TO_HUB)
 
 
@@ -56,10 +57,11 @@ def _with_checkpoint(model: ModelConfig, checkpoint: Choice) -> ModelConfig:
 
 
 def checkpointer_slots(state: CoordinatorState) -> tuple[int, ...]:
-    """Healthy slots in the order in which they store the epoch's model: the first does, each next takes over where it fails.
+    """Return the healthy slots in the order in which they are responsible for storing the epoch's model.
 
-    Those listed by the owner in the list's order, or with none listed the draw; () there before the epoch's first round. Who
-    said that it cannot is left out.
+    The first slot stores the model; if it fails, the next one takes over. If the owner listed checkpointers, the order is the
+    order of that list. Otherwise it is the drawn order, and () before the epoch's first round. Slots that reported that they
+    cannot store the model are left out.
     """
     healthy = [slot for slot in state.healthy_slots if slot not in state.epoch.ceded]
     if state.config.checkpointers:
@@ -73,12 +75,12 @@ def checkpointer_slots(state: CoordinatorState) -> tuple[int, ...]:
 
 
 def checkpointer_slot(state: CoordinatorState) -> int | None:
-    """The first of `checkpointer_slots`, None when there is none."""
+    """Return the first of `checkpointer_slots`, or None if there is none."""
     return next(iter(checkpointer_slots(state)), None)
 
 
 def is_checkpointer(state: CoordinatorState, identity: NodeIdentity) -> bool:
-    """Whether this client may say where the model is stored: every listed signer, or with none listed the elected slot only."""
+    """Whether this client may set the storage location: every listed signer, or only the elected slot if none is listed."""
     if state.config.checkpointers:
         return identity.signer.hex() in state.config.checkpointers
 
@@ -87,7 +89,9 @@ def is_checkpointer(state: CoordinatorState, identity: NodeIdentity) -> bool:
 
 
 def checkpoint(state: CoordinatorState, command: Checkpoint) -> Outcome:
-    """Follow a checkpointer to another location, a Hub or Gcs choice (or its table); None passes the duty on.
+    """Set the storage location that a checkpointer reports, or pass the duty to the next one.
+
+    The command's location is a Hub or Gcs choice, or its TOML table. None passes the duty on.
 
     Raises CoordinatorError (InvalidRunState, NoActiveRound, InvalidCheckpoint).
     """
@@ -96,7 +100,7 @@ def checkpoint(state: CoordinatorState, command: Checkpoint) -> Outcome:
         raise CoordinatorError("InvalidRunState", message)
 
     if not state.config.checkpointers:
-        active_round(state)  # nobody is elected before a round
+        active_round(state)  # there is no elected checkpointer before the first round
     if not is_checkpointer(state, command.sender):
         whose = "listed by the run's owner" if state.config.checkpointers else "elected in this epoch"
         raise CoordinatorError("InvalidCheckpoint", f"{command.sender} is not the checkpointer {whose}")
@@ -115,7 +119,11 @@ def checkpoint(state: CoordinatorState, command: Checkpoint) -> Outcome:
 
 
 def _ceded(state: CoordinatorState, sender: NodeIdentity) -> CoordinatorState:
-    """The duty passed on by who has it. Only then: who has passed it on may not take it from the next by way of this."""
+    """Pass the duty on to the next slot.
+
+    Only the slot that has the duty now may do this. Otherwise a slot that already passed it on could take it from its successor.
+    Raises CoordinatorError (InvalidCheckpoint).
+    """
     slot = state.slot_of(sender)
     if slot is None or slot != checkpointer_slot(state):
         raise CoordinatorError("InvalidCheckpoint", f"{sender} is not the one who stores this epoch's model now")
@@ -124,7 +132,7 @@ def _ceded(state: CoordinatorState, sender: NodeIdentity) -> CoordinatorState:
 
 
 def _parsed(location: object) -> Choice:
-    """A location from outside, with its settings checked."""
+    """Parse a location received from a client and check its settings. Raises CoordinatorError (InvalidCheckpoint)."""
     try:
         choice = Choice.parse(location)
         table = CHECKPOINTS.get(choice.name)

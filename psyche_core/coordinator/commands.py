@@ -1,7 +1,7 @@
-"""The commands `apply` accepts and the events it returns. This module has only values; what they do is in `transitions`.
+"""The commands `apply` accepts and the events it returns. This module has only values; `transitions` defines what they do.
 
-Every command that a client sends carries `sender`, the identity the backend authenticated. The coordinator trusts the backend for
-that and for nothing else.
+Every command that a client sends carries `sender`, the identity that the backend authenticated. Authentication is the only thing
+for which the coordinator trusts the backend.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from psyche_core.types import NodeIdentity, WitnessMetadata, WitnessStatement
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Let time pass."""
+    """Tell the coordinator the current time, so that it can do what is due."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
     """Ask to be a member of the next epochs.
 
-    proof: signature (64 bytes) of the sender's p2p key over the run's instance and the sender's signer, see
-    `psyche_core.wire.messages.sign_join`: nobody can join with a transport key it does not have.
+    proof: signature (64 bytes) by the sender's p2p key over the run's instance and the sender's signer, see
+    `psyche_core.wire.messages.sign_join`. It prevents joining with the transport key of another client.
     """
 
     sender: NodeIdentity
@@ -32,7 +32,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Stop being a member: leaves the pending list and turns a healthy slot into a withdrawn one."""
+    """Stop being a member: removes the sender from the pending list, and changes its slot from healthy to withdrawn."""
 
     sender: NodeIdentity
 
@@ -41,10 +41,10 @@ class Withdraw:
 class WarmupWitness:
     """`sender` has the model and is ready. index: its own slot. model_digest: full digest of the loaded model, 32 bytes.
 
-    In warmup it counts towards the start of the first round. A digest of zeros, or `history.held_digest` of an earlier end, says
-    there that the sender cannot get the model the epoch starts with, and what it holds instead (F18). While rounds are played it
-    brings a dropped or withdrawn slot whose client joined again back to health (protocol section 5): it takes part from the next
-    round on.
+    In warmup this counts towards the start of the first round. If the sender cannot get the model that the epoch starts with, it
+    sends a digest of zeros instead, or `history.held_digest` of an earlier step whose model it holds (F18). During rounds this
+    command makes a dropped or withdrawn slot healthy again if its client has joined again (protocol section 5). The slot then
+    takes part from the next round on.
     """
 
     sender: NodeIdentity
@@ -55,7 +55,7 @@ class WarmupWitness:
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """An elected witness's statement."""
+    """An elected witness's statement about the previous round."""
 
     sender: NodeIdentity
     statement: WitnessStatement
@@ -64,7 +64,7 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """A witness of the previous round reports slots whose work a quorum did not see."""
+    """A witness of the previous round reports slots whose results were not seen by a quorum."""
 
     sender: NodeIdentity
     slots: tuple[int, ...]
@@ -72,9 +72,9 @@ class HealthCheck:
 
 @dataclass(frozen=True, slots=True)
 class EpochDigest:
-    """The sender's masters after the last apply of `epoch` have this full digest (32 bytes). index: its own slot.
+    """The full digest (32 bytes) of the sender's master weights after the last apply of `epoch`. index: its own slot.
 
-    A quorum of the healthy members signs the epoch's end with it (F18).
+    The epoch's end counts as signed when a quorum of the members that took part in the epoch sent the same digest (F18).
     """
 
     sender: NodeIdentity
@@ -85,9 +85,9 @@ class EpochDigest:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A designated checkpointer stored the model, or cannot: the next in the order takes over.
+    """A checkpointer stored the model, or reports that it cannot, so that the next one in the order takes over.
 
-    location: name and settings as in the run configuration, None for a storing that failed or that nothing is set up for.
+    location: name and settings as in the run configuration. None if storing failed or if the sender has no storage configured.
     """
 
     sender: NodeIdentity
@@ -96,7 +96,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class SignedResult:
-    """One half of a proof: the SHA-256 of a payload and its trainer's signature (64 bytes) of the commitment that follows."""
+    """One half of a proof: the SHA-256 of a payload, and the trainer's signature (64 bytes) of the commitment to this payload."""
 
     payload_hash: bytes
     signature: bytes
@@ -104,10 +104,10 @@ class SignedResult:
 
 @dataclass(frozen=True, slots=True)
 class Equivocation:
-    """Proof that slot `index` signed two different results for its share of round `height` (F7): it is ejected.
+    """Proof that slot `index` signed two different results for its share of round `height` (F7). The slot is ejected.
 
-    Only about a stored round of this epoch; the commitments are computed again from the state, so nothing is believed. What
-    becomes of the share is said in `equivocation`.
+    The round must be one of the stored rounds of this epoch. The coordinator computes the commitments again from the state, so it
+    does not have to trust the sender. The module `equivocation` describes what happens with the share.
     """
 
     sender: NodeIdentity
@@ -120,7 +120,7 @@ class Equivocation:
 
 @dataclass(frozen=True, slots=True)
 class SetFutureEpochRates:
-    """The run's owner sets what later epochs pay, in points (u64); None keeps what is there. Allowed in every state."""
+    """The run's owner sets what later epochs pay, in points (u64). None keeps the present rate. Allowed in every state."""
 
     earning_total_shared: int | None = None
     slashing_per_client: int | None = None
@@ -128,7 +128,7 @@ class SetFutureEpochRates:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The run's owner paid a signer (32 bytes) all it had earned: its balance is freed."""
+    """The run's owner paid a signer (32 bytes) everything it had earned: its balance is removed from the state."""
 
     signer: bytes
 
@@ -142,8 +142,8 @@ class Pause:
 class Resume:
     """The run's owner resumes (or first starts) the run.
 
-    from_checkpoint: where no member holds a model to go on with (`CoordinatorState.model_lost`), the owner's word that the run
-    goes back to the stored checkpoint; what was trained since is trained again.
+    from_checkpoint: the owner decides that the run goes back to the stored checkpoint. Only allowed if no member holds a model
+    with which the run could continue (`CoordinatorState.model_lost`). The steps after the checkpoint are trained again.
     """
 
     from_checkpoint: bool = False
@@ -151,10 +151,10 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class UpdateConfig:
-    """The run's owner replaces configuration; only while halted. None keeps what is there.
+    """The run's owner replaces configuration. Only allowed while the run is halted. None keeps the present value.
 
-    progress: where the run goes on, such as at an older checkpoint; the queue is emptied, for what was lost in a history that is
-    left is assigned again, or was trained before the step that is gone on from.
+    progress: where the run continues, for example at an older checkpoint. This also empties the queue of samples to be assigned
+    again: each queued sample is either assigned again after the new start, or was trained before it.
     """
 
     config: CoordinatorConfig | None = None
@@ -182,7 +182,7 @@ Command = (
 
 @dataclass(frozen=True, slots=True)
 class EpochStarted:
-    """Warmup begins with this many clients."""
+    """Warmup begins with `clients` clients."""
 
     epoch: int
     clients: int
@@ -190,7 +190,7 @@ class EpochStarted:
 
 @dataclass(frozen=True, slots=True)
 class RoundStarted:
-    """A round began."""
+    """A round began. drain: whether it is the drain round, in which nothing is trained."""
 
     epoch: int
     height: int
@@ -200,7 +200,7 @@ class RoundStarted:
 
 @dataclass(frozen=True, slots=True)
 class RoundSettled:
-    """Acceptance of the round's results is decided. accepted, refused: slots with a share."""
+    """The coordinator decided which results of the round are accepted. accepted, refused: slots that had a share."""
 
     epoch: int
     height: int
@@ -211,7 +211,7 @@ class RoundSettled:
 
 @dataclass(frozen=True, slots=True)
 class ClientsExited:
-    """Slots that stopped being healthy."""
+    """Some slots stopped being healthy."""
 
     epoch: int
     slots: tuple[int, ...]
@@ -219,7 +219,7 @@ class ClientsExited:
 
 @dataclass(frozen=True, slots=True)
 class ClientsReturned:
-    """Slots that are healthy again and take part from the next round on."""
+    """Some slots are healthy again and take part from the next round on."""
 
     epoch: int
     slots: tuple[int, ...]
@@ -227,7 +227,7 @@ class ClientsReturned:
 
 @dataclass(frozen=True, slots=True)
 class RewardsShared:
-    """An epoch's end paid its workers. earned, slashed: slot -> points, only where not 0."""
+    """The clients of an epoch were paid at its end. earned, slashed: pairs (slot, points), without slots that have 0 points."""
 
     epoch: int
     earned: tuple[tuple[int, int], ...]
@@ -236,7 +236,10 @@ class RewardsShared:
 
 @dataclass(frozen=True, slots=True)
 class ShareVoided:
-    """An accepted share turned out to be one nobody could agree on (F7). requeued: its samples are in the queue, else lost."""
+    """An accepted share became void, because its trainer signed several results and the clients did not agree on one (F7).
+
+    requeued: True if its samples went back to the queue, False if they are counted as lost.
+    """
 
     epoch: int
     height: int
@@ -246,7 +249,7 @@ class ShareVoided:
 
 @dataclass(frozen=True, slots=True)
 class CooldownStarted:
-    """The epoch's rounds are over. reason: name of the EndReason, or `Abandoned` when nobody was left."""
+    """The epoch's rounds are over. reason: name of the EndReason, or `Abandoned` without a healthy client or a statement."""
 
     epoch: int
     reason: str
@@ -254,7 +257,7 @@ class CooldownStarted:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnded:
-    """success is False for an epoch abandoned in warmup."""
+    """An epoch ended. success: False if it was abandoned in warmup."""
 
     epoch: int
     success: bool
@@ -262,7 +265,7 @@ class EpochEnded:
 
 @dataclass(frozen=True, slots=True)
 class StatementVoided:
-    """A witness claimed results of slots that had no share; its statement does not count, its duty counts as missed."""
+    """A witness claimed results of slots that had no share. Its statement does not count, and its duty counts as missed."""
 
     epoch: int
     height: int
@@ -271,7 +274,7 @@ class StatementVoided:
 
 @dataclass(frozen=True, slots=True)
 class EpochSigned:
-    """A quorum said that it holds these masters after an epoch's end. step: the last one applied. digest: 32 bytes."""
+    """A quorum reported equal master weights at an epoch's end. step: the last one applied. digest: of the weights, 32 bytes."""
 
     step: int
     digest: bytes
@@ -279,9 +282,9 @@ class EpochSigned:
 
 @dataclass(frozen=True, slots=True)
 class WentBack:
-    """No member holds the model after `from_step`: the run goes on after `to_step`, and trains what came between again.
+    """No member holds the model after `from_step`. The run continues after `to_step` and trains the steps between again.
 
-    from_checkpoint: with the model of the stored checkpoint, otherwise with one that members hold.
+    from_checkpoint: True if it continues with the model of the stored checkpoint, False with a model that members hold.
     """
 
     from_step: int
@@ -291,14 +294,14 @@ class WentBack:
 
 @dataclass(frozen=True, slots=True)
 class ModelLost:
-    """No member holds the model after `step`, nor that of any signed epoch end. The run is paused until its owner decides."""
+    """No member holds the model after `step` or the model of a signed epoch end. The run is paused until its owner decides."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    """total_steps were trained and the last cooldown is over."""
+    """The run trained total_steps steps and the last cooldown is over. steps: number of steps trained."""
 
     steps: int
 
@@ -321,4 +324,4 @@ Event = (
 )
 
 Outcome = tuple[CoordinatorState, tuple[Event, ...]]
-"""A new state and what happened on the way to it."""
+"""A new state and the events that led to it."""

@@ -1,8 +1,9 @@
 """Elections: who trains, verifies and witnesses in a round, drawn from the round's seed.
 
-The draw is the reference's (3.2). It runs over ranks in `Round.slots`, the slots healthy when the round began, so later exits do
-not change anybody's role (F4). If fewer than `witness_nodes` are left, all of them witness. Draws are pure functions of small
-values and called at every command, so the last few results are cached. Impossible numbers are refused.
+The election is the same as in the reference implementation. It runs over the ranks in `Round.slots`, the slots that were healthy
+when the round began, so clients that leave later do not change anybody's role (F4). If fewer than `witness_nodes` slots are left,
+all of them are witnesses. Elections are pure functions of small values. They are called at every command, so the most recent
+results are cached. Numbers with which no election is possible raise CoordinatorError.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _WITNESS_SALT = b"witness"
 _MAX_U64 = 2**64 - 1
 
 REMEMBERED = 256
-"""Derivations of each kind that are remembered: more than the stored rounds of a few runs in one process."""
+"""Size of each cache of derived values: enough for the stored rounds of a few runs in one process."""
 
 
 @dataclass(frozen=True, slots=True)
 class WitnessProof:
-    """Where `index` stands in the draw of witnesses, and whether that makes it one."""
+    """The position of `index` in the drawn order of witnesses. witness: whether this position makes it a witness."""
 
     position: int
     index: int
@@ -35,7 +36,7 @@ class WitnessProof:
 
 @dataclass(frozen=True, slots=True)
 class CommitteeProof:
-    """Where `index` stands in the draw of committees, and the committee that gives."""
+    """The position of `index` in the drawn order of committees, and the committee it belongs to."""
 
     committee: Committee
     position: int
@@ -44,10 +45,10 @@ class CommitteeProof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitteeSelection:
-    """One round's draw over `total_nodes` indices.
+    """One round's elections over `total_nodes` indices.
 
-    witness_nodes: 0 elects everybody, at most 32. verification_percent: share of those who break no ties that verify.
-    seed: the round's u64. Raises CoordinatorError (InvalidCommitteeSelection).
+    witness_nodes: number of witnesses; 0 elects everybody, at most 32. verification_percent: percentage of the nodes that are not
+    tie-breakers that verify, 0 to 100. seed: the round's seed, u64. Raises CoordinatorError (InvalidCommitteeSelection).
     """
 
     tie_breaker_nodes: int
@@ -71,29 +72,29 @@ class CommitteeSelection:
 
     @property
     def verifier_nodes(self) -> int:
-        """How many verify."""
+        """Number of verifiers, rounded down."""
         return (self.total_nodes - self.tie_breaker_nodes) * self.verification_percent // 100
 
     def witness_proof(self, index: int) -> WitnessProof:
-        """The draw of one index. Raises ValueError for an index not below total_nodes."""
+        """Return the position of one index among the witnesses. Raises ValueError unless 0 <= index < total_nodes."""
         position = shuffled_index(index, self.total_nodes, self._seed(_WITNESS_SALT))
         return WitnessProof(position=position, index=index, witness=position < self._witness_limit)
 
     def committee_proof(self, index: int) -> CommitteeProof:
-        """The committee of one index. Raises ValueError for an index not below total_nodes."""
+        """Return the committee of one index. Raises ValueError unless 0 <= index < total_nodes."""
         position = shuffled_index(index, self.total_nodes, self._seed(_COMMITTEE_SALT))
         return CommitteeProof(committee=self._committee_at(position), position=position, index=index)
 
     def witness_order(self) -> tuple[int, ...]:
-        """All indices in order of their position in the draw of witnesses."""
+        """Return all indices, ordered by their position in the drawn order of witnesses."""
         return tuple(shuffled_order(self.total_nodes, self._seed(_WITNESS_SALT)))
 
     def witnesses(self) -> tuple[int, ...]:
-        """All elected witnesses by index, in order of their position."""
+        """Return the indices of all elected witnesses, ordered by their position."""
         return self.witness_order()[: self._witness_limit]
 
     def members(self, committee: Committee) -> tuple[int, ...]:
-        """All indices of a committee, ascending."""
+        """Return all indices of a committee, ascending."""
         if self.tie_breaker_nodes == 0 and self.verifier_nodes == 0:
             return tuple(range(self.total_nodes)) if committee is Committee.Trainer else ()
 
@@ -117,32 +118,32 @@ class CommitteeSelection:
 
 
 def witness_slots(state: CoordinatorState, round_: Round) -> tuple[int, ...]:
-    """Slots elected to witness in a round, ascending."""
+    """Return the slots elected to witness in a round, ascending."""
     return witnesses(round_.slots, round_.seed, state.config.witness_nodes or MAX_WITNESSES)
 
 
 def trainer_slots(state: CoordinatorState, round_: Round) -> tuple[int, ...]:
-    """Slots that train in a round, ascending; also of a drain round, where there is nothing to train."""
+    """Return the slots that train in a round, ascending. A drain round also has trainers, although they get no samples."""
     return trainers(round_.slots, round_.seed, state.config.verification_percent)
 
 
 @lru_cache(maxsize=REMEMBERED)
 def drawn_order(slots: tuple[int, ...], seed: int) -> tuple[int, ...]:
-    """The slots in order of the draw of witnesses with this seed (u64)."""
+    """Return the slots in the drawn order of witnesses for this seed (u64)."""
     draw = CommitteeSelection(tie_breaker_nodes=0, witness_nodes=0, verification_percent=0, total_nodes=len(slots), seed=seed)
     return tuple(slots[rank] for rank in draw.witness_order())
 
 
 @lru_cache(maxsize=REMEMBERED)
 def witnesses(slots: tuple[int, ...], seed: int, at_most: int) -> tuple[int, ...]:
-    """The slots that witness, ascending. Where all of them do nothing is drawn."""
+    """Return the slots that witness, ascending. No draw is needed if all slots witness."""
     elected = slots if at_most >= len(slots) else drawn_order(slots, seed)[:at_most]
     return tuple(sorted(elected))
 
 
 @lru_cache(maxsize=REMEMBERED)
 def trainers(slots: tuple[int, ...], seed: int, verification_percent: int) -> tuple[int, ...]:
-    """The slots that train, ascending. Raises CoordinatorError (InvalidCommitteeSelection)."""
+    """Return the slots that train, ascending. Raises CoordinatorError (InvalidCommitteeSelection)."""
     draw = CommitteeSelection(
         tie_breaker_nodes=0,
         witness_nodes=0,

@@ -1,7 +1,7 @@
-"""Epochs: waiting for members and cooldown. The phases between them are in `warmup` and `rounds`.
+"""Epochs: the phases WaitingForMembers and Cooldown. The phases between them are in `warmup` and `rounds`.
 
-The extra waiting time starts when the minimum of members is reached (F13). A run that has finished stays finished even if a pause
-was requested.
+The extra waiting time starts when init_min_clients members are pending (F13). A run that has trained its last step finishes even
+if a pause was requested.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def new_state(
     *,
     instance: bytes,
 ) -> CoordinatorState:
-    """A run that waits for its first members and begins with the stored checkpoint's model.
+    """Return the state of a new run, which waits for its first members and begins with the stored checkpoint's model.
 
-    progress: where an earlier run stopped, None for the start. now: unix seconds. instance: 32 bytes that no other run has, for
-    instance random ones. Configuration is taken as checked. Raises ValueError for an instance of another length.
+    config, model: the caller has already checked them. progress: where an earlier run stopped, None for the start. now: unix
+    seconds. instance: 32 bytes that no other run has, for example random bytes. Raises ValueError for another length.
     """
     if len(instance) != 32:
         message = f"a run's instance has 32 bytes, got {len(instance)}"
@@ -47,7 +47,7 @@ def finished(state: CoordinatorState) -> bool:
 
 
 def tick_waiting(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
-    """Start an epoch when enough members have been pending for the extra time."""
+    """Start an epoch if enough members have been pending for waiting_for_members_extra_time seconds."""
     extra = state.config.waiting_for_members_extra_time
     if state.minimum_since is None or not due(state.minimum_since, now, extra):
         return state, ()
@@ -71,7 +71,7 @@ def tick_waiting(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
 
 
 def tick_cooldown(state: CoordinatorState, now: int) -> Outcome:
-    """End the epoch when the cooldown is over: pay it, then finish, pause or wait for the next one's members."""
+    """End the epoch if the cooldown is over: pay its clients, then finish, pause, or wait for the members of the next epoch."""
     if not due(state.since, now, state.config.cooldown_time):
         return state, ()
 
@@ -95,5 +95,5 @@ def tick_cooldown(state: CoordinatorState, now: int) -> Outcome:
 
 
 def finish_run(state: CoordinatorState, now: int, *, events: tuple[Event, ...] = ()) -> Outcome:
-    """Enter Finished."""
+    """Enter the state Finished. events: earlier events of the same command."""
     return entered(state, RunState.Finished, now), (*events, RunFinished(steps=state.progress.step - 1))

@@ -1,15 +1,16 @@
 """Proof that a trainer signed two different results for one share of a round (F7). The trainer is then ejected.
 
-Everything signed is computed again from the state, so a proof needs only two payload hashes and two signatures, and nobody has to
-be trusted. Any healthy member may send a proof during the epoch's rounds or its cooldown. It counts whatever the accused client's
-health is, so that leaving is no escape. An ejected client is not paid for this epoch, is slashed at the epoch's end, and cannot
-return in this epoch. It may join the next one: a new key costs nothing, so keeping people out is left to the owner's list. The
-statements it gave still count.
+The coordinator computes the signed bytes again from the state, so a proof needs only two payload hashes and two signatures, and
+the sender does not have to be trusted. Any healthy member may send a proof during the epoch's rounds or its cooldown. The proof
+also counts if the accused client already left, so leaving does not protect it. An ejected client is not paid for this epoch, is
+slashed at the epoch's end, and cannot return in this epoch. It may join the next epoch: a new key costs nothing, so only the
+owner's allow list can exclude people. The witness statements it sent still count.
 
-Its shares are void while their rounds are not decided: nobody applies them, and their samples return to the queue. Once the round
-is decided, a share is void if the statements show that neither of the two results, nor a third one, can have been agreed on. Then
-every client left it out, and its samples return to the queue as well. If that cannot be shown, and neither result was agreed on,
-its samples are counted as lost, because the state does not show whether a third was.
+If a round is not decided yet, the client's share of it becomes void: nobody applies it, and its samples return to the queue. If
+the round is already decided, the share becomes void only if the statements prove that the clients agreed on none of the possible
+results: not on the first, not on the second, and not on an unknown third one. In that case no client applied the share, and its
+samples return to the queue too. If the statements do not prove this, and neither of the two results was agreed on, the samples
+are counted as lost, because the state does not show whether a third result was applied.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 
 
 def equivocation(state: CoordinatorState, command: Equivocation, now: int) -> Outcome:
-    """Eject the accused slot. Raises CoordinatorError (Halted, InvalidRunState, InvalidEvidence)."""
+    """Check a proof and eject the accused slot. Raises CoordinatorError (Halted, InvalidRunState, InvalidEvidence)."""
     if state.run_state.halted:
         raise CoordinatorError("Halted", f"the run is {state.run_state.name}")
     if not state.run_state.active:
@@ -59,7 +60,7 @@ def equivocation(state: CoordinatorState, command: Equivocation, now: int) -> Ou
 
 
 def _share_judged(state: CoordinatorState, command: Equivocation, judged: Round, *, first: bool) -> Outcome:
-    """What becomes of the share; the same state when nothing does. first: the slot was not ejected before."""
+    """Decide about the share; returns the same state object if nothing changes. first: the slot was not ejected before."""
     slot, current = command.index, state.current_round
     if state.run_state in _PLAYING and current is not None and current.height <= command.height + 1:
         return _voided(state, judged, slot), ()
@@ -85,7 +86,7 @@ def _share_judged(state: CoordinatorState, command: Equivocation, judged: Round,
 
 
 def _undecided_voided(state: CoordinatorState, slot: int) -> CoordinatorState:
-    """All shares of a slot void that nothing is decided about yet: who signed twice once may have done so again."""
+    """Mark all undecided shares of a slot as void, because a trainer that signed twice once may do so in other rounds."""
     current = state.current_round
     if state.run_state not in _PLAYING or current is None:
         return state
@@ -103,7 +104,7 @@ def _voided(state: CoordinatorState, judged: Round, slot: int) -> CoordinatorSta
 
 
 def _commitments(state: CoordinatorState, command: Equivocation, judged: Round) -> tuple[bytes, bytes]:
-    """The two commitments that follow from the state."""
+    """Compute the two commitments (32 bytes each) from the state and the payload hashes of the proof."""
 
     def commitment(result: SignedResult) -> bytes:
         return commitment_hash(
@@ -120,7 +121,7 @@ def _commitments(state: CoordinatorState, command: Equivocation, judged: Round) 
 
 
 def _problem(state: CoordinatorState, command: Equivocation, judged: Round) -> str | None:
-    """What is wrong with a proof, None when it proves. Cheap checks come first."""
+    """Return what is wrong with a proof, or None if it is valid. Cheap checks come first."""
     sender = state.slot_of(command.sender)
     if sender is None or state.epoch.clients[sender].state is not ClientState.Healthy:
         return f"{command.sender} is not a healthy member of this epoch"
@@ -148,7 +149,7 @@ def _problem(state: CoordinatorState, command: Equivocation, judged: Round) -> s
 
 
 def _ejected(state: CoordinatorState, slot: int, now: int) -> Outcome:
-    """The slot ejected whatever its health was, its member no longer pending."""
+    """Eject the slot, whatever its health was, and remove its member from the pending list."""
     clients = list(state.epoch.clients)
     clients[slot] = _convicted(clients[slot], height=0 if state.current_round is None else state.current_round.height)
     signer = clients[slot].id.signer
@@ -158,6 +159,6 @@ def _ejected(state: CoordinatorState, slot: int, now: int) -> Outcome:
 
 
 def _convicted(client: Client, *, height: int) -> Client:
-    """exited_height stays where a client that had already left did so."""
+    """Return the client as ejected. If it had already left, exited_height keeps the round in which it left."""
     left_before = client.state is not ClientState.Healthy
     return replace(client, state=ClientState.Ejected, exited_height=client.exited_height if left_before else height)

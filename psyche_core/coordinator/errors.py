@@ -1,4 +1,4 @@
-"""Names of the refusals of the coordinator, the same in every implementation. Reference names are kept where they fit."""
+"""Names of the coordinator's errors, the same in every implementation. Where possible they are those of the reference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "NothingDue": "a tick came before anything was due; only a chain refuses that, where ticks cost a fee",
     }
 )
-"""Each name with what it means, in one line."""
+"""The meaning of each name, in one line."""
 
 NAMES: tuple[str, ...] = tuple(MEANINGS)
-"""All names `CoordinatorError.name` can have."""
+"""All possible values of `CoordinatorError.name`."""

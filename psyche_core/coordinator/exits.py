@@ -1,4 +1,4 @@
-"""The pending list, and slots that stop being healthy.
+"""Changes of the pending list, and of slots that stop being healthy.
 
 Slots never move: leaving only changes a client's state (F4). A client that leaves or is dropped is no longer pending and must
 join again.
@@ -15,14 +15,17 @@ from psyche_core.types import ClientState, NodeIdentity
 
 
 def with_pending(state: CoordinatorState, pending: tuple[NodeIdentity, ...], now: int) -> CoordinatorState:
-    """The state with another pending list, and since when it has had the minimum (F13)."""
+    """Return the state with another pending list. Also updates since when the list has had init_min_clients members (F13)."""
     enough = len(pending) >= state.config.init_min_clients
     since = state.minimum_since if state.minimum_since is not None else now
     return replace(state, pending=pending, minimum_since=since if enough else None)
 
 
 def exited(state: CoordinatorState, slots: Iterable[int], to: ClientState, now: int) -> Outcome:
-    """Take healthy slots out of health and their members off the pending list; others of `slots` are left alone."""
+    """Change healthy slots to the client state `to` and remove their members from the pending list.
+
+    Slots of `slots` that are not healthy do not change. now: unix seconds.
+    """
     leaving = tuple(sorted(set(slots) & set(state.healthy_slots)))
     if not leaving:
         return state, ()

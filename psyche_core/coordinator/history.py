@@ -1,13 +1,14 @@
 """The run's history: the digests that members signed, and going back to an earlier step if nobody holds a later one (F18).
 
-An epoch's end is signed once a quorum of the members that took part in it reported the same full digest of their masters. The
-last steps of its rounds are signed by the witness statements that are still stored; each has the digest of the masters during its
-round.
+An epoch's end is signed when a quorum of the members that took part in it reported the same full digest of their masters (the
+float32 master weights). The witness statements that are still stored sign the last steps of the epoch's rounds: each statement
+contains the digest of the masters during its round.
 
-The run goes back when no member's memory or disk has the model any more. A quorum of those who report in a warmup must say that
-they cannot get the model, each with the newest signed step it holds. The run goes on from the newest of these steps. Digests
-decide, so nobody can bring in another model; a member that claims a step it does not have makes the run go back once more. If
-nobody holds any step, only the stored checkpoint is left. Using it is the owner's decision, unless the configuration allows it.
+The run goes back when no member has the model in memory or on disk any more. For this, a quorum of the members that report in a
+warmup must say that they cannot get the model, each with the newest signed step it holds. The run continues from the newest of
+these steps. Models are compared by digest, so nobody can introduce another model. If a member claims a step that it does not
+have, the run must go back once more. If nobody holds any step, only the stored checkpoint is left. The owner decides whether to
+use it, unless the configuration allows it in advance.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from psyche_core.types import MAX_WITNESSES, ClientState, RunState, total_sample
 
 _HELD = b"psyche/held"
 _AFTERWARDS = (RunState.WaitingForMembers, RunState.Paused, RunState.Finished)
-"""States after a cooldown in which the ended epoch's members can still sign its end."""
+"""States after a cooldown in which the members of the last epoch can still sign its end."""
 
 
 def present_end(state: CoordinatorState) -> EpochEnd:
-    """Where the run stands between two epochs, with the digest that a quorum signed for it, if any."""
+    """Return the run's position between two epochs, with the digest that a quorum signed for it, or NO_DIGEST."""
     step = state.progress.step - 1
     return _end_at(state, step, next((end.digest for end in state.ends if end.step == step), NO_DIGEST))
 
@@ -52,16 +53,16 @@ def _end_at(state: CoordinatorState, step: int, digest: bytes) -> EpochEnd:
 
 
 def signed_digests(state: CoordinatorState) -> Mapping[int, bytes]:
-    """Full digests (32 bytes) of the masters after each step that members signed: epoch ends, and what stored statements say."""
+    """Map each signed step to the full digest (32 bytes) of the masters after it, from epoch ends and stored statements."""
     return _attested(state) | {end.step: end.digest for end in state.ends if end.digest != NO_DIGEST}
 
 
 def _attested(state: CoordinatorState) -> dict[int, bytes]:
-    """The digests, by step, that stored statements sign.
+    """Return the digests, by step, that stored statements sign.
 
-    As many must say the same as are a quorum of all members of the stored rounds, or of the largest committee where those are
-    more: who is left alone signs nothing alone. During a round everybody's masters are those of two steps before it; the round
-    between must be stored too, for its samples would be assigned again.
+    The number of equal statements must reach a quorum of all members of the stored rounds, or of MAX_WITNESSES if there are more
+    members than that. So the last remaining member cannot sign a digest alone. During a round, the masters of all members are
+    those after the step two before it. The round between must also be stored, because its samples would be assigned again.
     """
     rounds = state.epoch.rounds
     members = {slot for stored in rounds for slot in stored.slots}
@@ -77,10 +78,10 @@ def _attested(state: CoordinatorState) -> dict[int, bytes]:
 
 
 def epoch_digest(state: CoordinatorState, command: EpochDigest) -> Outcome:
-    """Note a member's digest of the epoch's end; a quorum of equal ones signs it, once.
+    """Store a member's digest of the epoch's end. The end is signed once a quorum of equal digests is reached.
 
-    The quorum is of those who took part in the epoch, wherever they are by now: who is left alone signs nothing alone. What is
-    signed is never signed otherwise.
+    The quorum is computed over all members that took part in the epoch, even if they have left since. So the last remaining
+    member cannot sign alone. A signed digest is never replaced by another one.
 
     Raises CoordinatorError (InvalidRunState, InvalidWitness, DuplicateWitness).
     """
@@ -121,7 +122,7 @@ def epoch_digest(state: CoordinatorState, command: EpochDigest) -> Outcome:
 
 
 def _took_part(state: CoordinatorState) -> list[int]:
-    """Slots with accepted work in the epoch, or healthy when its last round began, but those that were ejected."""
+    """Return the slots that had accepted results in the epoch or were healthy when its last round began, without ejected ones."""
     last = state.epoch.rounds[-1].slots
     return [
         slot
@@ -135,17 +136,19 @@ def _hears_digests(state: CoordinatorState) -> bool:
 
 
 def held_digest(digest: bytes) -> bytes:
-    """What a member that cannot get the model sends instead of a model's digest, of the step it holds (32 bytes, as `digest`).
+    """Return what a member that cannot get the epoch's model sends to say which earlier model it holds (32 bytes).
 
-    Not the end's own digest: masters of two steps can be equal, and that one would be the model it is ready with.
+    digest: full digest of the model it holds, 32 bytes. The member does not send this digest itself, because two steps can have
+    equal masters: the digest would then also mean that the member is ready with the epoch's model.
     """
     return hashlib.sha256(_HELD + digest).digest()
 
 
 def must_go_back(state: CoordinatorState) -> bool:
-    """Whether a quorum of those who spoke in warmup, init_min_clients at least, cannot get the model the epoch starts with.
+    """Whether a quorum of the members that reported in warmup cannot get the model that the epoch starts with.
 
-    Never from an epoch that starts with the stored checkpoint: there is nothing else to begin with.
+    At least init_min_clients members must have reported. Always False if the epoch starts with the stored checkpoint, because
+    there is no earlier model.
     """
     healthy, ready = set(state.healthy_slots), set(state.epoch.ready)
     lacking = healthy & set(state.epoch.lacking) - ready
@@ -154,7 +157,10 @@ def must_go_back(state: CoordinatorState) -> bool:
 
 
 def without_model(state: CoordinatorState, now: int) -> Outcome:
-    """Give the warmup up and go back to the newest step that a member holds, else to the stored checkpoint if that may be."""
+    """Abandon the warmup and go back to the newest step that a member holds.
+
+    If no member holds one, the run goes back to the stored checkpoint if the configuration allows it, and otherwise it is paused.
+    """
     given_up = EpochEnded(epoch=state.progress.epoch, success=False)
     held = None
     if state.epoch.held_step:
@@ -169,10 +175,10 @@ def without_model(state: CoordinatorState, now: int) -> Outcome:
 
 
 def _with_attested(state: CoordinatorState, newest: int) -> CoordinatorState:
-    """The state without ends after `newest`, and with the earlier steps that stored statements sign among them.
+    """Return the state without ends after step `newest`, and with ends for the earlier steps that stored statements sign.
 
-    They are as they would be without those rounds: what was accepted of later rounds waits to be assigned again, behind what
-    waited already.
+    Each added end is as if the later rounds had not been played: their accepted samples are in its queue, to be assigned again,
+    together with the samples that were already waiting.
     """
     attested = _attested(state)
     ends = tuple(end for end in state.ends if end.step <= newest)
@@ -194,7 +200,7 @@ def _with_attested(state: CoordinatorState, newest: int) -> CoordinatorState:
 
 
 def went_back(state: CoordinatorState, target: EpochEnd, *, from_checkpoint: bool) -> Outcome:
-    """The run after an earlier step, in a new generation: what was trained since is trained again."""
+    """Return the run at an earlier step, with a new generation number. The steps after it are trained again."""
     event = WentBack(from_step=state.progress.step - 1, to_step=target.step, from_checkpoint=from_checkpoint)
     progress = Progress(epoch=state.progress.epoch, step=target.step + 1, data_index=target.data_index)
     state = replace(
@@ -205,15 +211,16 @@ def went_back(state: CoordinatorState, target: EpochEnd, *, from_checkpoint: boo
         ends=tuple(end for end in state.ends if end.step <= target.step),
         from_checkpoint=from_checkpoint,
         generation=state.generation + 1,
-        epoch=replace(state.epoch, rounds=(), unplayed=True),  # they led to what is left behind
+        epoch=replace(state.epoch, rounds=(), unplayed=True),  # they belong to the discarded history
     )
     return state, (event,)
 
 
 def moved_to(state: CoordinatorState, progress: Progress) -> CoordinatorState:
-    """The run where its owner wants it to go on: with the members' model if they signed that end, else with the stored one.
+    """Return the run at the position chosen by its owner.
 
-    The queue is emptied: its samples belong to the history that is left.
+    The run continues with the members' model if they signed that end, otherwise with the stored model. The queue is emptied,
+    because its samples belong to the discarded history.
     """
     step = progress.step - 1
     ends = tuple(end for end in state.ends if end.step <= step)

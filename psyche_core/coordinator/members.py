@@ -1,11 +1,11 @@
 """Members: joining, leaving, and being reported as unhealthy.
 
-Slots never move: leaving only changes a client's state (F4). A client that leaves or is dropped must join again. Joining again
-renews the transport key and keeps the place in the list. A client that joined again may return to its slot in the same epoch
-(protocol 5), at most MAX_REJOINS times, with the keys it had, because signatures of this epoch are checked with them. It takes
-part from the next round on, because `Round.slots` never changes. Health is judged from statements alone: a slot is unhealthy when
-the previous round's witnesses reached their quorum and that quorum did not see its share. A slot without samples is never
-unhealthy (F10), and a slot that came back since is not judged for what it left undone.
+Slots never move: leaving only changes a client's state (F4). A client that leaves or is dropped must join again. If a pending
+member joins again, its transport key is replaced and it keeps its place in the list. A client that joined again may return to its
+slot in the same epoch (protocol section 5), at most MAX_REJOINS times. It must use the same keys, because the signatures of this
+epoch are checked with them. It takes part from the next round on, because `Round.slots` never changes. Health is decided only
+from statements: a slot is unhealthy if the previous round's witnesses reached their quorum and no quorum of them saw its share. A
+slot without samples is never unhealthy (F10). A slot that was absent in that round and has returned since is not dropped for it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from psyche_core.wire.messages import is_join_of
 
 
 def join(state: CoordinatorState, command: Join, now: int) -> Outcome:
-    """Append to the pending list, once.
+    """Append the sender to the pending list. A sender that is already pending keeps its place.
 
-    Raises CoordinatorError (Halted when finished, InvalidProof, TransportKeyTaken, ClientsFull, AccountsFull).
+    now: unix seconds. Raises CoordinatorError (Halted if the run is finished, InvalidProof, TransportKeyTaken, ClientsFull,
+    AccountsFull).
     """
     if state.run_state is RunState.Finished:
         raise CoordinatorError("Halted", "the run is finished; nobody can join it any more")
@@ -61,7 +62,10 @@ def join(state: CoordinatorState, command: Join, now: int) -> Outcome:
 
 
 def withdraw(state: CoordinatorState, command: Withdraw, now: int) -> Outcome:
-    """Leave the pending list, and the epoch if healthy in it. Raises CoordinatorError (InvalidWithdraw)."""
+    """Remove the sender from the pending list, and from the epoch if its slot is healthy.
+
+    Raises CoordinatorError (InvalidWithdraw).
+    """
     sender = command.sender
     slot = state.slot_of(sender)
     if slot is not None and state.epoch.clients[slot].state is ClientState.Healthy:
@@ -75,10 +79,10 @@ def withdraw(state: CoordinatorState, command: Withdraw, now: int) -> Outcome:
 
 
 def returned(state: CoordinatorState, slot: int) -> Outcome:
-    """Bring a dropped or withdrawn slot back to health. Raises CoordinatorError (InvalidWitness, RejoinsExhausted).
+    """Make a dropped or withdrawn slot healthy again. Raises CoordinatorError (InvalidWitness, RejoinsExhausted).
 
-    exited_height stays: what was left undone up to that round is no reason to be dropped again. Missed duties are forgiven only
-    as far as that the slot may stay: it is not waited for again in this epoch (F16).
+    exited_height does not change: the slot must not be dropped again for work it did not do up to that round. The score of missed
+    duties is reduced to at most WAITED_MISSES. With this score the slot is not dropped, but rounds do not wait for it (F16).
     """
     client = state.epoch.clients[slot]
     if client.state is ClientState.Ejected:
@@ -102,11 +106,11 @@ def returned(state: CoordinatorState, slot: int) -> Outcome:
 
 
 def health_check(state: CoordinatorState, command: HealthCheck, now: int) -> Outcome:
-    """Drop slots whose share a quorum did not see.
+    """Drop slots whose share was not seen by a quorum.
 
-    The statements of the previous round judge, about the round before it, and only its elected witnesses may report (F8). One
-    slot that was seen refuses the report; a slot that came back since is named in vain. Raises CoordinatorError (Halted,
-    InvalidRunState, NoActiveRound, InvalidHealthCheck).
+    The decision uses the statements of the previous round, which are about the round before it. Only the elected witnesses of the
+    previous round may report (F8). If any reported slot was seen, the whole report is rejected. A reported slot that was absent
+    and has returned since is not dropped. Raises CoordinatorError (Halted, InvalidRunState, NoActiveRound, InvalidHealthCheck).
     """
     if state.run_state.halted:
         raise CoordinatorError("Halted", f"the run is {state.run_state.name}")
@@ -138,5 +142,5 @@ def health_check(state: CoordinatorState, command: HealthCheck, now: int) -> Out
 
 
 def _came_back_since(client: Client, judged: Round) -> bool:
-    """Whether a client's absence, over by now, explains what it did not do in a round."""
+    """Whether the client was absent in a round, which explains its missing result, and has returned since."""
     return client.rejoins > 0 and judged.height <= client.exited_height

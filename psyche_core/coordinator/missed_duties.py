@@ -1,4 +1,4 @@
-"""Duties that witnesses missed: how they are counted, which witnesses are no longer waited for, and which are dropped (F16).
+"""Missed duties of witnesses: counts them, and decides for which witnesses rounds do not wait and which are dropped (F16).
 
 Each slot has a score, `Client.missed`. Rounds raise it when they end; statements lower it again.
 """
@@ -15,28 +15,28 @@ from psyche_core.coordinator.witness import quorum
 from psyche_core.types import ClientState
 
 WAITED_MISS = 32
-"""What a missed duty adds to a slot's `missed` where the round waited for it."""
+"""Added to a slot's `missed` for a missed duty if the round waited for the slot."""
 
 UNWAITED_MISS = 2
-"""The same where nobody waited for it: the others may only have been faster."""
+"""Added if the round did not wait for the slot. Less, because the other witnesses may only have been faster."""
 
 STATED = 1
-"""What a statement takes off `missed`."""
+"""Subtracted from `missed` for each statement."""
 
 WAITED_MISSES = 64
-"""From here on a witness is not waited for: two duties missed while it was, about 32 statements ago."""
+"""From this score on, rounds do not wait for a witness. Two missed duties while it was waited for give this score."""
 
 MAX_MISSED = 128
-"""From here on a slot is dropped."""
+"""From this score on, a slot is dropped."""
 
 MOST_MISSED = 255
-"""Where `missed` stops growing."""
+"""Upper limit of `missed`."""
 
 
 def silent_witnesses(state: CoordinatorState, current: Round) -> frozenset[int]:
-    """Elected witnesses that did not state in a round, though healthy (F16); none where fewer than a quorum stated.
+    """Return the healthy elected witnesses that sent no statement in a round (F16); none if fewer than a quorum sent one.
 
-    Who came back in this very round is excused: it may have been away when the others stated.
+    Witnesses that returned in the same round are left out: they may have been absent when the others sent their statements.
     """
     elected = witness_slots(state, current)
     if len(current.statements) < quorum(len(elected)):
@@ -52,7 +52,7 @@ def _answerable(client: Client, height: int) -> bool:
 
 
 def with_missed_duties(state: CoordinatorState, slots: frozenset[int]) -> CoordinatorState:
-    """A missed duty for each of these slots."""
+    """Return the state with one more missed duty for each of these slots."""
     for slot in slots:
         waited = state.epoch.clients[slot].missed < WAITED_MISSES
         state = with_missed(state, slot, WAITED_MISS if waited else UNWAITED_MISS)
@@ -60,7 +60,7 @@ def with_missed_duties(state: CoordinatorState, slots: frozenset[int]) -> Coordi
 
 
 def with_missed(state: CoordinatorState, slot: int, change: int) -> CoordinatorState:
-    """A slot's score of missed duties changed, within its bounds."""
+    """Return the state with a slot's score of missed duties changed by `change`, kept within 0 and MOST_MISSED."""
     missed = state.epoch.clients[slot].missed
     changed = min(max(missed + change, 0), MOST_MISSED)
     if changed == missed:
@@ -72,6 +72,6 @@ def with_missed(state: CoordinatorState, slot: int, change: int) -> CoordinatorS
 
 
 def dropped_for_missing(state: CoordinatorState, now: int) -> Outcome:
-    """Drop who missed too many duties (F16); it may come back like any dropped slot."""
+    """Drop the slots that missed too many duties (F16). They may return like any dropped slot."""
     leaving = tuple(slot for slot in state.healthy_slots if state.epoch.clients[slot].missed >= MAX_MISSED)
     return exited(state, leaving, ClientState.Dropped, now)

@@ -1,6 +1,6 @@
 """The queue of samples to be assigned again (F14): bounded, disjoint intervals, the oldest (lowest) samples first.
 
-Neighbouring intervals are merged. If there are too many, the oldest are given up; what was given up is always counted.
+Neighbouring intervals are merged. If there are too many intervals, the oldest are discarded, and their samples are counted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MAX_INTERVALS = 512
 
 
 def merged(batches: Iterable[BatchId]) -> tuple[BatchId, ...]:
-    """The same samples as ascending intervals with neighbours joined. Raises ValueError when a sample is there twice."""
+    """Return the same samples as ascending intervals with neighbours joined. Raises ValueError if a sample occurs twice."""
     joined: list[BatchId] = []
     for batch in sorted(batches):
         if joined and batch.first <= joined[-1].last:
@@ -28,14 +28,17 @@ def merged(batches: Iterable[BatchId]) -> tuple[BatchId, ...]:
 
 
 def added(queue: tuple[BatchId, ...], batches: Iterable[BatchId]) -> tuple[tuple[BatchId, ...], int]:
-    """The queue with `batches` in it, and the number of samples given up to stay within MAX_INTERVALS."""
+    """Return the queue with `batches` added, and the number of samples discarded to stay within MAX_INTERVALS.
+
+    Raises ValueError if a sample occurs twice.
+    """
     joined = merged((*queue, *batches))
     surplus = max(len(joined) - MAX_INTERVALS, 0)
     return joined[surplus:], total_samples(joined[:surplus])
 
 
 def taken(queue: tuple[BatchId, ...], samples: int) -> tuple[tuple[BatchId, ...], tuple[BatchId, ...]]:
-    """At most `samples` samples from the front of the queue, and the rest of the queue."""
+    """Return at most `samples` samples from the front of the queue, and the rest of the queue."""
     front: list[BatchId] = []
     for place, batch in enumerate(queue):
         if samples == 0:

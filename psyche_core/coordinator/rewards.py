@@ -1,10 +1,10 @@
 """Rewards (F12): what an epoch pays to whom, and the accounts that hold it over the whole run.
 
-An epoch's pool is shared in proportion to accepted rounds among all its clients except the ejected ones, including those who
-left. Whatever ended the epoch, the end of its cooldown pays, once, at the rates fixed when it began. An epoch abandoned in warmup
-pays nobody. Fractions of a point stay in the pool; balances stop at 64 bits. Accounts stay until they are settled (`settlement`).
-A run holds MAX_ACCOUNTS of them: a client that could not be paid is refused when it joins, never after the work. What a point is
-worth is up to the backend.
+An epoch's pool is shared in proportion to accepted rounds among all its clients except the ejected ones. Clients that left are
+included. Each epoch is paid once, at the end of its cooldown, at the rates that were fixed when it began. The reason for its end
+does not matter. An epoch abandoned in warmup pays nobody. Fractions of a point are not paid out. A balance cannot exceed 64 bits.
+Accounts stay until they are settled (`settlement`). A run holds at most MAX_ACCOUNTS of them: a client that could not be paid is
+rejected when it joins, never after it has worked. The backend decides what a point is worth.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MAX_POINTS = 2**64 - 1
 
 
 def set_future_epoch_rates(state: CoordinatorState, command: SetFutureEpochRates) -> Outcome:
-    """Set what the epochs that start later pay; the running one keeps its rates.
+    """Set the rates of the epochs that start later. The running epoch keeps its rates.
 
-    Raises CoordinatorError (ConfigSanityCheckFailed) for a rate that is no number of 64 bits.
+    Raises CoordinatorError (ConfigSanityCheckFailed) if a rate is not an unsigned 64-bit integer.
     """
     rates = state.future_rates
     wanted = EpochRates(
@@ -42,7 +42,7 @@ def _rate(name: str, wanted: int | None, *, kept: int) -> int:
 
 
 def rewards_shared(state: CoordinatorState) -> Outcome:
-    """Pay the epoch that ends now and note what its ejected clients are slashed. To be called once per epoch."""
+    """Pay the epoch that ends now, and record the slashing of its ejected clients. Must be called exactly once per epoch."""
     earned, slashed = _earned(state.epoch), _slashed(state.epoch)
     if not earned and not slashed:
         return state, ()
@@ -61,7 +61,7 @@ def rewards_shared(state: CoordinatorState) -> Outcome:
 
 
 def _earned(epoch: Epoch) -> dict[int, int]:
-    """Slot -> points, for those who earn any."""
+    """Map slots to the points they earn; slots that earn nothing are left out."""
     rounds = {
         slot: client.accepted_rounds for slot, client in enumerate(epoch.clients) if client.state is not ClientState.Ejected
     }
@@ -71,19 +71,19 @@ def _earned(epoch: Epoch) -> dict[int, int]:
 
 
 def _slashed(epoch: Epoch) -> dict[int, int]:
-    """Slot -> points, for those who are slashed any."""
+    """Map slots to the points they are slashed; slots that are not slashed are left out."""
     rate = epoch.rates.slashing_per_client
     return {slot: rate for slot, client in enumerate(epoch.clients) if rate and client.state is ClientState.Ejected}
 
 
 def signers_without_account(state: CoordinatorState) -> set[bytes]:
-    """Who may need an account once this epoch or the next is paid: its clients and the pending members that have none."""
+    """Return the signers of this epoch's clients and of pending members that have no account but may need one when paid."""
     waiting = {client.id.signer for client in state.epoch.clients} | {member.signer for member in state.pending}
     return waiting - {account.signer for account in state.accounts}
 
 
 def has_account_for(state: CoordinatorState, signer: bytes) -> bool:
-    """Whether a signer has an account, or one is left for it beside all who may need one."""
+    """Whether a signer has an account, or there is room for one in addition to all accounts that may still be needed."""
     if any(account.signer == signer for account in state.accounts):
         return True
 

@@ -1,9 +1,9 @@
 """Rounds: started, finished and settled, and how an epoch's rounds end.
 
-Samples are taken when a round starts (requeued first, F14) and settled when the next round has attested to it. The step advances
-when a trained round finishes (F2). Every ending plays one drain round (F1). Only when no healthy client or no statement is left
-is an epoch cut. Then nothing of the round just played can ever be accepted, so it is not a trained round, its samples return to
-the queue and the step stays.
+Samples are taken when a round starts (requeued first, F14) and settled when the next round's statements have attested to it. The
+step advances when a trained round finishes (F2). Every epoch normally ends with one drain round (F1). There is one exception: if
+no healthy client is left or nobody sent a statement, the epoch ends at once. Then no result of the round just played can be
+accepted, so it does not count as a trained round: its samples return to the queue and the step does not advance.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ABANDONED = "Abandoned"
 
 
 def active_round(state: CoordinatorState) -> Round:
-    """The current round. Raises CoordinatorError (NoActiveRound)."""
+    """Return the current round. Raises CoordinatorError (NoActiveRound)."""
     if state.current_round is None:
         raise CoordinatorError("NoActiveRound", "no round has been played in this epoch")
 
@@ -39,7 +39,10 @@ def active_round(state: CoordinatorState) -> Round:
 
 
 def start_round(state: CoordinatorState, now: int, *, seed: int, drain: bool = False) -> Outcome:
-    """Begin a round over the slots healthy now (F10), with samples unless it is the drain round."""
+    """Begin a round with the slots that are healthy now (F10).
+
+    now: unix seconds. seed: u64 for the elections and the assignment. drain: True for the drain round, which gets no samples.
+    """
     batches: tuple[BatchId, ...] = ()
     if not drain:
         state, batches = _with_samples_taken(state)
@@ -60,7 +63,7 @@ def start_round(state: CoordinatorState, now: int, *, seed: int, drain: bool = F
 
 
 def _with_samples_taken(state: CoordinatorState) -> tuple[CoordinatorState, tuple[BatchId, ...]]:
-    """Take a round's samples: from the queue first, then fresh ones."""
+    """Take the samples of a round: first from the queue, then fresh ones."""
     first = state.progress.data_index
     wanted = batch_size(
         first * state.model.LLM.max_seq_len,
@@ -76,7 +79,7 @@ def _with_samples_taken(state: CoordinatorState) -> tuple[CoordinatorState, tupl
 
 
 def everybody_stated(state: CoordinatorState) -> bool:
-    """Whether every elected witness of the current round that is healthy and waited for has stated (F15, F16)."""
+    """Whether all elected witnesses that are healthy and that the round waits for have sent their statements (F15, F16)."""
     current = active_round(state)
     stated = {statement.index for statement in current.statements}
     clients = state.epoch.clients
@@ -87,7 +90,7 @@ def everybody_stated(state: CoordinatorState) -> bool:
 
 
 def tick_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
-    """Let time pass in RoundTrain or RoundWitness."""
+    """Do what is due at `now` (unix seconds) in RoundTrain or RoundWitness."""
     if state.run_state is RunState.RoundTrain:
         if not due(state.since, now, state.config.max_round_train_time):
             return state, ()
@@ -100,7 +103,7 @@ def tick_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
 
 
 def finish_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
-    """End a round's witness phase: settle the round before, then the next round, the drain round or the cooldown."""
+    """End a round's witness phase: settle the previous round, then start the next round, the drain round or the cooldown."""
     current = active_round(state)
     before = state.round_at(current.height - 1)
     silent = silent_witnesses(state, current)
@@ -125,9 +128,9 @@ def finish_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
 
 
 def _settled(state: CoordinatorState, decided: Round, *, unpaid: frozenset[int] = frozenset()) -> Outcome:
-    """Count the accepted rounds of `decided` (F12) and put the other samples back in the queue (F14).
+    """Count the accepted results of round `decided` for their clients (F12) and put the other samples back in the queue (F14).
 
-    unpaid: slots that missed their duty as a witness of it; their results are applied, and not counted for them (F16).
+    unpaid: slots that missed their duty as witnesses of this round. Their results are applied, but not counted for them (F16).
     """
     accepted = accepted_slots(state, decided)
     queue, lost = added(state.requeue, unaccepted(state, decided, accepted))
@@ -147,7 +150,7 @@ def _settled(state: CoordinatorState, decided: Round, *, unpaid: frozenset[int] 
 
 
 def _end_reason(state: CoordinatorState, finished: Round, now: int) -> EndReason | None:
-    """Why the epoch must end after this trained round, None to go on."""
+    """Return why the epoch must end after this trained round, or None if it continues."""
     config = state.config
     rounds = config.rounds_per_epoch
     met = {
@@ -162,6 +165,6 @@ def _end_reason(state: CoordinatorState, finished: Round, now: int) -> EndReason
 
 
 def _start_cooldown(state: CoordinatorState, now: int, *, reason: str, events: tuple[Event, ...]) -> Outcome:
-    """Enter the cooldown. Rounds and statements stay stored: clients still apply the last trained round from them."""
+    """Enter the cooldown. Rounds and statements stay stored, because clients still need them to apply the last trained round."""
     started = CooldownStarted(epoch=state.progress.epoch, reason=reason)
     return entered(state, RunState.Cooldown, now), (*events, started)

@@ -1,7 +1,7 @@
 """Schedules over the run: samples per round, learning rate per step, cold-start factor.
 
-Formulas are the reference's (2.15, 3.12 and modeling 3), samples in integers, rates in float64. One correction: after
-`total_steps` the cosine stays at its final rate instead of rising again.
+The formulas are the same as in the reference implementation, with one correction: after `total_steps` the cosine schedule stays
+at its final rate instead of rising again. Numbers of samples are computed in integers, rates in float64.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from psyche_core.coordinator.state import CoordinatorState
 
 
 def batch_size(tokens: int, *, start: int, end: int, warmup_tokens: int) -> int:
-    """Samples of a round before which `tokens` tokens were assigned: a linear ramp from `start` to `end`, halves rounded up.
+    """Return the number of samples of a round: linear from `start` to `end` over `warmup_tokens` tokens, halves rounded up.
 
-    In integers: every implementation must assign the same samples, and programs on a chain have no floating-point numbers.
+    tokens: number of tokens assigned before this round. start, end: in samples. The computation uses integers only: every
+    implementation must assign the same samples, and programs on a chain have no floating-point numbers.
     """
     if tokens >= warmup_tokens:
         return end
@@ -26,9 +27,9 @@ def batch_size(tokens: int, *, start: int, end: int, warmup_tokens: int) -> int:
 
 
 def learning_rate(schedule: Choice | Mapping[str, Any], step: int) -> float:
-    """Learning rate of `step` under one of the four schedules of the run configuration.
+    """Return the learning rate of `step` under one of the four schedules of the run configuration.
 
-    schedule: the `Choice` of model.LLM.lr_schedule or the same as a table with one key. Raises ValueError for another kind.
+    schedule: the `Choice` of model.LLM.lr_schedule, or the same as a table with one key. Raises ValueError for another kind.
     """
     choice = Choice.parse(schedule)
     settings = choice.settings or {}
@@ -62,7 +63,7 @@ def _cosine(base: float, final: float, step: int, steps: int) -> float:
 
 
 def _warmup_stable_decay(settings: Mapping[str, Any], since: int) -> float:
-    """The part after the warm-up: stable, then cosine, then linear decay, then constant."""
+    """Return the rate `since` steps after the warm-up: stable, then cosine decay, then linear decay, then constant."""
     if since < settings["stable_steps"]:
         return float(settings["base_lr"])
 
@@ -76,7 +77,7 @@ def _warmup_stable_decay(settings: Mapping[str, Any], since: int) -> float:
 
 
 def cold_start_bounds(state: CoordinatorState) -> tuple[int, int] | None:
-    """First and last step of the epoch's cold-start window (reference 2.14), None in an epoch that did not start cold."""
+    """Return the first and last step of the epoch's cold-start window, or None if the epoch did not start cold."""
     steps = state.model.LLM.cold_start_warmup_steps
     if not state.epoch.cold_start or steps == 0:
         return None
@@ -85,7 +86,7 @@ def cold_start_bounds(state: CoordinatorState) -> tuple[int, int] | None:
 
 
 def cold_start_factor(step: int, bounds: tuple[int, int] | None) -> float:
-    """Factor on the learning rate of `step`: rises from 0 to 1 inside the bounds (both inclusive), 1 elsewhere."""
+    """Return the factor on the learning rate of `step`: it rises from 0 to 1 inside the bounds (both inclusive), 1 elsewhere."""
     if bounds is None or not bounds[0] <= step <= bounds[1]:
         return 1.0
 

@@ -1,8 +1,8 @@
-"""The state as a tree of dicts, lists, strings, bytes and integers, for a backend to send, and a strict way back.
+"""Converts the state to a tree of dicts, lists, strings, bytes and integers that a backend can send, and strictly back.
 
-The tree has a version first, then fields by name as declared in `state`. Types, keys, sizes and order must be exactly as `apply`
-keeps them, so that a state from outside can be used without raising later. Anything else is refused with a WireError, also a
-configuration that breaks a rule. The canonical image is another format, in `image`.
+The tree contains a version, and then the fields by name as declared in `state`. When a tree is read, its types, keys, sizes and
+order must be exactly as `apply` would produce them, so that code that uses the state later does not fail. Anything else raises
+WireError, and so does a configuration that breaks a rule. The canonical image is another format, see `image`.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _STATEMENT_BYTES = {"participants": MAX_CLIENTS // 8, "broadcast_bloom": BLOOM_B
 
 
 def to_plain(state: CoordinatorState) -> dict[str, Any]:
-    """The state as plain values, fit for `wire.codec.encode`."""
+    """Return the state as plain values that `wire.codec.encode` accepts."""
     return {"version": VERSION, "state": _written(state)}
 
 
 def from_plain(plain: Any) -> CoordinatorState:
-    """The state written by `to_plain`. Raises WireError and nothing else, whatever `plain` is."""
+    """Read a state written by `to_plain`. Raises only WireError, whatever `plain` is."""
     if not isinstance(plain, dict) or plain.keys() != {"version", "state"}:
         message = "expected a coordinator state with version and state"
         raise WireError(message)
@@ -67,12 +67,15 @@ def from_plain(plain: Any) -> CoordinatorState:
 
 
 def _written(value: Any) -> Any:
-    return _writer(type(value))(value)  # type: ignore[arg-type]  # typeshed: type[Any] is not Hashable, which it is
+    return _writer(type(value))(value)  # type: ignore[arg-type]  # typeshed does not know that type[Any] is hashable
 
 
 @cache
 def _writer(kind: Any) -> _Conversion:
-    """Turns values of a type into plain ones. Made once for each type: a state of 256 members has thousands of values."""
+    """Return the function that converts values of a type to plain ones.
+
+    Cached for each type, because a state with 256 members has thousands of values.
+    """
     if issubclass(kind, run_config.CoordinatorConfig | run_config.ModelConfig):
         return run_config.to_plain
     if issubclass(kind, IntEnum):
@@ -87,7 +90,7 @@ def _writer(kind: Any) -> _Conversion:
 
 
 class _UnlikeError(Exception):
-    """What was read is not what was expected. path: where it stands, innermost first."""
+    """A value is not as expected. sentence: end of the message. path: steps to the value, the innermost first."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
@@ -96,7 +99,7 @@ class _UnlikeError(Exception):
 
 
 def _read(hint: Any, value: Any, *, at: str) -> Any:
-    """`value` as the type `hint` says. at: where it stands, for messages."""
+    """Read `value` as the type `hint`. at: path of the value, for messages. Raises WireError."""
     try:
         return _reader(hint)(value)
     except _UnlikeError as error:
@@ -106,7 +109,7 @@ def _read(hint: Any, value: Any, *, at: str) -> Any:
 
 @cache
 def _reader(hint: Any) -> _Conversion:
-    """Reads values of a type, made once for each. What it returns raises _UnlikeError."""
+    """Return the function that reads values of a type. Cached for each type. The function raises _UnlikeError."""
     if isinstance(hint, UnionType):
         (present,) = (option for option in get_args(hint) if option is not NoneType)
         of_present = _reader(present)
@@ -149,7 +152,7 @@ def _list_reader(item_reader: _Conversion) -> _Conversion:
         items: list[Any] = []
         try:
             for item in value:
-                items.append(item_reader(item))  # noqa: PERF401 - their number says where it went wrong
+                items.append(item_reader(item))  # noqa: PERF401 - the error path needs len(items)
         except _UnlikeError as error:
             error.path.append(f"[{len(items)}]")
             raise
@@ -199,7 +202,7 @@ def _expect(condition: bool, at: str, expected: str, got: Any) -> None:
 
 
 def _check(state: CoordinatorState) -> None:
-    """What types cannot say, but computing with a state relies on."""
+    """Check conditions that types cannot express but that functions on a state rely on. Raises WireError."""
     _check_run(state)
     _check_epoch(state.epoch)
     _check_history(state)
@@ -248,7 +251,7 @@ def _check_epoch(epoch: Epoch) -> None:
     trained = all(not stored.drain for stored in epoch.rounds[:-1])
     _expect(trained, "state.epoch.rounds", "no drain round but the last", heights)
     for stored in epoch.rounds:
-        _check_round(stored, MAX_CLIENTS if epoch.unplayed else clients)  # of another epoch, with its own clients
+        _check_round(stored, MAX_CLIENTS if epoch.unplayed else clients)  # unplayed: rounds of another epoch, with other clients
 
 
 def _check_history(state: CoordinatorState) -> None:
@@ -295,7 +298,7 @@ def _check_slots(slots: tuple[int, ...], clients: int, *, at: str) -> None:
 
 
 def _check_members(state: CoordinatorState) -> None:
-    """Nobody twice, and an account for everybody who may need one."""
+    """Check that no signer occurs twice and that there is room for every account that may still be needed."""
     _expect(len(state.pending) <= MAX_CLIENTS, "state.pending", f"at most {MAX_CLIENTS}", len(state.pending))
     for at, identities in (("pending", state.pending), ("epoch.clients", [client.id for client in state.epoch.clients])):
         signers = [identity.signer for identity in identities]
@@ -309,7 +312,7 @@ def _check_members(state: CoordinatorState) -> None:
 
 
 def _check_samples(state: CoordinatorState) -> None:
-    """No sample is held twice where it may return to the queue, and a next round's numbers exist."""
+    """Check that no sample that may return to the queue occurs twice, and that sample numbers remain for the next round."""
     first_fresh = state.progress.data_index
     _expect(first_fresh <= MAX_SAMPLES - _MAX_ROUND_SAMPLES, "state.progress.data_index", "a smaller number", first_fresh)
     _check_intervals(state.requeue, at="state.requeue", at_most=MAX_INTERVALS)

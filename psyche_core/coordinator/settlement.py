@@ -1,8 +1,8 @@
-"""Frees balances that were paid out, so that a long run can take new clients.
+"""Removes balances that were paid out, so that a long run has room for new clients.
 
-Only the owner says that a balance was paid (on a chain, its treasurer, which knows what it paid). A balance is freed only when
-its signer can neither earn nor be slashed any more: it is neither in the last epoch nor pending. A signer that returns begins at
-0, so whoever records what was paid must forget the old amount.
+Only the owner reports that a balance was paid (on a chain, its treasurer program, which knows what it paid). A balance is removed
+only if its signer can no longer earn or be slashed: it is not in the last epoch and not pending. A signer that returns later
+starts at 0 points, so a record of paid amounts must delete the old amount too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from psyche_core.errors import CoordinatorError
 
 
 def settle(state: CoordinatorState, command: Settle) -> Outcome:
-    """Free a signer's balance. Raises CoordinatorError (InvalidSettlement)."""
+    """Remove a signer's balance. Raises CoordinatorError (InvalidSettlement)."""
     signer = command.signer
     member = any(client.id.signer == signer for client in state.epoch.clients)
     if member or any(waiting.signer == signer for waiting in state.pending):

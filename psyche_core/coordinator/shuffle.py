@@ -1,6 +1,6 @@
 """Seeded permutations: the swap-or-not index shuffle (elections) and the LCG Fisher-Yates shuffle (assignment).
 
-Both are the reference's, bit for bit (reference 3.1 and 3.4). Neither hides anything: whoever knows the seed knows the order.
+Both give exactly the results of the reference implementation. They are not secret: everybody who knows the seed knows the order.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _Item = TypeVar("_Item")
 
 
 def shuffled_index(index: int, count: int, seed: bytes) -> int:
-    """Position of `index` among `count` after the swap-or-not shuffle.
+    """Return the position of `index` among `count` after the swap-or-not shuffle, the shuffle of Ethereum's beacon chain.
 
-    seed: 32 bytes. Raises ValueError unless 0 <= index < count. Source: reference 3.1 (the shuffle of Ethereum's beacon chain).
+    seed: 32 bytes. Raises ValueError unless 0 <= index < count.
     """
     if not 0 <= index < count:
         message = f"expected an index below the count of {count}, got {index}"
@@ -37,9 +37,10 @@ def shuffled_index(index: int, count: int, seed: bytes) -> int:
 
 
 def shuffled_order(count: int, seed: bytes) -> list[int]:
-    """All indices below `count` in the order of their `shuffled_index`.
+    """Return all indices below `count`, ordered by their `shuffled_index`. seed: 32 bytes.
 
-    Each of the shuffle's rounds pairs positions and swaps some pairs, so each block is hashed and each pair visited once.
+    Each round of the shuffle forms pairs of positions and swaps some of the pairs. This function shuffles all positions together,
+    so in each round it hashes each block and visits each pair only once.
     """
     order = list(range(count))
     last = count - 1
@@ -62,7 +63,7 @@ def shuffled_order(count: int, seed: bytes) -> list[int]:
 
 
 def shuffled_positions(count: int, seed: bytes) -> list[int]:
-    """`shuffled_index` of every index below `count`."""
+    """Return the `shuffled_index` of every index below `count`. seed: 32 bytes."""
     positions = [0] * count
     for position, index in enumerate(shuffled_order(count, seed)):
         positions[index] = position
@@ -88,17 +89,17 @@ class Lcg:
         self._state = seed & _MASK
 
     def next_u64(self) -> int:
-        """The next output, which is also the new state."""
+        """Return the next output, which is also the new state."""
         self._state = (self._state * _MULTIPLIER + _INCREMENT) & _MASK
         return self._state
 
     def below(self, bound: int) -> int:
-        """The next output modulo `bound`: slightly biased, as in the reference."""
+        """Return the next output modulo `bound`: slightly biased, as in the reference implementation."""
         return self.next_u64() % bound
 
 
 def deterministic_shuffle(items: Iterable[_Item], seed: int) -> list[_Item]:
-    """A new list with the items in Fisher-Yates order drawn from `Lcg(seed)`. Source: reference 3.4."""
+    """Return a new list with the items in Fisher-Yates order, drawn from `Lcg(seed)` as in the reference implementation."""
     shuffled = list(items)
     generator = Lcg(seed)
     for last in range(len(shuffled) - 1, 0, -1):

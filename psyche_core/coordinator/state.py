@@ -1,9 +1,9 @@
 """The coordinator's state: frozen values, nothing else.
 
 A client keeps its slot (its index in `Epoch.clients`) for the whole epoch (F4). The last four rounds are kept, oldest first, the
-current one last. A round's unit of work is a *share*: all intervals one trainer was given, answered by one result (see
-docs/explanation/protocol.md, "Shares"). The state holds nothing derivable: shares, elections and acceptance are functions in
-`assignment`, `committee` and `witness`.
+current one last. A round's unit of work is a *share*: all intervals that one trainer got, for which it sends one result (see
+docs/explanation/protocol.md, "Shares"). The state holds nothing that can be computed from it: shares, elections and acceptance
+are functions in `assignment`, `committee` and `witness`.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from psyche_core.types import BatchId, ClientState, NodeIdentity, RunState, Witn
 STORED_ROUNDS = 4
 
 MAX_ACCOUNTS = 512
-"""Most signers that can hold a balance over the whole run."""
+"""Maximum number of signers with a balance over the whole run."""
 
 MAX_REJOINS = 3
-"""How often one slot may come back within an epoch after it was dropped or had withdrawn."""
+"""How often one slot may return within an epoch after it was dropped or had withdrawn."""
 
 MAX_UNREADY = 256
-"""Most signers remembered for not being ready when a warmup ended."""
+"""Maximum number of stored signers that were not ready when a warmup ended."""
 
 MAX_UNREADY_WAITS = 2
-"""How often in a row a signer may be not ready before warmup no longer waits for it."""
+"""Number of successive warmups without being ready after which warmup no longer waits for a signer."""
 
 MAX_ENDS = 4
-"""Most signed epoch ends that are kept."""
+"""Maximum number of signed epoch ends that are kept."""
 
 MAX_END_INTERVALS = 64
-"""Most intervals of the queue that are kept with an epoch end."""
+"""Maximum number of queued intervals that are kept with an epoch end."""
 
 NO_DIGEST = bytes(32)
-"""Stands for a digest nobody gave."""
+"""Stands for an unknown digest."""
 
 
 class EndReason(IntEnum):
-    """Why an epoch is ending (F1). The first reason met is kept."""
+    """Why an epoch is ending (F1). If several reasons apply, `rounds` keeps the first one in its list."""
 
     EpochTime = 1
     TotalSteps = 2
@@ -53,10 +53,10 @@ class EndReason(IntEnum):
 class Client:
     """One slot of the epoch.
 
-    exited_height: round in which it last stopped being healthy, 0 before; kept when it comes back. accepted_rounds: in this epoch
-    (F12). rejoins: how often it came back in this epoch, at most MAX_REJOINS. missed: score of the duties as a witness that it
-    missed in this epoch (F16), at most MOST_MISSED. end_digest: full digest (32 bytes) of its masters at this epoch's end (F18),
-    NO_DIGEST before it said so.
+    exited_height: round in which it last stopped being healthy, 0 if it never did; kept when it returns. accepted_rounds: number
+    of rounds of this epoch in which its result was accepted (F12). rejoins: how often it returned in this epoch, at most
+    MAX_REJOINS. missed: score of the witness duties that it missed in this epoch (F16), at most MOST_MISSED. end_digest: full
+    digest (32 bytes) of its master weights at this epoch's end (F18), NO_DIGEST until it reported one.
     """
 
     id: NodeIdentity
@@ -70,8 +70,10 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class EpochRates:
-    """What an epoch pays, in points (u64). earning_total_shared: shared among its workers (F12); slashing_per_client: taken note
-    of for each ejected client.
+    """What an epoch pays, in points (u64).
+
+    earning_total_shared: shared among its clients in proportion to their accepted rounds (F12). slashing_per_client: recorded
+    against each ejected client.
     """
 
     earning_total_shared: int = 0
@@ -80,7 +82,7 @@ class EpochRates:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a signer earned and was slashed over the run, in points (u64, saturating). Kept when it leaves."""
+    """What a signer (32 bytes) earned and was slashed over the run, in points (u64, saturating). Kept when the signer leaves."""
 
     signer: bytes
     earned: int = 0
@@ -89,7 +91,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Unready:
-    """A signer (32 bytes) that was not ready when a warmup ended. times: in a row, at most 255."""
+    """A signer (32 bytes) that was not ready when a warmup ended. times: number of such warmups in a row, at most 255."""
 
     signer: bytes
     times: int
@@ -97,11 +99,11 @@ class Unready:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """A place in the run's history that it can go back to (F18).
+    """A point in the run's history to which the run can go back (F18).
 
-    step: the last one applied. data_index: first sample never assigned by then. digest: full digest (32 bytes) of the masters,
-    signed by a quorum; NO_DIGEST where nobody signed it. queue: the newest MAX_END_INTERVALS intervals that waited to be assigned
-    again. lost: samples given up by then, with those of intervals for which `queue` has no room.
+    step: the last one applied. data_index: first sample not assigned until then. digest: full digest (32 bytes) of the masters,
+    signed by a quorum; NO_DIGEST if no quorum signed one. queue: the newest MAX_END_INTERVALS intervals that were waiting to be
+    assigned again. lost: number of samples lost until then, including those of intervals for which `queue` has no room.
     """
 
     step: int = 0
@@ -115,10 +117,11 @@ class EpochEnd:
 class Round:
     """One round of the epoch.
 
-    step: the optimizer step its training belongs to (for a drain round: the step it would have been).
-    seed: u64 drawn when it started. slots: healthy slots when it started, ascending; assignment and elections run over them.
-    batches: the intervals to train, requeued ones first; empty in the drain round. statements: about round `height - 1`.
-    voided: slots, ascending, whose share of this round nobody can apply, because they signed several results for it (F7).
+    height: number of the round in its epoch, from 0. step: the optimizer step to which its training belongs; for a drain round,
+    the next step that will be trained. seed: u64 drawn when it started. slots: healthy slots when it started, ascending;
+    assignment and elections use them. batches: the intervals to train, requeued ones first; empty in the drain round.
+    statements: those sent in this round; they are about round `height - 1`. drain: whether this is the drain round. voided:
+    slots, ascending, whose share of this round is void because they signed several results for it (F7).
     """
 
     height: int
@@ -135,12 +138,14 @@ class Round:
 class Epoch:
     """The running (or last) epoch.
 
-    start_time: unix seconds. ready: slots whose warmup witness arrived. ready_since: unix second at which init_min_clients of
-    them were ready, None before. lacking: slots that said they cannot get the model the epoch starts with; held_step: the
-    newest signed step that one of them holds, 0 for none (F18). ceded: slots that were to store the model and said that they
-    cannot. seed: u64 drawn at its start; elects the checkpointers (F9). rates: what it pays, fixed at its start. rounds: the last
-    ones, oldest first. unplayed: no round of it has begun, and `rounds` are those of the epoch played before, so that who missed
-    how that one ended can still learn it.
+    clients: one for each slot. rounds: the last ones, oldest first. start_step: the first step it can train. start_time: unix
+    seconds. ending: why it is ending, None while it is not. cold_start: whether it, or after a pause the next epoch, starts cold.
+    ready: slots that reported in warmup that they are ready. ready_since: unix second at which init_min_clients of them were
+    ready, None before. lacking: slots that reported that they cannot get the model the epoch starts with. held_step: the newest
+    signed step that one of these holds, 0 for none (F18). ceded: slots that were responsible for storing the model and reported
+    that they cannot. seed: u64 drawn at its start, used to elect the checkpointers (F9). rates: what it pays, fixed at its start.
+    unplayed: True while no round of it has begun. Until then `rounds` are those of the last epoch that had rounds, so that a
+    client that missed the end of that epoch can still read it.
     """
 
     clients: tuple[Client, ...] = ()
@@ -161,7 +166,10 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """epoch: ended epochs. step: the next step to train, from 1. data_index: first sample never yet assigned."""
+    """How far the run is.
+
+    epoch: number of ended epochs. step: the next step to train, from 1. data_index: first sample that was never assigned.
+    """
 
     epoch: int = 0
     step: int = 1
@@ -172,16 +180,17 @@ class Progress:
 class CoordinatorState:
     """Everything the coordinator knows.
 
-    instance: 32 bytes, new for every run, also for one made anew under the same name; every signature covers it.
-    since: unix second at which `run_state` was entered. pending: members who joined, in order of arrival, kept across epochs.
-    minimum_since: unix second at which pending last reached init_min_clients (F13), None below it.
-    requeue: samples to be assigned again before fresh data (F14), oldest first. lost_samples: dropped from a full queue, over the
-    whole run. future_rates: what the next epoch will pay. accounts: balances ascending by signer, at most MAX_ACCOUNTS; a signer
-    appears when it first earns or is slashed. unready: signers that were not ready when a warmup ended, oldest first (F17).
+    instance: 32 bytes, new for every run, even if a run is created again under the same name; every signature covers it.
+    since: unix second at which `run_state` was entered. pending: members that joined, in order of arrival, kept across epochs.
+    minimum_since: unix second at which pending last reached init_min_clients (F13), None below it. pending_pause: whether the run
+    pauses after this epoch. requeue: samples to be assigned again before fresh data (F14), oldest first. lost_samples: number of
+    samples that will not be assigned again, over the whole run. future_rates: what the next epoch will pay. accounts: balances
+    ascending by signer, at most MAX_ACCOUNTS; a signer gets one when it first earns or is slashed. unready: signers that were not
+    ready when a warmup ended, oldest first (F17).
 
-    Of the run's history (F18): ends: the last signed epoch ends, ascending by step. stored: what the stored checkpoint holds.
+    The run's history (F18): ends: the last signed epoch ends, ascending by step. stored: position of the stored checkpoint.
     generation: how often the run went back. from_checkpoint: the present or next epoch begins with the stored checkpoint's model.
-    model_lost: no member holds a model to go on with, and the run waits, paused, for its owner.
+    model_lost: no member holds a model with which the run can continue, so it is paused until its owner decides.
     """
 
     run_id: str
@@ -208,12 +217,12 @@ class CoordinatorState:
 
     @property
     def current_round(self) -> Round | None:
-        """The newest round of the epoch, None before the first."""
+        """The newest round of the epoch, None before the first round."""
         epoch = self.epoch
         return epoch.rounds[-1] if epoch.rounds and not epoch.unplayed else None
 
     def round_at(self, height: int) -> Round | None:
-        """A stored round by its height, None when it was never played or is no longer stored."""
+        """Return a stored round by its height, or None if it was never played or is no longer stored."""
         for stored in self.epoch.rounds:
             if stored.height == height:
                 return stored
@@ -221,7 +230,7 @@ class CoordinatorState:
         return None
 
     def slot_of(self, identity: NodeIdentity) -> int | None:
-        """The slot of a client in this epoch, by its signer, whatever its health."""
+        """Return the slot of a client in this epoch by its signer, healthy or not; None if it has no slot."""
         for slot, client in enumerate(self.epoch.clients):
             if client.id.signer == identity.signer:
                 return slot
@@ -230,5 +239,5 @@ class CoordinatorState:
 
     @property
     def healthy_slots(self) -> tuple[int, ...]:
-        """Slots that are healthy now, ascending."""
+        """The slots that are healthy now, ascending."""
         return tuple([slot for slot, client in enumerate(self.epoch.clients) if client.state is ClientState.Healthy])

@@ -1,8 +1,8 @@
-"""Statements of clients: ready after loading (warmup), and what a round's witnesses saw.
+"""Statements of clients: that they are ready after loading (warmup), and which results a round's witnesses saw.
 
-A statement counts only if a healthy member sends it about its own slot (F8). Its claims are not compared with other statements
-here; `witness` counts the votes. An elected witness that left and came back in the same round may still state in it, and the
-round waits for it as for the others (F15).
+A statement counts only if a healthy member sends it for its own slot (F8). This module does not compare its claims with other
+statements; `witness` counts the votes. An elected witness that left and returned in the same round may still send a statement,
+and the round waits for it as for the others (F15).
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ _LENGTHS = {"participants": MAX_CLIENTS // 8, "broadcast_bloom": BLOOM_BYTES, "m
 
 
 def warmup_witness(state: CoordinatorState, command: WarmupWitness, now: int, *, seed: int) -> Outcome:
-    """Count a client as ready, or as one that cannot get the model; the first round starts when those waited for are ready.
+    """Count a client as ready, or as one that cannot get the model.
 
-    From a slot that was dropped or withdrew and whose client joined again, the way back to health, in warmup and while rounds are
-    played. From a healthy slot while rounds are played it changes nothing. Raises CoordinatorError (Halted, InvalidRunState,
-    InvalidWitness, DuplicateWitness, RejoinsExhausted).
+    The first round starts when all clients that warmup waits for are ready. A dropped or withdrawn slot whose client joined again
+    becomes healthy with this command, in warmup and during rounds. During rounds, the command of a healthy slot changes nothing.
+    now: unix seconds. seed: u64, for the round that may start. Raises CoordinatorError (Halted, InvalidRunState, InvalidWitness,
+    DuplicateWitness, RejoinsExhausted).
     """
     _refuse_unless(state, RunState.Warmup, RunState.RoundTrain, RunState.RoundWitness)
     slot = _own_slot(state, command.sender, epoch=command.epoch, index=command.index)
@@ -52,10 +53,11 @@ def warmup_witness(state: CoordinatorState, command: WarmupWitness, now: int, *,
 
 
 def witness(state: CoordinatorState, command: Witness, now: int, *, seed: int) -> Outcome:
-    """Store an elected witness's statement; a quorum ends RoundTrain, all of them end RoundWitness (F15).
+    """Store an elected witness's statement. A quorum of statements ends RoundTrain, all statements end RoundWitness (F15).
 
-    A statement that names slots without a share is void: nothing is stored, and the witness is not waited for any more (F16).
-    Raises CoordinatorError (Halted, InvalidRunState, NoActiveRound, InvalidWitness, DuplicateWitness, WitnessesFull).
+    A statement that names slots without a share is void: it is not stored, and rounds no longer wait for this witness (F16).
+    now: unix seconds. seed: u64, for the round that may start. Raises CoordinatorError (Halted, InvalidRunState, NoActiveRound,
+    InvalidWitness, DuplicateWitness, WitnessesFull).
     """
     _refuse_unless(state, RunState.RoundTrain, RunState.RoundWitness)
     current = active_round(state)
@@ -90,7 +92,7 @@ def _refuse_unless(state: CoordinatorState, *allowed: RunState) -> None:
 
 
 def _own_slot(state: CoordinatorState, sender: NodeIdentity, *, epoch: int, index: int) -> int:
-    """The sender's slot. Raises CoordinatorError (InvalidWitness) for no slot, another slot or another epoch."""
+    """Return the sender's slot. Raises CoordinatorError (InvalidWitness) if it has none, or for another slot or epoch."""
     if epoch != state.progress.epoch:
         raise CoordinatorError("InvalidWitness", f"this is epoch {state.progress.epoch}, the statement is about epoch {epoch}")
 
@@ -105,7 +107,7 @@ def _own_slot(state: CoordinatorState, sender: NodeIdentity, *, epoch: int, inde
 def _check_statement(
     state: CoordinatorState, current: Round, sender: NodeIdentity, statement: WitnessStatement, elected: tuple[int, ...]
 ) -> None:
-    """Refuse (InvalidWitness) a statement that is not an elected witness's about this round, or malformed."""
+    """Raise CoordinatorError (InvalidWitness) unless a healthy elected witness sent a well-formed statement for this round."""
     slot = _own_slot(state, sender, epoch=statement.epoch, index=statement.index)
     health = state.epoch.clients[slot].state
     if health is not ClientState.Healthy:
@@ -135,7 +137,10 @@ def _names_strangers(state: CoordinatorState, current: Round, statement: Witness
 
 
 def _voided(state: CoordinatorState, current: Round, statement: WitnessStatement, now: int, *, seed: int) -> Outcome:
-    """A void statement, counted: refusing it without a trace would let its sender make every round wait in vain."""
+    """Count a void statement as missed duties.
+
+    If the coordinator only rejected it, its sender could make every round wait until the timeout.
+    """
     slot = statement.index
     state = with_missed(state, slot, WAITED_MISSES)
     event = StatementVoided(epoch=state.progress.epoch, height=current.height, slot=slot)

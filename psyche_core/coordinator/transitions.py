@@ -1,8 +1,8 @@
 """`apply`: the coordinator as a pure function of state, command, time and seed.
 
-It has no clock, no randomness and no I/O. A refused command raises and changes nothing, because values are frozen. The owner's
-commands are here and in `rewards`, clients' commands in `members`, `statements`, `equivocation` and `checkpoints`, time in
-`epochs` and `rounds`. Who may send an owner's command is up to the backend.
+It has no clock, no randomness and no I/O. A rejected command raises CoordinatorError and changes nothing, because values are
+frozen. The owner's commands are here and in `rewards`, the clients' commands in `members`, `statements`, `equivocation` and
+`checkpoints`, and the effects of time in `epochs`, `warmup` and `rounds`. The backend decides who may send an owner's command.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from psyche_core.errors import ConfigError, CoordinatorError
 from psyche_core.types import RunState
 
 _MAX_EPOCH = 2**31
-"""Highest epoch from which a run can go on: as many again fit in 32 bits."""
+"""Highest epoch at which a run can continue. It leaves room for another 2**31 epochs in 32 bits."""
 
 
 def apply(state: CoordinatorState, command: Command, now: int, seed: int) -> tuple[CoordinatorState, tuple[Event, ...]]:
-    """The state after a command, and what happened.
+    """Return the state after a command, and the events that happened.
 
-    now: unix seconds. seed: u64, for the epoch or round that may start. Raises CoordinatorError for a refused command (nothing
-    has changed), ValueError for a seed out of range, TypeError for something that is no command.
+    now: unix seconds. seed: u64, for the epoch or round that may start. Raises CoordinatorError for a rejected command (nothing
+    has changed), ValueError for a seed out of range, TypeError if `command` is not a command.
     """
     if not 0 <= seed < 2**64:
         message = f"expected a seed of 64 bits, got {seed}"
@@ -89,12 +89,12 @@ def _tick(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
 
 
 def _pause(state: CoordinatorState, now: int) -> Outcome:
-    """Pause: at once before an epoch's first round, else after its drain and cooldown, so that nothing trained is lost.
+    """Pause the run: at once before an epoch's first round, otherwise after its drain round and cooldown, so no work is lost.
 
-    Nobody is sent away: who is pending stays so over the pause. A warmup is given up and pays nobody. In RoundTrain and
-    RoundWitness the present round is the epoch's last trained one; in a drain round or the cooldown the epoch ends as it would
-    and the pause follows. Pausing twice is once. A run whose last step was trained is finished instead of paused. The epoch
-    after a pause starts cold, from the hub. Raises CoordinatorError (Halted).
+    Pending members stay pending during the pause. A warmup is abandoned and pays nobody. In RoundTrain and RoundWitness, the
+    present round becomes the epoch's last trained round. In a drain round or the cooldown, the epoch ends normally and the pause
+    follows. A second pause command changes nothing. If the last step of the run was trained, the run finishes instead of pausing.
+    The epoch after a pause starts cold, from the hub. Raises CoordinatorError (Halted).
     """
     if state.run_state.halted:
         raise CoordinatorError("Halted", f"the run is already {state.run_state.name}")
@@ -108,12 +108,13 @@ def _pause(state: CoordinatorState, now: int) -> Outcome:
 
 
 def _resume(state: CoordinatorState, command: commands.Resume, now: int) -> Outcome:
-    """Wait for members again, or for the first time; finish a run that has no step left to train.
+    """Wait for members, again or for the first time. If no step is left to train, the run finishes.
 
-    A run that waits because no member holds its model asks its members once more, or goes back to the stored checkpoint (F18).
+    If the run is paused because no member holds its model, it asks its members again, or it goes back to the stored checkpoint
+    if the command says so (F18).
 
-    A pause that was asked for but has not begun cannot be taken back: resume when the run is paused. Who joined before or during
-    the pause is still pending, and the extra waiting time starts now. Raises CoordinatorError (CannotResume).
+    A pause that was requested but has not begun cannot be cancelled: resume when the run is paused. Members that joined before or
+    during the pause are still pending, and the extra waiting time starts now. Raises CoordinatorError (CannotResume).
     """
     if state.run_state not in (RunState.Paused, RunState.Uninitialized):
         raise CoordinatorError("CannotResume", f"only a paused or never started run resumes, this one is {state.run_state.name}")
@@ -161,7 +162,10 @@ def _update_config(state: CoordinatorState, command: commands.UpdateConfig) -> O
 
 
 def _progress_problem(progress: Progress, total_steps: int) -> str | None:
-    """What is wrong with where a run is to go on, None when it can. A step after the last one makes it a finished run."""
+    """Return why a run cannot continue at this position, or None if it can.
+
+    The step after the last one is allowed: then the run has no step left to train and finishes when it is resumed.
+    """
     last_step = min(total_steps + 1, 2**32 - 1)
     limits = {"step": (1, last_step), "data_index": (0, MAX_FIRST_SAMPLE), "epoch": (0, _MAX_EPOCH)}
     for name, (least, most) in limits.items():

@@ -1,9 +1,10 @@
-"""Warmup: members load the epoch's model and say when they have it; then the first round starts.
+"""Warmup: members load the epoch's model and report when they have it; then the first round starts.
 
-Warmup does not wait for everybody for ever (F17). Once init_min_clients members are ready, the others have as long again as those
-took, at least a quarter of warmup_time. A signer that was not ready twice in a row is not waited for. Clients that are not ready
-when the first round starts are dropped before it (F10) and may come back like any dropped slot. An epoch that is given up in
-warmup pays nobody and uses no step. If a quorum of those who report cannot get the model, the run goes back (F18).
+Warmup does not wait for slow members without limit (F17). When init_min_clients members are ready, the others get as much time
+again as these needed, at least a quarter of warmup_time. Warmup does not wait for a signer that was not ready twice in a row.
+Clients that are not ready when the first round starts are dropped before it (F10) and may return like any dropped slot. An epoch
+that is abandoned in warmup pays nobody and uses no step. If a quorum of the members that report cannot get the model, the run
+goes back (F18).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MOST_TIMES = 255
 
 
 def tick_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
-    """Start the first round, go back, or give the epoch up, if it is time."""
+    """Start the first round, go back, or abandon the epoch if that is due at `now` (unix seconds)."""
     gone_on = _gone_on(state, now, seed=seed)
     if gone_on is not None:
         return gone_on
@@ -40,9 +41,9 @@ def tick_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
 
 
 def spoken_in_warmup(state: CoordinatorState, command: WarmupWitness, now: int, *, seed: int) -> Outcome:
-    """Count a healthy slot as ready, or as one that lacks the model; go on if that was the last one waited for.
+    """Count a healthy slot as ready, or as one that lacks the model. End the warmup if no other slot is waited for.
 
-    Raises CoordinatorError (DuplicateWitness; InvalidWitness for a model that is not the one the epoch starts with).
+    Raises CoordinatorError: DuplicateWitness, or InvalidWitness if its model is not the one that the epoch starts with.
     """
     slot, digest = command.index, command.model_digest
     epoch = state.epoch
@@ -65,13 +66,13 @@ def spoken_in_warmup(state: CoordinatorState, command: WarmupWitness, now: int, 
 
 
 def _step_of(state: CoordinatorState, held: bytes) -> int | None:
-    """The newest signed step before the epoch's start that a member says to hold, None where it says none."""
+    """Return the newest signed step before the epoch's start that matches `held` (see `held_digest`), or None."""
     steps = (step for step, digest in signed_digests(state).items() if held_digest(digest) == held)
     return max((step for step in steps if step < state.epoch.start_step - 1), default=None)
 
 
 def _check_model(state: CoordinatorState, slot: int, digest: bytes) -> None:
-    """Refuse (InvalidWitness) a model that is not the one the epoch starts with, where that one is signed."""
+    """Raise CoordinatorError (InvalidWitness) if the epoch's first model is signed and `digest` is another one."""
     start = state.epoch.start_step - 1
     expected = next((end.digest for end in state.ends if end.step == start), None)
     if expected is not None and digest != expected:
@@ -80,7 +81,7 @@ def _check_model(state: CoordinatorState, slot: int, digest: bytes) -> None:
 
 
 def check_who_comes_back(state: CoordinatorState, command: WarmupWitness) -> None:
-    """Refuse (InvalidWitness) a slot that would come back in warmup without the model that the epoch starts with."""
+    """Raise CoordinatorError (InvalidWitness) if a slot wants to return in warmup without the model the epoch starts with."""
     if command.model_digest == NO_DIGEST or _step_of(state, command.model_digest) is not None:
         message = f"slot {command.index} comes back with the model or not at all; get it from the other members first"
         raise CoordinatorError("InvalidWitness", message)
@@ -89,7 +90,7 @@ def check_who_comes_back(state: CoordinatorState, command: WarmupWitness) -> Non
 
 
 def came_back_in_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
-    """Go on after a slot came back to health, ready, before the first round."""
+    """End the warmup if that is possible now that another slot is healthy and ready."""
     state = _with_ready_since(state, now)
     return _gone_on(state, now, seed=seed) or (state, ())
 
@@ -103,10 +104,10 @@ def _with_ready_since(state: CoordinatorState, now: int) -> CoordinatorState:
 
 
 def _gone_on(state: CoordinatorState, now: int, *, seed: int) -> Outcome | None:
-    """What follows where the run goes back or the first round starts; None while warmup goes on."""
+    """Return the outcome if the run goes back or the first round starts, or None if warmup continues."""
     timed_out = due(state.since, now, state.config.warmup_time)
     ready, waited = _ready(state), _waited_for(state)
-    # While somebody has the model, the others may still get it.
+    # As long as one member has the model, the others may still get it from that member.
     all_spoke = not ready and waited <= set(state.epoch.lacking)
     if (timed_out or all_spoke) and must_go_back(state):
         return without_model(state, now)
@@ -125,19 +126,22 @@ def _ready(state: CoordinatorState) -> set[int]:
 
 
 def _waited_for(state: CoordinatorState) -> set[int]:
-    """Healthy slots but those whose signer was not ready too often."""
+    """Return the healthy slots without those whose signer was not ready in MAX_UNREADY_WAITS successive warmups."""
     left_alone = {entry.signer for entry in state.unready if entry.times >= MAX_UNREADY_WAITS}
     return {slot for slot in state.healthy_slots if state.epoch.clients[slot].id.signer not in left_alone}
 
 
 def _grace_is_over(state: CoordinatorState, now: int) -> bool:
-    """Whether who is not ready has had its time since enough others were."""
+    """Whether the extra time is over that slow members get after enough others are ready."""
     since = state.epoch.ready_since
     return since is not None and due(since, now, max(since - state.since, state.config.warmup_time // 4))
 
 
 def _unready_dropped(state: CoordinatorState, now: int) -> tuple[CoordinatorState, tuple[Event, ...]]:
-    """The healthy slots that are not ready dropped, and who was late remembered for the next warmups."""
+    """Drop the healthy slots that are not ready, and store their signers for the next warmups.
+
+    Signers of slots that reported that they cannot get the model are not stored.
+    """
     ready = _ready(state)
     late = set(state.healthy_slots) - ready
     state = _with_late_noted(state, late=late - set(state.epoch.lacking), ready=ready)

@@ -1,7 +1,8 @@
-"""What witness statements say together: quorum, acceptance, the commitments' bloom filter and Merkle root.
+"""Evaluation of witness statements: quorum, acceptance, and the bloom filter and Merkle root over commitments.
 
-Quorum is two thirds, rounded up, of the *elected* witnesses (F5). The filter's keys come from the round's seed, and its 2560 bits
-keep 256 entries under 1 % false positives (F6). Consensus does not depend on the order of arrival (F7).
+The quorum is two thirds, rounded up, of the *elected* witnesses (F5). The filter's keys come from the round's seed. With its 2560
+bits, the rate of false positives stays under 1 % for up to 256 entries (F6). The result does not depend on the order in which
+messages arrive (F7).
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _REMEMBERED_STATEMENTS = 16
 
 
 def quorum(elected: int) -> int:
-    """Statements needed among `elected` witnesses: two thirds, rounded up (F5); 0 for none elected."""
+    """Return the number of statements needed among `elected` witnesses: two thirds, rounded up (F5); 0 if none is elected."""
     return -(-2 * elected // 3)
 
 
 def accepted_slots(state: CoordinatorState, round_: Round, *, without: int | None = None) -> frozenset[int]:
-    """Slots whose result of `round_` a quorum of the next round's elected witnesses saw; empty before any statement.
+    """Return the slots whose result of `round_` was seen by a quorum of the next round's elected witnesses.
 
-    without: a slot whose statement is left out, to see whether the others would have been enough.
+    Empty until the first statement. without: a slot whose statement is ignored, to find out whether the others are enough.
     """
     attesting = state.round_at(round_.height + 1)
     if attesting is None or not attesting.statements:
@@ -52,11 +53,11 @@ def accepted_slots(state: CoordinatorState, round_: Round, *, without: int | Non
 
 
 def _seen_by(needed: int, bitmaps: Sequence[bytes]) -> int:
-    """The bits (slots) set in at least `needed` of the bitmaps, all of them counted at once."""
+    """Return the bits (slots) that are set in at least `needed` of the bitmaps. All bits are counted in parallel."""
     if not bitmaps:
         return 0
     if len(bitmaps) >= needed > 0 and bitmaps.count(bitmaps[0]) == len(bitmaps):
-        return int.from_bytes(bitmaps[0], "little")  # all saw the same, as they mostly do
+        return int.from_bytes(bitmaps[0], "little")  # the usual case: all bitmaps are equal
 
     at_least = [-1] + [0] * needed
     for bitmap in bitmaps:
@@ -67,15 +68,17 @@ def _seen_by(needed: int, bitmaps: Sequence[bytes]) -> int:
 
 
 def tolerated(elected: int) -> int:
-    """Lying witnesses a draw of `elected` can bear: as many as leave a quorum of others."""
+    """Return how many of `elected` witnesses may lie: so many that the others still form a quorum."""
     return elected - quorum(elected)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is to be applied for an accepted slot. chosen: a commitment; void: none can have been agreed on, by anybody.
+    """The decision which result of an accepted slot is applied.
 
-    Neither: the one agreed on is not among the candidates, so it has to be learned.
+    chosen: the commitment (32 bytes) to apply, None if none of the candidates is chosen. void: True if it is certain that no
+    commitment was agreed on, not even an unknown one. If chosen is None and void is False, the commitment that was agreed on is
+    not among the candidates, so the client still has to receive it.
     """
 
     chosen: bytes | None = None
@@ -83,13 +86,15 @@ class Verdict:
 
 
 def judge(state: CoordinatorState, round_: Round, slot: int, candidates: Iterable[bytes]) -> Verdict:
-    """What the next round's witnesses say together about the share of `slot`, an accepted one, in `round_`.
+    """Decide from the next round's statements which result of `slot` in `round_` is applied. The slot must be accepted.
 
     candidates: commitments (32 bytes) signed for that share, in any order. A statement that saw the slot votes for each candidate
-    in its filter; an honest one has exactly one there. With at most `tolerated` liars, the commitment of a trainer that signed
-    one result is in all those filters but theirs, so that is what a candidate needs; most votes win, ties go to the smallest.
-    Where nobody reaches that and the statements that none of the candidates explains are too few for an unknown one to reach it,
-    the trainer divided the witnesses and the share is void.
+    that is in its filter. The filter of an honest witness contains exactly one of them. If a trainer signed only one result, its
+    commitment is in the filters of all statements that saw the slot, except for at most `tolerated` lying witnesses. So this is
+    the number of votes that a candidate needs. Among candidates that reach it, the one with the most votes is chosen, and of
+    equal ones the smallest. If no candidate reaches it, count the statements whose filter contains no candidate: if they are too
+    few for an unknown commitment to reach the number, the trainer sent different results to different witnesses, and the share
+    is void.
     """
     attesting = state.round_at(round_.height + 1)
     if attesting is None:
@@ -110,13 +115,17 @@ def judge(state: CoordinatorState, round_: Round, slot: int, candidates: Iterabl
 
 
 def choose_commitment(state: CoordinatorState, round_: Round, slot: int, candidates: Iterable[bytes]) -> bytes | None:
-    """The commitment that `judge` chooses, None without one."""
+    """Return the commitment (32 bytes) that `judge` chooses, or None if it chooses none."""
     return judge(state, round_, slot, candidates).chosen
 
 
 def bloom_positions(keys: Sequence[int], item: bytes, bits: int) -> list[int]:
-    """Bit of each key for an item: 64-bit FNV-1a with the key as initial state, modulo `bits`. Source: reference 3.7."""
-    # All keys at once, each in 128 bits of one large integer: a 64-bit state times the 41-bit prime does not reach its neighbour.
+    """Return the bit position of an item for each key: 64-bit FNV-1a with the key as initial state, modulo `bits`.
+
+    The formula is that of the reference implementation.
+    """
+    # All keys are computed together, each in 128 bits of one large integer. The product of a 64-bit state and the 41-bit prime
+    # has at most 105 bits, so it does not overflow into the next 128 bits.
     ones, kept = _lanes(len(keys))
     states = sum(key << _LANE * place for place, key in enumerate(keys))
     for byte in item:
@@ -126,27 +135,30 @@ def bloom_positions(keys: Sequence[int], item: bytes, bits: int) -> list[int]:
 
 @lru_cache(maxsize=8)
 def _lanes(count: int) -> tuple[int, int]:
-    """A one in each of so many lanes, and the mask of their states."""
+    """Return an integer with a one in each of `count` 128-bit lanes, and the mask of the low 64 bits of each lane."""
     ones = sum(1 << _LANE * place for place in range(count))
     return ones, ones * _MASK
 
 
 @lru_cache(maxsize=REMEMBERED)
 def bloom_keys(seed: int) -> tuple[int, ...]:
-    """The filter's 8 keys (u64) in the round with this seed: SHA-256(domain, seed as u64 LE, number), first 8 bytes LE."""
+    """Return the filter's 8 keys (u64) for the round with this seed.
+
+    Key n is the first 8 bytes, as u64 LE, of SHA-256 over domain, seed (u64 LE) and n (1 byte).
+    """
     prefix = _KEY_DOMAIN + seed.to_bytes(8, "little")
     return tuple(int.from_bytes(hashlib.sha256(prefix + bytes([number])).digest()[:8], "little") for number in range(BLOOM_KEYS))
 
 
 @lru_cache(maxsize=_REMEMBERED_FILTERS)
 def _bits(bloom: bytes) -> int:
-    """A statement's filter as an integer. Remembered: each is asked about every share of a round."""
+    """Return a statement's filter as an integer. Cached, because each filter is tested for every share of a round."""
     return int.from_bytes(bloom, "little")
 
 
 @lru_cache(maxsize=_REMEMBERED_ITEMS)
 def _mask(seed: int, item: bytes) -> int:
-    """The filter that holds this item only, as an integer. Remembered: an item is put in once and asked for in many filters."""
+    """Return the filter that contains only this item, as an integer. Cached, because an item is tested in many filters."""
     mask = 0
     for position in bloom_positions(bloom_keys(seed), item, BLOOM_BITS):
         mask |= 1 << position
@@ -154,7 +166,7 @@ def _mask(seed: int, item: bytes) -> int:
 
 
 class BroadcastBloom:
-    """Filter over commitment hashes. seed: of the round in which the statement is sent, never the witness's choice."""
+    """Bloom filter over commitment hashes. seed: that of the round in which the statement is sent; witnesses cannot choose it."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -162,7 +174,7 @@ class BroadcastBloom:
 
     @classmethod
     def from_bytes(cls, seed: int, data: bytes) -> BroadcastBloom:
-        """The filter whose bits are `data`. Raises WireError unless those are 320 bytes."""
+        """Return the filter whose bits are `data`. Raises WireError unless `data` has 320 bytes."""
         if len(data) != BLOOM_BYTES:
             message = f"expected a filter of {BLOOM_BYTES} bytes, got {len(data)}"
             raise WireError(message)
@@ -172,7 +184,7 @@ class BroadcastBloom:
         return bloom
 
     def add(self, item: bytes) -> None:
-        """Put an item in."""
+        """Add an item (32 bytes for a commitment)."""
         self._bits |= _mask(self._seed, item)
 
     def __contains__(self, item: bytes) -> bool:
@@ -180,13 +192,13 @@ class BroadcastBloom:
         return self._bits & mask == mask
 
     def to_bytes(self) -> bytes:
-        """The 2560 bits, bit i being bit i % 8 of byte i // 8."""
+        """Return the 2560 bits as 320 bytes: bit i is bit i % 8 of byte i // 8."""
         return self._bits.to_bytes(BLOOM_BYTES, "little")
 
 
 @lru_cache(maxsize=_REMEMBERED_STATEMENTS)
 def statements_digest(statements: tuple[WitnessStatement, ...]) -> bytes:
-    """SHA-256 over a round's statements, as canonical CBOR, ascending by slot: what a journal keeps of them."""
+    """Return SHA-256 over a round's statements as canonical CBOR, ascending by slot. Journals store this digest."""
     fields = [
         [said.epoch, said.height, said.index, said.participants, said.broadcast_bloom, said.merkle_root, said.model_digest]
         for said in sorted(statements, key=lambda said: said.index)
@@ -195,10 +207,10 @@ def statements_digest(statements: tuple[WitnessStatement, ...]) -> bytes:
 
 
 def merkle_root(items: Sequence[bytes]) -> bytes:
-    """Root over the items in this order; 32 zero bytes for none.
+    """Return the Merkle root (32 bytes) over the items in this order; 32 zero bytes if there are none.
 
-    Leaf SHA-256(0x00, item), node SHA-256(0x01, left, right), an odd last node is paired with itself (reference 3.8). Sort the
-    items first: equal sets must give equal roots (F6).
+    A leaf is SHA-256(0x00, item), a node is SHA-256(0x01, left, right). If a level has an odd number of nodes, its last node is
+    paired with itself, as in the reference implementation. Sort the items before, because equal sets must give equal roots (F6).
     """
     if not items:
         return EMPTY_ROOT

@@ -1,7 +1,7 @@
-"""ChaCha8 as a stream of random words, and fair draws from it, as the reference's random-number library makes them.
+"""ChaCha8 as a stream of random words, and numbers drawn from it, equal to those of the reference implementation (rand 0.9).
 
 Pure Python, so that a data server needs neither numpy nor torch; many ChaCha blocks are computed at once, one per 64-bit lane of
-a big integer. `fast_draws` does the same with numpy, several times faster.
+a big integer. `fast_draws` computes the same numbers with numpy, several times faster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
 
 
 def key_words(seed: bytes) -> tuple[int, ...]:
-    """The seed as the eight words of a ChaCha key. Raises ValueError for a seed of another length than 32 bytes."""
+    """The seed as the eight words of a ChaCha key. Raises ValueError if it does not have 32 bytes."""
     if len(seed) != SEED_BYTES:
         message = f"a shuffle seed has {SEED_BYTES} bytes, got {len(seed)}"
         raise ValueError(message)
@@ -37,8 +37,8 @@ def key_words(seed: bytes) -> tuple[int, ...]:
 def chacha8_words(seed: bytes, *, lanes: int = LANES) -> Iterator[int]:
     """The stream of 32-bit words of ChaCha with 8 rounds: key = seed, block counter from 0, stream 0 (RFC 8439's core).
 
-    seed: 32 bytes. lanes: blocks computed together (speed only, the words are the same). The first 2**36 words are right, which
-    is more than the largest shuffle draws; only the lower half of the 64-bit counter is computed.
+    seed: 32 bytes. lanes: blocks computed together; affects only the speed. The first 2**36 words are correct, which is more
+    than the largest shuffle needs: only the lower half of the 64-bit counter is computed.
     """
     key = key_words(seed)
     first_block = 0
@@ -48,7 +48,7 @@ def chacha8_words(seed: bytes, *, lanes: int = LANES) -> Iterator[int]:
 
 
 def uniform_below(bound: int, words: Iterator[int]) -> int:
-    """An unbiased-enough number below `bound` (Canon's method with one correction word, as rand 0.9 samples u32)."""
+    """A number below `bound` with negligible bias (Canon's method with one correction word, as rand 0.9 samples u32)."""
     product = next(words) * bound
     high, low = product >> 32, product & WORD
     if low > 2**32 - bound:
@@ -85,4 +85,4 @@ def _quarter_round(state: list[int], quarter: tuple[int, int, int, int], mask: i
     for target, source, turned, distance in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
         state[target] = (state[target] + state[source]) & mask
         shifted = (state[turned] ^ state[target]) << distance
-        state[turned] = (shifted | shifted >> 32) & mask  # what left the lane's lower half comes back at its bottom
+        state[turned] = (shifted | shifted >> 32) & mask  # bits shifted out of the lane's lower half return at its low end

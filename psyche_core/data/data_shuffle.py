@@ -1,10 +1,12 @@
 """Seeded orders of training sequences: ChaCha8 words drive a Fisher-Yates shuffle.
 
-The permutations are the reference's, bit for bit (rand 0.9 over a ChaCha8 stream whose key is the seed), so that data prepared
-for one trains in the same order with the other. `shuffled_order` is `SliceRandom::shuffle`: forward, with one draw for several
-places. `backward_order` is the plain one that mixtures use. numpy is optional; it makes large orders several times faster.
+The permutations equal those of the reference implementation (rand 0.9 over a ChaCha8 stream whose key is the seed), so that data
+prepared for one is read in the same order by the other. `shuffled_order` is `SliceRandom::shuffle`: forward, with one draw for
+several places. `backward_order` is the plain shuffle that mixtures use. numpy is optional; it makes large orders several times
+faster.
 
-More than 2**32 - 2 sequences are refused: beyond that the reference draws differently, and no such data set exists.
+More than 2**32 - 2 sequences are rejected: for these the reference implementation draws differently, and no such data set
+exists.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Generator, Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,13 +26,13 @@ if TYPE_CHECKING:
 
 MAX_SEQUENCES = WORD - 1
 FAST_FROM = 100_000
-"""Orders shorter than this are not worth importing numpy for."""
+"""For shorter orders, importing numpy takes longer than it saves."""
 
 
 class SeededShuffle(BaseModel):
     """`{Seeded = [32 numbers]}` of a run configuration."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     Seeded: Annotated[tuple[Annotated[int, Field(ge=0, le=255)], ...], Field(min_length=SEED_BYTES, max_length=SEED_BYTES)]
 
@@ -47,9 +49,8 @@ def shuffle_seed(shuffle: Shuffle) -> bytes | None:
 def shuffled_order(count: int, seed: bytes, *, fast_from: int = FAST_FROM) -> array[int]:
     """The permutation that puts sequence `order[i]` at place i.
 
-    count: number of sequences; seed: 32 bytes; fast_from: use numpy, where installed, from this count on (speed only).
-    Returns an array of `count` unsigned 32-bit numbers. Raises ValueError for a seed of another length, DataError for too many
-    sequences.
+    count: number of sequences. seed: 32 bytes. fast_from: use numpy, if installed, from this count on (speed only). Returns an
+    array of `count` unsigned 32-bit numbers. Raises ValueError for a seed of another length, DataError for too many sequences.
     """
     _check(count, seed)
     fast = _fast_words(seed) if count >= fast_from else None
@@ -57,7 +58,7 @@ def shuffled_order(count: int, seed: bytes, *, fast_from: int = FAST_FROM) -> ar
 
     order = array("I", range(count))
     for place, other in enumerate(partners):
-        order[place], order[other] = order[other], place  # nobody has been at `place` before its turn
+        order[place], order[other] = order[other], place  # `place` still holds its first value before its turn
 
     return order
 
@@ -65,7 +66,7 @@ def shuffled_order(count: int, seed: bytes, *, fast_from: int = FAST_FROM) -> ar
 def backward_order(count: int, seed: bytes, *, fast_from: int = FAST_FROM) -> array[int]:
     """The permutation of a mixture: places from the last down to 1 are swapped with one drawn from 0..=place.
 
-    Arguments, result and errors as of `shuffled_order`.
+    Arguments, result and errors are those of `shuffled_order`.
     """
     _check(count, seed)
     fast = _fast_words(seed) if count >= fast_from else None
@@ -87,7 +88,7 @@ def _check(count: int, seed: bytes) -> None:
 
 
 def _partners(count: int, words: Iterator[int]) -> Iterator[int]:
-    """For each place 0..count-1 the place 0..place it is swapped with."""
+    """For each place 0..count-1, the place in 0..place that it is swapped with."""
     size = yield from _joint_partners(count, words)
     yield from _single_draws(range(size, count + 1), words)
 
@@ -98,9 +99,9 @@ def _fast_partners(count: int, words: FastWords) -> Iterator[int]:
 
 
 def _joint_partners(count: int, words: Iterator[int]) -> Generator[int, None, int]:
-    """Partners of the first places, where one draw serves as many places as fit in 32 bits.
+    """Swap partners of the first places, where one draw is used for as many places as fit into 32 bits.
 
-    Returns the number of choices at the first place that has a draw of its own, at most count + 1.
+    Returns the number of choices at the first place that has its own draw, at most count + 1.
     """
     if count:
         yield 0

@@ -1,10 +1,10 @@
 """An index of a data set's files, computed once and saved: where data begins, how much there is, the shuffled order.
 
 The index is stored beside the data as `.psyche-index-<hash>`, one per way of reading (kind, sequence length, seed …), or in a
-cache folder if the data's folder cannot be written. If neither can, it is computed each time. It is valid only while every file
-has the name, size and modification time it had. A damaged or outdated index is made again, and this is reported once. It is
-written under a temporary name, synced, then renamed, so several processes may do so at once. The file carries its own SHA-256, so
-that training never uses a damaged order; it holds only numbers and names.
+cache folder if the data's folder is not writable. If neither is, it is computed each time. It is valid only while the name, size
+and modification time of every file are unchanged. A damaged or outdated index is computed again, and this is reported once. It
+is written under a temporary name, synced, then renamed, so several processes may write it at the same time. The file carries its
+own SHA-256, so that training never uses a damaged order; it holds only numbers and names.
 
     magic, 8 bytes | SHA-256 of the rest | length of the header, 4 bytes | header, JSON | order, 4 bytes a sequence
 """
@@ -28,18 +28,18 @@ from psyche_core.errors import DataError, InputError
 
 MAGIC = b"PSYIDX1\n"
 MAX_HEADER = 256 << 20
-"""Bytes of JSON; a file or row group takes some fifty."""
+"""Maximum size of the header in bytes of JSON; a file or row group takes about fifty."""
 
 WORTH_SEQUENCES = 50_000
 WORTH_FILES = 32
-"""An index with a shorter order and fewer files is faster made than looked up, and is not saved."""
+"""An index with a shorter order and fewer files is computed faster than it is read, and so is not saved."""
 
-logger = logging.getLogger("psyche.data")
+logger: logging.Logger = logging.getLogger("psyche.data")
 
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """A file as it was found. size in bytes; changed: modification time in ns."""
+    """The recorded state of a file. size: bytes. changed: modification time in ns."""
 
     path: Path
     size: int
@@ -47,7 +47,7 @@ class FileStamp:
 
     @classmethod
     def of(cls, path: Path) -> FileStamp:
-        """Look at a file. Raises DataError when it cannot be opened for reading."""
+        """Record the state of a file. Raises DataError if it cannot be opened for reading."""
         try:
             status = path.stat()
             if not os.access(path, os.R_OK):
@@ -59,7 +59,7 @@ class FileStamp:
         return cls(path, status.st_size, status.st_mtime_ns)
 
     def check(self) -> None:
-        """Raises DataError unless the file is as it was found."""
+        """Raise DataError if the file has changed since it was recorded."""
         try:
             status = self.path.stat()
         except OSError as error:
@@ -76,7 +76,7 @@ class FileStamp:
 
 @dataclass(frozen=True, slots=True)
 class FileContents:
-    """What is in one file. start: byte where data begins; counts: sequences of its parts (a flat file is one part)."""
+    """The contents of one file. start: byte where data begins. counts: sequences in each part (a flat file is one part)."""
 
     start: int
     counts: tuple[int, ...]
@@ -84,14 +84,14 @@ class FileContents:
 
 @dataclass(frozen=True, slots=True)
 class DatasetIndex:
-    """Contents of every file in their order, and the shuffled order of all their sequences, None for the files' own."""
+    """The contents of every file in order, and the shuffled order of all their sequences (None for file order)."""
 
     contents: tuple[FileContents, ...]
     order: array[int] | None
 
     @property
     def counts(self) -> list[int]:
-        """Sequences of every part of every file, one after the other."""
+        """Number of sequences in every part of every file, in one list."""
         return [count for file in self.contents for count in file.counts]
 
 
@@ -103,11 +103,11 @@ def dataset_index(
     seed: bytes | None,
     cache: Path | None = None,
 ) -> DatasetIndex:
-    """The index of `files`: the saved one if it still fits, else a new one, which is saved if that is worth its while.
+    """The index of `files`: the saved one if it is still valid, else a new one, which is saved if reading it would save time.
 
-    files: at least one, in order; the index lies in the folder of the first. examine: looks into one file. key: all else that
-    the contents depend on, as plain JSON values. seed: 32 bytes to shuffle with, None for the files' order. cache: folder for
-    the index of data whose folder is read-only. Raises DataError, and what `examine` raises.
+    files: at least one, in order; the index is saved in the folder of the first. examine: returns the contents of one file. key:
+    everything else that the contents depend on, as plain JSON values. seed: 32 bytes to shuffle with, None for file order.
+    cache: folder for the index of data whose folder is read-only. Raises DataError, and the errors of `examine`.
     """
     header = {
         **key,
@@ -124,14 +124,14 @@ def dataset_index(
     total = sum(count for file in contents for count in file.counts)
     index = DatasetIndex(contents, None if seed is None else shuffled_order(total, seed))
     worth = len(files) >= WORTH_FILES or (seed is not None and total >= WORTH_SEQUENCES)
-    if worth or any(place.exists() for place in places):  # an outdated one would be complained of at every start
+    if worth or any(place.exists() for place in places):  # otherwise every start would report an outdated one
         _save(places, header, index)
 
     return index
 
 
 def _places(files: Sequence[FileStamp], key: Mapping[str, Any], cache: Path | None) -> list[Path]:
-    """Where the index may be, best first. Files read alone have names of their own."""
+    """The possible paths of the index, best first. A file that is read alone has its own index name."""
     folder = files[0].path.parent
     alone = files[0].path.name if len(files) == 1 else ""
     own = hashlib.sha256(json.dumps([key, alone], sort_keys=True).encode()).hexdigest()[:16]
@@ -165,7 +165,7 @@ def _load(place: Path, header: Mapping[str, Any]) -> DatasetIndex | None:
 
 
 def _read(stream: BinaryIO) -> tuple[dict[str, Any], array[int] | None]:
-    """Header and order of an index file. Raises ValueError when it is not one, or damaged."""
+    """Header and order of an index file. Raises ValueError if it is damaged or not an index file."""
     size = os.fstat(stream.fileno()).st_size
     head = stream.read(len(MAGIC) + 36)
     digest, length = head[len(MAGIC) : -4], int.from_bytes(head[-4:], "little")
@@ -187,7 +187,7 @@ def _read(stream: BinaryIO) -> tuple[dict[str, Any], array[int] | None]:
 
 
 def _save(places: Sequence[Path], header: Mapping[str, Any], index: DatasetIndex) -> None:
-    """Write to the first place that takes it; being unable to is no trouble, only slower next time."""
+    """Write the index to the first writable place. If there is none, nothing is saved, and the next start is slower."""
     text = json.dumps({**header, "contents": [[file.start, file.counts] for file in index.contents]}).encode()
     order = index.order if index.order is not None else array("I")
     if sys.byteorder == "big":
@@ -212,7 +212,7 @@ def _write(place: Path, pieces: Sequence[bytes | array[int]]) -> None:
                 stream.write(piece)
             stream.flush()
             os.fsync(stream.fileno())
-            partial.chmod(0o644)  # as private as the data beside it: the folder decides
+            partial.chmod(0o644)  # the folder's permissions protect it, like the data beside it
             partial.replace(place)
         except BaseException:
             partial.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The words and draws of `chacha`, with numpy: the same numbers, some ten times faster. Imported only if numpy is installed.
+"""The words and draws of `chacha`, with numpy: the same numbers, about ten times faster. Imported only if numpy is installed.
 
 A draw that needs its correction word shifts all words after it, so draws are computed in stretches up to the next such draw.
 """
@@ -18,13 +18,13 @@ LANES = 4096
 SHORTEST_STRETCH, LONGEST_STRETCH = 64, 1 << 16
 
 _LINE_UP = np.array([[1, 2, 3, 0], [2, 3, 0, 1], [3, 0, 1, 2]])
-"""Row orders that turn the diagonals of b, c and d into columns."""
+"""Index orders that turn the diagonals of b, c and d into columns."""
 
 _LINE_BACK = np.argsort(_LINE_UP, axis=1)
 
 
 class FastWords:
-    """The key stream of ChaCha8 with places to take words from: an iterator of single words, and stretches of them.
+    """The key stream of ChaCha8: single words through an iterator, or many words at once.
 
     seed: 32 bytes.
     """
@@ -44,7 +44,7 @@ class FastWords:
         return word
 
     def peek(self, count: int) -> NDArray[np.uint32]:
-        """The next `count` words, which stay next. Shape (count,)."""
+        """The next `count` words, without consuming them. uint32, shape (count,)."""
         while self._words.size - self._at < count:
             self._words = np.concatenate([self._words[self._at :], _blocks(self._key, self._next_block)])
             self._next_block += LANES
@@ -53,7 +53,7 @@ class FastWords:
         return self._words[self._at : self._at + count]
 
     def skip(self, count: int) -> None:
-        """Pass over `count` words that were peeked at."""
+        """Consume `count` words that `peek` returned."""
         self._at += count
 
 

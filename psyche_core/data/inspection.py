@@ -1,8 +1,8 @@
-"""What is in training data: files, counts, the range of ids, a sample, and its problems.
+"""Reports the contents of training data: files, counts, the range of ids, a sample, and problems.
 
-Every file is read completely, since a single id out of the vocabulary ends training; nothing is changed or saved. Data that
-training could not use is a problem, described in a sentence. A file that cannot be read is a problem too and does not hide the
-others. If no token size is given, it comes from `dataset.json`, a numpy header, or a guess that is marked as one.
+Every file is read completely, since a single id outside the vocabulary ends training; nothing is changed or saved. Data that
+training could not use is a problem, described in a sentence. A file that cannot be read is also a problem; the other files are
+still reported. If no token size is given, it comes from `dataset.json`, a numpy header, or a guess that is marked as one.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _CODES = {2: "H", 4: "I"}
 
 @dataclass(slots=True)
 class InspectedFile:
-    """One file. tokens: of token files; rows: of Parquet files; ids: lowest and highest, None for nothing.
+    """One file. tokens: number in a token file. rows: number in a Parquet file. ids: lowest and highest, None if there are none.
 
-    lengths: shortest and longest row of Parquet files. unlabelled: share of their labels that nobody predicts.
+    lengths: shortest and longest row of a Parquet file, in tokens. unlabelled: share of its labels that are ignored.
     """
 
     path: Path
@@ -49,7 +49,10 @@ class InspectedFile:
 
 @dataclass(slots=True)
 class Inspection:
-    """All of one folder or file. token_size_from: who says so; sample: some ids; problems: sentences, none if all is well."""
+    """Everything about one folder or file.
+
+    token_size_from: source of the token size. sample: some ids. problems: sentences, empty if there are none.
+    """
 
     kind: Literal["tokens", "parquet"]
     files: list[InspectedFile] = field(default_factory=list)
@@ -60,12 +63,12 @@ class Inspection:
 
     @property
     def tokens(self) -> int:
-        """Tokens in all files."""
+        """Number of tokens in all files."""
         return sum(file.tokens for file in self.files)
 
     @property
     def sequences(self) -> int | None:
-        """Whole sequences in all files, None when no length was given."""
+        """Number of whole sequences in all files; None if no length was given."""
         counts = [file.sequences for file in self.files if file.sequences is not None]
         return sum(counts) if counts else None
 
@@ -84,11 +87,11 @@ def inspect_data(
     vocabulary: int | None = None,
     sample_at: int = 0,
 ) -> dict[str, Inspection]:
-    """Look at a file or folder: by part ("train", "validation", or "" where there are none). Blocking.
+    """Inspect a file or folder; returns a result per part ("train", "validation", or "" if there are no parts). Blocking.
 
-    sequence_length: tokens per sequence, None to count tokens only. token_size: 2 or 4, None to find out. vocabulary: ids must be
-    below it. sample_at: the token (of Parquet files, the row) where the sample begins. Raises DataError when there is nothing to
-    look at.
+    sequence_length: tokens per sequence, None to count only tokens. token_size: 2 or 4 bytes, None to detect it. vocabulary: ids
+    must be below it. sample_at: number of the token (in Parquet files, the row) where the sample begins. Raises DataError if
+    there is nothing to inspect.
     """
     options: dict[str, Any] = {"sequence_length": sequence_length, "vocabulary": vocabulary, "sample_at": sample_at}
     if _parquet_files(place):
@@ -178,14 +181,17 @@ def _token_file(found: Inspection, path: Path, token_size: int, sequence_length:
 
 
 def _guessed_size(paths: Sequence[Path]) -> tuple[int, str]:
-    """By the first numpy header, else by how the first file looks: ids of 4 bytes have many zeros in their high halves."""
+    """The token size from the first numpy header, else guessed from the first file.
+
+    In the guess, ids have 4 bytes if most of their high halves are zero.
+    """
     for path in paths:
         try:
             with path.open("rb") as stream:
                 head = stream.read(4 * GUESS_TOKENS)
                 size = path.stat().st_size
         except OSError:
-            continue  # said when the file is looked at
+            continue  # reported when the file is inspected
         if head.startswith(NPY_MAGIC):
             four = b"'<u4'" in head[:MAX_NPY_HEADER]
             return (4 if four else 2), "the numpy header"

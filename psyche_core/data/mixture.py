@@ -1,11 +1,12 @@
-"""Which sample of which source is at place i of a weighted mixture.
+"""The order of a weighted mixture: which sample of which source is at place i.
 
-The order is the reference's. A mixture of N samples (N = all lengths together) is filled place by place: at place k the source
-with the largest `weight * max(k, 1) - drawn so far` gives its next sample, the first of equals. A source that ran out starts
-again; empty sources are never drawn. A seed then shuffles the places (`backward_order`). One difference: a place past N wraps
-around, where the reference silently gave sample 0 of source 0.
+The order is that of the reference implementation. A mixture of N samples (N = all lengths together) is filled place by place: at
+place k the source with the largest `weight * max(k, 1) - drawn so far` gives its next sample; among equal values the first
+source is used. An exhausted source starts again; empty sources are never drawn. A seed then shuffles the places
+(`backward_order`). There is one difference: a place past N wraps around, while the reference implementation silently returned
+sample 0 of source 0.
 
-It is compact: a byte per place for its source (two if there are more than 256 sources) and four more for the shuffled order. The
+It needs one byte per place for the source (two if there are more than 256 sources) and four more for the shuffled order. The
 number of the sample in its source is counted from the nearest of the counts saved every BLOCK places.
 """
 
@@ -19,7 +20,7 @@ from psyche_core.data.data_shuffle import MAX_SEQUENCES, backward_order
 from psyche_core.errors import DataError
 
 BLOCK = 1024
-"""Places between two notes of how often each source was drawn."""
+"""Number of places between two saved counts of the draws from each source."""
 
 MAX_SOURCES = 65_536
 
@@ -27,16 +28,16 @@ MAX_SOURCES = 65_536
 class MixtureIndex:
     """The order of a mixture. Building takes about a second per million places.
 
-    lengths: samples of each source. weights: a positive number per source, only their proportions count; None for weights by
-    length. shuffle_seed: 32 bytes, or None for the order of drawing. Raises DataError for nothing to mix, too much, or weights
-    that are no proportions.
+    lengths: number of samples of each source. weights: a positive number per source, of which only the proportions count; None
+    for weights proportional to the lengths. shuffle_seed: 32 bytes, or None for the order of drawing. Raises DataError if there
+    is nothing to mix, too many samples, or invalid weights.
     """
 
     def __init__(
         self, lengths: Sequence[int], weights: Sequence[float] | None = None, *, shuffle_seed: bytes | None = None
     ) -> None:
-        self.lengths = tuple(lengths)
-        self.weights = normalised_weights(self.lengths, weights)
+        self.lengths: tuple[int, ...] = tuple(lengths)
+        self.weights: tuple[float, ...] = normalised_weights(self.lengths, weights)
         self._count = sum(self.lengths)
         if not 0 < self._count <= MAX_SEQUENCES:
             message = (
@@ -49,7 +50,7 @@ class MixtureIndex:
         self._order = None if shuffle_seed is None else backward_order(self._count, shuffle_seed)
 
     def __len__(self) -> int:
-        """Places, which is samples of all sources together."""
+        """Number of places, which is the number of samples of all sources together."""
         return self._count
 
     def locate(self, index: int) -> tuple[int, int]:
@@ -65,7 +66,7 @@ class MixtureIndex:
 
 
 def normalised_weights(lengths: Sequence[int], weights: Sequence[float] | None) -> tuple[float, ...]:
-    """The sources' shares, which add up to 1: of `weights`, or of the lengths where that is None. Raises DataError."""
+    """The sources' shares, which add up to 1: from `weights`, or from the lengths if that is None. Raises DataError."""
     if len(lengths) > MAX_SOURCES:
         message = f"a mixture has at most {MAX_SOURCES} sources, got {len(lengths)}"
         raise DataError(message)
@@ -76,7 +77,7 @@ def normalised_weights(lengths: Sequence[int], weights: Sequence[float] | None) 
         raise DataError(message)
 
     total = 0.0
-    for value in values:  # in this order and without the exact summing of newer Pythons: every member gets the same bits
+    for value in values:  # not sum(), which is exact only in newer Pythons: all members need the same bits
         total += value
     if weights is not None and not (all(value > 0 for value in values) and math.isfinite(total)):
         message = f"weights of a mixture must be positive numbers, got {values}; leave out a source that is not wanted"
@@ -86,7 +87,7 @@ def normalised_weights(lengths: Sequence[int], weights: Sequence[float] | None) 
 
 
 def grouped(places: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-    """The distinct samples wanted from each source, ascending."""
+    """The distinct sample numbers needed from each source, ascending."""
     wanted: dict[int, set[int]] = {}
     for source, sample in places:
         wanted.setdefault(source, set()).add(sample)
@@ -95,7 +96,7 @@ def grouped(places: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
 
 
 def _filled(lengths: Sequence[int], weights: Sequence[float], count: int) -> tuple[bytearray | array[int], array[int]]:
-    """The source of every place, and how often each source was drawn before every BLOCK-th place, source by source."""
+    """The source of every place, and the number of draws from each source before every BLOCK-th place."""
     sources: bytearray | array[int] = bytearray() if len(lengths) <= 256 else array("H")
     drawn = array("I")
     not_empty = [number for number, length in enumerate(lengths) if length]
@@ -112,7 +113,7 @@ def _filled(lengths: Sequence[int], weights: Sequence[float], count: int) -> tup
 
 
 def _draws(weights: Sequence[float], count: int) -> Iterator[int]:
-    """The source drawn at places 0 .. count - 1."""
+    """The source drawn at each of the places 0 .. count - 1."""
     drawn = [0.0] * len(weights)
     for place in range(count):
         behind = max(place, 1)

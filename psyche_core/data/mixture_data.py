@@ -1,8 +1,8 @@
 """A data provider that mixes others by weight.
 
-Any providers of one sequence length may be mixed; the order is `MixtureIndex`'s. One read asks every source once, all sources at
-the same time. If sources differ in the form of their samples, the richer form is used, so that nothing is lost: tokens of two
-bytes are widened to four, and labels, positions and lengths that only some sources have are written out for the others.
+Any providers with one sequence length can be mixed, in the order of `MixtureIndex`. One read calls every source once, all at the
+same time. If sources differ in the form of their samples, the richer form is used, so that nothing is lost: tokens of two bytes
+are widened to four, and labels, positions and lengths that only some sources have are written out for the others.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from psyche_core.types import BatchId
 class MixtureData(DataProvider):
     """Samples of several providers in the order of a mixture. Owns the sources: entering enters them, closing closes them.
 
-    sources: providers not yet entered, all of one sequence length. They are entered in tasks of their own, so none of them may
-    hold a task group or cancel scope open from entering to closing. weights: a positive number per source; None for weights by
-    their numbers of sequences. seed: 32 bytes to shuffle with, None for the order of drawing.
-    Raises DataError when there is no source, lengths differ or weights are no proportions; entering raises what the sources
-    raise, and DataError when the sources together are empty or too long.
+    sources: providers not yet entered, all of one sequence length. Each is entered in a separate task, so none of them may keep
+    a task group or cancel scope open between entering and closing. weights: a positive number per source; None for weights
+    proportional to their numbers of sequences. seed: 32 bytes to shuffle with, None for the order of drawing.
+    Raises DataError if there is no source, sequence lengths differ or weights are invalid. Entering raises the errors of the
+    sources, and DataError if the sources together are empty or too long.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class MixtureData(DataProvider):
 
     @property
     def num_sequences(self) -> int:
-        """Samples of all sources together. Valid while entered."""
+        """Number of samples of all sources together. Valid while entered."""
         return len(self._entered)
 
     async def __aenter__(self) -> Self:
@@ -73,20 +73,20 @@ class MixtureData(DataProvider):
         """The samples of the intervals in order, concatenated. Raises DataError, TimeoutError."""
         index = self._entered
         places = [index.locate(number) for batch in batches for number in range(batch.first, batch.last + 1)]
-        wanted = grouped(places) or {0: []}  # of nothing, the first source knows the form
+        wanted = grouped(places) or {0: []}  # for an empty read, the first source determines the form
         parts: dict[int, Samples] = {}
 
         async def fetch(source: int, samples: list[int]) -> None:
             parts[source] = await self._sources[source].read(_intervals(samples), timeout=timeout)
 
-        # Each source keeps the time limit, and knows why it was not met.
+        # Each source enforces the time limit itself, and reports why it was exceeded.
         await _together([partial(fetch, source, samples) for source, samples in wanted.items()])
 
         row_of = {source: {sample: row for row, sample in enumerate(samples)} for source, samples in wanted.items()}
         return picked(parts, [(source, row_of[source][sample]) for source, sample in places])
 
     async def aclose(self) -> None:
-        """Close every source, whatever becomes of the others; idempotent."""
+        """Close every source, even if closing another one fails; idempotent."""
         self._index = None
         async with AsyncExitStack() as sources:
             for source in self._sources:
@@ -114,7 +114,7 @@ def _intervals(samples: Sequence[int]) -> list[BatchId]:
 
 
 async def _together(jobs: Sequence[Callable[[], Awaitable[Any]]]) -> None:
-    """Run all side by side; the first failure stops the others and is raised as it is."""
+    """Run all jobs concurrently. The first exception cancels the others and is raised unchanged."""
     failures: list[Exception] = []
 
     async def run(job: Callable[[], Awaitable[Any]]) -> None:

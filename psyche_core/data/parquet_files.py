@@ -1,10 +1,10 @@
-"""Which Parquet files of a folder belong to a split: `train`, `validation`, ….
+"""Finds the Parquet files of a split (`train`, `validation`, …) in a folder.
 
-As in the reference, a folder named after the split holds its files (what follows a `-` in the name does not count) and the folder
-above it is the subset; if there is no such folder, files count whose names start with the split's. Files come in the order of
-their names without the ending. Different from the reference: a folder in which nothing is named after any split is one split;
-splits of several subsets are not mixed; of files numbered `00000-of-00005` all must be there, since a half-filled cache would
-train on other samples than all other members.
+As in the reference implementation, a folder named after the split contains its files (the part of the name after a `-` is
+ignored), and the folder above it is the subset. If there is no such folder, the files whose names start with the split's name
+are used. Files are ordered by their names without the ending. Different from the reference implementation: a folder in which
+nothing is named after a split is one split; splits of several subsets are not mixed; of files numbered `00000-of-00005` all must
+exist, because with an incomplete cache a member would train on other samples than all others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from psyche_core.errors import InputError
 ENDING = ".parquet"
 
 SplitName = Literal["train", "test", "validation", "dev", "val"]
-"""Splits a data set may have."""
+"""The splits that a data set may have."""
 
 SPLITS: tuple[SplitName, ...] = ("train", "test", "validation", "dev", "val")
 
@@ -29,7 +29,7 @@ _NUMBERED = re.compile(r"(\d+)-of-(\d+)")
 def parquet_paths(location: Path, split: SplitName = "train") -> list[Path]:
     """The Parquet files of a split, in order: `location` itself if it is a file, else those below that folder.
 
-    Raises InputError when there are none, of several subsets, or not all of a numbered set.
+    Raises InputError if there are none, if several subsets have the split, or if files of a numbered set are missing.
     """
     if location.is_file():
         return [location]

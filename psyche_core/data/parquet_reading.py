@@ -1,8 +1,8 @@
 """Reading Parquet files: their columns, their row groups, and rows as samples. Needs pyarrow (extra `parquet`).
 
 `inputs`, `labels` and `position_ids` must have exactly the run's sequence length. `sequence_lengths` gives the lengths of texts
-packed in the row (zeros in it are padding and dropped). Any integer lists are accepted; values that do not fit are refused with
-their place.
+packed in the row (zeros in it are padding and dropped). Any integer lists are accepted; for values that do not fit, the error
+names their position.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXTRA = "reading Parquet files needs pyarrow; get it with: pip install 'psyche-c
 
 
 def columns_of(file: FileStamp) -> tuple[str, ...]:
-    """The columns of a file that mean something to us, in the order of COLUMNS. Raises DataError."""
+    """The columns of a file that are also in COLUMNS, in that order. Raises DataError."""
     pa = _pyarrow()
     with _opened(file) as parquet:
         schema = parquet.schema_arrow
@@ -47,7 +47,7 @@ def columns_of(file: FileStamp) -> tuple[str, ...]:
 
 
 def row_groups(file: FileStamp) -> tuple[int, ...]:
-    """Rows of each row group of a file. Raises DataError."""
+    """Number of rows in each row group of a file. Raises DataError."""
     with _opened(file) as parquet:
         return tuple(parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups))
 
@@ -55,7 +55,7 @@ def row_groups(file: FileStamp) -> tuple[int, ...]:
 def group_blocks(
     file: FileStamp, group: int, *, columns: Sequence[str], sequence_length: int, block_rows: int
 ) -> Iterator[Samples]:
-    """The rows of a row group, `block_rows` at a time, the last block shorter. Raises DataError."""
+    """The rows of a row group in blocks of `block_rows`; the last block may be shorter. Raises DataError."""
     pa = _pyarrow()
     first = 0
     pending: list[Any] = []
@@ -75,9 +75,9 @@ def group_blocks(
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Figures of some rows. tokens: of their inputs; ids, lengths: lowest and highest, None for nothing.
+    """Figures of some rows. tokens: number in their inputs. ids, lengths: lowest and highest, None if there are none.
 
-    labels: how many; ignored: of them, those that nobody predicts.
+    labels: number of labels. ignored: number of ignored labels.
     """
 
     tokens: int
@@ -88,13 +88,13 @@ class Summary:
 
 
 def raw_batches(file: FileStamp, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """All rows of a file, whatever they hold, some at a time. Raises DataError."""
+    """All rows of a file in batches, without checks of their values. Raises DataError."""
     with _opened(file) as parquet:
         yield from parquet.iter_batches(batch_size=1024, columns=list(columns), use_threads=False)
 
 
 def summary(batch: pa.RecordBatch, columns: Sequence[str]) -> Summary:
-    """Figures of rows for who looks at them; rows that training would refuse are counted as they are."""
+    """Figures of rows for inspection. Rows that training would reject are counted, too."""
     import pyarrow.compute as pc
 
     inputs = batch.column(INPUTS)
@@ -113,7 +113,7 @@ def summary(batch: pa.RecordBatch, columns: Sequence[str]) -> Summary:
 
 
 def _samples(table: pa.Table, file: FileStamp, first: str, sequence_length: int) -> Samples:
-    """A table as samples. first: how to name its first row in messages."""
+    """A table as samples. first: name of its first row in messages."""
     pa = _pyarrow()
     where = f"{file.path} (from {first} on)"
     flat = {
@@ -132,7 +132,7 @@ def _samples(table: pa.Table, file: FileStamp, first: str, sequence_length: int)
 
 
 def _flat(column: pa.ChunkedArray, name: str, wanted: pa.DataType, sequence_length: int) -> bytes:
-    """The numbers of a column of lists, all `sequence_length` long, one after the other. name: for messages."""
+    """The numbers of a column of lists, concatenated. Each list must have `sequence_length` numbers. name: for messages."""
     import pyarrow.compute as pc
 
     pa = _pyarrow()
@@ -163,7 +163,7 @@ def _flat(column: pa.ChunkedArray, name: str, wanted: pa.DataType, sequence_leng
 
 @contextmanager
 def _opened(file: FileStamp) -> Iterator[Any]:
-    """A Parquet file; whatever goes wrong with it, also later while it is read, is a DataError."""
+    """An open Parquet file. Every error in the block, also while reading it, becomes a DataError."""
     pa = _pyarrow()
     import pyarrow.parquet as pq
 

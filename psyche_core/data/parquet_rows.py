@@ -1,9 +1,9 @@
 """Rows of Parquet files as numbered samples: `inputs` and, if present, `labels`, `position_ids`, `sequence_lengths`.
 
 A row is a sample; files are in the order given, all with the same columns. Rows are read on request, a block of a row group at a
-time. The blocks read last are cached, up to a limit in bytes; the whole data set is never in memory. A row group larger than that
-is read from its beginning to the requested block, and goes on from there while blocks are requested in order. Files written with
-row groups of some thousand rows avoid this. Tokens have 4 bytes, whatever the files hold.
+time. The blocks read last are cached, up to a limit in bytes; the whole data set is never in memory. A row group larger than
+that limit is read from its beginning to the requested block; reading continues from there while blocks are requested in order.
+Files written with row groups of some thousand rows avoid this. Tokens have 4 bytes, whatever the files hold.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from psyche_core.interfaces.data import Samples
 
 CACHE_BYTES = 256 << 20
 BLOCK_BYTES = 8 << 20
-"""Decoded size of what is read at once."""
+"""Decoded size, in bytes, of the rows that are read at once."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,9 +40,9 @@ class ParquetRows:
     """The samples of Parquet files. Blocking: call it in a worker thread.
 
     paths: at least one, in order. sequence_length: tokens per sample. shuffle_seed: 32 bytes, or None for file order. cache:
-    folder for the data set's index where the data's own folder is read-only. cache_bytes: decoded rows kept in memory;
-    block_bytes: decoded rows read at once. Raises DataError when files are malformed, disagree about their columns, or hold no
-    row, and when pyarrow is not installed.
+    folder for the data set's index if the data's own folder is read-only. cache_bytes: size of the decoded rows kept in memory.
+    block_bytes: size of the decoded rows read at once. Raises DataError if files are malformed, have different columns or no
+    row, and if pyarrow is not installed.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class ParquetRows:
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
         self.sequence_length = sequence_length
-        self.files = tuple(FileStamp.of(path) for path in paths)
-        self.columns = columns_of(self.files[0])
+        self.files: tuple[FileStamp, ...] = tuple(FileStamp.of(path) for path in paths)
+        self.columns: tuple[str, ...] = columns_of(self.files[0])
         key = {"kind": "parquet", "columns": list(self.columns)}
         index = dataset_index(self.files, self._examined, key=key, seed=shuffle_seed, cache=cache)
         if not any(index.counts):
@@ -74,7 +74,7 @@ class ParquetRows:
         self._lock = Lock()
 
     def __len__(self) -> int:
-        """Rows in all files."""
+        """Number of rows in all files."""
         return len(self._index)
 
     def read(self, indices: Iterable[int]) -> Samples:
@@ -110,7 +110,7 @@ class ParquetRows:
         return Block(*self._groups[group], number), row
 
     def _block(self, block: Block) -> Samples:
-        """Rows of a block, kept from before or read now."""
+        """The rows of a block, from the cache or read now."""
         samples = self._kept.get(block)
         if samples is not None:
             self._kept.move_to_end(block)
@@ -168,7 +168,7 @@ class ParquetRows:
 
 @dataclass(slots=True)
 class _GroupStream:
-    """The blocks of one row group on their way, from its beginning on. next_number: of the block that comes next."""
+    """An iterator over the blocks of one row group, from its beginning. next_number: number of the next block."""
 
     file: int
     group: int

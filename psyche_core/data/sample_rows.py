@@ -1,6 +1,6 @@
-"""Rows of samples: picked one by one from several reads into one, in any order and as often as needed.
+"""Combines rows of samples from several reads into one, in any order and with repetitions.
 
-Rows keep everything they have. If reads differ in form, the richer form is used: tokens of two bytes are widened to four, and
+Rows keep all their fields. If reads differ in form, the richer form is used: tokens of two bytes are widened to four, and
 labels, positions and lengths that only some reads have are written out for the others (every token its own label, positions from
 0, one text per row). Each byte is copied once.
 """
@@ -20,9 +20,9 @@ _CODES = {2: "H", 4: "I"}
 
 
 def picked(parts: Mapping[_Part, Samples], rows: Sequence[tuple[_Part, int]]) -> Samples:
-    """The samples of the given (part, row in that part), in order, concatenated.
+    """The samples at the given (part, row in that part), concatenated in order.
 
-    parts: reads of one sequence length, at least one.
+    parts: at least one; all with the same sequence length.
     """
     reads = parts.values()
     sequence_length = next(iter(reads)).sequence_length
@@ -45,7 +45,7 @@ def picked(parts: Mapping[_Part, Samples], rows: Sequence[tuple[_Part, int]]) ->
 
 
 def widened(tokens: bytes, token_size: int, wanted: int) -> bytes:
-    """Little-endian tokens of `token_size` bytes as tokens of `wanted` bytes, 2 or 4, not fewer than they have."""
+    """Little-endian tokens of `token_size` bytes, converted to `wanted` bytes each (2 or 4, at least `token_size`)."""
     if token_size == wanted:
         return tokens
 
@@ -59,12 +59,12 @@ def widened(tokens: bytes, token_size: int, wanted: int) -> bytes:
 
 
 def labels_of(samples: Samples) -> bytes:
-    """The labels of samples, spelled out: little-endian int32, every token its own label where there are none."""
+    """The labels of samples as little-endian int32. Without labels, every token is its own label."""
     return widened(samples.tokens, samples.token_size, LABEL_BYTES) if samples.labels is None else samples.labels
 
 
 def positions_of(samples: Samples) -> bytes:
-    """The positions of samples, spelled out: little-endian unsigned 32-bit, 0, 1, 2, … per row where there are none."""
+    """The positions of samples as little-endian unsigned 32-bit integers. Without positions, they are 0, 1, 2, … in each row."""
     if samples.position_ids is not None:
         return samples.position_ids
 

@@ -1,10 +1,10 @@
 """Any map-style dataset as a run's data: an object with a length whose items are token arrays, such as a list, a numpy array of
 two dimensions, a torch `Dataset` or one of the `datasets` package.
 
-Sample i of the run is item i, so the dataset must be the same for every member. Items are read in a worker thread, one by one. An
-item is a flat array of exactly the run's sequence length of whole numbers from 0 (list, numpy, torch), or a mapping with
-`input_ids` and perhaps `labels` (aligned with them, -100 for tokens that are not predicted). Items of another length or kind are
-refused by number: nothing is cut or padded silently.
+Sample i of the run is item i, so the dataset must be the same for every member. Items are read in a worker thread, one by one.
+An item is a flat array of exactly the run's sequence length of whole numbers from 0 (list, numpy, torch), or a mapping with
+`input_ids` and perhaps `labels` (aligned with them, -100 for tokens that are not predicted). An item of another length or kind
+is an error that names its number: nothing is cut or padded silently.
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ _MOST = 2**32 - 1
 
 @runtime_checkable
 class MapDataset(Protocol):
-    """What has numbered items: torch's map-style datasets, those of `datasets`, arrays, lists."""
+    """An object with numbered items: torch's map-style datasets, those of `datasets`, arrays, lists."""
 
     def __len__(self) -> int:
-        """How many items, at least one."""
+        """Number of items, at least one."""
 
     def __getitem__(self, index: int, /) -> Any:
         """Item 0 <= index < len."""
 
 
 class SequenceData(DataProvider):
-    """See the module. items: kept, and read from a worker thread, by one caller at a time; sequence_length: in tokens."""
+    """A map-style dataset as a provider; see the module.
+
+    items: the dataset; one worker thread at a time reads it. sequence_length: tokens per item.
+    """
 
     def __init__(self, items: MapDataset, *, sequence_length: int) -> None:
         self._items = items
@@ -54,7 +57,7 @@ class SequenceData(DataProvider):
 
     @property
     def num_sequences(self) -> int:
-        """Items of the dataset."""
+        """Number of items of the dataset."""
         return self._count
 
     async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
@@ -63,7 +66,7 @@ class SequenceData(DataProvider):
             return await anyio.to_thread.run_sync(self._read, tuple(batches), abandon_on_cancel=True)
 
     async def aclose(self) -> None:
-        """The dataset is its owner's to close."""
+        """Do nothing: the owner closes the dataset."""
 
     def _read(self, batches: Sequence[BatchId]) -> Samples:
         numbers = [index % self._count for batch in batches for index in range(batch.first, batch.last + 1)]
@@ -76,7 +79,7 @@ class SequenceData(DataProvider):
         return Samples(tokens, len(rows), self._sequence_length, _TOKEN_SIZE, labels)
 
     def _row(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """Tokens (T,) and labels (T,), if any, of an item."""
+        """Tokens (T,) and labels (T,), or None, of an item; int64."""
         item = self._items[number]
         if not isinstance(item, Mapping):
             return self._numbers(item, number, least=0), None
@@ -93,7 +96,7 @@ class SequenceData(DataProvider):
     def _numbers(self, given: Any, number: int, *, least: int) -> NDArray[np.int64]:
         try:
             array = np.asarray(given)
-        except Exception as error:  # a tensor on a GPU, ragged lists: several families
+        except Exception as error:  # a tensor on a GPU or ragged lists raise different exceptions
             message = f"item {number} of the dataset ({type(given).__name__}) is no array of tokens: {error}"
             raise DataError(message) from error
 

@@ -1,10 +1,10 @@
-r"""Documents of text files and folders, in pieces that fit in memory, each for training or held out.
+r"""Documents of text files and folders, in pieces that fit in memory. Each piece is for training or held out.
 
-In a folder, every `.txt`, `.md` and `.jsonl` file below it counts, in the order of their paths; a file that is given by name is
+In a folder, all `.txt`, `.md` and `.jsonl` files below it are read, in the order of their paths; a file that is given by name is
 accepted with any ending. A text file is one document; its last `held_out` share is held out, cut after the end of a line. A line
-of a `.jsonl` file is a document, and whole documents are held out, evenly spread. Long documents come in pieces cut after the end
-of a line, so that no file is ever read whole. Text is UTF-8 without its byte-order mark and with `\n` at line ends; what is not
-UTF-8 or not JSON is refused with its place, never skipped.
+of a `.jsonl` file is a document, and whole documents are held out, evenly spread. Long documents are split into pieces after the
+end of a line, so that no file is read into memory as a whole. Text is UTF-8 without its byte-order mark and with `\n` at line
+ends; invalid UTF-8 or JSON is an error that names its position, and is never skipped.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some text of one document. held_out: not for training; last: the document, or its part of that kind, ends here.
+    """Some text of one document. held_out: not for training. last: the document, or its training or held-out part, ends here.
 
-    size: bytes of files read for it, for progress; documents: documents that end with it, 0 or 1.
+    size: bytes of files read for it, for progress. documents: number of documents that end with it, 0 or 1.
     """
 
     text: str
@@ -41,7 +41,7 @@ class Piece:
 
 
 def text_paths(sources: Iterable[Path]) -> list[Path]:
-    """The files that `sources` mean, in order, none twice. Raises InputError when one cannot be looked at or has no texts."""
+    """The files in `sources`, in order, each once. Raises InputError if a source cannot be read or has no texts."""
     found: dict[Path, None] = {}
     for source in sources:
         try:
@@ -93,7 +93,7 @@ def pieces(paths: Iterable[Path], *, held_out: float = 0.0, text_key: str = "tex
 
 
 def _line_documents(stream: BinaryIO, path: Path, text_key: str, held_out: float, before: int) -> Iterator[Piece]:
-    """before: documents of earlier files, so that what is held out is spread evenly over all."""
+    """The documents in the lines of a file. before: documents of earlier files, so that held-out documents are spread evenly."""
     number = 0
     while line := stream.readline(LONGEST_LINE + 1):
         number += 1
@@ -135,7 +135,7 @@ def _text_document(stream: BinaryIO, path: Path, held_out: float) -> Iterator[Pi
     size = os.fstat(stream.fileno()).st_size
     training = size - round(size * held_out)
     at = 0
-    waiting: tuple[bytes, bool] | None = None  # the piece before this one: only now is known whether it is a part's last
+    waiting: tuple[bytes, bool] | None = None  # the previous piece: whether it is a part's last is known only now
     for content in _cut_after_lines(stream, training):
         aside = at >= training and held_out > 0
         if waiting is not None:
@@ -159,7 +159,7 @@ def _piece(path: Path, at: int, piece: tuple[bytes, bool], *, last: bool, docume
 
 
 def _cut_after_lines(stream: BinaryIO, training: int) -> Iterator[bytes]:
-    """The stream in pieces that end after a line, one of them at the first line's end from byte `training` on."""
+    """The stream in pieces that end after a line. One of them ends at the first line end from byte `training` on."""
     at = 0
     rest = b""
     while chunk := stream.read(PIECE_BYTES):
@@ -172,13 +172,13 @@ def _cut_after_lines(stream: BinaryIO, training: int) -> Iterator[bytes]:
             yield rest[:cut]
             at += cut
             rest = rest[cut:]
-    # What is left has no line's end but perhaps one where the held-out part begins.
+    # The rest contains no line end, except perhaps the one where the held-out part begins.
     cut = rest.find(b"\n", max(0, training - at - 1)) + 1 if at < training <= at + len(rest) else 0
     yield from (part for part in (rest[:cut], rest[cut:]) if part)
 
 
 def _character_boundary(content: bytes) -> int:
-    """The end of the last whole UTF-8 character, or of everything where there is none."""
+    """The end of the last whole UTF-8 character; the end of the content if there is none."""
     for back in range(1, 5):
         if content[-back] & 0xC0 != 0x80:
             return len(content) - back

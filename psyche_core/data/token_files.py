@@ -1,10 +1,10 @@
 """Flat files of tokens, read as numbered sequences: `.bin`, `.ds` and `.npy` with little-endian 2- or 4-byte unsigned integers.
 
-Files of a folder count in the order of their names. A file of n tokens holds n // sequence_length sequences, the last whole one
-included (defects 55 of the reference: it lost that one, and took files in directory order). Sequences never cross files. A real
-numpy header is read as a header and must describe plain little-endian unsigned integers of the right size; a `.npy` without one
-holds raw tokens. Files are mapped into memory and copied from once. A file that changed since it was opened is refused, because
-the same number must give the same tokens.
+Files of a folder are read in the order of their names. A file of n tokens contains n // sequence_length sequences, including the
+last whole one (the reference implementation lost that one, and read files in directory order). Sequences never cross files. A
+valid numpy header is read as a header and must describe plain little-endian unsigned integers of the right size; a `.npy`
+without one holds raw tokens. Files are mapped into memory, and data is copied once. A file that changed since it was opened is
+an error, because the same number must always give the same tokens.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from psyche_core.errors import DataError, InputError
 EXTENSIONS = (".bin", ".ds", ".npy")
 
 TokenSizeName = Literal["TwoBytes", "FourBytes"]
-"""A run configuration's spelling of the size of a token."""
+"""The size of a token, as a run configuration spells it."""
 
 NPY_MAGIC = b"\x93NUMPY"
 MAX_NPY_HEADER = 4096
-"""Bytes of a file's beginning that `npy_data_start` needs to see."""
+"""Number of bytes at a file's beginning that `npy_data_start` needs."""
 
 
-logger = logging.getLogger("psyche.data")
+logger: logging.Logger = logging.getLogger("psyche.data")
 
 
 def token_bytes(name: TokenSizeName) -> int:
@@ -43,14 +43,14 @@ def token_bytes(name: TokenSizeName) -> int:
 
 
 class SequenceIndex:
-    """Which file holds sequence i, and where: cumulative counts, and the shuffled order when there is a seed.
+    """Finds the file and position of sequence i from cumulative counts and, if there is a seed, the shuffled order.
 
-    counts: whole sequences per file. shuffle_seed: 32 bytes or None for the files' own order. order: the shuffled order itself,
-    where it is known already.
+    counts: whole sequences per file. shuffle_seed: 32 bytes, or None for file order. order: the shuffled order, if it is known
+    already.
     """
 
     def __init__(self, counts: Sequence[int], *, shuffle_seed: bytes | None = None, order: array[int] | None = None) -> None:
-        self.ends = list(accumulate(counts))
+        self.ends: list[int] = list(accumulate(counts))
         self._order = order
         if shuffle_seed is not None and order is None:
             self._order = shuffled_order(len(self), shuffle_seed)
@@ -59,7 +59,7 @@ class SequenceIndex:
         return self.ends[-1] if self.ends else 0
 
     def locate(self, index: int) -> tuple[int, int]:
-        """(file, sequence within the file) of sample `index`; past the end it wraps around."""
+        """(file, sequence within the file) of sample `index`; indices past the end wrap around."""
         place = index % len(self)
         if self._order is not None:
             place = self._order[place]
@@ -68,7 +68,7 @@ class SequenceIndex:
         return file, place - (self.ends[file - 1] if file else 0)
 
     def located(self, indices: range) -> list[tuple[int, int]]:
-        """`locate` of every index, in order; at once for those that follow each other within a file."""
+        """`locate` of every index, in order; fast for consecutive sequences of one file."""
         count = len(self)
         if self._order is not None or indices.step != 1 or indices.start < 0 or indices.stop > count:
             return [self.locate(index) for index in indices]
@@ -85,14 +85,14 @@ class SequenceIndex:
         return found
 
     def places(self, indices: Iterable[int]) -> list[int]:
-        """The samples' places among all sequences in file order; past the end they wrap around."""
+        """The samples' places among all sequences in file order; indices past the end wrap around."""
         count = len(self)
         order = self._order
         return [index % count for index in indices] if order is None else [order[index % count] for index in indices]
 
 
 def adjacent_runs(places: Iterable[tuple[int, int]], *, at_most: int) -> Iterator[tuple[int, int, int]]:
-    """Join places that follow each other in one file: (file, first sequence, count), in order; `at_most` sequences per run."""
+    """Join consecutive places of one file into runs (file, first sequence, count), in order, of at most `at_most` sequences."""
     run: tuple[int, int, int] | None = None
     for file, sequence in places:
         if run is not None and (file, sequence) == (run[0], run[1] + run[2]) and run[2] < at_most:
@@ -111,8 +111,8 @@ class TokenFiles:
     """The sequences of one token file or of a folder's token files. Blocking: call it in a worker thread.
 
     location: file or folder (not searched deeper). sequence_length: tokens per sequence. token_size: bytes per token, 2 or 4.
-    shuffle_seed: 32 bytes, or None for file order. cache: folder for the data set's index where the data's own folder is
-    read-only. Raises DataError when there is nothing to read or a file is malformed.
+    shuffle_seed: 32 bytes, or None for file order. cache: folder for the data set's index if the data's own folder is read-only.
+    Raises DataError if there is nothing to read or a file is malformed.
     """
 
     def __init__(
@@ -128,24 +128,24 @@ class TokenFiles:
         self.sequence_length = sequence_length
         self.token_size = token_size
         self._sequence_bytes = sequence_length * token_size
-        self.files = tuple(FileStamp.of(path) for path in token_paths(location))
+        self.files: tuple[FileStamp, ...] = tuple(FileStamp.of(path) for path in token_paths(location))
         key = {"kind": "tokens", "sequence_length": sequence_length, "token_size": token_size}
         index = dataset_index(self.files, self._examined, key=key, seed=shuffle_seed, cache=cache)
         if not any(index.counts):
             raise InputError(_too_short(location, self.files, sequence_length=sequence_length, token_size=token_size))
 
         self._index = SequenceIndex(index.counts, order=index.order)
-        # Where sequence 0 of all would be, if each file began that far before its own first sequence.
+        # For each file, the byte where sequence 0 of the whole folder would be if the file contained all earlier sequences, too.
         before = (0, *self._index.ends)
         self._origins = [file.start - first * self._sequence_bytes for file, first in zip(index.contents, before, strict=False)]
         self._maps = MappedFiles(most_open=most_open)
 
     def __len__(self) -> int:
-        """Whole sequences in all files."""
+        """Number of whole sequences in all files."""
         return len(self._index)
 
     def read(self, indices: Iterable[int]) -> bytes:
-        """The tokens of the given samples, in order, concatenated. Raises DataError."""
+        """The tokens of the given samples, concatenated in order. Raises DataError."""
         size, ends, origins = self._sequence_bytes, self._index.ends, self._origins
         views: dict[int, memoryview] = {}
         pieces: list[memoryview | bytes] = []
@@ -153,7 +153,7 @@ class TokenFiles:
             file = bisect_right(ends, place)
             view = views.get(file)
             if view is None:
-                if len(views) >= self._maps.most_open:  # what is held stays open: copy it out and let go
+                if len(views) >= self._maps.most_open:  # a held view keeps its file open: copy the data and release it
                     pieces = [self._copied(views, pieces)]
                     views.clear()
                 view = views[file] = self._maps.view(self.files[file])
@@ -174,9 +174,9 @@ class TokenFiles:
 
 
 def count_sequences(location: Path, *, sequence_length: int, token_size: int) -> int:
-    """Whole sequences of a token file or a folder's token files, counted from their sizes; writes nothing. Blocking.
+    """Number of whole sequences in a token file or a folder's token files, from the files' sizes; writes nothing. Blocking.
 
-    Raises DataError when there is nothing to read, a file is malformed, or there is not one whole sequence.
+    Raises DataError if there is nothing to read, a file is malformed, or there is no whole sequence.
     """
     files = [FileStamp.of(path) for path in token_paths(location)]
     read = (_examined(file, sequence_length=sequence_length, token_size=token_size) for file in files)
@@ -212,7 +212,10 @@ def _too_short(location: Path, files: Sequence[FileStamp], *, sequence_length: i
 
 
 def token_paths(location: Path) -> list[Path]:
-    """The token files at `location`: itself, or those directly in the folder, by name. Raises InputError when there are none."""
+    """The token files at `location`: the file itself, or those directly in the folder, by name.
+
+    Raises InputError if there are none.
+    """
     try:
         if location.is_file():
             return [location]
@@ -238,10 +241,10 @@ def _name(path: Path) -> str:
 
 
 def npy_data_start(head: bytes, *, token_size: int, name: str, size: int | None = None) -> int:
-    """Where tokens begin in a file that starts with `head`: 0 unless it is a numpy header (NEP 1, versions 1.0 to 3.0).
+    """Offset of the first token in a file that starts with `head`: 0 unless it is a numpy header (NEP 1, versions 1.0 to 3.0).
 
-    head: the first MAX_NPY_HEADER bytes, or all. size: bytes of the whole file, where that is known. Raises DataError for a
-    header of another dtype, order or form, and for a file shorter than its header says.
+    head: the first MAX_NPY_HEADER bytes, or the whole file if it is shorter. size: bytes of the whole file, if known. Raises
+    DataError for a header of another dtype, order or form, and for a file shorter than its header says.
     """
     if not head.startswith(NPY_MAGIC):
         return 0

@@ -1,4 +1,4 @@
-"""Tokenizers from `tokenizer.json` files, and their token for the end of a text.
+"""Loads tokenizers from `tokenizer.json` files, and finds their token for the end of a text.
 
 Only the `tokenizers` library is needed, no transformers and no network. The token that ends a text is read from
 `tokenizer_config.json` beside it, otherwise found by the names that tokenizers commonly give it.
@@ -30,7 +30,7 @@ COMMON_ENDS = (
 
 
 def tokenizer_path(place: Path) -> Path:
-    """The tokenizer.json that `place` means: itself, or the one in that folder. Raises InputError."""
+    """The tokenizer.json at `place`: the file itself, or the one in that folder. Raises InputError."""
     path = place / TOKENIZER_FILE if place.is_dir() else place
     if not path.is_file():
         message = f"there is no tokenizer at {path}; expected a {TOKENIZER_FILE} or a folder with one"
@@ -53,21 +53,21 @@ def load_tokenizer(path: Path) -> Any:
         message = f"{path} is not a {TOKENIZER_FILE} that the tokenizers library can read: {error}"
         raise DataError(message) from error
 
-    tokenizer.no_truncation()  # settings for short inputs that many published files carry
+    tokenizer.no_truncation()  # many published files contain settings for short inputs
     tokenizer.no_padding()
     return tokenizer
 
 
 def vocabulary_size(tokenizer: Any) -> int:
-    """Ids are below this: added tokens count, and gaps between ids too."""
+    """All ids are below this number, which includes added tokens and gaps between ids."""
     return int(max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)) + 1
 
 
 def end_token(tokenizer: Any, path: Path, wanted: str = "auto") -> tuple[str, int] | None:
-    """Name and id of the token that ends a text, None for none.
+    """Name and id of the token that ends a text; None if there is none.
 
-    path: the tokenizer.json. wanted: "auto" to look for it, "none", a token or its id (digits are an id). Raises InputError when
-    that is no token.
+    path: the tokenizer.json. wanted: "auto" to look for it, "none", a token or its id (digits are an id). Raises InputError if
+    that is not a token.
     """
     if wanted == "none":
         return None

@@ -1,14 +1,14 @@
-"""A folder of token files made from texts.
+"""Makes a folder of token files from texts.
 
-    dataset.json              what was made from what
-    tokenizer.json            the tokenizer, so that the folder explains itself
+    dataset.json              the sources and settings
+    tokenizer.json            a copy of the tokenizer
     train/tokens.bin          little-endian tokens of all documents, one after the other
     validation/tokens.bin     the held-out ones, if there are any
 
 The tokenizer adds no special tokens of its own; special tokens in the text are read as plain words. The token that ends a text
-follows every document. Token size follows the vocabulary. The tokenizers library works in parallel, in an order that does not
-depend on the number of threads. The folder is filled under a temporary name beside its place and renamed when it is complete, so
-that it is there whole or not at all. A folder that we did not make is never replaced.
+follows every document. The vocabulary's size decides the token size. The tokenizers library works in parallel; the result does
+not depend on the number of threads. The folder is written under a temporary name and renamed when it is complete, so it exists
+completely or not at all. A folder that psyche did not make is never replaced.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ DESCRIPTION = "dataset.json"
 DESCRIPTION_FORMAT = 1
 
 BATCH_CHARACTERS = 2 << 20
-"""Text given to the library at once, for its threads to share."""
+"""Size of the text given to the library at once; its threads share it."""
 
 _CODES = {2: "H", 4: "I"}
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeProgress:
-    """How far it is. size: bytes of text done, of `total`; documents: finished; tokens: written."""
+    """Progress. size: bytes of text done, of `total`. documents: number finished. tokens: number written."""
 
     size: int
     total: int
@@ -53,7 +53,10 @@ class TokenizeProgress:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedTexts:
-    """A finished folder. Counts are in tokens, ends included; end: name and id of the token after every document, or None."""
+    """A finished folder.
+
+    Counts are in tokens and include end tokens. end: name and id of the token after every document, or None.
+    """
 
     folder: Path
     documents: int
@@ -79,8 +82,8 @@ def tokenize_texts(
     """Make `folder` from the texts in `paths`. Blocking.
 
     tokenizer: a tokenizer.json or a folder with one. end: the token after every document: "auto", "none", a token or its id.
-    token_size: 2 or 4 bytes, None to choose by the vocabulary. held_out: share from 0 to below 1 for validation. text_key: key
-    of the text in `.jsonl` files. overwrite: replace a folder that this function made. progress: called after each batch.
+    token_size: 2 or 4 bytes, None to choose it by the vocabulary. held_out: share from 0 to below 1 for validation. text_key:
+    key of the text in `.jsonl` files. overwrite: replace a folder that this function made. progress: called after each batch.
     Raises DataError.
     """
     paths = list(paths)
@@ -90,7 +93,7 @@ def tokenize_texts(
     vocabulary = vocabulary_size(library)
     token_size = _fitting(token_size, vocabulary, source)
     ending = end_token(library, source, end)
-    library.encode_special_tokens = True  # a text that mentions <|endoftext|> does not end there
+    library.encode_special_tokens = True  # "<|endoftext|>" inside a text does not end it
     total = sum(path.stat().st_size for path in paths)
 
     try:
@@ -134,7 +137,7 @@ def tokenize_texts(
 
 
 def described(folder: Path) -> Mapping[str, Any] | None:
-    """What `dataset.json` in a folder says, None where there is none of ours."""
+    """The contents of `dataset.json` in a folder; None if psyche did not write one there."""
     try:
         found = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         return found if found["format"] == DESCRIPTION_FORMAT and found["token_size"] in _CODES else None
@@ -181,7 +184,7 @@ def _batches(found: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 
 class _Writer:
-    """The token files of a folder that is being made. tokens: written so far by part."""
+    """Writes the token files of a new folder. tokens: number written so far, by part."""
 
     def __init__(self, folder: Path, token_size: int, *, held_out: bool) -> None:
         self.tokens = {TRAINING: 0, VALIDATION: 0}
@@ -231,10 +234,10 @@ def _write_description(path: Path, made: TokenizedTexts, source: Path) -> None:
 
 
 def _publish(partial: Path, folder: Path) -> None:
-    """Put the finished folder in its place; an older one steps aside first and is deleted last."""
+    """Move the finished folder to its place. An older folder is renamed first and deleted last."""
     partial.chmod(0o755)
     if not folder.exists() or not any(folder.iterdir()):
-        partial.replace(folder)  # also over an empty folder
+        partial.replace(folder)  # also replaces an empty folder
         return
 
     aside = partial.with_suffix(".old")

@@ -1,9 +1,9 @@
 """How an optimizer's settings change the loss: the same small model on the same tokens, once for each recipe and seed.
 
-A seed decides the first weights and the order of the data, for every recipe alike. DisTrO is trained by several members that
-share each batch, with the two steps' delay of a run. AdamW is the plain one on the whole batch at once, without delay, so it is
-the best possible result. Every recipe has the run file's schedule with its own base rate. Which one is best is left to the reader
-of the table and of the spread over seeds.
+A seed determines the first weights and the order of the data, which are the same for every recipe. DisTrO is trained by several
+members that share each batch, with the delay of two steps that a run has. AdamW is the plain optimizer on the whole batch,
+without delay, so it is the best possible result. Every recipe uses the run file's schedule with its own base rate. The table
+shows means and the spread over seeds; it does not name a best recipe.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ BETAS, EPSILON, WEIGHT_DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One choice. optimizer: `AdamW`, or a plugin's name with settings. rate: base learning rate of the schedule."""
+    """An optimizer with settings.
+
+    optimizer: `AdamW`, or a plugin's name with settings. rate: base learning rate of the schedule.
+    """
 
     optimizer: str
     rate: float
@@ -36,7 +39,7 @@ class Recipe:
 
     @property
     def title(self) -> str:
-        """For tables: what differs between recipes."""
+        """The settings that differ between recipes, for tables."""
         if self.optimizer == PLAIN_ADAMW:
             return f"AdamW, rate {self.rate:g}"
 
@@ -53,7 +56,10 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One training. losses: (applied steps, validation loss in nats per token); bytes_per_step: of one member's results, mean."""
+    """One training.
+
+    losses: (applied steps, validation loss in nats per token). bytes_per_step: mean size of one member's results.
+    """
 
     recipe: Recipe
     seed: int
@@ -62,11 +68,11 @@ class Outcome:
 
     @property
     def validation_loss(self) -> float:
-        """The last one."""
+        """The last validation loss, in nats per token."""
         return self.losses[-1][1]
 
     def as_table(self) -> dict[str, Any]:
-        """For JSON."""
+        """The outcome as a table for JSON."""
         return {
             "optimizer": self.recipe.optimizer,
             "settings": self.recipe.as_settings(),
@@ -78,7 +84,7 @@ class Outcome:
 
     @classmethod
     def of_table(cls, table: Mapping[str, Any]) -> Outcome:
-        """What `as_table` wrote."""
+        """Read the table that `as_table` made."""
         settings = dict(table["settings"])
         recipe = Recipe(table["optimizer"], settings.pop("learning_rate"), settings)
         losses = tuple((step, loss) for step, loss in table["losses"])
@@ -106,10 +112,10 @@ def usual_recipes(
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What every recipe is trained on with one seed.
+    """The data of every training with one seed.
 
-    rounds: each step's shares, one for each member, in the order of their samples. held_out: to measure the loss on, every
-    `every` steps.
+    rounds: each step's shares, one per member, in the order of their samples. held_out: data on which the loss is measured,
+    every `every` steps.
     """
 
     rounds: Sequence[Sequence[Samples]]
@@ -119,7 +125,7 @@ class Task:
 
 
 def scaled_schedule(schedule: Choice, rate: float, *, steps: int) -> Choice:
-    """A schedule with another base rate, every other rate in proportion, and so many steps altogether."""
+    """A schedule with base rate `rate`, all other rates scaled in proportion, and `steps` steps in total."""
     table = dict(schedule.settings or {})
     factor = rate / table["base_lr"]
     scaled = {key: value * factor if key.endswith("_lr") else value for key, value in table.items()}
@@ -129,7 +135,7 @@ def scaled_schedule(schedule: Choice, rate: float, *, steps: int) -> Choice:
 
 
 def train_plain_adamw(task: Task, model: Model, recipe: Recipe, *, schedule: Choice, seed: int) -> Outcome:
-    """Full gradients, applied at once. bytes_per_step is what a member would send: float32 gradients."""
+    """Train with full gradients, applied at once. bytes_per_step is the size of float32 gradients, which a member would send."""
     parameters = list(model.parameters.values())
     optimizer = torch.optim.AdamW(parameters, lr=recipe.rate, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY)
     losses = [(0, model.loss(task.held_out, micro_batch_size=task.micro_batch_size))]
@@ -145,7 +151,10 @@ def train_plain_adamw(task: Task, model: Model, recipe: Recipe, *, schedule: Cho
 
 
 def train_members(task: Task, trainers: Sequence[Trainer], recipe: Recipe, *, seed: int) -> Outcome:
-    """Members with optimizers of their own and the overlap of a run. trainers: made for this recipe, its schedule included."""
+    """Train several members, each with its own optimizer, with the overlap of a run.
+
+    trainers: made for this recipe and its schedule.
+    """
     run, first = LocalRun(trainers), trainers[0]
     losses, sizes = [(0, first.evaluate(task.held_out))], []
     for step, shares in enumerate(task.rounds, start=1):

@@ -1,4 +1,4 @@
-"""The picture of a convergence experiment: loss by step, and final loss by bytes. Needs matplotlib (extra `plot`)."""
+"""The plot of a convergence experiment: loss by step, and final loss by bytes. Needs matplotlib (extra `plot`)."""
 
 from __future__ import annotations
 

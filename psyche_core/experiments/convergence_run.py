@@ -1,7 +1,7 @@
 """Runs a convergence experiment from a run file: builds models, reads data, trains every recipe with every seed.
 
-Outcomes are yielded one by one, so that a caller that runs for hours can save them. A seed draws the first weights and the order
-of the data. Data that only a run's server can give is refused.
+Outcomes are yielded one by one, so that a caller that runs for hours can save them. A seed determines the first weights and the
+order of the data. Data that only a run's server provides is rejected.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from psyche_core.wire.signing import SecretKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """run: model, schedule and batch sizes. data, validation_data: token files or folders of them; token_size: of both.
+    """The settings of an experiment.
 
-    members: that share a batch. every: steps between measurements of the loss. base: folder that relative paths of the run file
-    start from; cache: for downloads.
+    run: model, schedule and batch sizes. data, validation_data: token files or folders of them. token_size: bytes per token, in
+    both. members: number of members that share a batch. every: steps between measurements of the loss. base: folder that relative
+    paths of the run file start from. cache: folder for downloads.
     """
 
     run: RunFile

@@ -11,7 +11,7 @@ from psyche_core.interfaces.data import DataProvider
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.sharding import Placement, RankGroup, ShardingEngine
-from psyche_core.interfaces.transport import Incoming, Transport, TransportStats
+from psyche_core.interfaces.transport import Incoming, Opened, Transport, TransportStats
 
 __all__ = [
     "Backend",
@@ -19,6 +19,7 @@ __all__ = [
     "DataProvider",
     "Incoming",
     "Model",
+    "Opened",
     "Optimizer",
     "Placement",
     "RankGroup",

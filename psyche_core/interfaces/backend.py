@@ -46,13 +46,14 @@ class StateUpdate:
 
 
 ClientCommand = Withdraw | WarmupWitness | Witness | HealthCheck | Equivocation | EpochDigest | Checkpoint
-"""What clients may send besides joining."""
+"""The commands that clients may send, besides joining."""
 
 
 def check_client_command(command: Command, identity: NodeIdentity) -> ClientCommand:
-    """The rule of `Backend.send`, which every backend checks before it sends anything; returns the command.
+    """Check that a client may send this command; return it. Every backend calls this in `send`, before it sends anything.
 
-    Raises CommandRefused (`NotForClients`) for the owner's commands and ticks, ValueError for Join or another client's command.
+    identity: ours. Raises CommandRefused (`NotForClients`) for the owner's commands and ticks; ValueError for Join and for a
+    command whose sender is another client.
     """
     if isinstance(command, Join):
         message = "use join(), which also publishes the transport address"
@@ -69,45 +70,45 @@ def check_client_command(command: Command, identity: NodeIdentity) -> ClientComm
 
 
 class Backend(ABC):
-    """A client's connection to the coordinator. An async context manager: entering connects and authenticates.
+    """A client's connection to the coordinator. It is an async context manager: entering it connects and authenticates.
 
-    Guaranteed: states arrive in the coordinator's order; the newest state is always delivered in the end; `send` raises for a
-    command the coordinator refused. Not guaranteed: every intermediate state (a slow reader sees only newer ones), nor that
-    a command is applied before a state sent earlier arrives. A lost connection is retried inside until the deadline given at
-    construction, and a join made before is repeated; after that every call raises BackendClosed.
+    Guaranteed: states arrive in the coordinator's order; the newest state is always delivered eventually; `send` raises if the
+    coordinator refused the command. Not guaranteed: every intermediate state (a slow reader sees only newer ones), nor that a
+    command is applied before a state sent earlier arrives. The backend itself retries a lost connection until the deadline given
+    at construction, and repeats an earlier join. After the deadline every call raises BackendClosed.
     """
 
     @property
     @abstractmethod
     def identity(self) -> NodeIdentity:
-        """Who the backend says we are."""
+        """Our identity, as the backend knows it."""
 
     @abstractmethod
     async def join(self, address: bytes, *, timeout: float) -> None:
         """Ask to be a member of the next epochs; idempotent.
 
-        address: our transport address, handed to the other members. The backend proves with the transport's key, which it was
-        made with, that this key is ours (`psyche_core.coordinator.commands.Join`). Raises CommandRefused (for instance
-        `WrongRun`), BackendClosed, TimeoutError.
+        address: our transport address (opaque, at most 1024 bytes), which the other members receive. The backend was built with
+        the transport's key and uses it to prove that we own it (`psyche_core.coordinator.commands.Join`). timeout: seconds.
+        Raises CommandRefused (for instance `WrongRun`), BackendClosed, TimeoutError.
         """
 
     @abstractmethod
     async def next_state(self) -> StateUpdate:
-        """Wait for a state newer than the last one returned (the current one at the first call).
+        """Wait for a state newer than the last one returned. The first call returns the current state.
 
         Cancel-safe: a cancelled call loses nothing. Raises BackendClosed.
         """
 
     @abstractmethod
     async def send(self, command: Command, *, timeout: float) -> None:
-        """Send a command and wait for its answer. `command.sender` must be `identity`.
+        """Send a command and wait for its answer. `command.sender` must be `identity`. timeout: seconds.
 
         Raises CommandRefused with the coordinator's error name, BackendClosed, TimeoutError.
         """
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close; idempotent. Does not withdraw: send Withdraw first to leave."""
+        """Close the connection; idempotent. This does not withdraw the client from the run: send Withdraw first for that."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -119,7 +120,7 @@ class Backend(ABC):
 
 
 class BackendServer(ABC):
-    """A coordinator somebody hosts: applies commands, ticks, tells members what changed.
+    """A hosted coordinator: applies commands, ticks, and tells members what changed.
 
     Guaranteed: the state changes only through psyche_core.coordinator.apply; nothing a client sends stops the server.
     """
@@ -127,16 +128,16 @@ class BackendServer(ABC):
     @property
     @abstractmethod
     def address(self) -> str:
-        """Where clients connect, for instance `127.0.0.1:20000`."""
+        """The address that clients connect to, for instance `127.0.0.1:20000`."""
 
     @property
     @abstractmethod
     def state(self) -> CoordinatorState:
-        """The state now."""
+        """The current state."""
 
     @abstractmethod
     async def serve(self) -> None:
-        """Run until the run is finished and everybody was told, or until cancelled."""
+        """Serve until the run is finished and all members know it, or until cancelled."""
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -153,11 +154,11 @@ class BackendServer(ABC):
 
 @runtime_checkable
 class OwnersDoor(Protocol):
-    """A server that takes the owner's commands from this process."""
+    """A server that accepts the owner's commands from this process."""
 
     @property
     def state(self) -> CoordinatorState:
-        """The state now."""
+        """The current state."""
 
     def submit(self, command: Command) -> None:
         """Apply a command of the run's owner. Raises CoordinatorError."""

@@ -18,7 +18,7 @@ from typing import Self
 from psyche_core.types import BatchId
 
 IGNORED_LABEL = -100
-"""The label of a token that nobody has to predict."""
+"""The label of a token that is not predicted: it has neither loss nor gradient."""
 
 LABEL_BYTES = 4
 POSITION_BYTES = 4
@@ -31,15 +31,15 @@ class Samples:
     tokens: little-endian unsigned integers of `token_size` bytes each; len(tokens) == count * sequence_length * token_size.
 
     labels: None, or little-endian int32 in the shape of the tokens, ALIGNED with them: labels[i] is token i itself or
-    IGNORED_LABEL. The model shifts inside (what precedes position i predicts labels[i]) and gives ignored places neither loss
-    nor gradient. None means every token is its own label.
+    IGNORED_LABEL. The model shifts them itself (the tokens before position i predict labels[i]), and ignored positions have
+    neither loss nor gradient. None means every token is its own label.
 
     position_ids: None, or little-endian unsigned 32-bit integers in the shape of the tokens: each token's position in its own
     text. None means 0, 1, 2, ….
 
-    sequence_lengths: None, or for each sample the lengths in tokens of the texts packed in its row, from the left, each at least
-    1, together at most sequence_length (what is left over is padding). Tokens of one text do not attend to another's. None means
-    that every row is one text.
+    sequence_lengths: None, or for each sample the lengths in tokens of the texts packed in its row, from the left. Each length
+    is at least 1, and their sum at most sequence_length (the rest of the row is padding). Tokens of one text do not attend to
+    those of another. None means that every row is one text.
     """
 
     tokens: bytes
@@ -86,11 +86,11 @@ class Samples:
 
 
 class DataProvider(ABC):
-    """Reads samples by number. An async context manager: entering opens files or connections.
+    """Reads samples by number. It is an async context manager: entering it opens files or connections.
 
-    Guaranteed: the same number gives the same tokens to everybody; a batch that cannot be read raises DataError and is never
-    shortened or skipped. The client compares what it reads with what it asked for, and trains on nothing else. Not guaranteed:
-    speed of the first read, or that two reads may run at once (callers serialise).
+    Guaranteed: the same number gives the same tokens to every member; a batch that cannot be read raises DataError and is never
+    shortened or skipped. The client checks that it received exactly the samples it asked for, and trains on nothing else. Not
+    guaranteed: the speed of the first read, or that two reads may run at the same time (callers serialise them).
     """
 
     @property
@@ -101,11 +101,11 @@ class DataProvider(ABC):
     @property
     @abstractmethod
     def num_sequences(self) -> int:
-        """Distinct samples, at least 1. Valid after entering."""
+        """Number of distinct samples, at least 1. Valid after entering."""
 
     @abstractmethod
     async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
-        """The samples of the intervals in order, concatenated. Raises DataError, TimeoutError."""
+        """Read the samples of all intervals, concatenated in order. timeout: seconds. Raises DataError, TimeoutError."""
 
     @abstractmethod
     async def aclose(self) -> None:

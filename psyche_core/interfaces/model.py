@@ -15,16 +15,16 @@ from psyche_core.interfaces.data import Samples
 
 
 class Model(ABC):
-    """A causal language model; its weights are on one device. Synchronous and not thread-safe: one worker thread calls it.
+    """A causal language model whose weights are on one device. It is synchronous and not thread-safe: one worker thread calls it.
 
-    Guaranteed: two models built from the same source on the same software give the same bits. Not guaranteed: that across
-    versions or devices (the run compares digests before its first round).
+    Guaranteed: two models built from the same source with the same software give the same bits. Not guaranteed: equal bits
+    across software versions or devices (the run compares digests before its first round).
     """
 
     @property
     @abstractmethod
     def parameters(self) -> Mapping[str, Any]:
-        """Trainable parameters by full name, in ascending lexicographic order. Tied weights appear once. torch.Tensor each."""
+        """Trainable parameters (torch.Tensor) by full name, in ascending lexicographic order. Tied weights appear once."""
 
     @property
     @abstractmethod
@@ -33,37 +33,37 @@ class Model(ABC):
 
     @property
     def description(self) -> Mapping[str, bytes]:
-        """The small files that say how this model is built and what its tokens are, by name: no weights, no code.
+        """The small files, by name, that describe the architecture and the tokenizer. They contain no weights and no code.
 
-        Who writes them into a folder and builds the same architecture from it, without weights, gets the same parameters. Equal
-        for every member that has this model, wherever it got it from. Empty for a model that cannot be described so: those who
-        join a run of it must bring it. Names and sizes as psyche_core.p2p.description allows.
+        A member that writes them into a folder and builds the architecture from it gets the same parameter names and shapes.
+        They are equal for every member that has this model, whatever its source. The mapping is empty for a model that files
+        cannot describe: every member of such a run must bring the model itself. psyche_core.p2p.description limits names and
+        sizes.
         """
         return {}
 
     @abstractmethod
     def gradients(self, samples: Samples, *, micro_batch_size: int) -> float:
-        """Mean next-token cross-entropy (nats per predicted token) over all samples; leaves its gradient in `.grad`.
+        """Mean next-token cross-entropy (nats per predicted token) over all samples; stores its gradient in `.grad`.
 
-        Old gradients are dropped first. Labels are shifted inside: of plain samples every token but a sequence's first is
-        predicted. Where samples carry labels, ignored ones count neither in the sum nor in the number divided by; where they
-        carry packed texts, each counts as if it stood in a row of its own. Raises ModelError for ids out of the vocabulary, for
-        samples without a single prediction, and for labels or packed texts in a model that does not know them;
-        NonFiniteError for a loss that is NaN or infinite. An exception leaves no gradient; running out of memory is torch's own
-        exception, after which a smaller micro_batch_size is tried.
+        Drops old gradients first. The model shifts the labels: in plain samples, every token except the first of a sequence is
+        predicted. If samples have labels, ignored ones count neither in the sum nor in the number of predictions that divides
+        it. If they have packed texts, each text counts as if it had its own row. micro_batch_size: sequences per forward pass.
+        Raises ModelError for ids outside the vocabulary, for samples without any prediction, and for labels or packed texts if
+        the model does not support them; NonFiniteError for a loss that is NaN or infinite. After an exception there are no
+        gradients. If memory runs out, torch's own exception is raised, and the caller tries a smaller micro_batch_size.
         """
 
     @abstractmethod
     def loss(self, samples: Samples, *, micro_batch_size: int) -> float:
-        """The same mean without gradients, with the compute weights as they are."""
+        """The same mean with the current compute weights, without gradients. Raises ModelError like `gradients`."""
 
     @abstractmethod
     def save(self, directory: Path, *, parameters: Mapping[str, Any]) -> None:
         """Write a self-contained checkpoint (config, tokenizer if known, float32 safetensors of `parameters`) atomically.
 
-        parameters: master weights by the same names and shapes. `directory` appears complete or not at all.
-        Raises ModelError.
+        parameters: master weights with the same names and shapes. `directory` appears complete or not at all. Raises ModelError.
         """
 
-    def close(self) -> None:  # noqa: B027 - most models have nothing to let go of
-        """End what the model runs beside this process. Nothing else is called afterwards. Idempotent; raises nothing."""
+    def close(self) -> None:  # noqa: B027 - most models have nothing to release
+        """Stop other processes that the model started. No other method is called afterwards. Idempotent; raises nothing."""

@@ -5,7 +5,7 @@ The optimizer owns the float32 master weights of its model and all its own state
     apply(s - 2, accepted payloads of step s - 2)        before training s; see protocol section 3
     load_lookahead()  ->  model.gradients(...)  ->  compress(s) -> payload
 
-Payloads are applied on every replica alike; everything else is private. No torch import here: tensors are opaque.
+Every replica applies the same payloads; everything else is private. No torch import here: tensors are opaque.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from psyche_core.errors import ModelError
 
 
 class Optimizer(ABC):
-    """Synchronous and not thread-safe: one worker thread calls it, except `check`, which may run in another thread at any time.
+    """A decentralised optimizer. It is synchronous and not thread-safe: one worker thread calls it.
 
-    Guaranteed: `apply` is a function of the masters, the set of payloads and the learning rate; the order of payloads given
-    and what this replica itself trained do not matter. With `exact` True the masters after it are equal bit for bit on all
-    replicas, on any device and number of threads. Not guaranteed: what `compress` returns on another machine.
+    Only `check` may run in another thread, at any time.
+
+    Guaranteed: the result of `apply` depends only on the masters, the multiset of payloads and the learning rate, and not on the
+    order of the payloads or on what this replica trained. If `exact` is True, the masters after `apply` are equal bit for bit on
+    all replicas, for any device and number of threads. Not guaranteed: that `compress` returns the same bytes on another
+    machine.
     """
 
     @property
@@ -33,16 +36,16 @@ class Optimizer(ABC):
     @property
     @abstractmethod
     def max_payload_bytes(self) -> int:
-        """No valid payload of this model is longer; longer blobs are refused before they are fetched."""
+        """Maximum length of a valid payload of this model, in bytes. Clients do not fetch longer blobs."""
 
     @property
     @abstractmethod
     def masters(self) -> Mapping[str, Any]:
-        """float32 master weights by parameter name, ascending. Live: valid to read until the next `apply`."""
+        """float32 master weights by parameter name, ascending. These are not copies: read them only until the next `apply`."""
 
     @abstractmethod
     def load_lookahead(self, *, learning_rate: float) -> None:
-        """Write the weights to train at into the model's compute weights. Does not change the masters."""
+        """Write the weights for the next training step into the model's compute weights. Does not change the masters."""
 
     @abstractmethod
     def load_masters(self) -> None:
@@ -50,48 +53,51 @@ class Optimizer(ABC):
 
     @abstractmethod
     def compress(self, step: int, *, learning_rate: float) -> bytes:
-        """Take the model's gradients in and return this replica's payload for `step` (a versioned byte string).
+        """Consume the model's gradients and return this replica's payload for `step` (a versioned byte string).
 
-        Remembers what was sent until `apply(step)` settles it. Raises NonFiniteError and changes nothing then.
+        Remembers what was sent until `apply(step)` settles it. Raises NonFiniteError for a gradient that is not finite, and then
+        changes nothing.
         """
 
     @abstractmethod
     def check(self, payload: bytes) -> None:
         """Validate a payload against our own parameter table. Raises PayloadRejected, never anything else.
 
-        A payload that is refused is refused by every member alike, and left out by all. What raises something else has come to no
-        verdict: the member attests to nothing, and gets the model from the others where they accept the payload. Our own payloads
-        are checked before they are sent; a client whose optimizer refuses its own stops.
+        The check must give the same verdict on every member, so that all of them leave out a rejected payload. Any other
+        exception means that there is no verdict: the member then does not attest to the payload, and downloads the model from
+        the others if they accepted it. The client checks its own payloads before it sends them, and stops if its optimizer
+        rejects one.
         """
 
     @abstractmethod
     def apply(self, step: int, payloads: Sequence[bytes], *, learning_rate: float, own_accepted: bool) -> None:
-        """Apply the accepted payloads of `step`. With none, the masters stay as they are.
+        """Apply the accepted payloads of `step`. Without payloads the masters do not change.
 
-        Steps ascend from call to call; results we sent for older steps count as not accepted. own_accepted: whether our own
-        payload of that step (if we sent one) is among them; what was sent and not accepted is kept to be sent again, unless the
-        optimizer documents that it drops it. Every payload must have passed `check`. Equal payloads are as many results as there
-        are: members may send equal bytes. learning_rate: dimensionless step size, > 0.
+        `step` increases from call to call; payloads that we sent for skipped steps count as not accepted. own_accepted: whether
+        our own payload of that step (if we sent one) is among the accepted ones. An update that was sent and not accepted is
+        kept and sent again, unless the optimizer documents that it drops it. Every payload must have passed `check`. Equal
+        payloads count separately, since several members may send equal bytes. learning_rate: dimensionless step size, > 0.
         """
 
     @abstractmethod
     def load_parameters(self, parameters: Mapping[str, Any]) -> None:
-        """Replace the masters (float32, our names and shapes) and forget all optimizer state. For joining and resync.
+        """Replace the masters (float32, our names and shapes) and reset all optimizer state. Used for joining and resync.
 
-        Raises ModelError for missing, extra or wrongly shaped parameters, and changes nothing then.
+        parameters: may be a `LazyParameters`. Raises ModelError for missing, extra or wrongly shaped parameters, and then
+        changes nothing.
         """
 
     def private_state(self) -> Mapping[str, Any]:
-        """What only this replica has and would miss after a restart, such as momentum and residuals: float32 tensors by name.
+        """State that only this replica has and needs after a restart, such as momentum and residuals: float32 tensors by name.
 
-        Asked for when nothing that was sent waits to be settled. Valid to read until the next call. Empty where there is none.
+        The client asks for it only when every payload that was sent is settled. Valid to read until the next call. May be empty.
         """
         return {}
 
     def load_private_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what `private_state` gave to a replica with the same settings and masters; then it goes on as that one would.
+        """Restore the `private_state` of a replica with the same settings and masters. This one then continues as that one would.
 
-        Raises ModelError for other names or shapes, and changes nothing then.
+        Raises ModelError for other names or shapes and for values that are not finite, and then changes nothing.
         """
         if state:
             message = f"this optimizer has no private state, got {', '.join(sorted(state)[:3])}"

@@ -1,6 +1,6 @@
-"""Parameters that are made when they are looked up, so that the whole model is never in memory.
+"""Parameters that are created on lookup, so that the whole model is never in memory.
 
-`Optimizer.load_parameters` takes any mapping of tensors by name. Each lookup in a `LazyParameters` makes the tensor anew, for
+`Optimizer.load_parameters` takes any mapping of tensors by name. Each lookup in a `LazyParameters` creates the tensor again, for
 instance from disk. An optimizer that calls `shapes_of` and `copy_parameter` needs no memory for even one of them; an optimizer
 without these calls works too. No torch import here: tensors are opaque.
 """
@@ -15,15 +15,15 @@ from psyche_core.errors import ModelError
 
 
 class LazyParameters(Mapping[str, Any]):
-    """Float32 tensors by parameter name. To be looked up one after the other; each may raise ModelError or OSError."""
+    """Float32 tensors by parameter name. Look them up one after the other; each lookup may raise ModelError or OSError."""
 
     @property
     @abstractmethod
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Sizes of every tensor, without making any."""
+        """The shape of every tensor, by name, without creating any."""
 
     def copy_to(self, name: str, target: Any) -> None:
-        """Write a tensor's values into another tensor of its shape."""
+        """Write the values of tensor `name` into `target`, a tensor of the same shape."""
         target.copy_(self[name])
 
     def __iter__(self) -> Iterator[str]:
@@ -37,7 +37,7 @@ class LazyParameters(Mapping[str, Any]):
 
 
 def shapes_of(parameters: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
-    """Names and sizes of parameters, lazy or not."""
+    """The shapes of parameters by name, lazy or not."""
     if isinstance(parameters, LazyParameters):
         return parameters.shapes
 
@@ -45,7 +45,7 @@ def shapes_of(parameters: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
 
 
 def copy_parameter(parameters: Mapping[str, Any], name: str, target: Any) -> None:
-    """Write a parameter's values, lazy or not, into a tensor of its shape."""
+    """Write the values of a parameter, lazy or not, into `target`, a tensor of the same shape."""
     if isinstance(parameters, LazyParameters):
         parameters.copy_to(name, target)
     else:
@@ -53,7 +53,10 @@ def copy_parameter(parameters: Mapping[str, Any], name: str, target: Any) -> Non
 
 
 def check_private_state(state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Compare an optimizer's saved private state with the one it has now. Raises ModelError for what cannot be taken back."""
+    """Check that an optimizer can restore a saved private state.
+
+    expected: its current private state. Raises ModelError for other names or shapes and for values that are not finite.
+    """
     if state.keys() != expected.keys():
         message = (
             f"an optimizer's state to take back must have our names; different: {sorted(state.keys() ^ expected.keys())[:3]}"

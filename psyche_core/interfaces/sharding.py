@@ -3,9 +3,9 @@
     rank = data_rank * tensor_parallelism + tensor_rank
 
 Ranks with equal data_rank form a tensor group: they work on the same rows, each with its part of the weights. Ranks with equal
-tensor_rank form a data group: they work on different rows. Rank 0 belongs to the client, and only it has weights and gradients as
-a whole. An engine says how each parameter is divided (`Placement`). Splitting weights and joining gradients follow from that and
-are the same for every engine, so that what is sent does not depend on the engine.
+tensor_rank form a data group: they work on different rows. Rank 0 belongs to the client, and only it has weights and gradients
+as a whole. An engine says how each parameter is divided (`Placement`). Splitting weights and joining gradients follow from that
+and are the same for every engine, so that the sent results do not depend on the engine.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Axes = Literal["both", "data", "tensor"]
-"""Over which ranks: all of them, or those of our data group or tensor group."""
+"""A set of ranks: all of them, or those of our data group or our tensor group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A rank's place among all."""
+    """A rank's position in its data group and its tensor group, and the sizes of the groups."""
 
     data_rank: int
     tensor_rank: int
@@ -32,12 +32,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """How a parameter lies on the ranks.
+    """How a parameter is distributed over the ranks.
 
-    shape: of the whole. tensor_dim: dimension that is cut over the tensor group; None where each of its ranks holds the whole.
-    lengths: of the ranks' parts along tensor_dim; None for equal ones. halves: the whole is this many parts after one another
-    along tensor_dim, each cut by itself (2 for a gate and an up projection in one tensor). data_dim: dimension of the tensor
-    group's part that is cut over the data group, as torch's chunk does; None where each holds it whole.
+    shape: shape of the whole parameter. tensor_dim: dimension that is split over the tensor group; None if each of its ranks
+    holds the whole. lengths: lengths of the ranks' parts along tensor_dim; None for equal lengths. halves: the whole consists of
+    this many blocks along tensor_dim, and each block is split separately (2 for a gate and an up projection in one tensor).
+    data_dim: dimension of the tensor group's part that is split over the data group, like torch.chunk does; None if each rank of
+    the data group holds that part whole.
     """
 
     shape: tuple[int, ...]
@@ -48,12 +49,12 @@ class Placement:
 
     @property
     def replicated(self) -> bool:
-        """Whether the ranks of a tensor group hold the same values, and must have the same gradient, bit for bit."""
+        """Whether the ranks of a tensor group hold the same values. Their gradients must then be equal bit for bit."""
         return self.tensor_dim is None
 
     @property
     def axes(self) -> Axes | None:
-        """Over which ranks the parameter is spread; None where every rank holds all of it."""
+        """The ranks over which the parameter is split; None if every rank holds all of it."""
         if self.tensor_dim is None:
             return None if self.data_dim is None else "data"
         return "tensor" if self.data_dim is None else "both"
@@ -69,7 +70,7 @@ class Placement:
             raise ValueError(message)
 
     def piece(self, whole: Any, place: Place) -> Any:
-        """What one rank holds of a whole tensor of `shape`: a view, or a new tensor where there are halves. May be empty."""
+        """One rank's part of a whole tensor of `shape`: a view, or a new tensor if there are several halves. May be empty."""
         views = self._views(whole, place)
         if len(views) == 1:
             return views[0]
@@ -80,12 +81,12 @@ class Placement:
         return piece
 
     def put(self, piece: Any, into: Any, place: Place) -> None:
-        """Write one rank's piece to its place in a whole tensor."""
+        """Write one rank's piece to its place in `into`, a whole tensor of `shape`."""
         for half, view in enumerate(self._views(into, place)):
             view.copy_(piece if self.halves == 1 else self._half(piece, half))
 
     def piece_shape(self, place: Place) -> tuple[int, ...]:
-        """Shape of what a rank holds."""
+        """Shape of one rank's part."""
         shape = list(self.shape)
         if self.tensor_dim is not None:
             shape[self.tensor_dim] = self._part(place)[1] * self.halves
@@ -120,32 +121,34 @@ class Placement:
 
 
 def _chunk(length: int, number: int, count: int) -> tuple[int, int]:
-    """Start and length of chunk `number` of `count`, as torch.chunk cuts: the last ones may be shorter, or empty."""
+    """Start and length of chunk `number` of `count`, split as torch.chunk does: the last chunks may be shorter or empty."""
     size = -(-length // count)
     start = min(number * size, length)
     return start, min(size, length - start)
 
 
 class RankGroup(ABC):
-    """All ranks, as one of them sees them. Every method is a collective: all ranks it concerns call it, in the same order.
+    """All ranks, as one of them sees them.
 
-    A rank that is gone, or too long silent, ends them with an exception on all others. Not guaranteed: which exception.
+    `broadcast`, `scatter`, `gather` and `add_up` are collectives: all ranks involved call them, in the same order.
+
+    If a rank ends or does not answer for too long, they raise an exception on all other ranks. Not guaranteed: which exception.
     """
 
     @property
     @abstractmethod
     def rank(self) -> int:
-        """Our number, from 0."""
+        """Our rank, from 0."""
 
     @property
     @abstractmethod
     def data_parallelism(self) -> int:
-        """Ranks of a data group."""
+        """Number of ranks in a data group."""
 
     @property
     @abstractmethod
     def tensor_parallelism(self) -> int:
-        """Ranks of a tensor group."""
+        """Number of ranks in a tensor group."""
 
     @property
     @abstractmethod
@@ -154,21 +157,21 @@ class RankGroup(ABC):
 
     @property
     def size(self) -> int:
-        """All ranks."""
+        """Number of all ranks."""
         return self.data_parallelism * self.tensor_parallelism
 
     @property
     def data_rank(self) -> int:
-        """Our number in our data group."""
+        """Our rank within our data group."""
         return self.rank // self.tensor_parallelism
 
     @property
     def tensor_rank(self) -> int:
-        """Our number in our tensor group."""
+        """Our rank within our tensor group."""
         return self.rank % self.tensor_parallelism
 
     def place(self, rank: int) -> Place:
-        """Where a rank stands."""
+        """The position of a rank in its groups."""
         return Place(
             data_rank=rank // self.tensor_parallelism,
             tensor_rank=rank % self.tensor_parallelism,
@@ -178,28 +181,31 @@ class RankGroup(ABC):
 
     @abstractmethod
     def broadcast(self, tensor: Any) -> None:
-        """Overwrite the tensor on all ranks with rank 0's."""
+        """Overwrite the tensor on all ranks with the values of rank 0."""
 
     @abstractmethod
     def scatter(self, pieces: Sequence[Any] | None, into: Any) -> None:
-        """Each rank gets its own of rank 0's pieces (all of one shape; None on the others) in `into`."""
+        """Write each rank's piece into `into`. pieces: on rank 0, one per rank, all of one shape; None on the other ranks."""
 
     @abstractmethod
     def gather(self, piece: Any, *, over: Axes = "both") -> list[Any] | None:
-        """Rank 0 gets the tensors of all ranks, or those of its own data or tensor group, in order; the others get None."""
+        """Return to rank 0 the tensors of all ranks, or of its own data or tensor group, in order of rank.
+
+        Other ranks get None.
+        """
 
     @abstractmethod
     def add_up(self, tensor: Any, *, over: Literal["data", "tensor"]) -> None:
-        """Replace the tensor by its sum over our data or tensor group; the same bits on all of its ranks."""
+        """Replace the tensor by its sum over our data or tensor group, with the same bits on all ranks of the group."""
 
 
 class ShardingEngine(ABC):
-    """A model divided among ranks; every rank has one. Synchronous, one thread.
+    """A model divided among ranks; every rank has one engine. It is synchronous, and one thread calls it.
 
     Guaranteed: after backward passes and `finish`, gathered gradients are those of the undivided model up to rounding, summed
     over all ranks' rows, and those of replicated parameters are equal, bit for bit, on the ranks of a tensor group. Weights are
-    float32. Not guaranteed: the bits of an undivided model, nor any order in which ranks compute. Refuses with a ModelError,
-    when it is made, every model that it does not divide rightly.
+    float32. Not guaranteed: the same bits as the undivided model, or an order in which ranks compute. The constructor must raise
+    ModelError for every model that the engine does not divide correctly.
     """
 
     def __init__(self, group: RankGroup) -> None:
@@ -208,38 +214,41 @@ class ShardingEngine(ABC):
     @property
     @abstractmethod
     def module(self) -> Any:
-        """The divided module: called like the whole one, and gives the whole one's logits for the rows it is given."""
+        """The divided module. It is called like the whole module, and returns the whole module's logits for the given rows."""
 
     @property
     @abstractmethod
     def placements(self) -> Mapping[str, Placement]:
-        """How each trainable parameter lies, by its name in the undivided module, ascending; a tied one once."""
+        """The placement of each trainable parameter, by its name in the undivided module, ascending. Tied ones appear once."""
 
     @abstractmethod
     def weight(self, name: str) -> Any:
-        """This rank's piece of a parameter, to be written to."""
+        """This rank's piece of a parameter; the caller writes to it."""
 
     @abstractmethod
     def local_grad(self, name: str) -> Any | None:
-        """This rank's piece of a gradient; None where there is none. Complete only after `finish`."""
+        """This rank's piece of a gradient; None if there is none. Complete only after `finish`."""
 
     @abstractmethod
     def drop_gradients(self) -> None:
         """Forget all gradients."""
 
-    def finish(self) -> None:  # noqa: B027 - some engines have done it by then
-        """Collective, after the last backward pass: make gradients sums over the data group, and replicated ones complete."""
+    def finish(self) -> None:  # noqa: B027 - some engines have done this already
+        """Collective, called after the last backward pass: complete the gradients.
+
+        Sums them over the data group, and completes those of replicated parameters.
+        """
 
     def close(self) -> None:  # noqa: B027 - some engines hold nothing
-        """Let go of everything. Idempotent."""
+        """Release all resources. Idempotent."""
 
     @property
     def replicated(self) -> tuple[str, ...]:
-        """Parameters whose gradients the ranks of a tensor group must have in common, bit for bit."""
+        """Names of the parameters whose gradients must be equal, bit for bit, on the ranks of a tensor group."""
         return tuple(name for name, placement in self.placements.items() if placement.replicated)
 
     def scatter(self, weights: Mapping[str, Any] | None) -> None:
-        """Collective: write rank 0's whole weights (float32, by name; None on the other ranks) to all ranks' pieces."""
+        """Collective: write rank 0's whole weights to all ranks' pieces. weights: float32, by name; None on the other ranks."""
         group = self._group
         for name, placement in self.placements.items():
             sizes = [math.prod(placement.piece_shape(group.place(rank))) for rank in range(group.size)]
@@ -254,7 +263,7 @@ class ShardingEngine(ABC):
             own.copy_(into[: sizes[group.rank]].view(own.shape))
 
     def gather_full(self, name: str) -> Any | None:
-        """Collective, after `finish`: the whole gradient on rank 0, zero where no rank has one; None on the other ranks."""
+        """Collective, called after `finish`: the whole gradient on rank 0, zero if no rank has one; None on the other ranks."""
         placement, group = self.placements[name], self._group
         own = self.local_grad(name)
         if own is None:

@@ -1,7 +1,8 @@
 """Contract of a transport: small messages to all epoch members, large blobs by their hash.
 
-Messages are opaque and already signed by their origin (psyche_core.wire.signing), so any member may pass them on. Blobs are named
-by the SHA-256 of their bytes, so anybody may serve them.
+Messages are opaque and already signed by their origin (psyche_core.wire.signing), so any member may pass them on. Who reads them
+can tell the transport how to open one (`check_messages`), so that only what a member signed is passed on. Blobs are named by the
+SHA-256 of their bytes, so anybody may serve them.
 """
 
 from __future__ import annotations
@@ -10,23 +11,36 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 MAX_MESSAGE_BYTES = 16 * 1024
-"""Longest message a transport carries; longer ones are a ValueError here and close the connection there."""
+"""Longest message, in bytes. The sender gets a ValueError for a longer one; a receiver closes the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A message whose signature is right. origin: the p2p key (32 bytes) that signed it. content: what it says, opaque here."""
+
+    origin: bytes
+    content: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A message as it arrived. via: p2p key (32 bytes) of the peer that handed it over, not necessarily its origin."""
+    """A received message.
+
+    via: p2p key (32 bytes) of the peer that sent it to us, which is not necessarily its origin. opened: the result of the check,
+    see `Transport.check_messages`; None if the transport checks nothing.
+    """
 
     via: bytes
     message: bytes
+    opened: Opened | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TransportStats:
-    """Totals since start, in bytes on our side of the wire, and peers connected now (p2p keys)."""
+    """Bytes sent and received since the start, counted on our side of the wire, and the connected peers (p2p keys)."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -34,14 +48,15 @@ class TransportStats:
 
 
 class Transport(ABC):
-    """An endpoint. An async context manager: entering binds it.
+    """A transport endpoint. It is an async context manager: entering it binds the endpoint.
 
-    Guaranteed: only peers named by `set_peers` are talked to; while a message's tag is live it reaches every member that is
-    connected, directly or through others, at least once in the end, also one that connects late; each distinct message is
-    delivered by `receive` once. Not guaranteed: order, latency, or delivery to a member that never becomes reachable.
-    Queues are bounded; a peer that exceeds its share loses its connection, nobody else anything.
+    Guaranteed: the endpoint communicates only with peers named by `set_peers`; while a message's tag is not expired, the message
+    eventually reaches every member that is connected directly or through others, also one that connects late; `receive` delivers
+    each distinct message once. Not guaranteed: order, latency, or delivery to a member that never becomes reachable. Queues are
+    bounded. A peer that exceeds its share loses its connection; other peers are not affected. With a check, this holds for
+    messages of members; other messages are not passed on.
 
-    Tags are integers that grow with time (the client uses the round); `expire(tag)` forgets all that is older.
+    Tags are integers that grow with time (the client uses the round); `expire(tag)` drops everything with a lower tag.
     """
 
     @property
@@ -52,34 +67,47 @@ class Transport(ABC):
     @property
     @abstractmethod
     def address(self) -> bytes:
-        """What others need to dial us; opaque, at most 1024 bytes."""
+        """The address with which others connect to us; opaque, at most 1024 bytes."""
 
     @property
     @abstractmethod
     def stats(self) -> TransportStats:
-        """Counters for people to look at."""
+        """Counters for display."""
+
+    def check_messages(self, check: Callable[[bytes], Opened]) -> None:  # noqa: B027  # optional, for plugins of before
+        """Check what others hand over before it is delivered or passed on. Called at most once, before `set_peers` names anybody.
+
+        check: opens a message, or raises WireError. It is quick, and is called once for each message that is delivered.
+
+        Optional. A transport without it knows nothing of its messages and passes on all of them; its reader opens them. Who has
+        it guarantees: what cannot be opened, and what a peer says to be its own though another key signed it, is not delivered
+        and not passed on, and costs a peer its connection after a few; an honest peer hands over no such thing. What a key
+        signed that `set_peers` does not name is delivered, and passed on once it is named, since others may have learned of a
+        member before us; little of that is kept. Of one origin's live messages a bounded number is passed on.
+        """
 
     @abstractmethod
     async def set_peers(self, peers: Mapping[bytes, bytes]) -> None:
-        """Replace the members: p2p key -> address (b"" when unknown). Returns at once; connections are made and kept behind.
+        """Replace the members: p2p key -> address (b"" if unknown).
 
-        Peers left out are disconnected. Our own key in it is ignored.
+        Returns at once; connections are made and kept in the background. Peers left out are disconnected. Our own key is
+        ignored.
         """
 
     @abstractmethod
     async def broadcast(self, message: bytes, *, tag: int) -> None:
-        """Start sending a message to all members and return; it is kept and re-sent to who lacks it until its tag expires.
+        """Start sending a message to all members and return.
 
-        Raises ValueError above MAX_MESSAGE_BYTES.
+        It is kept, and sent again to members that lack it, until its tag expires. Raises ValueError above MAX_MESSAGE_BYTES.
         """
 
     @abstractmethod
     async def receive(self) -> Incoming:
-        """Wait for a message from somebody else. Cancel-safe. Messages whose tag expired before they were read may be gone."""
+        """Wait for a message from another member. Cancel-safe. A message whose tag expired before it was read may be lost."""
 
     @abstractmethod
     async def publish(self, blob: bytes, *, tag: int) -> bytes:
-        """Offer a blob to members until its tag expires. Returns its SHA-256."""
+        """Offer a blob to members until its tag expires. Returns its SHA-256 (32 bytes)."""
 
     @abstractmethod
     async def offer(
@@ -91,39 +119,39 @@ class Transport(ABC):
         tag: int,
         stamp: Callable[[], object | None] = lambda: None,
     ) -> None:
-        """Offer members a blob that is kept elsewhere, on disk for instance, until its tag expires. Reads nothing now.
+        """Offer members a blob that is stored elsewhere, for instance on disk, until its tag expires. Reads nothing now.
 
-        read: gives the blob's bytes whenever somebody asks for them; it may block and is called in a worker thread, by several
-        at once. It raises OSError or TransportError when it cannot. size: how many bytes that are. stamp: called before `read`,
-        and like it; equal stamps promise equal bytes, None promises nothing.
+        read: returns the blob's bytes whenever a member asks for them. It may block; it is called in worker threads, in several
+        at the same time. It raises OSError or TransportError if it cannot read them. size: number of bytes. stamp: called before
+        `read`, in the same way; equal stamps promise equal bytes, and None promises nothing.
 
-        Guaranteed: what is read is compared with the hash before a byte of it leaves, each time but where its stamp is one that
-        was found right; who asks for a blob that cannot be read any more, or has become another, is answered that we do not have
-        it, and the offer is withdrawn. Of a blob offered twice the offer with the higher tag counts, and of equal tags the later
-        one. Offers are limited in number, not in bytes, and take no room from blobs that were published or fetched; what is read
-        is held in memory only while it is being sent, and bounded in sum. Raises TransportError when the tag has expired or
-        there are too many offers.
+        Guaranteed: the bytes are compared with the hash before any of them is sent, except if the stamp equals one with which
+        they matched before. If a blob can no longer be read or has changed, the answer is that we do not have it, and the offer
+        is withdrawn. If a blob is offered twice, the offer with the higher tag counts, and the later one if the tags are equal.
+        Offers are limited in number, not in bytes, and do not displace published or fetched blobs. Bytes that were read stay in
+        memory only while they are sent, and their sum is bounded. Raises TransportError if the tag has expired or there are too
+        many offers.
         """
 
     @abstractmethod
     async def fetch(
         self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int, keep: bool = True
     ) -> bytes:
-        """Get a blob: from our own store or offers, else from `sources` (p2p keys, best first), else from any other member.
+        """Get a blob from our own store or offers, else from `sources` (p2p keys, best first), else from any other member.
 
-        Verified against its hash before it is returned, then, with `keep`, stored and offered to others under `tag`; without,
-        handed over and forgotten, for who keeps it elsewhere. Concurrent fetches of one hash share one transfer. A peer that
-        gave false bytes is asked after all others from then on. Raises BlobNotFound after `timeout` seconds or when everybody
-        asked has answered no, BlobRejected when every answer was too large or false.
+        The blob is verified against its hash before it is returned. With `keep` it is also stored and offered to others under
+        `tag`; without, the caller must keep it. Concurrent fetches of one hash share one transfer. A peer that sent wrong bytes
+        is from then on asked last. Raises BlobNotFound after `timeout` seconds or when every member that was asked has answered
+        no; BlobRejected if every answer was too large or wrong.
         """
 
     @abstractmethod
     async def expire(self, before: int) -> None:
-        """Forget messages, blobs and offers with a tag lower than `before`."""
+        """Drop messages, blobs and offers with a tag lower than `before`."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close all connections so that peers see it at once; idempotent."""
+        """Close all connections, so that peers notice at once; idempotent."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,1 +1,1 @@
-"""Models that train: `hf` wraps transformers models, `sharding` divides one among processes, `memory` measures what fits."""
+"""Models for training: `hf` wraps transformers models, `sharding` divides one among processes, `memory` measures memory."""

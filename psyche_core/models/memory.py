@@ -1,8 +1,8 @@
-"""How much memory there is, how much a computation takes, and how to recognise that it ran out.
+"""Measures free memory and the memory of a computation, and recognises out-of-memory errors.
 
-On the CPU, a computation's memory is counted from the tensors it makes, not from the process: the same number every time,
-whatever the allocator keeps. Memory inside kernels is not counted. Free memory is the least of what the machine and the control
-group of a container report; a quarter of all memory on systems that do not report what is free.
+On the CPU, the memory of a computation is counted from the tensors it makes, not from the process. So the number is the same
+every time and does not depend on the allocator. Memory inside kernels is not counted. Free memory is the minimum of what the
+machine and the control group of a container report. On systems that do not report free memory, it is a quarter of all memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GROUPS: Final = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
 )
-"""Version 2 and 1: files with limit and use, and what of the use is cached files that go when memory is needed."""
+"""For cgroup versions 2 and 1: files with limit, use and statistics, and the name of the statistic for reclaimable file cache."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -37,7 +37,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_cached(device: torch.device) -> None:
-    """Give memory back that torch keeps for reuse."""
+    """Return memory to the system that torch keeps for reuse on a device."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":
@@ -45,15 +45,15 @@ def release_cached(device: torch.device) -> None:
 
 
 def free_bytes() -> int | None:
-    """Memory that new tensors on the CPU may take, in bytes; None where the system does not say."""
+    """Return the number of bytes that new tensors on the CPU may take, or None if the system does not report it."""
     known = [_machine_free(), *(_group_free(_GROUP_FOLDER, *files) for files in _GROUPS)]
     return min((value for value in known if value is not None), default=None)
 
 
 def peak_tensor_bytes(compute: Callable[[], object], *, without: Callable[[], Iterable[torch.Tensor]] = tuple) -> int:
-    """The most bytes held at once in tensors that `compute` makes in this thread.
+    """Return the peak number of bytes of the tensors that `compute` makes in this thread.
 
-    without: called when it is done; the tensors it gives are left out, as if they had been there before.
+    without: called after `compute`; the tensors it returns are not counted.
     """
     count = _Count()
     with count:
@@ -62,12 +62,12 @@ def peak_tensor_bytes(compute: Callable[[], object], *, without: Callable[[], It
 
 
 class _Count(TorchDispatchMode):
-    """Notes each storage when an operation makes it and when it is freed."""
+    """Records when operations create storages and when these are freed."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._changes: list[tuple[int, int]] = []  # number of a storage, bytes more or less
-        self._numbers: dict[int, int] = {}  # of the storages alive
+        self._changes: list[tuple[int, int]] = []  # number of a storage, change in bytes
+        self._numbers: dict[int, int] = {}  # number of each living storage, by its key
         self._made = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,7 +79,7 @@ class _Count(TorchDispatchMode):
         return out
 
     def peak(self, *, without: set[int]) -> int:
-        """The most bytes at once, leaving out the storages with these keys that are alive now."""
+        """Return the peak number of bytes, without the storages with these keys that are still alive."""
         left_out = {number for key, number in self._numbers.items() if key in without}
         return max(accumulate((size for number, size in self._changes if number not in left_out), initial=0))
 
@@ -96,7 +96,7 @@ class _Count(TorchDispatchMode):
 
 
 def _key(tensor: torch.Tensor) -> int:
-    """Which storage a tensor looks at."""
+    """Return a key that identifies the storage of a tensor."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -112,7 +112,7 @@ def _machine_free() -> int | None:
 
 
 def _group_free(folder: Path, limit: str, used: str, statistics: str, cached: str) -> int | None:
-    """What a control group leaves free; None where there is none or it sets no limit."""
+    """Return the free bytes of a control group, or None if there is none or it has no limit."""
     try:
         allowed = int((folder / limit).read_text(encoding="ascii"))
         taken = int((folder / used).read_text(encoding="ascii")) - _field(folder / statistics, cached)
@@ -123,7 +123,7 @@ def _group_free(folder: Path, limit: str, used: str, statistics: str, cached: st
 
 
 def _field(path: Path, name: str) -> int:
-    """The number after `name` in a file of lines. Raises OSError, ValueError where it is not there."""
+    """Return the number after `name` in a text file with one entry per line. Raises OSError, and ValueError if it is missing."""
     for line in path.read_text(encoding="ascii").splitlines():
         first, _, rest = line.partition(" ")
         if first == name:

@@ -1,13 +1,14 @@
-"""Any torch module as a run's model: implements the contract of `interfaces.model` around an existing object.
+"""Uses any torch module as a run's model: implements the interface of `interfaces.model` with an existing object.
 
-- The module is called with token ids, int64 (B, T), and nothing else. It returns logits (B, T, V), an object that has such
-  `.logits`, or a scalar: its own mean loss over its input, nats per predicted token.
+- The module is called with token ids, int64 (B, T), and nothing else. It returns logits (B, T, V), an object with such `.logits`,
+  or a scalar: its own mean loss over its input, in nats per predicted token.
 - It is trained in place and stays in eval mode, so that equal inputs give equal gradients: no dropout, no running averages.
-- Its weights when it is first built are the run's first weights; every member must bring equal ones (seed torch before making the
-  module). They are kept, for a run that begins again.
-- A checkpoint is `model.safetensors` with the trained weights and the buffers, and a `config.json` that only says whose it is.
+- Its weights at the first use are the run's first weights. They must be equal on all members (seed torch before making the
+  module). A copy is kept for a run that starts again.
+- A checkpoint is `model.safetensors` with the trained weights and the buffers, and a `config.json` that only contains the name of
+  the module's class.
 
-Use `hf.model` for a transformers model: it handles packed texts and labels and writes checkpoints transformers can read.
+Use `hf.model` for a transformers model: it supports packed texts and labels, and transformers can read its checkpoints.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the field's own alias
+import torch.nn.functional as F  # noqa: N812 - the usual alias
 
 from psyche_core.errors import ModelError, NonFiniteError
 from psyche_core.hookspecs import ModelContext
@@ -35,9 +36,10 @@ _DTYPES = ("float32", "bfloat16")
 
 
 class ModuleFactory:
-    """`create` of a registration, for one module. make: gives the module, called once, in a worker thread.
+    """Creates the model for one module, as `create` of a registration.
 
-    Built again, the module gets its first weights back, or those of the folder it is built from.
+    make: returns the module; called once, in a worker thread. When the model is created again, the same module gets its first
+    weights again, or those of the source folder if it has any.
     """
 
     def __init__(self, make: Callable[[], torch.nn.Module]) -> None:
@@ -47,11 +49,11 @@ class ModuleFactory:
 
     @property
     def module(self) -> torch.nn.Module | None:
-        """The module, None before the first call."""
+        """The module, or None before the first call."""
         return self._module
 
     def __call__(self, context: ModelContext) -> Model:
-        """The model. Raises ModelError for a module that cannot be trained, and for what the context asks and it cannot do."""
+        """Create the model. Raises ModelError for a module that cannot be trained, and for options it does not support."""
         module = self._prepared()
         if context.gradient_checkpointing or context.attention != "auto" or context.options:
             message = "a model given as an object decides on attention and gradient checkpointing itself; leave these options out"
@@ -90,7 +92,11 @@ class ModuleFactory:
 
 
 class TorchModel(Model):
-    """See the module. device: it is moved there; dtype: of its matrix products; max_seq_len: longest sequence in tokens."""
+    """A torch module as a model, see the top of this file.
+
+    device: the module is moved there. dtype: of its matrix products. max_seq_len: maximum length of a sequence in tokens. Raises
+    ModelError if the module has no trainable parameter or its vocabulary size is unknown.
+    """
 
     def __init__(self, module: torch.nn.Module, *, device: torch.device, dtype: str, max_seq_len: int) -> None:
         self._module = module.to(device)
@@ -111,11 +117,14 @@ class TorchModel(Model):
 
     @property
     def vocab_size(self) -> int:
-        """The module's own `vocab_size`, else the rows of its first embedding."""
+        """The module's attribute `vocab_size`, otherwise the number of rows of its first embedding."""
         return self._vocab_size
 
     def gradients(self, samples: Samples, *, micro_batch_size: int) -> float:
-        """Mean loss in nats per predicted token; its gradient is left in `.grad`."""
+        """Return the mean loss in nats per predicted token, and store its gradient in `.grad` of the parameters.
+
+        Raises ModelError, and NonFiniteError for a loss that is NaN or infinite. After an exception no parameter has a gradient.
+        """
         batch = self._read(samples)
         self._drop_gradients()
         try:
@@ -136,13 +145,16 @@ class TorchModel(Model):
         return mean
 
     def loss(self, samples: Samples, *, micro_batch_size: int) -> float:
-        """The same mean without gradients."""
+        """Return the same mean without computing gradients. Raises ModelError."""
         batch = self._read(samples)
         with torch.no_grad():
             return sum(float(self._share(micro, batch.predictions)) for micro in batch.split(micro_batch_size))
 
     def save(self, directory: Path, *, parameters: Mapping[str, Any]) -> None:
-        """config.json and model.safetensors; `directory` appears whole or not at all. Raises ModelError."""
+        """Write config.json and model.safetensors. `directory` appears complete or not at all. Raises ModelError.
+
+        parameters: the values to save, by name.
+        """
         from safetensors.torch import save_file
 
         tensors: dict[str, torch.Tensor] = {}
@@ -157,7 +169,7 @@ class TorchModel(Model):
                 about = {"model_type": "torch_module", "class": type(self._module).__name__}
                 (partial / "config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
                 save_file(tensors, partial / WEIGHTS_FILE, metadata={"format": "pt"})
-        except Exception as error:  # the file system and safetensors raise many kinds; all mean "not saved"
+        except Exception as error:  # the file system and safetensors raise many exception types; all mean "not saved"
             message = f"cannot save the model to {directory}: {error}"
             raise ModelError(message) from error
 
@@ -169,7 +181,7 @@ class TorchModel(Model):
         return batch
 
     def _share(self, micro: Batch, predictions: int) -> torch.Tensor:
-        """What a micro-batch adds to the mean over `predictions`: a float32 scalar."""
+        """Return the contribution of a micro-batch to the mean over `predictions`, as a float32 scalar."""
         ids = micro.ids.to(self._device)  # (b, T)
         run = torch.autocast(self._device.type, torch.bfloat16) if self._autocast else contextlib.nullcontext()
         with run:
@@ -210,7 +222,7 @@ def _vocab_size(module: torch.nn.Module) -> int:
 
 
 def _stored(module: torch.nn.Module, source: Path) -> dict[str, torch.Tensor] | None:
-    """A checkpoint's tensors by name, tied ones under all their names; None where the folder holds none. Raises ModelError."""
+    """Return a checkpoint's tensors by name, tied ones under all their names, or None without a checkpoint. Raises ModelError."""
     if not (source / WEIGHTS_FILE).is_file():
         return None
 
@@ -218,7 +230,7 @@ def _stored(module: torch.nn.Module, source: Path) -> dict[str, torch.Tensor] | 
 
     try:
         found = load_file(source / WEIGHTS_FILE)
-    except Exception as error:  # safetensors raises kinds of its own
+    except Exception as error:  # safetensors raises its own exceptions
         message = f"cannot read {source / WEIGHTS_FILE}: {error}"
         raise ModelError(message) from error
 
@@ -233,7 +245,7 @@ def _stored(module: torch.nn.Module, source: Path) -> dict[str, torch.Tensor] | 
 
 
 def _is_transformers(module: torch.nn.Module) -> bool:
-    """Whether it is a model of transformers, without importing it for a module that is none."""
+    """Whether the module is a model of transformers. Does not import transformers."""
     return any(cls.__name__ == "PreTrainedModel" and cls.__module__.startswith("transformers.") for cls in type(module).__mro__)
 
 

@@ -1,7 +1,7 @@
 """Blobs by the SHA-256 of their bytes, each kept until its tag expires, within limits of number and bytes.
 
-When space is needed, fetched blobs are dropped before those we offer ourselves, then lower tags before higher ones, then older
-before newer. Hashes are not checked here: the caller has just made or checked the hash, in a worker thread for a large blob.
+When space is needed, fetched blobs are dropped before our own blobs, then lower tags before higher ones, then older blobs before
+newer ones. Hashes are not checked here: the caller has just computed or checked the hash, in a worker thread for a large blob.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class _Kept:
 
 
 class BlobStore:
-    """max_blobs, max_bytes: what is kept at most, in number and in bytes."""
+    """Blobs in memory. max_blobs: maximum number of blobs. max_bytes: maximum number of their bytes together."""
 
     def __init__(self, *, max_blobs: int = 16_384, max_bytes: int = 2 * 2**30) -> None:
         self._max_blobs = max_blobs
@@ -36,13 +36,14 @@ class BlobStore:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all blobs kept."""
+        """Number of bytes of all blobs."""
         return self._bytes
 
     def put(self, blob_hash: bytes, blob: bytes, *, tag: int, own: bool) -> bool:
-        """Keep a blob; False when its tag has expired or the limits leave no room for it.
+        """Keep a blob. Returns False if its tag has expired or the limits leave no room for it.
 
-        A blob put again keeps its higher tag, and is ours when it was ours once.
+        blob_hash: SHA-256 of the blob, 32 bytes. own: True for a blob of our own, False for a fetched one. If the blob is already
+        here, the higher tag counts, and it is our own if one of the calls said so.
         """
         if self._expired_before is not None and tag < self._expired_before:
             return False
@@ -59,18 +60,18 @@ class BlobStore:
         return blob_hash in self._kept
 
     def get(self, blob_hash: bytes) -> bytes | None:
-        """The blob, None when it is not here."""
+        """Return the blob, or None if it is not here."""
         kept = self._kept.get(blob_hash)
         return None if kept is None else kept.blob
 
     def touch(self, blob_hash: bytes, *, tag: int) -> None:
-        """Keep a blob that is here at least until `tag` expires."""
+        """Keep a blob at least until `tag` expires. Does nothing if the blob is not here."""
         kept = self._kept.get(blob_hash)
         if kept is not None and kept.tag < tag:
             self._kept[blob_hash] = _Kept(kept.blob, tag, kept.own)
 
     def expire(self, before: int) -> None:
-        """Drop blobs with a tag lower than `before`, and keep none from now on."""
+        """Drop blobs with a tag lower than `before`, and reject such blobs from now on."""
         if self._expired_before is None or before > self._expired_before:
             self._expired_before = before
         for blob_hash in [name for name, kept in self._kept.items() if kept.tag < before]:

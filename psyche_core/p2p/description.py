@@ -1,9 +1,9 @@
-"""How a model is built: its small files by name, sent by members to those who have no such files.
+"""A model's description: the small files that say how it is built, which members send to members that do not have them.
 
 The files are configuration and tokenizer, never weights and never code. Encoded as canonical CBOR: [version, [[name, content],
-…]], names ascending, so that equal files have one encoding and one hash. Names are plain file names of kinds that are data (JSON,
-text, tokenizer models, templates), so that a written file cannot leave its folder or be executed. Sizes and numbers are limited
-before anything is decoded. What the files mean is up to the caller.
+…]], names ascending, so that equal files have one encoding and one hash. Names are plain names of data files (JSON, text,
+tokenizer models, templates), so that a written file cannot leave its folder or be executed. Sizes and numbers are checked before
+anything is decoded. The caller interprets the files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_name(name: str) -> bool:
 
 
 def encode(files: Description) -> bytes:
-    """The bytes of a description. Raises ValueError for names or sizes that no description can have."""
+    """Return the bytes of a description. Raises ValueError for names, numbers of files or sizes that are not allowed."""
     for name in files:
         if not is_name(name):
             message = f"a file named {name!r:.80} cannot be part of a model's description"
@@ -50,7 +50,7 @@ def encode(files: Description) -> bytes:
 
 
 def decode(data: bytes) -> Description:
-    """Read a description. Raises WireError and nothing else."""
+    """Read a description. Raises only WireError."""
     fields = decode_cbor(data, max_bytes=MAX_DESCRIPTION_BYTES, max_depth=3, max_items=3 + 3 * MAX_FILES)
     match fields:
         case [int(version), [*entries]] if type(version) is int:

@@ -1,9 +1,9 @@
 """Which peer to ask for a blob next, and when to give up.
 
-Sources are asked in the order given, then the other members; a member that cannot be reached is asked once it can. A peer whose
-connection broke may be asked again, a few times. A peer that did not have the blob is asked again only when the caller says so,
-because it may have it by now. A peer that sent false bytes before comes last. Waiting, hashing and sending are done by the
-transport, which reports each answer.
+Sources are asked in the given order, then the other members. A member that is unreachable is asked when it becomes reachable. A
+peer whose connection broke may be asked again, a few times. A peer that did not have the blob is asked again only when the caller
+requests it, because it may have received the blob since. Peers that sent wrong bytes before come last. The transport waits,
+hashes and sends, and reports each answer here.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable
 from enum import Enum, auto
 
 MAX_LOST = 3
-"""How often a peer may fail to answer before it counts as having answered no."""
+"""Number of unanswered requests after which a peer counts as not having the blob."""
 
 
 class Answer(Enum):
-    """How asking a peer ended without the blob."""
+    """How a request to a peer ended without the blob."""
 
     ABSENT = auto()
     TOO_LARGE = auto()
@@ -26,7 +26,7 @@ class Answer(Enum):
 
 
 class Outcome(Enum):
-    """What is known of the whole fetch: nothing final, nobody has it, or who had it was refused."""
+    """State of the whole fetch: still open, no member has the blob, or the answers of members that had it were rejected."""
 
     OPEN = auto()
     NOT_FOUND = auto()
@@ -34,7 +34,7 @@ class Outcome(Enum):
 
 
 class FetchPlan:
-    """The state of one fetch. sources: peers in the order to ask them; members may be asked when all of these were."""
+    """The state of one fetch. sources: peers to ask first, in this order; other members are asked after them."""
 
     def __init__(self, sources: Iterable[bytes] = ()) -> None:
         self._order: dict[bytes, None] = dict.fromkeys(sources)
@@ -44,13 +44,14 @@ class FetchPlan:
         self._released: dict[bytes, int] = {}
 
     def add(self, sources: Iterable[bytes]) -> None:
-        """Name further sources; somebody else wants the same blob."""
+        """Add further sources, for another caller that wants the same blob."""
         self._order.update(dict.fromkeys(sources))
 
     def begin(self, *, members: Iterable[bytes], reachable: Collection[bytes], doubted: Collection[bytes] = ()) -> bytes | None:
-        """The peer to ask now, counted as being asked; None when nobody unasked is both a member and reachable.
+        """Choose the next peer to ask, mark it as being asked, and return it; None if no reachable member is left to ask.
 
-        doubted: members to ask after all others. Who was lost or released comes after those that were not.
+        members, reachable: members to choose from, and those of them that can be asked now. doubted: members to ask after all
+        others. Peers that failed to answer or were released are asked after peers that were not.
         """
         members = tuple(members)
         allowed = frozenset(members)
@@ -65,7 +66,7 @@ class FetchPlan:
         return None
 
     def settle(self, peer: bytes, answer: Answer) -> None:
-        """Note how asking a peer ended."""
+        """Record how a request to a peer ended."""
         self._busy.discard(peer)
         if answer is not Answer.LOST:
             self._answers[peer] = answer
@@ -76,13 +77,13 @@ class FetchPlan:
             self._answers[peer] = Answer.ABSENT
 
     def release(self, peer: bytes) -> None:
-        """We ask a peer no longer although it may answer: it is asked again with those that had nothing."""
+        """Stop waiting for a peer that may still answer. `ask_again` allows to ask it again."""
         self._busy.discard(peer)
         self._answers[peer] = Answer.RELEASED
         self._released[peer] = self._released.get(peer, 0) + 1
 
     def ask_again(self) -> bool:
-        """Let those that had nothing be asked once more: they may have it by now. Whether there are any."""
+        """Allow peers that did not have the blob to be asked again: they may have it now. Returns whether there are any."""
         absent = [
             peer
             for peer, answer in self._answers.items()
@@ -93,7 +94,7 @@ class FetchPlan:
         return bool(absent)
 
     def outcome(self, members: Iterable[bytes]) -> Outcome:
-        """Whether it is over: every member was asked and has answered."""
+        """Return the state of the fetch. It is over when all members were asked and have answered."""
         open_still = (None, Answer.RELEASED)
         if self._busy or any(self._answers.get(peer) in open_still for peer in members):
             return Outcome.OPEN

@@ -1,12 +1,12 @@
 """The masters of a run after a step, listed piece by piece. A member fetches a model by this list (protocol section 5).
 
-A manifest names the run, the step and, per parameter ascending by name, its shape and the SHA-256 of each of its pieces: its
-values as little-endian float32, cut every PIECE_BYTES. Equal masters give equal manifests, byte for byte, so the members of a run
-can agree on the hash of one.
+A manifest contains the run, the step and, for each parameter in ascending order of names, its shape and the SHA-256 of each of
+its pieces. Pieces are the values as little-endian float32, cut every PIECE_BYTES. Equal masters give equal manifests, byte for
+byte, so the members of a run can agree on the hash of a manifest.
 
 Encoded as canonical CBOR: [version, run id, step, [[name, [sizes], hashes], …]], the hashes of a parameter joined into one byte
-string. A manifest is read against *our own* parameter table: its length, every name, every shape and every number of pieces must
-be ours. So nothing a peer writes decides how much is allocated or fetched. Tensors are handled in
+string. A received manifest is compared with *our own* parameter table: its length, every name, every shape and every number of
+pieces must match. So a peer cannot influence how much is allocated or fetched. Tensors are handled in
 `psyche_core.training.snapshot`.
 """
 
@@ -23,11 +23,11 @@ from psyche_core.wire.codec import encode as encode_cbor
 
 VERSION = 1
 PIECE_BYTES = 4 * 2**20
-"""Length of a piece, but for the last one of a parameter.
+"""Length of a piece; the last piece of a parameter may be shorter.
 
-Small enough that a lost connection or a single different weight costs a few seconds of a home line, and that several pieces in
-flight need little memory; large enough that the round trip per piece does not count and that a model of 10^10 parameters has a
-manifest of a third of a megabyte.
+The size is a compromise. Pieces are small enough that a lost connection or a single different weight costs only a few seconds on
+a home connection, and that several pieces in transfer need little memory. They are large enough that the round trip per piece
+does not matter, and that the manifest of a model of 10^10 parameters has a third of a megabyte.
 """
 
 HASH_BYTES = 32
@@ -38,19 +38,19 @@ MAX_STEP = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A float32 tensor by its full name. shape: its sizes; () is a single value."""
+    """A float32 tensor. name: its full name. shape: its sizes; () for a single value."""
 
     name: str
     shape: tuple[int, ...]
 
     @property
     def byte_count(self) -> int:
-        """Bytes of all values."""
+        """Number of bytes of all values."""
         return VALUE_BYTES * math.prod(self.shape)
 
     @property
     def piece_count(self) -> int:
-        """How many pieces it is cut into; none when it has no values."""
+        """Number of its pieces; 0 if it has no values."""
         return -(-self.byte_count // PIECE_BYTES)
 
 
@@ -60,7 +60,7 @@ Table = tuple[Parameter, ...]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes `first` … `first + byte_count - 1` of a parameter. number: counted over the whole model, from 0."""
+    """Bytes `first` to `first + byte_count - 1` of a parameter. number: counted over the whole model, from 0."""
 
     number: int
     name: str
@@ -70,7 +70,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """See the module. step: the last one whose accepted results are in these masters; hashes: SHA-256 by number of the piece."""
+    """The pieces of a model, see the module.
+
+    step: the last one whose accepted results are in these masters. hashes: SHA-256 of each piece, by its number. Raises
+    ValueError for a wrong number or length of hashes.
+    """
 
     run_id: str
     step: int
@@ -85,17 +89,17 @@ class Manifest:
 
 
 def parameter_table(shapes: Mapping[str, Iterable[int]]) -> Table:
-    """The table of parameters given by name, in any order."""
+    """Return the table of parameters. shapes: shape of each parameter by name, in any order."""
     return tuple(Parameter(name, tuple(int(size) for size in shapes[name])) for name in sorted(shapes))
 
 
 def piece_count(table: Table) -> int:
-    """How many pieces a model is cut into."""
+    """Return the number of pieces of a model."""
     return sum(parameter.piece_count for parameter in table)
 
 
 def cut(table: Table) -> tuple[Piece, ...]:
-    """The pieces of a model, by number."""
+    """Return the pieces of a model, ordered by number."""
     places = [
         (parameter.name, first, min(PIECE_BYTES, parameter.byte_count - first))
         for parameter in table
@@ -105,13 +109,13 @@ def cut(table: Table) -> tuple[Piece, ...]:
 
 
 def max_manifest_bytes(table: Table) -> int:
-    """No manifest of a model with this table is longer."""
+    """Return the maximum length in bytes of a manifest of a model with this table."""
     fields = [VERSION, "." * MAX_RUN_ID_BYTES, MAX_STEP, _entries(table, bytes(HASH_BYTES * piece_count(table)))]
     return len(encode_cbor(fields))
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The bytes of a manifest. Raises ValueError for a run id or a step that no manifest can carry."""
+    """Return the bytes of a manifest. Raises ValueError for a run id or a step that is out of range."""
     if len(manifest.run_id.encode()) > MAX_RUN_ID_BYTES or not 0 <= manifest.step <= MAX_STEP:
         message = (
             f"a manifest carries a run id of at most {MAX_RUN_ID_BYTES} bytes and a step of 0..{MAX_STEP}, "
@@ -125,7 +129,7 @@ def encode(manifest: Manifest) -> bytes:
 def decode(data: bytes, *, expected: Table) -> Manifest:
     """Read a manifest of a model with exactly our parameters. expected: our own table.
 
-    Raises WireError and nothing else. Who decodes compares run id and step with what was asked for.
+    Raises only WireError. The caller must compare run id and step with those it requested.
     """
     items = 5 + sum(4 + len(parameter.shape) for parameter in expected)
     fields = decode_cbor(data, max_bytes=max_manifest_bytes(expected), max_depth=4, max_items=items)
@@ -156,7 +160,7 @@ def decode(data: bytes, *, expected: Table) -> Manifest:
 
 
 def _hashes_of(entry: Any, ours: Parameter) -> bytes:
-    """The joined hashes of a parameter that must be ours."""
+    """Return the joined hashes of an entry. Raises WireError if the entry does not match our parameter `ours`."""
     match entry:
         case [str(name), [*shape], bytes(joined)]:
             pass
@@ -164,7 +168,7 @@ def _hashes_of(entry: Any, ours: Parameter) -> bytes:
             message = "a parameter of a manifest is a list of name, sizes and hashes"
             raise WireError(message)
 
-    # true and 1.0 equal 1 in Python and not in CBOR: one model has one manifest
+    # True and 1.0 equal 1 in Python but not in CBOR; without this check one model could have several manifests
     if name != ours.name or tuple(shape) != ours.shape or any(type(size) is not int for size in shape):
         message = f"the manifest has {name!r:.80} of shape {shape!r:.80} where our model has {ours.name!r} of {list(ours.shape)}"
         raise WireError(message)
@@ -179,7 +183,7 @@ def _hashes_of(entry: Any, ours: Parameter) -> bytes:
 
 
 def _entries(table: Table, joined: bytes) -> list[list[Any]]:
-    """The list of parameters. joined: the hashes of all pieces, by number."""
+    """Return the entries of all parameters for the encoding. joined: the hashes of all pieces, by number."""
     entries: list[list[Any]] = []
     at = 0
     for parameter in table:

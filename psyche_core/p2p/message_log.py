@@ -1,80 +1,116 @@
-"""What one member knows of the small messages of a run: which are live, who handed them over, which the client has read.
+"""The small messages of a run that one member knows: which are live, which peer sent them, and which the client has read.
 
-Every transport keeps one. A message is named by the SHA-256 of its bytes and lives until its tag expires; while it lives it can
-be given to a peer that lacks it. A peer's own messages and those it passes on for others are counted apart, so that a flood from
-one member, passed on by an honest one, never costs the honest one its connection. Tags from peers are not believed when they run
-far ahead of ours. A message that expired unread is forgotten completely, so that it may come again. What a message means is up to
-the caller; there is no I/O here.
+Every transport has one such log. The id of a message is the SHA-256 of its bytes. A message is live until its tag expires; until
+then it can be sent to a peer that does not have it. A peer's own messages and those that it forwards for others are counted
+separately, so an honest member that forwards the flood of another one does not lose its connection. Tags from peers that are far
+above ours are lowered. A message that expired unread is forgotten completely, so it may be received again. The caller interprets
+the messages; there is no I/O here.
+
+With a check, only messages signed by members are passed on (told, sent or compared). Anybody can make keys and sign with them, so
+a right signature alone is not enough. Other members may know a new member before us: a message of an unknown key is read, and
+passed on once the key is a member's; a peer may send us few of these. A member that has left counts as a member until the
+messages of its time have expired. Only a limited number of an author's messages is passed on, so that a member cannot have its
+signed junk multiplied either; further ones are only read. An author that has used up this share is left out of digests, because
+it could send each of us other messages and keep us comparing.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from psyche_core.errors import WireError
+from psyche_core.interfaces.transport import Opened
+
 PREFIX_BYTES = 16
-"""Bytes of a message id that members tell each other when they compare what they hold."""
+"""Number of bytes of a message id that members send when they compare their messages."""
 
 _ASKED = 3
-"""Members that are asked for the same message. More than one, since who says to have it may keep it to itself."""
+"""Number of members that are asked for the same message. More than one, because a member that has it may not send it."""
 
 _WANTED = 8192
-"""Messages that were asked for and did not come yet, of which is remembered how often. The oldest is forgotten first."""
+"""Maximum number of requested messages for which the number of requests is stored. The oldest entry is removed first."""
 
 _RECEIVED = 8192
-"""Newest messages of others that `take_received` gives. Not every transport asks for them."""
+"""Maximum number of newest messages of others that `take_received` returns. Not every transport calls it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLimits:
-    """How much is kept for others.
+    """Limits for the messages kept of each peer.
 
-    own_messages, own_bytes: most live messages a peer may hand us as its own; exceeding them is an offence.
-    relayed_messages, relayed_bytes: most it may pass on for others; what exceeds them is ignored.
-    tag_ahead: how far a peer's tag may lie above the newest tag we used or expired ourselves; higher ones are lowered to that.
-    remembered: ids kept of messages that expired, so that they are not read twice.
+    own_messages, own_bytes: maximum of live messages that a peer may send as its own; more is an offence.
+    relayed_messages, relayed_bytes: maximum of live messages that it may forward for others; more are ignored.
+    unknown_messages: maximum of these signed by keys that are not members'; above it, everything it forwards is ignored,
+    unchecked.
+    passed_messages: maximum of one author's live messages that are passed on. An honest author has a few for each live round.
+    false_messages: so many messages of a peer that cannot be opened, or that another key signed although it sent them as its own,
+    are an offence.
+    tag_ahead: how far a peer's tag may be above the newest tag that we used or expired; higher tags are lowered to that limit.
+    remembered: number of ids kept of expired messages, so that these are not read twice.
     """
 
     own_messages: int = 1024
     own_bytes: int = 8 * 2**20
     relayed_messages: int = 8192
     relayed_bytes: int = 32 * 2**20
+    unknown_messages: int = 256
+    passed_messages: int = 256
+    false_messages: int = 3
     tag_ahead: int = 64
     remembered: int = 65_536
 
 
 class Verdict(Enum):
-    """What became of a message handed to us."""
+    """Result of adding a message from a peer."""
 
     NEW = "kept, and waiting to be read"
     KNOWN = "had it already"
     EXPIRED = "its tag has expired"
     IGNORED = "the peer's share for passing on is full"
-    OFFENCE = "the peer's share for its own messages is exceeded"
+    FALSE = "cannot be opened, or is another's than the peer says"
+    OFFENCE = "the peer's share for its own messages is exceeded, or it handed over several false ones"
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A live message. via: the peer that handed it over, None for our own. relayed: `via` says that others wrote it."""
+    """A live message.
+
+    id: SHA-256 of the message. via: the peer that sent it to us, None for our own. relayed: whether `via` only forwarded it.
+    opened: the result of the check, None without one. passable: whether we may pass it on. unknown: forwarded to us from a key
+    that was not a member's; it becomes passable if the key becomes a member's.
+    """
 
     id: bytes
     tag: int
     message: bytes
     via: bytes | None
     relayed: bool = False
+    opened: Opened | None = None
+    passable: bool = True
+    unknown: bool = False
 
 
 class MessageLog:
-    """Messages by id, with what is unread.
+    """Live messages by id, and which of them are unread. own: our p2p key.
 
-    `generation` grows whenever messages were dropped, so that who remembers ids knows when to forget some.
+    generation: grows whenever messages are dropped, so that code that stores ids knows when to remove some. offence: the reason
+    for the last Verdict.OFFENCE.
     """
 
-    def __init__(self, *, limits: LogLimits | None = None) -> None:
-        self.generation = 0
+    def __init__(self, *, own: bytes = b"", limits: LogLimits | None = None) -> None:
+        self.generation: int = 0
+        self.offence: str = ""
+        self._own = own
+        self._check: Callable[[bytes], Opened] | None = None
+        self._members = frozenset((own,))
+        self._former: dict[bytes, int] = {}  # members that left, and the newest tag at that time
+        self._false: Counter[bytes] = Counter()
+        self._unknown: Counter[bytes] = Counter()  # by the peer that sent them
+        self._passed: Counter[bytes] = Counter()  # by author
         self._limits = limits or LogLimits()
         self._live: dict[bytes, LogEntry] = {}
         self._unread: deque[bytes] = deque()
@@ -85,7 +121,7 @@ class MessageLog:
         self._newest: int | None = None
         self._digest: bytes | None = None
         self._by_prefix: dict[bytes, bytes] = {}
-        self._wanted: OrderedDict[bytes, int] = OrderedDict()
+        self._wanted: OrderedDict[bytes, set[bytes]] = OrderedDict()
         self._received: deque[bytes] = deque(maxlen=_RECEIVED)
 
     def __len__(self) -> int:
@@ -94,19 +130,36 @@ class MessageLog:
     def __contains__(self, message_id: object) -> bool:
         return message_id in self._live
 
+    def check_with(self, check: Callable[[bytes], Opened]) -> None:
+        """Check messages of others from now on. check: opens one, or raises WireError."""
+        self._check = check
+
+    def set_members(self, members: Collection[bytes]) -> None:
+        """Replace the members, by whose messages are passed on; ours is one anyway."""
+        named = frozenset((*members, self._own))
+        for gone in self._members - named:
+            self._former[gone] = -1 if self._newest is None else self._newest
+        self._members = named
+        self._former = {key: tag for key, tag in self._former.items() if key not in named}
+        self._false = Counter({peer: count for peer, count in self._false.items() if peer in named})
+        self._pass_on_what_waits()
+
     def add_own(self, message: bytes, *, tag: int) -> LogEntry | None:
-        """Take in a message of our client; None when it is live already or its tag has expired."""
+        """Add a message of our own client. Returns None if it is already live or its tag has expired."""
         message_id = hashlib.sha256(message).digest()
         if message_id in self._live or self._is_expired(tag):
             return None
 
         self._advance(tag)
-        entry = LogEntry(message_id, tag, message, None)
+        entry = LogEntry(message_id, tag, message, None, opened=None if self._check is None else Opened(self._own))
         self._insert(entry)
         return entry
 
     def add_from(self, peer: bytes, message: bytes, *, tag: int, relayed: bool) -> tuple[Verdict, bytes]:
-        """Take in a message that `peer` handed over, and name it by its id."""
+        """Add a message that `peer` sent, and return the verdict and the message's id.
+
+        relayed: whether the peer forwards it for others.
+        """
         message_id = hashlib.sha256(message).digest()
         if message_id in self._live or message_id in self._past:
             return Verdict.KNOWN, message_id
@@ -114,42 +167,67 @@ class MessageLog:
         if self._is_expired(tag):
             return Verdict.EXPIRED, message_id
 
-        limits, account = self._limits, (peer, relayed)
-        most_messages = limits.relayed_messages if relayed else limits.own_messages
-        most_bytes = limits.relayed_bytes if relayed else limits.own_bytes
-        if self._messages[account] >= most_messages or self._bytes[account] + len(message) > most_bytes:
-            return (Verdict.IGNORED if relayed else Verdict.OFFENCE), message_id
+        refusal = self._over_share(peer, message, relayed=relayed)
+        if refusal is not None:
+            return refusal, message_id
 
-        self._insert(LogEntry(message_id, self._believable(tag), message, peer, relayed))
+        entry = LogEntry(message_id, self._believable(tag), message, peer, relayed)
+        if self._check is not None:
+            try:
+                opened = self._check(message)
+            except WireError as error:
+                return self._note_false(peer, str(error)), message_id
+
+            if not relayed and opened.origin != peer:
+                return self._note_false(peer, "another signed what it said to be its own"), message_id
+
+            relayed = opened.origin != peer
+            refusal = self._over_share(peer, message, relayed=relayed)
+            if refusal is not None:
+                return refusal, message_id
+
+            unknown = relayed and not self._is_member(opened.origin)
+            passable = self._may_pass(opened.origin)
+            entry = replace(entry, relayed=relayed, opened=opened, passable=passable, unknown=unknown)
+
+        self._insert(entry)
         self._unread.append(message_id)
-        self._received.append(message_id)
+        if entry.passable:
+            self._received.append(message_id)
         return Verdict.NEW, message_id
 
     def take_received(self) -> list[LogEntry]:
-        """Live messages that others handed over since the last call."""
+        """Return the live messages received from peers since the last call that may be passed on."""
         received = tuple(self._received)
         self._received.clear()
         return [entry for message_id in received if (entry := self._live.get(message_id)) is not None]
 
     def find(self, prefix: bytes) -> LogEntry | None:
-        """The live message with that shortened id, None when there is none."""
+        """Return the live message with this shortened id (PREFIX_BYTES bytes), or None if there is none."""
         message_id = self._by_prefix.get(prefix)
         return None if message_id is None else self._live[message_id]
 
-    def wants(self, prefix: bytes) -> bool:
-        """Note that a member says to have a message. Returns whether to ask it: the first few who say so are asked."""
-        if prefix in self._by_prefix:
+    def may_pass_on(self, message_id: bytes) -> bool:
+        """Whether other members may get this message from us."""
+        entry = self._live.get(message_id)
+        return entry is not None and entry.passable
+
+    def wants(self, prefix: bytes, peer: bytes) -> bool:
+        """Record that a member reports to have a message. Returns whether to request it from this member.
+
+        True only for the first few members that report the same message, once for each, and never for a live message.
+        """
+        asked = self._wanted.get(prefix, set())
+        if prefix in self._by_prefix or peer in asked or len(asked) >= _ASKED:
             return False
 
-        times = self._wanted.get(prefix, 0) + 1
-        if times <= _ASKED:
-            self._wanted[prefix] = times
-            if len(self._wanted) > _WANTED:
-                self._wanted.popitem(last=False)
-        return times <= _ASKED
+        self._wanted[prefix] = asked | {peer}
+        if len(self._wanted) > _WANTED:
+            self._wanted.popitem(last=False)
+        return True
 
     def read(self) -> LogEntry | None:
-        """The oldest unread live message, None when there is none."""
+        """Return the oldest unread live message and mark it as read, or None if there is none."""
         while self._unread:
             entry = self._live.get(self._unread.popleft())
             if entry is not None:
@@ -159,19 +237,23 @@ class MessageLog:
 
     @property
     def has_unread(self) -> bool:
-        """Whether `read` would return one."""
+        """Whether `read` would return a message."""
         while self._unread and self._unread[0] not in self._live:
             self._unread.popleft()
 
         return bool(self._unread)
 
     def expire(self, before: int) -> None:
-        """Drop messages with a tag lower than `before`, and ignore such ones from now on. Never goes backwards."""
+        """Drop messages with a tag lower than `before`, and ignore such messages from now on.
+
+        A call with a lower value than an earlier one does nothing.
+        """
         if self._is_expired(before):
             return
 
         self._expired_before = before
         self._advance(before)
+        self._former = {key: tag for key, tag in self._former.items() if tag >= before}
         dropped = [entry for entry in self._live.values() if entry.tag < before]
         if not dropped:
             return
@@ -186,17 +268,27 @@ class MessageLog:
             self._past.popitem(last=False)
 
         self._unread = deque(message_id for message_id in self._unread if message_id in self._live)
+        self._pass_on_what_waits()
         self.generation += 1
 
     def digest(self) -> bytes:
-        """32 bytes that are equal where the same messages are live."""
+        """Return 32 bytes that are equal for logs with the same live messages that may be passed on."""
         if self._digest is None:
-            self._digest = hashlib.sha256(b"".join(sorted(self._live))).digest()
+            most = self._limits.passed_messages
+            compared = [
+                entry.id
+                for entry in self._live.values()
+                if entry.passable and (entry.opened is None or self._passed[entry.opened.origin] < most)
+            ]
+            self._digest = hashlib.sha256(b"".join(sorted(compared))).digest()
 
         return self._digest
 
     def prefixes(self, most: int) -> list[bytes]:
-        """Shortened ids of live messages, the `most` with the highest tags when there are more."""
+        """Return the shortened ids of live messages; if there are more than `most`, those with the highest tags.
+
+        A peer that compares with us need not send us these.
+        """
         entries: Collection[LogEntry] = self._live.values()
         if len(entries) > most:
             entries = sorted(entries, key=lambda entry: entry.tag, reverse=True)[:most]
@@ -204,11 +296,66 @@ class MessageLog:
         return [entry.id[:PREFIX_BYTES] for entry in entries]
 
     def lacking(self, prefixes: Collection[bytes]) -> list[LogEntry]:
-        """Live messages whose shortened id is not among `prefixes`, oldest tag first."""
+        """Return the messages to pass on whose shortened id is not among `prefixes`, lowest tag first."""
         held = frozenset(prefixes)
         return sorted(
-            (entry for entry in self._live.values() if entry.id[:PREFIX_BYTES] not in held), key=lambda entry: entry.tag
+            (entry for entry in self._live.values() if entry.passable and entry.id[:PREFIX_BYTES] not in held),
+            key=lambda entry: entry.tag,
         )
+
+    def _over_share(self, peer: bytes, message: bytes, *, relayed: bool) -> Verdict | None:
+        """The verdict where a peer's share has no room for a message."""
+        limits, account = self._limits, (peer, relayed)
+        if relayed and self._unknown[peer] >= limits.unknown_messages:
+            return Verdict.IGNORED
+
+        most_messages = limits.relayed_messages if relayed else limits.own_messages
+        most_bytes = limits.relayed_bytes if relayed else limits.own_bytes
+        if self._messages[account] < most_messages and self._bytes[account] + len(message) <= most_bytes:
+            return None
+
+        if relayed:
+            return Verdict.IGNORED
+
+        self.offence = "the peer sent more live messages of its own than its share"
+        return Verdict.OFFENCE
+
+    def _note_false(self, peer: bytes, reason: str) -> Verdict:
+        """Count a message that no honest member hands over."""
+        self._false[peer] += 1
+        if self._false[peer] < self._limits.false_messages:
+            return Verdict.FALSE
+
+        del self._false[peer]
+        self.offence = f"it handed over {self._limits.false_messages} false messages; the last: {reason}"
+        return Verdict.OFFENCE
+
+    def _is_member(self, origin: bytes) -> bool:
+        return origin in self._members or origin in self._former
+
+    def _may_pass(self, origin: bytes) -> bool:
+        return self._is_member(origin) and self._passed[origin] < self._limits.passed_messages
+
+    def _pass_on_what_waits(self) -> None:
+        """Members became known, or messages of theirs expired: what waited for that may be passed on now."""
+        for entry in [entry for entry in self._live.values() if not entry.passable]:
+            if entry.opened is not None and self._may_pass(entry.opened.origin):
+                self._count_passing(entry, -1)
+                self._live[entry.id] = passed = replace(entry, passable=True, unknown=False)
+                self._count_passing(passed, +1)
+                self._received.append(entry.id)
+                self._digest = None
+
+    def _count_passing(self, entry: LogEntry, by: int) -> None:
+        """Count a live message, or no longer, for its author's share or for the peer that handed over a stranger's."""
+        if entry.passable and entry.opened is not None:
+            self._passed[entry.opened.origin] += by
+            if not self._passed[entry.opened.origin]:
+                del self._passed[entry.opened.origin]
+        if entry.unknown and entry.via is not None:
+            self._unknown[entry.via] += by
+            if not self._unknown[entry.via]:
+                del self._unknown[entry.via]
 
     def _is_expired(self, tag: int) -> bool:
         return self._expired_before is not None and tag < self._expired_before
@@ -217,7 +364,7 @@ class MessageLog:
         return tag if self._newest is None else min(tag, self._newest + self._limits.tag_ahead)
 
     def _advance(self, tag: int) -> None:
-        """Note a tag of our own. The first one also lowers the tags believed while there was nothing to compare them with."""
+        """Record a tag of our own. The first one also lowers tags of peers that could not be compared with ours until now."""
         first = self._newest is None
         if self._newest is None or tag > self._newest:
             self._newest = tag
@@ -231,6 +378,7 @@ class MessageLog:
         self._past.pop(entry.id, None)
         self._messages[entry.via, entry.relayed] += 1
         self._bytes[entry.via, entry.relayed] += len(entry.message)
+        self._count_passing(entry, +1)
         self._digest = None
 
     def _remove(self, entry: LogEntry) -> None:
@@ -239,6 +387,7 @@ class MessageLog:
         account = (entry.via, entry.relayed)
         self._messages[account] -= 1
         self._bytes[account] -= len(entry.message)
+        self._count_passing(entry, -1)
         if not self._messages[account]:
             del self._messages[account], self._bytes[account]
         self._digest = None

@@ -1,9 +1,9 @@
-"""Blobs that are stored elsewhere and offered from there: how to read them, and until when they are offered.
+"""Blobs that are served directly from where they are stored: how to read them, and until when they are offered.
 
-The bytes read are compared with their hash, so a changed file is noticed before any byte of it is served. While the owner's stamp
-says that nothing has changed, the hash is not computed again, since many peers may ask for the same blob. Of two offers of a blob
-the one with the higher tag counts, because the data behind the lower one may be deleted first. Offers over the limit are refused;
-they do not replace others. The server of a blob calls `checked` in a worker thread.
+The bytes read are compared with their hash, so a changed file is noticed before any byte of it is served. As long as the owner's
+stamp shows that nothing has changed, the hash is not computed again, because many peers may ask for the same blob. Of two offers
+of a blob, the one with the higher tag is kept, because the data of the other one may be deleted earlier. Offers over the limit
+are rejected; they do not replace others. The transport that serves a blob calls `checked` in a worker thread.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from psyche_core.errors import TransportError
 
 @dataclass(slots=True, eq=False)
 class Offer:
-    """size: bytes of the blob. read: gives them; may block, may raise OSError or TransportError. tag: when it expires.
+    """One offered blob.
 
-    stamp: equal stamps promise equal bytes, None promises nothing; may raise as `read`. right_at: the stamp of bytes that had the
-    hash.
+    blob_hash: SHA-256 of the blob, 32 bytes. size: of the blob in bytes. read: returns the blob; may block and may raise OSError
+    or TransportError. tag: the offer expires when a higher tag is given to `expire`. stamp: equal stamps mean equal bytes, None
+    means unknown; may raise the same errors as `read`. right_at: the stamp at which the bytes last had the right hash.
     """
 
     blob_hash: bytes
@@ -31,9 +32,9 @@ class Offer:
     right_at: object | None = None
 
     def checked(self) -> bytes | memoryview | None:
-        """The blob, None when it cannot be read any more or is another now. Blocks."""
+        """Return the blob, or None if it cannot be read any more or has changed. Blocks."""
         try:
-            stamp = self.stamp()  # before the bytes: what changes in between is another stamp next time
+            stamp = self.stamp()  # before the bytes are read: a change in between then gives another stamp next time
             blob = self.read()
         except (OSError, TransportError):
             return None
@@ -48,7 +49,10 @@ class Offer:
 
 
 class OfferBook:
-    """max_offers: how many there are at most; 65,536 pieces of 4 MiB are a model of 6.9 * 10^10 float32 values."""
+    """The offers of one transport, by hash.
+
+    max_offers: maximum number of offers; 65,536 pieces of 4 MiB are a model of 6.9 * 10^10 float32 values.
+    """
 
     def __init__(self, *, max_offers: int = 65_536) -> None:
         self._max_offers = max_offers
@@ -59,7 +63,7 @@ class OfferBook:
         return len(self._offers)
 
     def put(self, offer: Offer) -> bool:
-        """Take an offer in; False when its tag has expired or there are too many."""
+        """Add an offer. Returns False if its tag has expired or there are too many offers."""
         if self._expired_before is not None and offer.tag < self._expired_before:
             return False
 
@@ -72,16 +76,16 @@ class OfferBook:
         return True
 
     def get(self, blob_hash: bytes) -> Offer | None:
-        """The offer of a blob, None when there is none."""
+        """Return the offer of a blob, or None if there is none."""
         return self._offers.get(blob_hash)
 
     def withdraw(self, offer: Offer) -> None:
-        """An offer that turned out to be void is gone, unless another has taken its place."""
+        """Remove an offer whose blob cannot be served, unless another offer has replaced it."""
         if self._offers.get(offer.blob_hash) is offer:
             del self._offers[offer.blob_hash]
 
     def expire(self, before: int) -> None:
-        """Drop offers with a tag lower than `before`, and take none from now on."""
+        """Remove offers with a tag lower than `before`, and reject such offers from now on."""
         if self._expired_before is None or before > self._expired_before:
             self._expired_before = before
         self._offers = {blob_hash: offer for blob_hash, offer in self._offers.items() if offer.tag >= before}

@@ -1,20 +1,22 @@
-"""Where a run's coordinator is, and what a client needs to know to reach it."""
+"""The address of a run's coordinator: everything that a client needs to reach it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from psyche_core.builtin.memory_server import MemoryServer
+from psyche_core.coordinator.state import CoordinatorState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """What `Coordinator.address` gives and `Client` takes.
+    """A run's address: `Coordinator.address` returns it, and `Client` takes it.
 
-    run_id: of the run. backend: how to reach the coordinator, by plugin name. location: as that backend says it, for tcp
-    `host:port#KEY`; what `str()` gives, to be handed to other machines beside the run id. base: folder that relative paths of the
-    run start from on this machine. server: the coordinator itself where it is in this process, else None.
+    run_id: the run's name. backend: plugin name of the backend that reaches the coordinator. location: the address in that
+    backend's format, for tcp `host:port#KEY`. `str()` returns it; clients on other machines need it and the run id. base: folder
+    on this machine that the run's relative paths start from. server: the coordinator itself if it is in this process, else None.
     """
 
     run_id: str
@@ -25,3 +27,10 @@ class Address:
 
     def __str__(self) -> str:
         return self.location
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedAddress(Address):
+    """The same of a coordinator in this process, whatever its backend. state: the run's, now."""
+
+    state: Callable[[], CoordinatorState] = field(repr=False, compare=False)

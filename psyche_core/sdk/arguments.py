@@ -1,4 +1,7 @@
-"""The arguments of `Client` and `Coordinator` as tables, for who passes them on; see there. Read by type checkers only."""
+"""The arguments of `Client` and `Coordinator` as typed dictionaries, for functions that pass them on; see those classes.
+
+Used only by type checkers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ClientArguments(TypedDict, total=False):
-    """All but the address, each as `Client` takes it."""
+    """The arguments of `Client` except the address."""
 
     run_id: str | None
     model: ModelGiven | None
@@ -38,7 +41,7 @@ class ClientArguments(TypedDict, total=False):
 
 
 class CoordinatorArguments(TypedDict, total=False):
-    """All but the run, each as `Coordinator` takes it."""
+    """The arguments of `Coordinator` except the run."""
 
     backend: str
     host: str

@@ -1,8 +1,8 @@
-"""A coordinator inside a web application: begun and ended with it, its state and its events to be read over HTTP.
+"""A coordinator inside a web application: it starts and ends with the application and serves its state and events over HTTP.
 
-An ASGI application to be mounted in one of Starlette or FastAPI, or served alone. It only tells; who may ask is the
-outer application's to decide, and commands such as pause are routes of its own. Members connect to the coordinator's own address,
-not through the web server. Starlette is imported when an application is made (extra `asgi`).
+This is an ASGI application that can be mounted in a Starlette or FastAPI application, or served alone. It only reports. The
+outer application decides who may read, and adds its own routes for commands such as pause. Members connect to the coordinator's
+own address, not through the web server. Starlette is imported when an application is made (extra `asgi`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from psyche_core.sdk.arguments import CoordinatorArguments
 
 BEAT_SECONDS = 15.0
-"""After so long without an event a comment is sent, by which proxies and we see whether the other side is there."""
+"""After this many seconds without an event a comment is sent, so that proxies and the server notice a lost connection."""
+
+_MOST_DIGITS = 18
+"""Of an event's number; more are nobody's, and Python reads no number of any length."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -36,24 +39,25 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class CoordinatorApp:
-    """Hosts a run's coordinator while an ASGI application lives, and tells of it.
+    """Hosts a run's coordinator during the lifespan of an ASGI application, and reports its state and events.
 
     Example:
         host = psyche.CoordinatorApp(run, backend="tcp", host="0.0.0.0", port=20000, state_dir="saved")
         app = FastAPI(lifespan=host.lifespan)  # or Starlette(…); mounted applications have no lifespan of their own
         app.mount("/run", host)
 
-    run and the other arguments: as `Coordinator` takes them. Served, below where it is mounted:
-    `GET /` gives the state now as one JSON object: run_id, backend, address (for who joins), phase, epoch, step (next to train),
-    total_steps, height (of the round, null before one), needed (members that are waited for, else null), members (each with
-    `member`, 64 hex digits, and `state`: Waiting, or the name of its ClientState), problem (what stopped the server, else null).
-    `GET /events` gives `Coordinator.events` as server-sent events, from the start: named as the class with underscores
-    (`round_settled`), data one JSON object, bytes in hex; the last is `closed`. A browser that connects again goes on after the
-    last one it has. Both answer 503 while no lifespan runs.
+    run and the other arguments: as `Coordinator` takes them. Routes, relative to where it is mounted:
+    `GET /` returns the current state as one JSON object: run_id, backend, address (for clients that join), phase, epoch, step
+    (next to train), total_steps, height (of the round; null before the first), needed (number of members the run waits for, else
+    null), members (each with `member`, 64 hex digits, and `state`: Waiting, or the name of its ClientState), problem (the error
+    that stopped the server, else null). `GET /events` returns `Coordinator.events` as server-sent events, from the start. An
+    event's name is its class in snake case (`round_settled`), and its data is one JSON object with bytes in hex; the last event
+    is `closed`. A browser that reconnects continues after the last event it received. Both routes answer 503 while no lifespan
+    runs.
 
-    Raises UserError where Starlette is not installed. Guaranteed: every start of the application begins a new Coordinator, and
-    what that raises stops the start. Not guaranteed: that the run outlives the application; give a `state_dir` for that. An open
-    `/events` may keep a web server from stopping: give it a time limit (uvicorn: `--timeout-graceful-shutdown`).
+    Raises UserError if Starlette is not installed. Guaranteed: every start of the application makes a new Coordinator, and an
+    exception of it stops the start. Not guaranteed: that the run outlives the application; give a `state_dir` for that. An open
+    `/events` connection may delay the stop of a web server: set a time limit (uvicorn: `--timeout-graceful-shutdown`).
     """
 
     def __init__(self, run: RunConfig, **hosting: Unpack[CoordinatorArguments]) -> None:
@@ -65,7 +69,7 @@ class CoordinatorApp:
             raise UserError(message) from error
 
         self._run, self._hosting = run, hosting
-        self._make()  # what is wrong with the arguments is told now
+        self._make()  # reports wrong arguments now
         self._coordinator: Coordinator | None = None
         self._start = ""
         routes = [Route("/", self._state), Route("/events", self._events)]
@@ -73,15 +77,18 @@ class CoordinatorApp:
 
     @property
     def coordinator(self) -> Coordinator:
-        """The coordinator that runs, for routes of one's own. Raises RuntimeError while no lifespan runs."""
+        """The running coordinator, for the application's own routes. Raises RuntimeError while no lifespan runs."""
         if self._coordinator is None:
             message = "the coordinator has not begun; give the outer application lifespan=host.lifespan"
             raise RuntimeError(message)
         return self._coordinator
 
     @asynccontextmanager
-    async def lifespan(self, app: object) -> AsyncIterator[None]:  # noqa: ARG002  # the signature that applications call
-        """Begin the coordinator, and end it with the block. app: whose lifespan it is; not used. Raises as `Coordinator`."""
+    async def lifespan(self, app: object) -> AsyncIterator[None]:  # noqa: ARG002 # the signature that ASGI applications require
+        """Start the coordinator, and stop it at the end of the block. app: the outer application; not used.
+
+        Raises like `Coordinator`.
+        """
         async with self._make() as coordinator:
             self._coordinator, self._start = coordinator, secrets.token_hex(4)
             try:
@@ -105,8 +112,9 @@ class CoordinatorApp:
         from starlette.responses import StreamingResponse
 
         seen, _, number = request.headers.get("last-event-id", "").partition("-")
-        after = int(number) if seen == self._start and number.isdecimal() else 0
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second: nginx must not hold events back
+        ours = seen == self._start and number.isdecimal() and len(number) <= _MOST_DIGITS
+        after = int(number) if ours else 0
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second: nginx must not buffer events
         refused = self._not_here()
         if refused is not None:
             return refused
@@ -123,7 +131,7 @@ class CoordinatorApp:
 
 
 def described(coordinator: Coordinator) -> dict[str, Any]:
-    """What `GET /` tells; see `CoordinatorApp`. JSON types only."""
+    """The answer to `GET /`; see `CoordinatorApp`. JSON types only."""
     state, place = coordinator.state, coordinator.address
     phase = phase_of(state)
     members = []
@@ -148,7 +156,7 @@ def described(coordinator: Coordinator) -> dict[str, Any]:
 
 
 def spoken(event: RunEvent) -> tuple[str, dict[str, Any]]:
-    """A coordinator's event as its name and its fields, of JSON types; bytes become hex."""
+    """The name and the fields of a coordinator's event. The fields have JSON types; bytes become hex."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
     return name, {key: value.hex() if isinstance(value, bytes) else value for key, value in asdict(event).items()}
 

@@ -1,4 +1,4 @@
-"""A member of a run in a program: joins, trains, tells what happens, and leaves in order."""
+"""A member of a run inside a program: it joins, trains, reports events and leaves the run cleanly."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.client.setup.assemble import train_client
 from psyche_core.config.settings import ClientSettings, load_settings
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import ConfigError
-from psyche_core.plugin_faults import brief, leaves
+from psyche_core.errors import ConfigError, PluginFailed, PsycheError
+from psyche_core.plugin_faults import brief, explain_plugin, leaves
 from psyche_core.plugin_objects import Given, RegistryWithObjects
 from psyche_core.plugins import PluginRegistry
-from psyche_core.sdk.address import Address
+from psyche_core.sdk.address import Address, HostedAddress
+from psyche_core.sdk.checks import arguments_known, folder_of, mapping_of, path_of
 from psyche_core.sdk.held_out import RegistryWithHeldOut
 from psyche_core.sdk.log import EventLog
 from psyche_core.sdk.metrics import Metrics
@@ -32,6 +33,7 @@ from psyche_core.sdk.objects import BackendGiven, OptimizerGiven, TransportGiven
 from psyche_core.sdk.settings import embedded_settings
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
+from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
 
 if TYPE_CHECKING:
@@ -39,7 +41,9 @@ if TYPE_CHECKING:
 
     from psyche_core.sdk.objects import DataGiven, EvalGiven, ModelGiven
 
-logger = logging.getLogger("psyche.sdk")
+logger: logging.Logger = logging.getLogger("psyche.sdk")
+
+_ENDS_THE_PROGRAM = (KeyboardInterrupt, SystemExit)
 
 Callback = Callable[[telemetry.Event], None]
 
@@ -52,35 +56,41 @@ class Client:
             async for event in client.events():
                 print(event)
 
-    address: `Coordinator.address`, or where the coordinator is as its backend says it (`host:port#KEY` for tcp; then `run_id` is
-    needed too), or None for a backend that needs no address.
+    address: `Coordinator.address`, or the coordinator's address in its backend's format (`host:port#KEY` for tcp; then `run_id`
+    is needed too), or None for a backend that needs no address.
 
-    model: a torch.nn.Module (float32; called with int64 ids (B, T); answers with logits (B, T, V), an object with `.logits`, or a
-    scalar mean loss in nats), a transformers causal language model, or a function without arguments that makes one. It is trained
-    in place, in eval mode, and holds the run's weights when the client has ended. All members must bring equal first weights.
-    data: a map-style dataset whose items are `sequence_length` token ids (or mappings with `input_ids` and perhaps `labels`), the
-    same for all members, or a DataProvider. eval_data: held-out data of this client alone, as `data` but no name; the mean loss
-    over its first 64 items (`options={"validation_sequences": …}`) is told as Validated events, before the first step and after
-    each epoch. optimizer: a function from a Model to an Optimizer, or an Optimizer. transport,
-    backend: objects of the interfaces, or functions from their contexts. Each also takes a registration, or a plugin's name: the
-    run's configuration decides which plugins a run has, so a name of model, data or optimizer is what we expect there, and
-    another one in the run is refused. None follows the run.
+    model: a torch.nn.Module (float32; called with int64 ids (B, T); returns logits (B, T, V), an object with `.logits`, or a
+    scalar mean loss in nats), a transformers causal language model, or a function without arguments that makes one of these. The
+    client trains it in place, in eval mode; it holds the run's weights when the client has ended. All members must start with
+    equal weights. data: a map-style dataset whose items are `sequence_length` token ids (or mappings with `input_ids` and
+    perhaps `labels`), the same for all members, or a DataProvider. eval_data: held-out data of this client alone, of the same
+    types as `data` but not a name. Validated events report the mean loss over its first 64 items
+    (`options={"validation_sequences": …}`) before the first step and after each epoch. optimizer: a function from a Model to an
+    Optimizer, or an Optimizer. transport, backend: objects of the interfaces, or functions from their contexts. Each of these
+    arguments also takes a registration or a plugin's name. The run's configuration decides which plugins a run uses. A name
+    given for model, data or optimizer is therefore the expected one: the client does not join a run with another. None accepts
+    the run's choice.
 
-    callbacks: functions called with each event, in the event loop; must not block. One that raises is not called again, and a
-    Problem event tells of it; training goes on. checkpoint_dir: folder for checkpoints and journal; where it holds some of this
-    run, the client goes on from there. None keeps nothing on disk. key: our identity, or a file with it; a new one when not
-    given. device: auto, cpu, mps, cuda, cuda:N. micro_batch_size: sequences per forward pass, or "auto". base: folder that
-    relative paths of the run start from; the address's when not given. options: further fields of `psyche client train`, by
-    name with underscores, such as {"compute_dtype": "bfloat16"}; environment variables are not read. backend_options: fields
-    of the backend's own settings. plugins: where plugins come from; those installed here when not given.
+    callbacks: functions called with each event, in the event loop; must not block. A callback that raises is not called again; a
+    Problem event reports it, and training continues. checkpoint_dir: folder for checkpoints and journal; if it holds checkpoints
+    of this run, the client continues from them. None stores nothing on disk. key: our identity, or a file with it; a new one if
+    not given. device: auto, cpu, mps, cuda, cuda:N. micro_batch_size: sequences per forward pass, or "auto". base: folder that
+    the run's relative paths start from; the address's base if not given. options: further fields of `psyche client train`, by
+    name with underscores, such as {"compute_dtype": "bfloat16"}; environment variables are not read. backend_options: fields of
+    the backend's own settings. plugins: the registry to load plugins from; the installed plugins if not given.
 
-    Raises at once TypeError for objects of the wrong kind and ConfigError for values that break a rule. What goes wrong later
-    ends the client and is raised by `events`, `wait` or, at the latest, when the block ends: BackendError, ModelError, DataError,
-    PluginFailed, UserError. Guaranteed: nothing of it blocks the event loop; leaving the block leaves the run in order, and saves
-    first where there is a checkpoint_dir; an exception in the block leaves without ceremony. Not guaranteed: that this client
-    trains a certain share, or that the run goes on without it. One event loop, one use; no method is thread-safe.
+    Problems, their end, and an end without success are also records of the logger "psyche.sdk" (WARNING, ERROR), so they appear
+    on standard error unless logging is configured otherwise. The first 8 items of a dataset are checked before the client joins.
+
+    The constructor raises TypeError for objects of the wrong kind and ConfigError for values that break a rule. Later errors end
+    the client and are raised by `events`, by `wait` or, at the latest, at the end of the block: BackendError, ModelError,
+    DataError, PluginFailed, UserError. Guaranteed: the client never blocks the event loop; at the end of the block it leaves the
+    run cleanly, and saves first if there is a checkpoint_dir; after an exception in the block it is cancelled, and does not
+    leave cleanly. Not guaranteed: that this client trains a certain share, or that the run continues without it. A client
+    belongs to one event loop and is used once; no method is thread-safe.
     """
 
+    @arguments_known(lambda: ClientSettings.model_fields)
     def __init__(
         self,
         address: Address | str | None,
@@ -102,11 +112,19 @@ class Client:
         backend_options: Mapping[str, Any] | None = None,
         plugins: PluginRegistry | None = None,
     ) -> None:
-        self._callbacks = tuple(_checked_callback(each) for each in callbacks)
+        self._callbacks = _checked_callbacks(callbacks)
+        mapping_of("options", options, of="further settings by name")
+        mapping_of("backend_options", backend_options, of="the backend's settings by name")
+        folder = folder_of("checkpoint_dir", checkpoint_dir)
+        what: object = key
+        if not isinstance(what, SecretKey | Path | str | None):
+            message = f"key= takes a SecretKey or the path of a file with one, got a {type(what).__name__}"
+            raise TypeError(message)
         kinds = {"model": model, "data": data, "optimizer": optimizer, "transport": transport, "backend": backend}
         found = {kind: given(kind, value) for kind, value in kinds.items()}
         self._held_out = _held_out(eval_data, options or {})
-        place = _place(address, run_id, base, found)
+        place = _place(address, run_id, path_of("base", base), found)
+        self._hosted_state = address.state if isinstance(address, HostedAddress) else None
         self._objects = {kind: each for kind, each in found.items() if isinstance(each, Given)}
         if place.server is not None:
             self._objects.setdefault("backend", Given(place.server.backend(), "psyche_core"))
@@ -124,7 +142,7 @@ class Client:
                 "backend": place.backend,
                 "transport": names.get("transport"),
                 "identity_secret_key_path": Path(key) if isinstance(key, Path | str) else None,
-                "checkpoint_dir": None if checkpoint_dir is None else Path(checkpoint_dir),
+                "checkpoint_dir": folder,
                 "device": device,
                 "micro_batch_size": micro_batch_size,
                 "base": place.base,
@@ -133,6 +151,7 @@ class Client:
         )
         self._backend_options = dict(backend_options or {})
         self._plugins = plugins
+        self._known_plugins: PluginRegistry = PluginRegistry(())
         self._model = found["model"]
         self._log: EventLog[telemetry.Event] | None = None
         self._metrics = Metrics()
@@ -153,44 +172,48 @@ class Client:
 
     @property
     def metrics(self) -> Metrics:
-        """Our figures now."""
+        """Our current figures."""
         return self._metrics
 
     @property
     def state(self) -> CoordinatorState | None:
-        """The newest state of the coordinator that we know; None before the first."""
+        """The newest known state of the coordinator; None before the first one arrives."""
         return self._last_state if self._runtime is None else self._runtime.known_state or self._last_state
 
     @property
     def model(self) -> torch.nn.Module | None:
-        """The torch module that is trained, where one was given or made here; else None.
+        """The torch module being trained, if one was given or built from an argument; else None.
 
-        It holds the run's weights once the client has ended, and others, look-ahead weights, while it trains.
+        It holds the run's weights once the client has ended. During training it holds look-ahead weights, which differ from
+        them.
         """
         return module_of(self._model)
 
     async def events(self) -> AsyncIterator[telemetry.Event]:
-        """What happens, from the start (of long waits the last 4096 events) until the client has ended.
+        """All events from the start until the client has ended. A slow reader gets only the last 4096 waiting events.
 
-        Each call reads for itself. Raises what ended the client, after the last event. Raises RuntimeError outside the block.
+        Each call has its own position in the stream. After the last event, raises the error that ended the client, if any.
+        Raises RuntimeError outside the block.
         """
         async for event in self._opened().read():
             yield event
         self._raise()
 
     async def wait(self) -> telemetry.Ended:
-        """Wait until the client has ended: the run is finished, or we have left. Raises what ended it. Cancel-safe."""
+        """Wait until the client has ended: the run is finished, or we have left. Raises the error that ended it. Cancel-safe."""
         async for _ in self._opened().read():
             pass
         self._raise()
-        assert self._ended is not None
+        if self._ended is None:
+            message = "the client was cut off: its block was left by an exception or cancelled"
+            raise PsycheError(message)
         return self._ended
 
     def stop(self, *, after_step: int | None = None) -> None:
-        """Leave the run in order, saving first where there is a checkpoint_dir. Returns at once; `wait` waits for it.
+        """Leave the run cleanly, saving first if there is a checkpoint_dir. Returns at once; `wait` waits until it is done.
 
-        after_step: once the results of this step are in our weights; now when not given. Idempotent; from the event loop only.
-        The run goes on with the other members. Raises ValueError for a step below 1.
+        after_step: leave once the results of this step are in our weights; None leaves now. Idempotent; call it only from the
+        event loop. The run continues with the other members. Raises ValueError for a step below 1.
         """
         if after_step is not None and after_step < 1:
             message = f"after_step must be at least 1, the first step, got {after_step}"
@@ -205,9 +228,11 @@ class Client:
         self._leave()
 
     def pause(self) -> None:
-        """Leave the run in order, as `stop`, and stay away until `resume`. The run goes on, where it has enough members.
+        """Leave the run cleanly, like `stop`, and stay away until `resume`. The run continues if it has enough members.
 
-        What only this client had is saved to its checkpoint_dir; without one it begins anew from the other members' model.
+        State that only this client has is saved to its checkpoint_dir. Without one, the client restarts from the other members'
+        model. An Ended event with the reason `left the run as asked` is reported although the client continues after `resume`;
+        `events` and `wait` continue, too. A round whose witnesses have left lasts until the run's max_round_train_time.
         `Coordinator.pause` pauses a run for everybody. Idempotent; returns at once.
         """
         if self._away is None and not self._stopping:
@@ -215,7 +240,7 @@ class Client:
             self._leave()
 
     def resume(self) -> None:
-        """Join again after `pause`: take part from the next epoch on. Without effect otherwise; returns at once."""
+        """Join again after `pause`, from the next epoch on. Has no effect if not paused; returns at once."""
         if self._away is not None:
             self._away.set()
 
@@ -245,24 +270,44 @@ class Client:
                     pass
         finally:
             self._tasks.cancel_scope.cancel()
-            await self._stack.__aexit__(None, None, None)  # so that no group is made of the block's own exception
+            await self._stack.__aexit__(None, None, None)  # so that the block's own exception is not wrapped in a group
         if exc is None and not self._raised:
             self._raise()
 
     async def _live(self) -> None:
-        """All of it; what goes wrong is kept for who reads, in place of tearing down the caller's block."""
+        """Run the client. Errors are kept for readers of events, so that they do not cancel the caller's block."""
         try:
             self._ended = await self._take_part()
-        except Exception as error:
-            self._failure = next(leaves(error))
+        except BaseException as error:
+            if isinstance(error, anyio.get_cancelled_exc_class()) or any(
+                isinstance(leaf, _ENDS_THE_PROGRAM) for leaf in leaves(error)
+            ):
+                raise
+            self._failure = self._explained(next(leaves(error)))
             if not self._done:
                 self._tell(telemetry.Ended(f"{self._failure}", success=False))
         finally:
             assert self._log is not None
             self._log.close()
 
+    def _explained(self, error: BaseException) -> BaseException:
+        """What ended us, as an exception that says whose code it came from where that is not ours."""
+        if isinstance(error, PsycheError):
+            return error
+        sentence = explain_plugin(error, self._known_plugins.places())
+        if sentence is None and isinstance(error, Exception):
+            return error  # a defect of ours, with its traceback
+        if sentence is None:  # out of a group that somebody made himself
+            sentence = f"code that was given to the client failed with {brief(error)}"
+        failure = PluginFailed(sentence)
+        failure.__cause__ = error
+        return failure
+
     async def _take_part(self) -> telemetry.Ended:
-        """One life after the other, with a folder for what a model needs beside its checkpoints."""
+        """Take part until stopped, again after each `resume`.
+
+        A temporary folder holds the files that a model needs besides its checkpoints.
+        """
         folder = await anyio.to_thread.run_sync(lambda: TemporaryDirectory(prefix="psyche-model-"))
         try:
             if "model" in self._objects:
@@ -278,7 +323,7 @@ class Client:
         plugins = self._plugins
         if plugins is None:
             plugins = await anyio.to_thread.run_sync(lambda: PluginRegistry.discover())
-        registry = self._registry(plugins)
+        registry = self._known_plugins = self._registry(plugins)
         backend_settings = await anyio.to_thread.run_sync(self._backend_settings, registry)
         bus = EventBus(self._note, *map(self._shielded, self._callbacks))
         self._bus = bus
@@ -289,6 +334,9 @@ class Client:
             with anyio.CancelScope() as self._connecting:
                 if self._stopping:
                     self._connecting.cancel()
+                over = self._finished_before()
+                if over is not None:
+                    return over
                 ended = await train_client(
                     self._settings, registry, bus, backend_settings=backend_settings, key=self._key, beside=self._beside
                 )
@@ -301,8 +349,21 @@ class Client:
             if self._stopping:
                 return ended
 
+    def _finished_before(self) -> telemetry.Ended | None:
+        """The end of a client that comes after that of its run, whose server lets nobody in any more; None for any other."""
+        state = None if self._hosted_state is None else self._hosted_state()
+        if state is None or state.run_state is not RunState.Finished:
+            return None
+
+        finished = f"the run finished after {state.progress.step - 1} steps"
+        late = f"{finished}, before this client took part; its model is as it was given"
+        self._tell(telemetry.Problem("warning", f"{late}, and what the run made is in checkpoints of its members"))
+        ended = telemetry.Ended(finished, success=True)
+        self._tell(ended)
+        return ended
+
     async def _beside(self, runtime: ClientRuntime) -> None:
-        """Hold on to a runtime while it lives."""
+        """Keep a reference to a runtime while it runs."""
         self._runtime = runtime
         if self._stopping or self._away is not None:
             runtime.leave()
@@ -315,14 +376,20 @@ class Client:
             self._connecting.cancel()
 
     async def _show_weights(self) -> None:
-        """Give the module that was handed to us the run's weights, in place of those that were trained at last."""
+        """Write the run's weights into the module that was given to us, in place of the last look-ahead weights."""
         self._last_state = self.state
         runtime, self._runtime = self._runtime, None
         resources = None if runtime is None else runtime.resources
         if self.model is not None and resources is not None:
-            await anyio.to_thread.run_sync(resources.trainer.load_masters)  # type: ignore[attr-defined]  # of training.trainer
+            try:
+                await anyio.to_thread.run_sync(resources.trainer.load_masters)  # type: ignore[attr-defined]  # of training.trainer
+            except Exception as error:
+                why = self._known_plugins.explain(error)
+                message = f"the run's weights could not be put into the model that was given: {why}"
+                raise PluginFailed(message) from error
 
     def _note(self, event: telemetry.Event) -> None:
+        _log_problem(event)
         self._metrics = self._metrics.after(event)
         if self._log is not None:
             self._log.put(event)
@@ -331,11 +398,11 @@ class Client:
             self.stop()
 
     def _tell(self, event: telemetry.Event) -> None:
-        """To the callbacks too, once there are any."""
+        """Pass an event to the log, and to the callbacks once they are known."""
         (self._note if self._bus is None else self._bus)(event)
 
     def _shielded(self, callback: Callback) -> Callback:
-        """A callback that is called until it raises, which is told."""
+        """Wrap a callback: after it has raised once, it is not called again, and a Problem event reports it."""
         broken = False
 
         def call(event: telemetry.Event) -> None:
@@ -344,7 +411,9 @@ class Client:
                 return
             try:
                 callback(event)
-            except Exception as error:  # a program's own display must not stop training
+            except _ENDS_THE_PROGRAM:
+                raise
+            except BaseException as error:  # a program's own display must neither stop nor cancel training
                 broken = True
                 name = getattr(callback, "__qualname__", type(callback).__name__)
                 logger.warning("a callback failed", exc_info=error)
@@ -378,6 +447,28 @@ class Client:
             raise self._failure
 
 
+def _log_problem(event: telemetry.Event) -> None:
+    """What went wrong, for who reads no events: warnings and errors reach standard error unless logging was set up otherwise."""
+    match event:
+        case telemetry.Problem(level="error") | telemetry.Ended(success=False):
+            logger.error("%s", event.message if isinstance(event, telemetry.Problem) else event.reason)
+        case telemetry.Problem() | telemetry.Mended():
+            logger.warning("%s", event.message)
+        case telemetry.Ended():
+            logger.info("%s", event.reason)
+
+
+def _checked_callbacks(callbacks: object) -> tuple[Callback, ...]:
+    if callable(callbacks):
+        name = getattr(callbacks, "__name__", "…")
+        message = f"callbacks= takes a list of functions, got a function alone; write callbacks=[{name}]"
+        raise TypeError(message)
+    if not isinstance(callbacks, Iterable):
+        message = f"callbacks= takes a list of functions, got {'None' if callbacks is None else f'a {type(callbacks).__name__}'}"
+        raise TypeError(message)
+    return tuple(_checked_callback(each) for each in callbacks)
+
+
 def _checked_callback(callback: object) -> Callback:
     if not callable(callback):
         message = f"callbacks= takes functions of one event, got a {type(callback).__name__}"
@@ -401,13 +492,13 @@ def _held_out(value: object, options: Mapping[str, Any]) -> Given | None:
     return found
 
 
-def _place(address: object, run_id: str | None, base: Path | str | None, found: Mapping[str, Given | str | None]) -> Address:
-    """Where we connect to. Raises TypeError, ConfigError."""
+def _place(address: object, run_id: str | None, base: Path | None, found: Mapping[str, Given | str | None]) -> Address:
+    """The address to connect to. Raises TypeError, ConfigError."""
     if isinstance(address, Address):
         if run_id is not None and run_id != address.run_id:
             message = f"run_id={run_id!r} is not the run of the address, {address.run_id!r}; leave it out"
             raise ConfigError(message)
-        folder = address.base if base is None else Path(base)
+        folder = address.base if base is None else base
         return Address(
             run_id=address.run_id, backend=address.backend, location=address.location, base=folder, server=address.server
         )
@@ -417,17 +508,20 @@ def _place(address: object, run_id: str | None, base: Path | str | None, found: 
             f"a Client takes Coordinator.address, or a text such as 'host:port#KEY' with run_id=, got a {type(address).__name__}"
         )
         raise TypeError(message)
+    backend = found["backend"]
+    if not address and backend in (None, "tcp"):
+        message = "address= is needed: Coordinator.address, or a text such as 'host:port#KEY' with run_id="
+        raise ConfigError(message)
     if run_id is None:
         message = "run_id= is needed to join a run by the text of its address; it must be the one that the coordinator hosts"
         raise ConfigError(message)
 
-    backend = found["backend"]
     name = backend if isinstance(backend, str) else "tcp" if backend is None else backend.registration.name
-    return Address(run_id=run_id, backend=name, location=address or "", base=Path(base or ""))
+    return Address(run_id=run_id, backend=name, location=address or "", base=base or Path())
 
 
 def _own_key(registry: RegistryWithObjects, settings: ClientSettings, backend_settings: BaseModel | None) -> SecretKey:
-    """One key for all our lives: what the backend makes of its settings, else a new one."""
+    """One key for all restarts of this client: made by the backend from its settings, else a new one."""
     make = registry.load("backend", settings.backend).transport_key
     key: SecretKey = SecretKey.generate() if make is None else make(settings.run_id, backend_settings)
     return key

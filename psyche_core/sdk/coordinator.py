@@ -1,4 +1,4 @@
-"""A run's coordinator in a program: inside the process, or as a server that other machines reach."""
+"""A run's coordinator inside a program: for this process only, or as a server that other machines can reach."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ from psyche_core.errors import BackendError, ConfigError
 from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces.backend import BackendServer, OwnersDoor
 from psyche_core.plugins import PluginRegistry
-from psyche_core.sdk.address import Address
+from psyche_core.sdk.address import Address, HostedAddress
+from psyche_core.sdk.checks import folder_of, port_of, text_of
 from psyche_core.sdk.log import EventLog
 from psyche_core.sdk.run_config import RunConfig
 from psyche_core.sdk.run_events import RunEvent, told_of
+from psyche_core.storage.held_folder import held_for_state
 from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
+
+_HOST = "127.0.0.1"
 
 OnChange = Callable[[CoordinatorState, tuple[Event, ...]], None]
 
@@ -37,15 +41,17 @@ class Coordinator:
             print(coordinator.address)
             await coordinator.wait()
 
-    run: what is hosted. backend: "memory", for clients of this event loop, or the name of a backend plugin with a server, such as
-    "tcp". host, port: where that listens; port 0 picks a free one. state_dir: folder that keeps the state; entered again with the
-    same folder the run goes on where it was (tcp; "memory" keeps nothing). key: the server's identity; a new one for each start
-    when not given. on_change: called from the event loop with each new state and what led to it; must not block or raise.
-    plugins: where plugins come from; those installed here when not given.
+    run: the run to host. backend: "memory", for clients in this event loop, or the name of a backend plugin with a server, such
+    as "tcp". host, port: where that server listens; port 0 picks a free one. state_dir: folder where one server at a time saves
+    the state; a coordinator started again with the same folder continues the run (tcp; "memory" saves nothing). key: the server's
+    identity; a new one for each start if not given. on_change: called from the event loop with each new state and the events that
+    led to it; must not block or raise. plugins: the registry to load plugins from; the installed plugins if not given.
 
-    Raises, on entering: ConfigError for a run or argument that will not do, PluginError for a backend that is missing or has no
-    server, UserError for a port that cannot be used. Guaranteed: leaving the block stops it and frees its ports. Not guaranteed:
-    that the run is finished then; see `wait`. One event loop, one use; not thread-safe.
+    Raises at once TypeError for arguments of the wrong type and ConfigError for unusable values. Raises on entering: ConfigError
+    for what the backend does not support, PluginError for a backend that is missing or has no server,
+    UserError for a port that cannot be used. Guaranteed: leaving the block stops the coordinator and frees its ports. Not
+    guaranteed: that the run is finished then; see `wait`. A coordinator belongs to one event loop and is used once; it is not
+    thread-safe.
     """
 
     def __init__(
@@ -65,10 +71,18 @@ class Coordinator:
             message = f"Coordinator takes a RunConfig, got a {type(what).__name__}; make one with psyche.load_run(path)"
             raise TypeError(message)
 
+        text_of("backend", backend, example="tcp")
+        text_of("host", host, example=_HOST)
+        port_of("port", port)
+        if backend == "memory" and (host, port) != (_HOST, 0):
+            name, value = ("port", port) if port != 0 else ("host", host)
+            message = f"a coordinator inside one process has no {name}, got {value!r}; host it with backend='tcp' to have one"
+            raise ConfigError(message)
+
         self._run = run
         self._backend = backend
         self._host, self._port = host, port
-        self._state_dir = None if state_dir is None else Path(state_dir)
+        self._state_dir = folder_of("state_dir", state_dir)
         self._key = key
         self._on_change = on_change
         self._plugins = plugins
@@ -82,48 +96,54 @@ class Coordinator:
 
     @property
     def address(self) -> Address:
-        """Where clients find it. Raises RuntimeError outside the block."""
+        """The address for clients. Raises RuntimeError outside the block."""
         server = self._hosted()
         inside = server if isinstance(server, MemoryServer) else None
-        return Address(
-            run_id=self._run.run_id, backend=self._backend, location=server.address, base=self._run.base, server=inside
+        return HostedAddress(
+            run_id=self._run.run_id,
+            backend=self._backend,
+            location=server.address,
+            base=self._run.base,
+            server=inside,
+            state=lambda: server.state,
         )
 
     @property
     def state(self) -> CoordinatorState:
-        """The run's state now: phase, step, members. Immutable. Raises RuntimeError outside the block."""
+        """The run's current state: phase, step, members. Immutable. Raises RuntimeError outside the block."""
         return self._hosted().state
 
     @property
     def failure(self) -> Exception | None:
-        """What stopped the server, None while nothing has."""
+        """The error that stopped the server; None if there is none."""
         return self._failure
 
     @property
     def log(self) -> EventLog[RunEvent]:
-        """The events with their numbers, for who passes them on; see `events`. Raises RuntimeError before the block."""
+        """The events with their numbers, for code that forwards them; see `events`. Raises RuntimeError before the block."""
         self._hosted()
         assert self._log is not None
         return self._log
 
     def pause(self) -> None:
-        """Pause the run for all members, an owner's command: the epoch ends early, with all its results applied, then all wait.
+        """Pause the run for all members: the epoch ends early with all its results applied, then all members wait.
 
-        Raises CoordinatorError where the run's phase does not allow it, ConfigError for a backend that takes no owner's commands
-        from this process.
+        This is an owner's command. Raises CoordinatorError if the run's phase does not allow it, ConfigError for a backend that
+        does not accept owner's commands from this process.
         """
         self._submit(Pause())
 
     def resume(self) -> None:
-        """Let a paused run go on. Raises as `pause`."""
+        """Continue a paused run. Raises like `pause`."""
         self._submit(Resume())
 
     async def events(self) -> AsyncIterator[RunEvent]:
-        """What happens, from the start (of long waits the last 4096 events) until the run is finished or the block is left.
+        """All events from the start until the run is finished or the block is left.
 
-        Classes: `psyche_core.run_events`. The first are the members and the phase of the state that it began with. Each call
-        reads for itself; who reads too slowly misses the oldest events and holds nobody up. Cancel-safe. Raises what stopped the
-        server, after the last event; RuntimeError before the block.
+        Their classes are in `psyche_core.run_events`. The first events describe the members and the phase of the first state.
+        Each call has its own position in the stream. The last 4096 events are kept: a slow reader misses older ones and delays
+        nobody. Cancel-safe. After the last event, raises the error that stopped the server, if any. Raises RuntimeError before
+        the block.
         """
         async for event in self.log.read():
             yield event
@@ -131,9 +151,9 @@ class Coordinator:
             raise self._failure
 
     async def wait(self) -> CoordinatorState:
-        """Wait until the run is finished and its members were told; the last state. Cancel-safe.
+        """Wait until the run is finished and its members know it; return the last state. Cancel-safe.
 
-        Raises BackendError where the server stopped before that, and what it raised.
+        Raises BackendError if the server stopped before that, and any error that the server raised.
         """
         server = self._hosted()
         assert self._ended is not None
@@ -155,6 +175,8 @@ class Coordinator:
         self._log = EventLog()
         async with AsyncExitStack() as stack:
             server = await self._make()
+            if self._state_dir is not None:
+                stack.enter_context(held_for_state(self._state_dir, argument="state_dir"))
             self._server = await stack.enter_async_context(server)
             self._note(server.state, ())
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
@@ -170,7 +192,7 @@ class Coordinator:
     ) -> None:
         assert self._tasks is not None
         self._tasks.cancel_scope.cancel()
-        await self._stack.__aexit__(None, None, None)  # so that no group is made of the block's own exception
+        await self._stack.__aexit__(None, None, None)  # so that the block's own exception is not wrapped in a group
 
     async def _make(self) -> BackendServer:
         context = ServerContext(
@@ -201,7 +223,7 @@ class Coordinator:
         assert self._log is not None
         try:
             await self._server.serve()
-        except Exception as error:  # told to who waits, in place of tearing down the caller's block
+        except Exception as error:  # raised by `wait` and `events`; must not cancel the caller's block
             self._failure = error
         finally:
             self._log.close()

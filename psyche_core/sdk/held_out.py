@@ -1,8 +1,8 @@
-"""Held-out data of a client beside the run's data: an object, or token files of this machine, whatever the training data is.
+"""A client's held-out data: an object, or token files on this machine, independent of the run's training data.
 
-The client measures its loss on a `Local` data location at a path (`options={"validation_data": …}`). For that path,
-and no other, what is asked for is the held-out data; any other location of that name is the run's, with all its rules. An object
-is given under a path that nothing else has.
+The client measures its loss on a `Local` data location at a path (`options={"validation_data": …}`). The registry returns the
+held-out data for that path only. A `Local` location with any other path belongs to the run and follows its rules. An object gets
+a path that nothing else uses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOCAL = "Local"
 
 
 class _Table(BaseModel):
-    """A location's table as it stands; whose it is, and so its rules, is not known before it is read."""
+    """A location's table without validation: its path decides whether it is the run's data or held-out data, and so its rules."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -38,9 +38,9 @@ class _Table(BaseModel):
 
 
 class RegistryWithHeldOut(RegistryWithObjects):
-    """A registry with objects, in which held-out data has a place. Not thread-safe, as any registry.
+    """A registry with objects that also provides held-out data. Not thread-safe, like every registry.
 
-    place: the path that means held-out data. held_out: the object that lies there, None for the token files that do.
+    place: the path that stands for held-out data. held_out: the object for this path; None if it is a folder of token files.
     """
 
     def __init__(
@@ -61,7 +61,10 @@ class RegistryWithHeldOut(RegistryWithObjects):
             self._held_out = plugin_faults.guarded(held_out.registration, called=called)
 
     def load(self, kind: str, name: str) -> Any:
-        """As `RegistryWithObjects.load`; a `Local` location is told apart by its table. Raises PluginError."""
+        """Like `RegistryWithObjects.load`; the path of a `Local` location decides whether it is held-out data.
+
+        Raises PluginError.
+        """
         if (kind, name) != ("data", _LOCAL):
             return super().load(kind, name)
 
@@ -69,7 +72,7 @@ class RegistryWithHeldOut(RegistryWithObjects):
         ours: DataRegistration | None = None
         try:
             ours = super().load(kind, name)
-        except PluginError as error:  # the run has other data; that of the held-out place is asked for under this name, too
+        except PluginError as error:  # the run has other data; held-out data is requested under this name, too
             wrong = error
 
         def create(context: DataContext) -> DataProvider:

@@ -12,11 +12,11 @@ import anyio
 Event = TypeVar("Event")
 
 KEPT = 4096
-"""Events that wait for a reader; of a slower one's the oldest are dropped."""
+"""Maximum number of events kept for a reader; a slower reader misses the oldest ones."""
 
 
 class EventLog(Generic[Event]):
-    """Belongs to one event loop. `put` never waits."""
+    """Events in order, for many readers. It belongs to one event loop; `put` never waits."""
 
     def __init__(self) -> None:
         self._kept: deque[Event] = deque(maxlen=KEPT)
@@ -31,19 +31,22 @@ class EventLog(Generic[Event]):
         self._wake()
 
     def close(self) -> None:
-        """No more will come."""
+        """End the log: readers end after the last event."""
         self._closed = True
         self._wake()
 
     async def read(self) -> AsyncIterator[Event]:
-        """Every event, those kept first; ends when the log is closed."""
+        """Every event, starting with the kept ones; ends when the log is closed."""
         async for _, event in self.numbered():
             if event is not None:
                 yield event
 
     async def numbered(self, *, after: int = 0, beat: float = math.inf) -> AsyncIterator[tuple[int, Event | None]]:
-        """The same with numbers, from 1, without those up to `after`; None after each `beat` seconds in which none came."""
-        at = max(after, self._count - len(self._kept))
+        """The same events with their numbers from 1, without those up to number `after`.
+
+        Yields None in place of an event after each `beat` seconds without one.
+        """
+        at = max(min(after, self._count), self._count - len(self._kept))
         while True:
             while at < self._count:
                 at = max(at, self._count - len(self._kept))

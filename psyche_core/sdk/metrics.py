@@ -1,4 +1,4 @@
-"""A client's figures, kept from its events."""
+"""A client's figures, collected from its events."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from psyche_core.telemetry import events
 class Metrics:
     """A client's figures at one moment.
 
-    step: last step we trained, 0 before the first; applied: last step whose results are in our weights. loss: of our share of
-    `step`, in nats per predicted token; None before the first. tokens_per_second: of that share's computing, waiting left out.
-    bytes_sent, bytes_received: since the client connected, on our side of the wire. peers: members connected now.
+    step: last step we trained, 0 before the first. applied: last step whose results are in our weights. loss: loss of our share
+    of `step`, in nats per predicted token; None before the first. tokens_per_second: speed of training that share, without
+    waiting time. bytes_sent, bytes_received: since the client connected, counted on our side of the wire. peers: members
+    connected now.
     """
 
     step: int = 0
@@ -25,7 +26,7 @@ class Metrics:
     peers: int = 0
 
     def after(self, event: events.Event) -> Metrics:
-        """The figures once this event has happened."""
+        """The figures after this event."""
         match event:
             case events.StepTrained():
                 speed = event.tokens / event.seconds if event.seconds > 0 else 0.0

@@ -1,8 +1,8 @@
-"""What a program gives for a model, an optimizer, data, a transport or a backend: a plugin's name, or an object.
+"""Turns what a program gives for a model, an optimizer, data, a transport or a backend into a plugin's name or registration.
 
-An object becomes a registration, as a plugin's hook would return it (`plugin_objects`); a registration itself is
-taken too. What is none of these is refused when it is given, with what would do. torch is not imported to look at an object: who
-has a module has torch.
+An object becomes a registration, as a plugin's hook would return it (`plugin_objects`). A registration is accepted, too. Any
+other value is rejected at once with a message that says what is accepted. torch is not imported to examine an object: a program
+that has a module has already imported torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -57,9 +57,9 @@ _WANTED: Mapping[str, str] = {
 
 
 class Unread(BaseModel):
-    """The settings of what an object stands in for: whatever they are, the object has its own."""
+    """Ignores all settings: an object replaces a plugin and has its own settings."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -68,15 +68,15 @@ class Unread(BaseModel):
 
 
 class NoSettings(BaseModel):
-    """The settings of an optimizer given as an object: none, since nobody would heed them."""
+    """The settings of an optimizer given as an object. None are allowed, because nothing would use them."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
 
 def given(kind: str, value: object, *, argument: str | None = None) -> Given | str | None:
-    """A registration for an object, the name that was given, or None for nothing. Raises TypeError for an object of no use.
+    """A registration for an object, the given name for a string, or None for None. Raises TypeError for any other value.
 
-    argument: what the kind is called where it was given, `kind` itself when None.
+    kind: a plugin kind. argument: name of the argument in the message; `kind` if None.
     """
     if value is None or isinstance(value, str):
         return value
@@ -89,7 +89,10 @@ def given(kind: str, value: object, *, argument: str | None = None) -> Given | s
 
 
 def with_source(found: Given, folder: Path) -> Given:
-    """A model's registration, beginning from a folder (empty, but for checkpoints) where it is of a module that we were given."""
+    """The registration of a given module, with `source` set to `folder`; any other registration is returned unchanged.
+
+    folder: empty, except for checkpoints.
+    """
     registration = found.registration
     if not isinstance(registration, ModelRegistration) or module_factory(found) is None:
         return found
@@ -97,9 +100,9 @@ def with_source(found: Given, folder: Path) -> Given:
 
 
 def with_address(found: Given, value: object, address: str) -> Given:
-    """A backend's registration where the client was given an address too: a function is told it.
+    """A backend's registration for a client that was also given an address, which is passed to a backend function.
 
-    value: what `found` was made of. Raises ConfigError for a Backend object, which has no use for an address.
+    value: the object from which `found` was made. Raises ConfigError for a Backend object, which has no use for an address.
     """
     registration = found.registration
     if isinstance(value, Backend):
@@ -111,7 +114,7 @@ def with_address(found: Given, value: object, address: str) -> Given:
 
 
 def module_factory(found: Given | str | None) -> ModuleFactory | None:
-    """What makes the torch module of a model's registration, None where it is not made from one."""
+    """The factory of the torch module in a model's registration; None if the model is not made from a module."""
     if "psyche_core.models.torch_module" not in sys.modules or not isinstance(found, Given):
         return None
 
@@ -122,7 +125,7 @@ def module_factory(found: Given | str | None) -> ModuleFactory | None:
 
 
 def module_of(found: Given | str | None) -> torch.nn.Module | None:
-    """The torch module behind a model's registration, None where there is none, or none yet."""
+    """The torch module of a model's registration; None if there is none, or none yet."""
     factory = module_factory(found)
     return None if factory is None else factory.module
 
@@ -192,7 +195,7 @@ def _checked(made: object, maker: object) -> Optimizer:
 
 
 class _Reused:
-    """`create` for one optimizer object, made for one model: built again, it begins with the model's weights."""
+    """`create` for one optimizer object, which was made for one model. From the second call on, it loads the model's weights."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer

@@ -1,7 +1,7 @@
 """A run's configuration for programs: read from a file, or made from a few arguments.
 
-One vocabulary, that of `state.toml`; arguments fill the same tables and are checked by the same rules. Times
-default to what suits members in one program or one network; a run among strangers wants a file, which says all of them.
+Names are those of `state.toml`: arguments fill the same tables and are checked by the same rules. The default times suit members
+in one program or one network. For a run over the internet, use a file, which sets all of them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import Any, Self
 from psyche_core.config.run_config import CoordinatorConfig, ModelConfig, RunFile, checked_run, load_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState, Progress
-
-IN_CODE = "InCode"
-"""Name of a model or data location that no plugin brings: every client gives an object for it."""
+from psyche_core.plugin_objects import IN_CODE
+from psyche_core.sdk.checks import mapping_of, path_of
 
 _TIMES: Mapping[str, int] = MappingProxyType(
     {
@@ -30,25 +29,25 @@ _TIMES: Mapping[str, int] = MappingProxyType(
         "waiting_for_members_extra_time": 1,
     }
 )
-"""Seconds. The witness time is an upper limit; a round goes on as soon as all have spoken."""
+"""Seconds. The witness time is an upper limit: a round ends as soon as all witnesses have sent their statements."""
 
 
 class RunConfig:
-    """What a run is, the same for all members. Immutable.
+    """The configuration of a run, the same for all members. Immutable.
 
     Example:
         run = psyche.RunConfig("mine", total_steps=100, sequence_length=128, batch_size=16, learning_rate=1e-3)
 
-    run_id: name, 1 to 32 bytes of UTF-8. total_steps: steps to train. sequence_length: tokens of a sample. batch_size: sequences
-    that all members together train a step. learning_rate: constant, dimensionless, after `lr_warmup_steps`; or a schedule as in
-    `lr_schedule` of a run file. clients: members to wait for; with fewer the run waits. steps_per_epoch: members join, leave and
-    save between epochs. optimizer, model, data, checkpoint: as `optimizer`, `architecture`, `data_location` and `checkpoint` of a
-    run file say them: a plugin's name, or `{name: settings}`; where model and data are left out, every client brings objects.
-    config: further keys of `[config]`, which win over all others. base: folder that relative paths start
-    from; where we are when not given.
+    run_id: name, 1 to 32 bytes of UTF-8. total_steps: steps to train. sequence_length: tokens per sample. batch_size: sequences
+    per step, trained by all members together. learning_rate: constant, dimensionless, after `lr_warmup_steps`; or a schedule as
+    in `lr_schedule` of a run file. clients: minimum number of members; with fewer the run waits. steps_per_epoch: members join,
+    leave and save between epochs. optimizer, model, data, checkpoint: like `optimizer`, `architecture`, `data_location` and
+    `checkpoint` of a run file: a plugin's name, or `{name: settings}`. If model or data is left out, every client gives an
+    object for it. config: further keys of `[config]`, which override all other arguments. base: folder that relative paths start
+    from; the current folder if not given.
 
     Raises ConfigError with one sentence for each broken rule. Guaranteed: a RunConfig is valid. Not guaranteed: that its plugins
-    are installed, which each client finds out for itself.
+    are installed; each client checks that itself.
     """
 
     __slots__ = ("_base", "_file")
@@ -71,6 +70,8 @@ class RunConfig:
         config: Mapping[str, Any] | None = None,
         base: Path | str | None = None,
     ) -> None:
+        mapping_of("config", config, of="keys of a run file's [config]")
+        folder = path_of("base", base)
         schedule = learning_rate
         if not isinstance(learning_rate, Mapping):
             constant = {"base_lr": learning_rate, "warmup_init_lr": 0.0, "warmup_steps": lr_warmup_steps}
@@ -104,11 +105,11 @@ class RunConfig:
             },
         }
         self._file = checked_run(tables, source="RunConfig")
-        self._base = Path(base or "")
+        self._base = folder or Path()
 
     @classmethod
     def from_file(cls, file: RunFile, *, base: Path) -> Self:
-        """Of tables that were read and checked. base: folder that their relative paths start from."""
+        """Make a RunConfig from tables that were read and checked. base: folder that their relative paths start from."""
         made = cls.__new__(cls)
         made._file, made._base = file, base
         return made
@@ -134,7 +135,7 @@ class RunConfig:
         return self._file.model
 
     def first_state(self) -> CoordinatorState:
-        """The state that a coordinator of this run begins with; another instance each time."""
+        """The first state of a coordinator of this run; each call returns a state with a new instance id."""
         progress = self._file.progress
         return new_state(
             self.run_id,
@@ -156,9 +157,14 @@ class RunConfig:
 
 
 def load_run(path: Path | str) -> RunConfig:
-    """Read and check a run file (`state.toml`). Relative paths in it start at its folder. Blocking, for a moment.
+    """Read and check a run file (`state.toml`). Relative paths in it start at its folder. Blocks for a short time.
 
-    Raises ConfigError with every problem, one sentence a line, also where it cannot be read.
+    Raises ConfigError with every problem, one sentence per line, and also if the file cannot be read.
     """
+    what: object = path
+    if not isinstance(what, Path | str):
+        message = f"load_run takes the path of a run file, got a {type(what).__name__}"
+        raise TypeError(message)
+
     path = Path(path)
     return RunConfig.from_file(load_run_file(path), base=path.absolute().parent)

@@ -1,8 +1,8 @@
-"""What a coordinator tells: the events of its rules, and, from one state to the next, members and phases.
+"""The events of a coordinator: those of its rules, and the changes of members and phases between states.
 
-The classes are those of `coordinator.commands` and `telemetry`, unchanged, with two of our own for members. Slots
-in them are places in the state's `epoch.clients`, fixed for an epoch; a member is named by its signer in hex. A client's events
-are those of `telemetry.events`.
+The classes are those of `coordinator.commands` and `telemetry`, unchanged, and two new ones for members. Slots in them are
+indices into the state's `epoch.clients`, fixed for an epoch; a member is named by its signer in hex. A client's events are those
+of `telemetry.events`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from psyche_core.types import ClientState, RunState
 
 @dataclass(frozen=True, slots=True)
 class MemberJoined:
-    """The coordinator took a member: it takes part from the next epoch on. member: its signer, 64 hex digits."""
+    """The coordinator accepted a member, which takes part from the next epoch on. member: its signer, 64 hex digits."""
 
     member: str
 
 
 @dataclass(frozen=True, slots=True)
 class MemberLeft:
-    """A member takes part no more, unless it joins again. member: its signer, 64 hex digits.
+    """A member no longer takes part, unless it joins again. member: its signer, 64 hex digits.
 
     reason: name of the ClientState: `Withdrawn` (it left), `Dropped` (it was lost), `Ejected` (it broke a rule).
     """
@@ -53,9 +53,9 @@ RunEvent = RuleEvent | PhaseChanged | MemberJoined | MemberLeft
 
 
 def told_of(before: CoordinatorState | None, after: CoordinatorState, events: Iterable[RuleEvent]) -> Iterator[RunEvent]:
-    """All there is to tell of one change: members first, then the rules' events, then the phase, where it is another one.
+    """All events of one change: members first, then the rules' events, then the phase if it changed.
 
-    before: None for the state that a coordinator begins with, whose members and phase are told then.
+    before: None for a coordinator's first state, whose members and phase are then reported.
     """
     ours, theirs = (frozenset(member.signer for member in state.pending) if state else frozenset() for state in (before, after))
     for member in after.pending:
@@ -71,7 +71,7 @@ def told_of(before: CoordinatorState | None, after: CoordinatorState, events: It
 
 
 def phase_of(state: CoordinatorState) -> PhaseChanged:
-    """The phase that a state is in, with its round's height, and the members that are waited for where they are."""
+    """The phase of a state, with its round's height and, if the run waits for members, how many it needs."""
     progress, played = state.progress, state.current_round
     if state.run_state is RunState.WaitingForMembers:
         needed = state.config.init_min_clients

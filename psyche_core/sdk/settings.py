@@ -1,4 +1,4 @@
-"""A client's settings from a program's arguments alone: what surrounds the process does not reach into it."""
+"""A client's settings from a program's arguments alone: environment variables and files are not read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOT_HERE = ("logs", "events_file")
 
 
 class EmbeddedSettings(ClientSettings):
-    """`ClientSettings` that read no environment variable."""
+    """`ClientSettings` that do not read environment variables."""
 
     @classmethod
     def settings_customise_sources(
@@ -31,7 +31,10 @@ class EmbeddedSettings(ClientSettings):
 
 
 def embedded_settings(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> ClientSettings:
-    """arguments: None means not given. options: further fields. Raises ConfigError with one sentence for each problem."""
+    """Make a client's settings. arguments: None means not given. options: further fields.
+
+    Raises ConfigError with one sentence for each problem.
+    """
     for name in options:
         if name in arguments:
             message = f"options: {name} is an argument of its own"

@@ -1,8 +1,9 @@
-"""Train from a script, in one call: a run of this process, or a part in somebody else's."""
+"""Train from a script in one call: host a run in this process, or take part in a run hosted elsewhere."""
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Unpack
@@ -16,9 +17,16 @@ from psyche_core.sdk.client import Client
 from psyche_core.sdk.coordinator import Coordinator
 from psyche_core.sdk.metrics import Metrics
 from psyche_core.sdk.run_config import RunConfig
+from psyche_core.telemetry import events
 
 if TYPE_CHECKING:
     from psyche_core.sdk.arguments import ClientArguments
+
+_ATTEMPTS = 3
+"""Shares in a row that a lone member may fail at; each costs it up to a round's time."""
+
+_NOT_TRAINED = re.compile(r"step \d+ was not trained: (?P<why>.*)", re.DOTALL)
+"""The beginning of the Problem that a client tells of a share that it could not train (`client.runtime.worker`)."""
 
 
 def train(target: RunConfig | Address | str, **client: Unpack[ClientArguments]) -> Metrics:
@@ -28,23 +36,30 @@ def train(target: RunConfig | Address | str, **client: Unpack[ClientArguments]) 
         psyche.train(run, model=module, data=dataset, checkpoint_dir="checkpoints")
 
     target: a RunConfig to host in this process, with one client; or the address of a run that is hosted elsewhere. client: any
-    argument of `Client`. The module that was given holds the run's weights afterwards.
+    argument of `Client`. The given module holds the run's weights afterwards.
 
-    Raises RuntimeError inside a running event loop, such as a notebook's, where `await train_async(…)` is to be used; ConfigError
-    for a RunConfig that waits for more than one client; and what `Client` and `Coordinator` raise. Ctrl-C leaves at once.
+    Raises RuntimeError inside a running event loop, such as a notebook's: use `await train_async(…)` there. Raises ConfigError
+    for a RunConfig that waits for more than one client, PsycheError if this client is the only member and could not train three
+    shares in a row, and the errors of `Client` and `Coordinator`. Ctrl-C stops at once. Problems that do not end it appear on
+    standard error, see `Client`.
     """
     return blocking(functools.partial(train_async, target, **client), name="train")
 
 
 async def train_async(target: RunConfig | Address | str, **client: Unpack[ClientArguments]) -> Metrics:
-    """`train` for programs that have an event loop, and for notebooks. Cancelling it leaves the run without ceremony."""
+    """`train` for programs that have an event loop, and for notebooks. If cancelled, it does not leave the run cleanly."""
     async with member_of(target, client) as member:
-        await member.wait()
+        async for _ in followed(member):
+            pass
     return member.metrics
 
 
 def blocking(work: Callable[[], Awaitable[Metrics]], *, name: str) -> Metrics:
-    """Run it in an event loop of its own. name: of the public function, for who has one: RuntimeError says what to use there."""
+    """Run `work` in a new event loop.
+
+    name: name of the public function. Raises RuntimeError inside a running event loop; the message names the function to use
+    there.
+    """
     try:
         sniffio.current_async_library()
     except sniffio.AsyncLibraryNotFoundError:
@@ -57,12 +72,31 @@ def blocking(work: Callable[[], Awaitable[Metrics]], *, name: str) -> Metrics:
     raise RuntimeError(message)
 
 
+async def followed(member: Client) -> AsyncIterator[events.Event]:
+    """A client's events. Raises what ended it, and PsycheError where nobody is left who can train: see `train`."""
+    failed = 0
+    async for event in member.events():
+        if isinstance(event, events.StepTrained):
+            failed = 0
+        elif isinstance(event, events.Problem) and (found := _NOT_TRAINED.fullmatch(event.message)):
+            failed += 1
+            if failed >= _ATTEMPTS and _is_alone(member):
+                message = f"{failed} steps in a row could not be trained, and no other member could: {found['why']}"
+                raise PsycheError(message)
+        yield event
+
+
+def _is_alone(member: Client) -> bool:
+    state = member.state
+    return state is not None and len(state.epoch.clients) == 1
+
+
 @asynccontextmanager
 async def member_of(target: RunConfig | Address | str, client: ClientArguments) -> AsyncIterator[Client]:
-    """A client of a run, which is hosted here too where `target` is a RunConfig.
+    """A client of a run. If `target` is a RunConfig, the run is hosted here, too.
 
     Raises ConfigError for a RunConfig that waits for more than one client, PsycheError for a client that ended without success,
-    and what `Client` and `Coordinator` raise.
+    and the errors of `Client` and `Coordinator`.
     """
     async with AsyncExitStack() as stack:
         address = target

@@ -1,8 +1,9 @@
 """A `transformers.Trainer` takes part in a run: its model, its data and its callbacks; the run does the training.
 
-Who has built a Trainer joins with it, and nothing of it trains. The optimizer, the learning rates, the batch and
-the number of steps are the run's. What would make another loss than the model's own is refused, since the members would not train
-the same; what only does not apply is listed in docs/reference/sdk.md. transformers is not imported: who has a Trainer has it.
+A program joins with a Trainer that it has built, but the Trainer itself does not train. The optimizer, the learning rates, the
+batch size and the number of steps are those of the run. A Trainer that changes the model's own loss is rejected, because all
+members must train with the same loss. docs/reference/sdk.md lists the options that have no effect. transformers is not imported
+here: a program that has a Trainer has already imported it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from psyche_core.sdk.address import Address
 from psyche_core.sdk.client import Client
 from psyche_core.sdk.metrics import Metrics
 from psyche_core.sdk.run_config import RunConfig
-from psyche_core.sdk.train import blocking, member_of
+from psyche_core.sdk.train import blocking, followed, member_of
 from psyche_core.telemetry import events
 
 if TYPE_CHECKING:
@@ -45,30 +46,31 @@ def train_with(trainer: Trainer, target: RunConfig | Address | str, **client: Un
         trainer = Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator, callbacks=[Mine()])
         psyche.train_with(trainer, "203.0.113.7:20000#KEY", run_id="mine")
 
-    trainer: its model is trained in place and holds the run's weights afterwards. Item i of its train_dataset is sample i of
-    the run, collated alone; a shorter one is padded to the run's sequence length, with labels of -100. Its callbacks are
+    trainer: its model is trained in place and holds the run's weights afterwards. Item i of its train_dataset is sample i of the
+    run and is collated alone; a shorter item is padded to the run's sequence length, with labels of -100. Its callbacks are
     called in a worker thread while training goes on: on_train_begin; on_step_begin and on_step_end when a step's results are
-    applied; on_log with loss (nats per token, mean of our shares since the last one) and learning_rate as its logging
-    arguments say; on_evaluate with eval_loss over the first 64 items of its eval_dataset, before the first step and after
-    each epoch of the run, unless its eval_strategy is no; on_save after a checkpoint; on_train_end. They must not read
-    weights before the last one. `control.should_training_stop` leaves the run in order. target: as `train` takes it. client:
-    any argument of `Client`, which wins over the trainer's.
+    applied; on_log with loss (nats per token, mean of our shares since the last one) and learning_rate as its logging arguments
+    say; on_evaluate with eval_loss over the first 64 items of its eval_dataset, before the first step and after each epoch of
+    the run, unless its eval_strategy is no; on_save after a checkpoint; on_train_end. They must not read weights before
+    on_train_end. `control.should_training_stop` leaves the run cleanly. target: as in `train`. client: any argument of `Client`;
+    it overrides the trainer's.
 
-    Raises TypeError for what is no Trainer or a dataset without length or items; ConfigError for a Trainer with a loss of its own
-    (an own compute_loss or training_step, compute_loss_func, label_smoothing_factor, neftune_noise_alpha), a collator that draws
-    masks, or several processes; DataError for items that cannot be trained on; what a callback raises; and as `train`.
+    Raises TypeError for an object that is not a Trainer, and for a dataset without length or items; ConfigError for a Trainer
+    with its own loss (an overridden compute_loss or training_step, compute_loss_func, label_smoothing_factor,
+    neftune_noise_alpha), a collator that draws masks, or several processes; DataError for items that cannot be trained on;
+    exceptions of callbacks; and the errors of `train`.
     """
     return blocking(functools.partial(train_with_async, trainer, target, **client), name="train_with")
 
 
 async def train_with_async(trainer: Trainer, target: RunConfig | Address | str, **client: Unpack[ClientArguments]) -> Metrics:
-    """`train_with` for programs that have an event loop, and for notebooks. Cancelling it leaves the run without ceremony."""
+    """`train_with` for programs that have an event loop, and for notebooks. If cancelled, it does not leave the run cleanly."""
     ours = _arguments(trainer)
     options = {**ours["options"], **(client.get("options") or {})}
     given: ClientArguments = {**ours, **client, "options": options}  # type: ignore[typeddict-item]  # of Client's names
     async with member_of(target, given) as member:
         report = _Report(trainer, member)
-        async for event in member.events():
+        async for event in followed(member):
             if isinstance(event, _TOLD):
                 await anyio.to_thread.run_sync(report.take, event)
         await anyio.to_thread.run_sync(report.finish)
@@ -76,7 +78,7 @@ async def train_with_async(trainer: Trainer, target: RunConfig | Address | str, 
 
 
 def _arguments(trainer: Trainer) -> dict[str, Any]:
-    """What a client is made with. Raises TypeError and ConfigError for a trainer that will not do."""
+    """The arguments for `Client`. Raises TypeError and ConfigError for an unusable trainer."""
     module = sys.modules.get("transformers.trainer")
     what: object = trainer
     if module is None or not isinstance(what, module.Trainer):
@@ -125,7 +127,10 @@ def _data(trainer: Trainer, dataset: Any, context: DataContext) -> SequenceData:
 
 
 def _eval_data(trainer: Trainer) -> Callable[[DataContext], SequenceData] | None:
-    """Of the trainer's eval_dataset, None where it does not evaluate. Raises TypeError for one without length or items."""
+    """Held-out data from the trainer's eval_dataset; None if it does not evaluate.
+
+    Raises TypeError for a dataset without length or items.
+    """
     dataset = trainer.eval_dataset
     if trainer.args.eval_strategy == "no" or dataset is None:
         return None
@@ -136,7 +141,7 @@ def _eval_data(trainer: Trainer) -> Callable[[DataContext], SequenceData] | None
 
 
 class _Collated:
-    """The items of a trainer's dataset as its collator makes them, each alone and padded to the run's length, in tokens."""
+    """The items of a trainer's dataset, each collated alone and padded to the run's sequence length in tokens."""
 
     def __init__(self, trainer: Trainer, dataset: Any, length: int) -> None:
         self._dataset = dataset
@@ -154,7 +159,7 @@ class _Collated:
         return len(self._dataset)
 
     def __getitem__(self, index: int, /) -> dict[str, Any]:
-        """Ids and labels, int64 (length,); an item that is longer than the run's samples is left as it is, to be refused."""
+        """Ids and labels, int64 (length,). An item longer than the run's samples is not cut, so that it is rejected later."""
         item: Any = self._dataset[index]
         if isinstance(item, Mapping) and self._columns is not None:
             item = {name: value for name, value in item.items() if name in self._columns}
@@ -186,7 +191,7 @@ class _Collated:
 
 
 class _Report:
-    """Tells a trainer's callbacks what happens, in its own state and control. All methods block, one at a time."""
+    """Calls a trainer's callbacks, with its own state and control objects. All methods block; call one at a time."""
 
     def __init__(self, trainer: Trainer, member: Client) -> None:
         self._trainer: Any = trainer
@@ -195,7 +200,7 @@ class _Report:
         self._losses: list[float] = []
 
     def take(self, event: events.Event) -> None:
-        """One event of the client."""
+        """Handle one event of the client."""
         self._begin()
         trainer = self._trainer
         match event:
@@ -213,7 +218,7 @@ class _Report:
                 trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
     def finish(self) -> None:
-        """The client has ended in order; its weights are the model's."""
+        """Report the end: the client has left cleanly, and the model holds the run's weights."""
         self._begin()
         trainer = self._trainer
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
@@ -245,7 +250,7 @@ class _Report:
         self._obey()
 
     def _obey(self) -> None:
-        """Leave where a callback said so; at the last step the run ends by itself."""
+        """Leave the run if a callback requested it. After the last step this is not needed."""
         trainer = self._trainer
         if trainer.control.should_training_stop and trainer.state.global_step < trainer.state.max_steps:
             anyio.from_thread.run_sync(self._member.stop)

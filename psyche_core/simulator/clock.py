@@ -11,8 +11,8 @@ class Clock:
     """now: virtual seconds since the start of the run. served: number of calls made so far."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.served = 0
+        self.now: float = 0.0
+        self.served: int = 0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._asked = 0
 

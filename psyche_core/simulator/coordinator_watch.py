@@ -36,7 +36,7 @@ class CoordinatorWatch:
         left_behind: Callable[[bytes], bool],
         calm: bool = False,
     ) -> None:
-        self.ledger = Ledger(honest=honest)
+        self.ledger: Ledger = Ledger(honest=honest)
         self.end_reasons: list[str] = []
         self._honest = honest
         self._announced = announced

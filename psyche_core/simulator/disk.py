@@ -56,12 +56,18 @@ class Pending(NamedTuple):
 
 
 class Disk:
-    """See the module. pending: results verified since the journal's base, with their payloads."""
+    """See the module. pending: results verified since the journal's base, with their payloads.
+
+    The journal before this one is kept, because a coordinator restored from an older state may need a step before its base.
+    """
 
     def __init__(self) -> None:
         self.pending: dict[Pending, Payload] = {}
         self._saved: list[Saved] = []
         self._journal: list[Saved] = []
+        self._earlier: list[Saved] = []
+        self._earlier_pending: dict[Pending, Payload] = {}
+        self._aside: list[Saved] = []
 
     # ------------------------------------------------------------------------------------ written
 
@@ -72,7 +78,9 @@ class Disk:
         self.begin(saved)
 
     def begin(self, base: Saved) -> None:
-        """Start the journal again."""
+        """Start the journal again; the one before is kept if it is of the same generation."""
+        same = bool(self._journal) and self._journal[0].generation == base.generation
+        self._earlier, self._earlier_pending = (self._journal, self.pending) if same else ([], {})
         self._journal = [base]
         self.pending = {}
 
@@ -96,8 +104,8 @@ class Disk:
 
     @property
     def reach(self) -> tuple[Saved, ...]:
-        """All masters that the journal can restore, oldest first."""
-        return tuple(self._journal)
+        """All masters that this journal and the one before it can restore, oldest first."""
+        return (*self._earlier, *self._journal)
 
     def begins_with_stored(self, state: CoordinatorState) -> bool:
         """Whether the journal starts at the run's stored model, so that this model is worth loading."""
@@ -115,7 +123,7 @@ class Disk:
         return max(found, key=lambda saved: saved.step, default=None)
 
     def replayed(self, state: CoordinatorState, *, step: int | None, digest: bytes) -> tuple[Saved, bool] | None:
-        """The masters the journal restores from those with this digest after `step`, and whether that is its end.
+        """The masters the journal restores from those with this digest after `step`, and whether results after that may follow.
 
         None if the journal does not begin with them. step: None for the model the run's checkpoint names.
         """
@@ -134,11 +142,41 @@ class Disk:
         if (signed is not None or last.generation != state.generation) and signed != reached.digest:
             return None  # the real journal detects this mismatch and is set aside
 
-        whole = at == last.step and last.generation == state.generation
-        if last.generation != state.generation:
+        same = last.generation == state.generation
+        if not same:
             self.pending = {}  # results of rounds that the run has left behind
+        if at < last.step:
+            self._set_aside(at)
         self._journal = [replace(saved, generation=state.generation) for saved in self._journal[: at - base.step + 1]]
-        return self._journal[-1], whole
+        return self._journal[-1], same
+
+    def look_back(self, state: CoordinatorState) -> None:
+        """Take the journal before this one if the coordinator is at a step before this one's base, or decided it otherwise.
+
+        Checkpoints that were set aside count again if members signed their models after all.
+        """
+        ends = signed_digests(state)
+        back = [one for one in self._aside if ends.get(one.step) == one.digest and self.at_end(one.step) is None]
+        if back:
+            self._saved = sorted([*self._saved, *back], key=lambda one: one.step)
+        if not (self._journal and self._earlier):
+            return
+
+        due, earlier, base = masters_due(state), self._earlier, self._journal[0].step
+        if earlier[0].step > due or earlier[0].generation != state.generation:
+            return
+
+        anew = decided_otherwise(state, earlier[1:])  # type: ignore[arg-type] # the fields it uses
+        up_to = due if anew is None else min(due, anew - 1)
+        if up_to < base:
+            self._journal, self.pending = earlier, self._earlier_pending
+            self._earlier, self._earlier_pending = [], {}
+            self._set_aside(up_to)
+
+    def _set_aside(self, above: int) -> None:
+        """Checkpoints of later steps are of a history that the run has left."""
+        self._aside += [one for one in self._saved if one.step > above]
+        self._saved = [one for one in self._saved if one.step <= above]
 
     def _until(self, state: CoordinatorState, *, base: Saved, last: Saved) -> int | None:
         due = masters_due(state)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from psyche_core.client.machine.events import MessageSeen
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import (
     Checkpoint,
@@ -40,6 +41,11 @@ CHATTER = {"garbage": 0.7, "flood": 0.6}
 FLOOD = 25
 """Messages in one burst."""
 
+STRANGERS = 600
+"""Made-up keys whose messages a flooding member relays once."""
+
+FAR_AHEAD = Finished(2**32 - 1, 0)
+
 
 class Lies:
     """The liars of one run. network: carries their messages. members: number of members."""
@@ -47,6 +53,7 @@ class Lies:
     def __init__(self, clock: Clock, server: Server, *, network: Network, members: int, counts: Counter[str]) -> None:
         self._clock = clock
         self._server = server
+        self._network = network
         self._members = members
         self._counts = counts
         self._slowing = Slowing(clock, server, network=network, members=members, counts=counts)
@@ -59,6 +66,8 @@ class Lies:
         self._forgeries.begin(node, kind)
         if kind in CHATTER:
             self._clock.after(node.lying_chance.random() * CHATTER[kind], self._chatter, node, kind)
+        if kind == "flood":
+            self._flood_of_strangers(node)
 
     def end(self, node: Node, kind: str) -> None:
         """It stops lying in this way."""
@@ -228,6 +237,15 @@ class Lies:
                     node.say(ModelWanted(number, chance.randrange(state.progress.step + 2)), tag)
                 case _:
                     node.say(ModelOffer(number, chance.randrange(64), chance.randbytes(32), 100), tag)
+
+    def _flood_of_strangers(self, node: Node) -> None:
+        """Relay messages of many made-up keys about rounds far ahead: each one is signed, so any member passes it on."""
+        seed = node.lying_chance.getrandbits(64)
+        told = [MessageSeen(b"".join((n.to_bytes(8, "big"), seed.to_bytes(24, "big"))), FAR_AHEAD) for n in range(STRANGERS)]
+        for index in sorted(node.out):
+            other = self._network.nodes[index]
+            for event in told:
+                other.receive(other.life, event)
 
     def _place(self, node: Node) -> tuple[int, int, int]:
         """Epoch, tag and height of a message sent now."""

@@ -22,6 +22,7 @@ from psyche_core.wire.messages import Message
 
 if TYPE_CHECKING:
     from psyche_core.simulator.node import Node
+    from psyche_core.simulator.process import Process
 
 RETRANSMIT = 0.4
 """Seconds until a lost message is sent again."""
@@ -321,11 +322,11 @@ class Network:
 
     # ------------------------------------------------------------------------------------ the server's links
 
-    def to_server(self, node: Node) -> float | None:
+    def to_server(self, node: Process) -> float | None:
         """Seconds until a node's command arrives, None when it does not."""
         return self._one_way(node.index, SERVER)
 
-    def from_server(self, node: Node) -> float | None:
+    def from_server(self, node: Process) -> float | None:
         """Seconds until something from the server arrives at a node, None when it does not."""
         return self._one_way(SERVER, node.index)
 

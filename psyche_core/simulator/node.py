@@ -1,8 +1,7 @@
-"""A simulated member: the real client machine, and what the runtime does around it, in virtual time.
+"""A simulated member: what the runtime does around the real client machine, in virtual time.
 
 A crash loses what its process keeps (machine, payloads, received messages, snapshots); what is on disk (the masters of the last
-finished epoch) stays if the fault says so. Work takes time. A paused process (SIGSTOP, a long garbage collection) handles what
-happened meanwhile afterwards, late but in order.
+finished epoch) stays if the fault says so. Work takes time.
 """
 
 from __future__ import annotations
@@ -10,22 +9,20 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
-from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, assert_never
 
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.epoch import masters_due
-from psyche_core.client.machine.machine import ClientMachine, Timeouts
 from psyche_core.client.machine.settled_rounds import settled_rounds
 from psyche_core.coordinator.checkpoints import loaded_from_hub
-from psyche_core.coordinator.commands import Equivocation, Join, Withdraw
+from psyche_core.coordinator.commands import Equivocation, Withdraw
 from psyche_core.simulator.disk import Disk, Saved
 from psyche_core.simulator.failure import Broken
-from psyche_core.simulator.keys import INSTANCE, RUN_ID, identity_of, join_of, key_of, signed_by, verified, with_real_signatures
+from psyche_core.simulator.keys import INSTANCE, key_of, with_real_signatures
 from psyche_core.simulator.ledger import bits
+from psyche_core.simulator.process import Process
 from psyche_core.simulator.replica import Payload, Replica, StepOrder
-from psyche_core.simulator.replica_watch import check_sizes
 from psyche_core.simulator.times import Durations
 from psyche_core.wire.messages import Message, Result, seal, unseal
 
@@ -33,19 +30,10 @@ if TYPE_CHECKING:
     from psyche_core.simulator.network import Letter
     from psyche_core.simulator.world import World
 
-LOOK = 1.0
-"""Seconds between two TimePassed events."""
-
 EMPTY_RESULT = hashlib.sha256(b"").digest()
 """The payload of any result that is all zeros: the same bytes for everybody, in every round."""
 
-STORE_FAILS = 0.2
-"""Probability that storing a model fails."""
-
-SIZES_EVERY = 4
-"""TimePassed events between two checks of the machine's sizes; unbounded growth is still noticed."""
-
-SECONDS = {
+SECONDS: dict[type[object], float] = {
     ev.Load: 0.4,
     ev.Apply: 0.02,
     ev.Digest: 0.005,
@@ -57,176 +45,44 @@ SECONDS = {
 """Typical seconds of each kind of work except training; varied at random by up to one half."""
 
 
-class Node:
-    """One member. index: its number, which also gives its key. liar: no invariant is required of it."""
+class Node(Process):
+    """One member. store_fails: probability that storing a model fails."""
+
+    store_fails: float = 0.2
 
     def __init__(self, world: World, index: int, *, chance: random.Random, liar: bool) -> None:
-        self.index = index
-        self.name = f"client-{index}"
-        self.identity = identity_of(index)
-        self.liar = liar
+        super().__init__(world, index, chance=chance, liar=liar)
         self.lies: list[str] = []
-        self.lying_chance = random.Random()
-        self.joins_with: Join | None = None
+        self.lying_chance: random.Random = random.Random()
         self.repeats: Payload | None = None
         self.empty_results: list[float] = []
         self.failing_work: list[float] = []
-        self.rpc_lags: list[float] = []
-        self.rpc_fails: list[float] = []
-        self.lineage = 0
-        self.life = 0
-        self.running = False
-        self.booted_at = 0.0
-        self.paused = 0
         self.slowed: list[float] = []
         self.downlinks: list[float] = []
-        self.clock_offset = 0.0
-        self.clock_rate = 1.0
-        self.stop: ev.Stop | None = None
-        self.left = False
-        self.spoiled = False
-        self.counts: Counter[str] = world.counts
+        self.spoiled: bool = False
         self.replica: Replica = world.new_replica()
-        self._order = StepOrder(self.name)
+        self._order: StepOrder = StepOrder(self.name)
         self._generation = 0
-        self.peers: set[int] = set()
-        self.out: set[int] = set()
-        self.told_peers: frozenset[bytes] = frozenset()
-        self.seen: set[int] = set()
-        self.letters: dict[int, Letter] = {}
         self.payloads: dict[bytes, tuple[int, Payload]] = {}
         self.snapshots: dict[bytes, tuple[int, int, object]] = {}
-        self.expired_before = 0
-        self.joined = False
-        self.state_due = False
-        self.version = -1
-        self._world = world
-        self._chance = chance
-        self.training = Durations()
+        self.expired_before: int = 0
+        self.training: Durations = Durations()
         self._speed = 0.7 + 0.6 * chance.random()
-        self._held: list[tuple[ev.Event, int | None]] = []
-        self.disk = Disk()
+        self.disk: Disk = Disk()
         self._withheld: dict[bytes, frozenset[int]] = {}
         self._trained = 0
-        self._looks = 0
         self._has_store = chance.random() < 0.6
         self._knows_the_model = chance.random() < 0.5
 
-    def __repr__(self) -> str:
-        return self.name
-
-    # ------------------------------------------------------------------------------------ life
-
-    def boot(self, *, disk: bool = False) -> None:
-        """Start a process. disk: whether it has what an earlier one saved."""
-        world = self._world
-        self.life += 1
-        self.running = True
-        self.booted_at = world.clock.now
-        self.stop = None
-        self.machine = ClientMachine(
-            self.identity,
-            RUN_ID,
-            sign=lambda commitment: signed_by(self.index, commitment),
-            verify=verified,
-            timeouts=Timeouts(payload=20.0, peers=3.0, offers=4.0, answer=10.0, leaving=5.0),
-            can_store=self._has_store,
-        )
-        self.replica = world.new_replica()
+    def _forget(self, *, disk: bool) -> None:
+        self.replica = self._world.new_replica()
         self._order = StepOrder(self.name)
         if not disk:
             self.disk = Disk()
-        self.peers, self.out, self.told_peers = set(), set(), frozenset()
-        self.seen, self.letters, self.snapshots = set(), {}, {}
+        self.payloads, self.snapshots = {}, {}
         self.expired_before = 0
-        self.joined = self.state_due = False
-        self.version = -1
-        self.lineage = 0
-        self._held = []
-        self.payloads = {}
-        self.trace("starts" + (" with its disk" if disk else ""))
-        world.clock.after(self._chance.random() * LOOK, self._look, self.life)
-        world.server.reconnect(self)
 
-    def _begin_anew(self, life: int) -> None:
-        if life == self.life and not self.running:
-            self.boot(disk=True)
-
-    def crash(self) -> None:
-        """The process ends at once without telling anybody."""
-        self.trace("crashes")
-        self.running = False
-        self.life += 1
-        self.out = set()
-        self._world.network.changed()
-
-    def pause(self) -> None:
-        """The process stops running."""
-        self.paused += 1
-
-    def unpause(self) -> None:
-        """The process continues and handles what happened meanwhile."""
-        self.paused -= 1
-        if self.paused:
-            return
-
-        held, self._held = self._held, []
-        if self._chance.random() < 0.5:  # the backend may have kept the newest state only
-            states = [event for event, _ in held if event.__class__ is ev.StateSeen]
-            held = [one for one in held if one[0].__class__ is not ev.StateSeen or one[0] is states[-1]]
-        for event, lineage in held:
-            self.receive(self.life, event, lineage=lineage)
-
-    def ask_to_leave(self) -> None:
-        """The user wants to leave."""
-        self.left = True
-        self.receive(self.life, ev.LeaveAsked())
-
-    @property
-    def now(self) -> float:
-        """The time of this member's clock."""
-        return self.clock_offset + self.clock_rate * self._world.clock.now
-
-    def trace(self, what: str) -> None:
-        """Add a line to the timeline."""
-        if self._world.timeline is not None:
-            self._world.note(self.name, what)
-
-    def _look(self, life: int) -> None:
-        if life != self.life or self.stop is not None:
-            return
-
-        self.receive(life, ev.TimePassed())
-        self._looks += 1
-        if not self.paused and self._looks % SIZES_EVERY == 0:
-            sizes = self.machine.size_report()
-            check_sizes(self.name, sizes, letters=len(self.letters), members=self._world.script.clients)
-        self._world.clock.after(LOOK, self._look, life)
-
-    # ------------------------------------------------------------------------------------ events in, actions out
-
-    def receive(self, life: int, event: ev.Event, *, lineage: int | None = None) -> None:
-        """Handle an event of the process with this number, unless it is gone. lineage: of a state in the event."""
-        if life != self.life or self.stop is not None:
-            return
-
-        if self.paused:
-            self.counts["held by a pause"] += 1
-            self._held.append((event, lineage))
-            return
-
-        self.lineage = self.lineage if lineage is None else lineage
-        world = self._world
-        world.handled += 1
-        world.mark = hash((world.mark, world.clock.now, self.index, _NUMBERED[event.__class__]))
-        try:
-            actions = self.machine.handle(event, self.now)
-        except Exception as error:
-            world.raised(self, event, error)
-            return
-
-        for action in actions:
-            _CARRY_OUT[action.__class__](self, action)
+    # ------------------------------------------------------------------------------------ actions
 
     def _stop(self, action: ev.Stop) -> None:
         if action.again:
@@ -236,9 +92,9 @@ class Node:
             self._world.clock.after(self._chance.random(), self._begin_anew, self.life)
             return
 
-        self.stop = action
+        self.stop: ev.Stop | None = action
         self.running = False
-        self.out = set()
+        self.out: set[int] = set()
         self.trace(f"stops: {action.reason}")
         self._world.network.changed()
         self._world.stopped(self)
@@ -251,14 +107,10 @@ class Node:
         self.joined = True
         self._world.server.ask(self, self.join_command())
 
-    def join_command(self) -> Join:
-        """The command with which this member joins."""
-        return self.joins_with or join_of(self.index)
-
     def _send(self, action: ev.Send) -> None:
         command = action.command
         if isinstance(command, Withdraw):
-            self.joined = False
+            self.joined: bool = False
         elif isinstance(command, Equivocation):
             command = with_real_signatures(command)
         if self.lies:
@@ -268,7 +120,7 @@ class Node:
 
     def _set_peers(self, action: ev.SetPeers) -> None:
         known = self._world.index_of
-        self.peers = {known[member.p2p] for member in action.members if member.p2p in known} - {self.index}
+        self.peers: set[int] = {known[member.p2p] for member in action.members if member.p2p in known} - {self.index}
         self._world.network.changed()
 
     def _broadcast(self, action: ev.Broadcast) -> None:
@@ -294,7 +146,7 @@ class Node:
 
     def _expire(self, action: ev.Expire) -> None:
         before = self.expired_before = max(self.expired_before, action.before)
-        self.letters = {number: letter for number, letter in self.letters.items() if letter.tag >= before}
+        self.letters: dict[int, Letter] = {number: letter for number, letter in self.letters.items() if letter.tag >= before}
         self.payloads = {known: item for known, item in self.payloads.items() if item[0] >= before}
         self.snapshots = {known: item for known, item in self.snapshots.items() if item[0] >= before}
 
@@ -337,8 +189,8 @@ class Node:
 
     # ------------------------------------------------------------------------------------ work
 
-    def _work(self, work: Any) -> None:
-        kind = work.__class__
+    def _work(self, action: ev.Work) -> None:
+        kind = action.__class__
         seconds = self._world.train_seconds * self._speed if kind is ev.Train else SECONDS[kind]
         if self.slowed:
             self.counts["slow"] += 1
@@ -346,10 +198,10 @@ class Node:
         if kind is ev.Train:
             self.training.add(seconds)
         if self._world.timeline is not None and kind is not ev.Digest:
-            self.trace(f"begins {kind.__name__} {_brief(work)}")
-        self._world.clock.after(seconds, self._work_done, self.life, work, self.lineage)
+            self.trace(f"begins {kind.__name__} {_brief(action)}")
+        self._world.clock.after(seconds, self._work_done, self.life, action, self.lineage)
 
-    def _work_done(self, life: int, work: Any, lineage: int) -> None:
+    def _work_done(self, life: int, work: ev.Work, lineage: int) -> None:
         """lineage: of the state that the machine had seen when it requested the work."""
         if life != self.life:
             return
@@ -362,7 +214,27 @@ class Node:
             self.receive(life, ev.WorkFailed(work, f"{work.__class__.__name__} failed"))
             return
 
-        self.receive(life, _WORK[work.__class__](self, work, lineage))
+        self.receive(life, self._answer(work, lineage))
+
+    def _answer(self, work: ev.Work, lineage: int) -> ev.Event:
+        """Do a piece of work."""
+        match work:
+            case ev.Train():
+                return self._train(work)
+            case ev.Apply():
+                return self._apply(work, lineage)
+            case ev.Digest():
+                return self._digest(work)
+            case ev.CloseEpoch():
+                return self._close_epoch(work, lineage)
+            case ev.Load():
+                return self._load(work, lineage)
+            case ev.TakeSnapshot():
+                return self._take_snapshot(work)
+            case ev.FetchModel():
+                return self._fetch_model(work, lineage)
+            case _:
+                assert_never(work)
 
     @property
     def holds_model(self) -> bool:
@@ -381,6 +253,7 @@ class Node:
     def _load(self, work: ev.Load, lineage: int) -> ev.Event:
         state, checkpoint = work.state, work.state.model.LLM.checkpoint
         from_members = checkpoint.name == "P2P"
+        self.disk.look_back(state)
         begins_anew = state.from_checkpoint and state.progress.step == state.epoch.start_step and not from_members
         own = None if work.fresh or begins_anew else self.disk.checkpoint(state)
         if from_members and not self._knows_the_model and own is None:
@@ -414,11 +287,11 @@ class Node:
                 self.disk.begin(self._saved(base, state.generation))
             return step
 
-        saved, whole = reached
+        saved, same_history = reached
         self.replica.restore(saved.masters)
         at = saved.step
         for settled in settled_rounds(state, self.disk.pending, after=at):  # type: ignore[arg-type] # the fields it uses
-            if settled.step > masters_due(state) or not whole:
+            if settled.step > masters_due(state) or not same_history:
                 break
             self.counts["settled from the journal"] += 1
             payloads = {pending.payload_hash: payload for pending, payload in self.disk.pending.items()}
@@ -446,7 +319,7 @@ class Node:
         here = [known for known in action.results if known.result.payload_hash in self.payloads]
         self.disk.keep([(known, self.payloads[known.result.payload_hash][1]) for known in here])
 
-    def _train(self, work: ev.Train, lineage: int) -> ev.Event:  # noqa: ARG002
+    def _train(self, work: ev.Train) -> ev.Event:
         self._trained += 1
         if work.generation != self._generation:
             self._order, self._generation = StepOrder(self.name), work.generation
@@ -481,7 +354,7 @@ class Node:
             self.disk.applied(Saved(work.step, work.generation, masters, digest, work.epoch, work.height, work.statements))
         return ev.Applied(work.height, 0.01)
 
-    def _digest(self, work: ev.Digest, lineage: int) -> ev.Event:  # noqa: ARG002
+    def _digest(self, work: ev.Digest) -> ev.Event:
         return ev.Digested(work.height, self.replica.digest())
 
     def _close_epoch(self, work: ev.CloseEpoch, lineage: int) -> ev.Event:
@@ -498,7 +371,7 @@ class Node:
         self._world.clock.after(seconds, self._stored, self.life, action, self.disk.at_end(action.step))
 
     def _stored(self, life: int, action: ev.StoreModel, saved: Saved | None) -> None:
-        if saved is None or self._chance.random() < STORE_FAILS:
+        if saved is None or self._chance.random() < self.store_fails:
             self.counts["store failed"] += 1
             self.receive(life, ev.StoreFailed(action.step, "the store is full"))
             return
@@ -508,7 +381,7 @@ class Node:
         self._world.stored[location["Hub"]["repo_id"]] = (saved.masters, saved.step)
         self.receive(life, ev.ModelStored(action.step, location))
 
-    def _take_snapshot(self, work: ev.TakeSnapshot, lineage: int) -> ev.Event:  # noqa: ARG002
+    def _take_snapshot(self, work: ev.TakeSnapshot) -> ev.Event:
         manifest = hashlib.sha256(b"manifest" + self.replica.digest()).digest()
         self.snapshots[manifest] = (work.tag, work.step, self.replica.snapshot())
         self.counts["snapshots"] += 1
@@ -553,38 +426,3 @@ def _brief(value: Any) -> str:
         if item is not None and name in ("epoch", "height", "step"):
             shown.append(f"{name} {item}")
     return " ".join(shown)
-
-
-_CARRY_OUT: dict[type, Any] = {
-    ev.Stop: Node._stop,
-    ev.Tell: Node._tell,
-    ev.Join: Node._join,
-    ev.Send: Node._send,
-    ev.SetPeers: Node._set_peers,
-    ev.Broadcast: Node._broadcast,
-    ev.FetchPayload: Node._fetch_payload,
-    ev.Expire: Node._expire,
-    ev.KeepResults: Node._keep_results,
-    ev.Prefetch: Node._prefetch,
-    ev.Remind: Node._remind,
-    ev.StoreModel: Node._store_model,
-    ev.Load: Node._work,
-    ev.Train: Node._work,
-    ev.Apply: Node._work,
-    ev.Digest: Node._work,
-    ev.CloseEpoch: Node._work,
-    ev.TakeSnapshot: Node._work,
-    ev.FetchModel: Node._work,
-}
-
-_NUMBERED: dict[type, int] = {kind: number for number, kind in enumerate(get_args(ev.Event))}
-
-_WORK: dict[type, Any] = {
-    ev.Load: Node._load,
-    ev.Train: Node._train,
-    ev.Apply: Node._apply,
-    ev.Digest: Node._digest,
-    ev.CloseEpoch: Node._close_epoch,
-    ev.TakeSnapshot: Node._take_snapshot,
-    ev.FetchModel: Node._fetch_model,
-}

@@ -42,9 +42,9 @@ class ReplicaWatch:
     """
 
     def __init__(self, ledger: Callable[[], Ledger], *, initial: object) -> None:
-        self.applies = 0
-        self.fetches = 0
-        self.lineage = 0
+        self.applies: int = 0
+        self.fetches: int = 0
+        self.lineage: int = 0
         self._ledger = ledger
         self._masters_after: dict[tuple[int, int], object] = {(0, 0): initial}
         self._taken: dict[tuple[int, int], int] = {}
@@ -181,7 +181,7 @@ class ProgressWatch:
     """
 
     def __init__(self, *, bound: float, calm_after: float) -> None:
-        self.longest = 0.0
+        self.longest: float = 0.0
         self._bound = bound
         self._calm_after = calm_after
         self._step = -1

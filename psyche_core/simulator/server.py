@@ -30,7 +30,7 @@ from psyche_core.wire.codec import decode, encode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from psyche_core.simulator.node import Node
+    from psyche_core.simulator.process import Process
 
 EPOCH_OF_TIME = 1_800_000_000
 """The unix second at which every simulated run begins."""
@@ -72,15 +72,15 @@ class Server:
         remember: float = 0.0,
         with_ledger: bool = False,
     ) -> None:
-        self.lineage = 0
+        self.lineage: int = 0
         self.went_back: Callable[[int, CoordinatorState, CoordinatorState], None] | None = None
         self.changed: Callable[[CoordinatorState, float], None] | None = None
         self._history: deque[Kept] = deque()
         self._remember = remember
         self._with_ledger = with_ledger
-        self.state = state
-        self.up = True
-        self.version = 0
+        self.state: CoordinatorState = state
+        self.up: bool = True
+        self.version: int = 0
         self._clock = clock
         self._network = network
         self._chance = chance
@@ -143,11 +143,11 @@ class Server:
         while len(history) > 2 and history[1].time < self._clock.now - self._remember:
             history.popleft()
 
-    def reconnect(self, node: Node) -> None:
+    def reconnect(self, node: Process) -> None:
         """A member's connection returns after a moment: it sees the newest state, and its join is repeated."""
         self._clock.after(0.2 + self._chance.random(), self._connected, node, node.life)
 
-    def _connected(self, node: Node, life: int) -> None:
+    def _connected(self, node: Process, life: int) -> None:
         if node.life == life and node.running and self.up:
             if node.joined:
                 self.ask(node, node.join_command())
@@ -173,7 +173,7 @@ class Server:
 
     # ------------------------------------------------------------------------------------ commands
 
-    def ask(self, node: Node, command: Command, attempt: int = 1) -> None:
+    def ask(self, node: Process, command: Command, attempt: int = 1) -> None:
         """A node sends a command."""
         seconds = self._network.to_server(node)
         lost = seconds is None or not self.up or self._network.strikes("drop", node.index, -1) or self._fails(node)
@@ -185,12 +185,12 @@ class Server:
         if self._network.strikes("duplicate", node.index, -1):
             self._clock.after(2.0 * seconds, self._arrive, node, node.life, command, ATTEMPTS, self._life)
 
-    def _ask_again(self, node: Node, life: int, command: Command, attempt: int) -> None:
+    def _ask_again(self, node: Process, life: int, command: Command, attempt: int) -> None:
         if node.life == life and node.running and attempt < ATTEMPTS:
             self._counts["command repeated"] += 1
             self.ask(node, command, attempt + 1)
 
-    def _arrive(self, node: Node, life: int, command: Command, attempt: int, own_life: int) -> None:
+    def _arrive(self, node: Process, life: int, command: Command, attempt: int, own_life: int) -> None:
         if not self.up or own_life != self._life:
             self._clock.after(ANSWER_TIMEOUT, self._ask_again, node, life, command, attempt)
             return
@@ -231,7 +231,7 @@ class Server:
 
     # ------------------------------------------------------------------------------------ states
 
-    def tell(self, node: Node) -> None:
+    def tell(self, node: Process) -> None:
         """Tell a node that there is a newer state; it reads the newest when its turn comes."""
         if node.state_due or not node.running:
             return
@@ -241,7 +241,7 @@ class Server:
             node.state_due = True
             self._clock.after(seconds, self._deliver, node, node.life, self._life)
 
-    def _deliver(self, node: Node, life: int, own_life: int) -> None:
+    def _deliver(self, node: Process, life: int, own_life: int) -> None:
         if node.life != life:
             return
 
@@ -260,14 +260,14 @@ class Server:
         node.version = self.version
         node.receive(life, self._seen(), lineage=self.lineage)
 
-    def _fails(self, node: Node) -> bool:
+    def _fails(self, node: Process) -> bool:
         """Whether a call of the member's provider fails."""
         failing = bool(node.rpc_fails) and self._chance.random() < max(node.rpc_fails)
         if failing:
             self._counts["failing-rpc"] += 1
         return failing
 
-    def _shown(self, node: Node, lag: float) -> None:
+    def _shown(self, node: Process, lag: float) -> None:
         """A provider shows nothing or a state that is behind, but never one older than it showed before."""
         if lag:
             self._counts["slow-rpc"] += 1

@@ -35,7 +35,7 @@ class StepTimes:
     """When each step of a run was first finished. finished_at: virtual seconds of the run's end, 0 before."""
 
     def __init__(self) -> None:
-        self.finished_at = 0.0
+        self.finished_at: float = 0.0
         self._done: dict[int, float] = {}
 
     def look(self, state: CoordinatorState, now: float) -> None:

@@ -20,7 +20,7 @@ from psyche_core.simulator.replica import Payload
 from psyche_core.testing.toy_model import ToyModel
 from psyche_core.training.trainer import Trainer
 
-SHAPES = {"embed.weight": (12, 8), "layers.0.norm.weight": (8,), "layers.0.mlp.weight": (8, 8)}
+SHAPES: dict[str, tuple[int, ...]] = {"embed.weight": (12, 8), "layers.0.norm.weight": (8,), "layers.0.mlp.weight": (8, 8)}
 
 LEARNING_RATE = 0.01
 

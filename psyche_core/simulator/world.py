@@ -16,22 +16,23 @@ from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.epoch import PLAYING, masters_due
 from psyche_core.config.run_config import Choice, CoordinatorConfig, LLMConfig, ModelConfig
 from psyche_core.coordinator import new_state
-from psyche_core.coordinator.commands import Pause, Resume, SetFutureEpochRates
+from psyche_core.coordinator.commands import Resume, SetFutureEpochRates
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.simulator.announced import Announced
 from psyche_core.simulator.clock import Clock
 from psyche_core.simulator.coordinator_watch import CoordinatorWatch, attested_digests
 from psyche_core.simulator.failure import Broken, SimFailure
+from psyche_core.simulator.faults import OWNER, Faults
 from psyche_core.simulator.keys import INSTANCE, RUN_ID, identity_of, member_with
 from psyche_core.simulator.lies import Lies
 from psyche_core.simulator.network import Network
 from psyche_core.simulator.node import Node
+from psyche_core.simulator.process import Process
 from psyche_core.simulator.replica import HashReplica, Payload, Replica
 from psyche_core.simulator.replica_watch import ProgressWatch, ReplicaWatch
-from psyche_core.simulator.script import LIES, NETWORK_FAULTS, NO_EXCUSE, Fault, Script
+from psyche_core.simulator.script import NETWORK_FAULTS, NO_EXCUSE, Script
 from psyche_core.simulator.server import EPOCH_OF_TIME, Server
 from psyche_core.simulator.times import StepTimes
-from psyche_core.types import RunState
 
 WATCH = 2.0
 """Virtual seconds between two checks of the run's progress."""
@@ -41,10 +42,6 @@ PATIENCE = 60.0
 
 ENDING = 60.0
 """Virtual seconds after the run's end within which every honest member must have stopped."""
-
-
-OWNER = 8.0
-"""Virtual seconds until the owner of a run that has lost its model decides what to do."""
 
 MUCH_SLOWER = 1.2
 """A member may be left behind if its training takes this many times as long as every other member's. It is then late by about a
@@ -83,34 +80,39 @@ class RunResult:
 
 
 class World:
-    """A run of a script. timeline: if given, gets an entry (virtual seconds, who, what) for everything that happens."""
+    """A run of a script. timeline: if given, gets an entry (virtual seconds, who, what) for everything that happens.
+
+    member: the class of its members; tests use one that they can interfere with.
+    """
+
+    member: type[Node] = Node
 
     def __init__(self, script: Script, *, timeline: list[tuple[float, str, str]] | None = None) -> None:
         self.script = script
         self.timeline = timeline
         self.counts: Counter[str] = Counter()
-        self.clock = Clock()
-        self.handled = 0
-        self.mark = script.seed
+        self.clock: Clock = Clock()
+        self.handled: int = 0
+        self.mark: int = script.seed
         self.stored: dict[str, tuple[object, int]] = {}
-        self.train_seconds = script.shape.train_seconds
-        self.index_of = {identity_of(index).p2p: index for index in range(script.clients)}
+        self.train_seconds: float = script.shape.train_seconds
+        self.index_of: dict[bytes, int] = {identity_of(index).p2p: index for index in range(script.clients)}
         liars = script.liars
         honest = frozenset(identity_of(index).signer for index in range(script.clients) if index not in liars)
-        self.announced = Announced()
+        self.announced: Announced = Announced()
         kinds = {fault.kind for fault in script.faults}
-        self.coordinator = CoordinatorWatch(
+        self.coordinator: CoordinatorWatch = CoordinatorWatch(
             honest=honest, announced=self._has_announced, left_behind=self._left_behind, calm=kinds <= set(NO_EXCUSE)
         )
-        self.replicas = ReplicaWatch(lambda: self.coordinator.ledger, initial=self.new_replica().snapshot())
-        self.progress = ProgressWatch(bound=_bound(script), calm_after=script.calm_after)
-        self.network = Network(self.clock, self._stream("network"), seconds=script.shape.link_seconds, counts=self.counts)
+        self.replicas: ReplicaWatch = ReplicaWatch(lambda: self.coordinator.ledger, initial=self.new_replica().snapshot())
+        self.progress: ProgressWatch = ProgressWatch(bound=_bound(script), calm_after=script.calm_after)
+        self.network: Network = Network(self.clock, self.stream("network"), seconds=script.shape.link_seconds, counts=self.counts)
         state = new_state(RUN_ID, _config(script), _MODEL, now=EPOCH_OF_TIME, instance=INSTANCE)
-        self.server = Server(
+        self.server: Server = Server(
             state,
             self.clock,
             self.network,
-            chance=self._stream("server"),
+            chance=self.stream("server"),
             watch=self.coordinator,
             counts=self.counts,
             sealed=script.sealed,
@@ -119,16 +121,17 @@ class World:
             with_ledger="older-state" in kinds,
         )
         self.server.went_back = self._went_back
-        self.times = StepTimes()
+        self.times: StepTimes = StepTimes()
         self.server.changed = self._changed
         self._owner_decides = False
         self._owner_asked = 0
-        self.lies = Lies(self.clock, self.server, network=self.network, members=script.clients, counts=self.counts)
-        self.nodes = [self._node(index, liar=index in liars) for index in range(script.clients)]
+        self.lies: Lies = Lies(self.clock, self.server, network=self.network, members=script.clients, counts=self.counts)
+        self.nodes: list[Node] = [self._node(index, liar=index in liars) for index in range(script.clients)]
         self._finished_at: float | None = None
         self.server.take(_RATES)
+        faults = Faults(self)
         for fault in script.faults:
-            self.clock.after(fault.start, self._begin, fault)
+            self.clock.after(fault.start, faults.begin, fault)
 
     def _left_behind(self, signer: bytes) -> bool:
         """Whether a member's average training was so much longer than every other's that it is no longer waited for (F16)."""
@@ -136,12 +139,13 @@ class World:
         others = [mean for other, mean in means.items() if other != signer]
         return signer in means and bool(others) and means[signer] > MUCH_SLOWER * max(others)
 
-    def _stream(self, name: str) -> random.Random:
+    def stream(self, name: str) -> random.Random:
+        """The random stream with this name."""
         return random.Random(f"{self.script.seed}/{name}")
 
     def _node(self, index: int, *, liar: bool) -> Node:
-        node = Node(self, index, chance=self._stream(f"node {index}"), liar=liar)
-        node.lying_chance = self._stream(f"liar {index}")
+        node = self.member(self, index, chance=self.stream(f"node {index}"), liar=liar)
+        node.lying_chance = self.stream(f"liar {index}")
         self.network.add(node)
         late = [fault for fault in self.script.faults if fault.kind == "late" and index in fault.nodes]
         for fault in late:
@@ -203,6 +207,10 @@ class World:
                 if self._over():
                     break
 
+        self._look_back()
+
+    def _look_back(self) -> None:
+        """Check what must hold at the end."""
         self.replicas.over()
         final = self.server.state.progress.step - 1
         for node in self._honest():
@@ -262,7 +270,7 @@ class World:
         elif not node.left and not self.server.finished:
             raise Broken("honest-members-stay", f"{node.name} ended before the run did: {stop.reason}")
 
-    def raised(self, node: Node, event: ev.Event, error: Exception) -> None:
+    def raised(self, node: Process, event: ev.Event, error: Exception) -> None:
         """A machine raised an exception: always a bug, also with a liar."""
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{where.filename.rpartition('/')[2]}:{where.lineno}"
@@ -270,80 +278,7 @@ class World:
             "nothing-raises", f"the machine of {node.name} raised {error!r} at {place} on {type(event).__name__}"
         ) from error
 
-    # ------------------------------------------------------------------------------------ faults
-
-    def _begin(self, fault: Fault) -> None:
-        self.note("fault", f"{fault.kind} of {fault.nodes or 'all'} for {fault.duration:.1f} s, {fault.amount:.2f}")
-        if fault.kind in NETWORK_FAULTS:
-            self.network.begin(fault)
-        elif fault.kind in ("server-restart", "older-state"):
-            if self.server.up:
-                self.server.crash()
-        elif fault.kind == "all-die":
-            self._all_die(fault)
-            return
-        elif fault.kind == "owner-pause":
-            if self.server.up and self.server.take(Pause()) is None:
-                self.counts["owner-pause"] += 1
-        else:
-            for index in fault.nodes:
-                self._befall(fault, self.nodes[index])
-        if fault.kind in LIES and not fault.duration:
-            return
-
-        self.clock.after(fault.duration, self._end, fault)
-
-    def _all_die(self, fault: Fault) -> None:
-        """All members crash at the same moment; each returns within the fault's duration, with or without its disk."""
-        self.counts["all-die"] += 1
-        for node in self.nodes:
-            if node.running:
-                node.crash()
-                chance = self._stream(f"death of {node.index} at {fault.start}")
-                wait = fault.duration * (0.3 + 0.7 * chance.random())
-                self.clock.after(wait, self._comes_back, node, node.index not in fault.nodes)
-
-    def _comes_back(self, node: Node, disk: bool) -> None:
-        if not node.running and node.stop is None and not self.server.finished:
-            node.boot(disk=disk)
-
-    def _befall(self, fault: Fault, node: Node) -> None:
-        match fault.kind:
-            case "crash" | "restart":
-                if node.running:
-                    self.counts[fault.kind] += 1
-                    node.crash()
-            case "pause":
-                self.counts["pause"] += 1
-                node.pause()
-            case "slow":
-                node.slowed.append(fault.amount)
-            case "slow-downlink":
-                node.downlinks.append(fault.amount)
-            case "skew":
-                self.counts["skew"] += 1
-                node.clock_offset += fault.amount * 1000.0
-                node.clock_rate = fault.amount
-            case "empty-results":
-                node.empty_results.append(fault.amount)
-            case "failing-work":
-                node.failing_work.append(fault.amount)
-            case "slow-rpc":
-                node.rpc_lags.append(fault.amount)
-            case "failing-rpc":
-                node.rpc_fails.append(fault.amount)
-            case "leave":
-                if node.running:
-                    self.counts["leave"] += 1
-                    node.ask_to_leave()
-            case "bit-flip":
-                if self._may_flip(node):
-                    self.counts["bit-flip"] += 1
-                    node.spoil(bit=self.counts["bit-flip"])
-            case "late":
-                pass
-            case _:
-                self.lies.begin(node, fault.kind)
+    # ------------------------------------------------------------------------------------ what the others ask
 
     def _has_announced(self, signer: bytes, place: tuple[int, int]) -> bool:
         return member_with(signer, self.script.clients) in self.announced.by(place)
@@ -418,76 +353,6 @@ class World:
         """
         holders = [node for node in self.nodes if node.running and not node.liar and node.replica.snapshot() == masters]
         return bool(holders) and (holders != [asker] or not self.counts["older-state"])
-
-    def _may_flip(self, node: Node) -> bool:
-        """Whether then still most of those that report the model hold it and are honest, of all and of the epoch's members.
-
-        Without such a majority nobody could tell which model is right.
-        """
-        heard = [other for other in self.nodes if other.running and (other.liar or other.holds_model)]
-        state = self.server.state
-        members = {state.epoch.clients[slot].id.signer for slot in state.healthy_slots}
-        parts = (heard, [other for other in heard if other.identity.signer in members])
-        wrong = [sum(other.spoiled or other.liar or other is node for other in part) for part in parts]
-        return node.holds_model and all(2 * count < len(part) for count, part in zip(wrong, parts, strict=True) if count)
-
-    def _end(self, fault: Fault) -> None:
-        self.note("fault", f"{fault.kind} of {fault.nodes or 'all'} is over")
-        if fault.kind in NETWORK_FAULTS:
-            self.network.end(fault)
-            if fault.kind in ("partition", "asymmetric"):
-                for node in self.nodes:
-                    if node.running:
-                        self.server.reconnect(node)
-        elif fault.kind in ("server-restart", "older-state"):
-            if not self.server.up:
-                self.server.restart(older=fault.amount if fault.kind == "older-state" else 0.0)
-                self.clock.after(OWNER, self._resume_again)
-        elif fault.kind == "owner-pause":
-            self._resume()
-        else:
-            for index in fault.nodes:
-                self._release(fault, self.nodes[index])
-
-    def _resume_again(self) -> None:
-        """The coordinator may have forgotten that the owner resumed the run."""
-        state, now = self.server.state, self.clock.now
-        pausing = any(fault.kind == "owner-pause" and fault.start <= now < fault.end for fault in self.script.faults)
-        if not pausing and (state.run_state is RunState.Paused or state.pending_pause):
-            self._resume()
-
-    def _resume(self) -> None:
-        if self.server.finished:
-            return
-        if not self.server.up or self.server.take(Resume()) is not None:
-            self.clock.after(1.0, self._resume)  # the pause waits for the epoch's end
-
-    def _release(self, fault: Fault, node: Node) -> None:
-        match fault.kind:
-            case "restart":
-                if not node.running and node.stop is None and not self.server.finished:
-                    node.boot(disk=fault.disk)
-            case "pause":
-                node.unpause()
-            case "slow":
-                node.slowed.remove(fault.amount)
-            case "slow-downlink":
-                node.downlinks.remove(fault.amount)
-            case "empty-results":
-                node.empty_results.remove(fault.amount)
-            case "failing-work":
-                node.failing_work.remove(fault.amount)
-            case "slow-rpc":
-                node.rpc_lags.remove(fault.amount)
-                self.server.tell(node)
-            case "failing-rpc":
-                node.rpc_fails.remove(fault.amount)
-            case "skew":
-                now = node.now
-                node.clock_rate = 1.0
-                node.clock_offset = now - self.clock.now
-            case kind if kind in LIES:
-                self.lies.end(node, kind)
 
 
 def run_script(script: Script, *, timeline: list[tuple[float, str, str]] | None = None) -> RunResult:

@@ -1,1 +1,1 @@
-"""Files and buckets: folders that appear whole or not at all, scratch files, object stores, and parallel reading and hashing."""
+"""Files and buckets: folders that are written atomically, scratch files, object stores, and parallel reading and hashing."""

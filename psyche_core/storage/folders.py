@@ -1,7 +1,7 @@
-"""Folders that appear whole or not at all.
+"""Folders that are written atomically: they appear complete or not at all.
 
-A folder is made beside its final place, flushed to the disk file by file, and renamed. An older one of that name is deleted only
-when the new one is there. A download that takes long may be resumed after an interruption; after a week it is deleted.
+A folder is written next to its final place, flushed to the disk file by file, and renamed. An older folder with this name is
+deleted only after the new one is in place. A long download can be resumed after an interruption; after a week it is deleted.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _PARTIAL = ".partial"
 _OLD = ".old"
 _RESUMED = ".resume"
 ABANDONED_SECONDS = 7 * 86_400
-"""After so long nobody comes back to an interrupted download."""
+"""Age in seconds after which an interrupted download is deleted."""
 
 
 @contextmanager
 def whole_folder(directory: Path) -> Iterator[Path]:
-    """A new folder to write into; it becomes `directory` when the block ends without an error. Raises OSError."""
+    """Yield a new folder to write into. It becomes `directory` if the block ends without an error. Raises OSError."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = directory.parent / f".{directory.name}.{uuid.uuid4().hex}{_PARTIAL}"
     partial.mkdir()
@@ -42,10 +42,10 @@ def whole_folder(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def resumed_folder(directory: Path, *, keep_on: tuple[type[BaseException], ...]) -> Iterator[Path]:
-    """Like `whole_folder`, and what an interrupted block wrote is there again at the next attempt.
+    """Like `whole_folder`, but the next attempt continues with the files that an interrupted block wrote.
 
-    keep_on: exceptions after which it is kept; it is also kept when the process is killed. Where another process is at the same
-    folder this is a plain `whole_folder`. Raises OSError.
+    keep_on: exceptions after which the unfinished folder is kept. It is also kept if the process is killed. If another process is
+    using the same unfinished folder, this is the same as `whole_folder`. Raises OSError.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = directory.parent / f".{directory.name}{_RESUMED}"
@@ -69,28 +69,27 @@ def resumed_folder(directory: Path, *, keep_on: tuple[type[BaseException], ...])
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Whether the folder is ours alone among processes, for as long as the block runs. Without such locks it never is."""
+    """Yield whether this process has the lock of the folder while the block runs. Always False on systems without such locks."""
     if sys.platform == "win32":
         yield False
         return
 
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-        else:
-            yield folder.is_dir() and folder.stat().st_ino == os.fstat(descriptor).st_ino  # or who had it has published it
+        # False if another process has published the folder before we got the lock: then it is gone, or another one.
+        yield lock(descriptor) and folder.is_dir() and folder.stat().st_ino == os.fstat(descriptor).st_ino
     finally:
         os.close(descriptor)
 
 
-def lock(handle: io.FileIO) -> bool:
-    """Lock an open file for this process; False when another holds it. Always True where there are no such locks."""
+def lock(opened: int | io.FileIO) -> bool:
+    """Lock an open file or folder for this process. Returns False if another process holds the lock; always True on Windows.
+
+    The lock is on the file itself and ends with the process. filelock cannot do that: it makes a file for each lock.
+    """
     if sys.platform != "win32":
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
 
@@ -106,7 +105,10 @@ def _remove_abandoned(parent: Path, *, but: Path) -> None:
 
 
 def publish(partial: Path, directory: Path) -> None:
-    """Flush a finished folder and rename it. Only between two renames is there none of that name. Raises OSError."""
+    """Flush a finished folder and rename it to `directory`. An old folder is first renamed, and deleted at the end.
+
+    Between the two renames there is no folder with this name for a moment. Raises OSError.
+    """
     for path in sorted(partial.rglob("*")):
         flush(path)
     flush(partial)
@@ -124,7 +126,7 @@ def publish(partial: Path, directory: Path) -> None:
 
 
 def remove_partial(parent: Path, stem: str) -> None:
-    """Remove what killed processes left unfinished of the folders `{stem}{number}` in `parent`; nobody may be at them now."""
+    """Remove the unfinished folders `{stem}{number}` that killed processes left in `parent`. No process may be using them."""
     for path in parent.iterdir():
         number = path.name.removeprefix(f".{stem}").partition(".")[0]
         if path.name.startswith(f".{stem}") and number.isdecimal() and path.suffix == _PARTIAL:
@@ -132,7 +134,7 @@ def remove_partial(parent: Path, stem: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Make a file or folder outlast a power cut. Raises OSError."""
+    """Write a file or folder to the disk, so that it survives a power failure. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

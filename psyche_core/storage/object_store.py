@@ -1,8 +1,8 @@
 """A bucket through obstore: Google Cloud Storage by its name, everything else by URL (`s3://name`, `file:///folder`).
 
-Credentials and endpoints come from where the clouds' own tools look for them (GOOGLE_APPLICATION_CREDENTIALS, AWS_ACCESS_KEY_ID,
-AWS_ENDPOINT_URL, …); without any, a bucket is read anonymously. Large files are sent in parts. Every error becomes a StoreError
-of one sentence. Everything blocks: call it in a worker thread.
+Credentials and endpoints are taken from the same places as by the cloud providers' own tools (GOOGLE_APPLICATION_CREDENTIALS,
+AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …); without credentials, a bucket is read anonymously. Large files are sent in parts. Every
+error becomes a StoreError with one sentence. All functions block: call them in a worker thread.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _CREDENTIALS = {
 
 
 class ObjectStore:
-    """One bucket. store: obstore's; name: for messages."""
+    """One bucket. store: the store object of obstore. name: for messages."""
 
     def __init__(self, store: Any, *, name: str) -> None:
         self._store = store
         self._name = name
 
     def names(self, prefix: str) -> list[str]:
-        """All objects under a prefix (`a/b/`), ascending. Raises StoreError, NoSuchBucket."""
+        """Return the names of all objects under a prefix (`a/b/`), ascending. Raises StoreError, NoSuchBucket."""
         obstore = _obstore()
         try:
             found = [str(entry["path"]) for page in obstore.list(self._store, prefix=prefix or None) for entry in page]
-        except Exception as error:  # obstore has a family of its own, and the system's errors come through
-            if "404 Not Found" in str(error):  # a prefix without objects is an empty list
+        except Exception as error:  # obstore raises its own exceptions and those of the system
+            if "404 Not Found" in str(error):  # not a missing prefix: that gives an empty list
                 message = f"there is no bucket {self._name}; check its name"
                 raise NoSuchBucket(message) from error
             raise self._failed(f"list {prefix or 'it'}", error) from error
@@ -48,7 +48,7 @@ class ObjectStore:
         return sorted(found)
 
     def put_file(self, name: str, path: Path) -> None:
-        """Store a file. Raises StoreError."""
+        """Store a file as the object `name`. Raises StoreError."""
         obstore = _obstore()
         try:
             with path.open("rb") as file:
@@ -57,10 +57,11 @@ class ObjectStore:
             raise self._failed(f"write {name}", error) from error
 
     def get_file(self, name: str, path: Path) -> None:
-        """Write an object into a file, chunk by chunk, from where an earlier attempt left the file. Raises StoreError.
+        """Write an object into a file, chunk by chunk. If the file exists, continue at its end. Raises StoreError.
 
-        Whether the bytes that were there belong to the object is for the caller to see: compare the whole with what it should be.
-        A connection that breaks is taken up again by obstore.
+        A file that is longer than the object is deleted, and this raises StoreError, so that the next attempt starts again.
+        This does not check that the existing bytes belong to the object: the caller must verify the complete file. obstore
+        reconnects if a connection breaks.
         """
         obstore = _obstore()
         try:
@@ -73,7 +74,7 @@ class ObjectStore:
 
             with path.open("ab") as file:
                 if start == size:
-                    return  # a range of nothing would be refused
+                    return  # the server would reject an empty range
 
                 result = obstore.get(self._store, name, options={"range": {"offset": start}})
                 for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
@@ -84,7 +85,7 @@ class ObjectStore:
             raise self._failed(f"read {name}", error) from error
 
     def get(self, name: str, *, max_bytes: int) -> bytes | None:
-        """A small object, None when there is none of that name. Raises StoreError, also for one that is too large."""
+        """Return the content of a small object, or None if there is none. Raises StoreError, also if it is too large."""
         obstore = _obstore()
         try:
             result = obstore.get(self._store, name)
@@ -116,7 +117,7 @@ class ObjectStore:
 
 
 def open_bucket(bucket: str) -> ObjectStore:
-    """The bucket of that name. Raises StoreError when it cannot be opened; whether it exists is seen at its first use."""
+    """Return the bucket with this name or URL. Raises StoreError for an unusable name. A missing bucket fails at first use."""
     obstore = _obstore()
     url = bucket if "://" in bucket else f"gs://{bucket}"
     scheme = url.partition("://")[0]
@@ -129,7 +130,7 @@ def open_bucket(bucket: str) -> ObjectStore:
         if scheme == "file":
             Path(url.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
         store = obstore.store.from_url(url, **options)
-    except Exception as error:  # obstore raises its own family for bad names, and the system's for folders
+    except Exception as error:  # obstore raises its own exceptions for bad names, and those of the system for folders
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         message = f"{bucket!r} cannot be used as a bucket: {reason}"
         raise StoreError(message) from error

@@ -1,7 +1,7 @@
-"""The same work for many items, on a few cores: for hashing, reading and writing, which release Python's lock (the GIL).
+"""Applies a function to many items on a few cores: for hashing, reading and writing, which release Python's lock (the GIL).
 
-Few items are worked on in the calling thread, because threads would cost more than they save. Items may be worked on in any
-order; results are in the order of the items.
+A small number of items is processed in the calling thread, because threads would cost more than they save. Items may be processed
+in any order; results are in the order of the items.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 WORTH_THREADS = 8
-"""Items from which on several are worked on at once."""
+"""Minimum number of items for which threads are used."""
 
 MOST_THREADS = 4
 
@@ -21,7 +21,10 @@ _Result = TypeVar("_Result")
 
 
 def each(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-    """What `work` gives for every item. Raises what the first failing one raised; what has not begun by then never does."""
+    """Return the result of `work` for every item, in order.
+
+    If `work` raises for an item, this raises the same exception, and items that have not begun by then are not processed.
+    """
     if len(items) < WORTH_THREADS:
         return [work(item) for item in items]
 

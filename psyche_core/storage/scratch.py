@@ -1,9 +1,9 @@
-"""Large files that live no longer than the program that made them, in one folder of the machine.
+"""Large temporary files in one folder of the machine, which exist only as long as the program that made them.
 
-A program that uses a file holds a lock on it, which ends with the process however that ends. A file without a lock was left
-behind. Such files are removed at the next start, except resumable ones: these are kept for a day, so that a process that was
-killed during a long download finds its own again. Several programs share a folder but never each other's files. What is in a file
-is up to the caller.
+A program that uses a file holds a lock on it. The system releases the lock when the process ends in any way, so a file without a
+lock is left over from an earlier process. Such files are removed at the next start, except resumable ones: these are kept for a
+day, so that a process that was killed during a long download finds its file again. Several programs may share a folder but never
+use each other's files. The caller decides what is in a file.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from psyche_core.storage.folders import lock
 SUFFIX = ".scratch"
 RESUMABLE_SECONDS = 24 * 3600.0
 SPARE_BYTES = 64 * 2**20
-"""Room that is left on the disk for everybody else."""
+"""Free space that is always left on the disk for other programs."""
 
 SETTLED_SECONDS = 0.1
-"""From then on another write has another time: clocks of file systems tick every few milliseconds."""
+"""Age of the last write after which a new write certainly gets another time: file systems update times every few milliseconds."""
 
 LARGE_BYTES = 256 * 1024
 SPARE_BLOCKS = 2
-"""Blocks of memory that a file keeps for the next reads: fresh ones cost as much as the reading."""
+"""Blocks of memory that a file keeps for the next reads, because allocating new memory takes as long as reading."""
 
 
 def default_folder() -> Path:
-    """Where programs keep what they can do without, on this system, for this user."""
+    """Return the cache folder of this user on this system."""
     return platformdirs.user_cache_path("psyche", appauthor=False)
 
 
 class ScratchFile:
-    """An open, locked file. Any thread may read and write; after `remove` and `close` both raise OSError."""
+    """An open, locked file. Any thread may read and write. After `remove` or `close`, reading and writing raise OSError."""
 
     def __init__(self, path: Path, handle: io.FileIO, *, resumable: bool) -> None:
         self.path = path
@@ -58,9 +58,9 @@ class ScratchFile:
         self._spare: list[bytearray] = []
 
     def read(self, at: int, count: int) -> memoryview:
-        """`count` bytes from offset `at`, in memory of their own. Raises OSError, also where the file ends before.
+        """Return `count` bytes from offset `at`, as a view of memory that nothing else uses.
 
-        The memory is used again once nobody holds the view or a part of it.
+        The memory is used for other reads when no view of it exists any more. Raises OSError, also if the file is too short.
         """
         with self._positioned(at):
             data = self._block(count)
@@ -90,21 +90,21 @@ class ScratchFile:
         return memoryview(self._spare[-1])
 
     def stamp(self) -> object | None:
-        """Equal stamps mean that nothing was written in between; None where that cannot be told yet. Raises OSError."""
+        """Return a value that is equal if nothing was written in between; None if this is not certain yet. Raises OSError."""
         with self._positioned(0):
             status = os.fstat(self._handle.fileno())
         settled = time.time() - status.st_mtime > SETTLED_SECONDS
         return (status.st_mtime_ns, status.st_size) if settled else None
 
     def write(self, at: int, data: bytes) -> None:
-        """Put all bytes at offset `at`. Raises OSError."""
+        """Write all bytes at offset `at`. Raises OSError."""
         rest = memoryview(data)
         with self._positioned(at):
             while rest:
                 rest = rest[self._handle.write(rest) or 0 :]
 
     def reserve(self, size: int, parts: Iterable[tuple[int, int]]) -> None:
-        """Make the file `size` bytes long, with room on the disk for `parts` (offset, length) of it. Raises OSError."""
+        """Make the file `size` bytes long, and reserve space on the disk for `parts` (offset, length). Raises OSError."""
         parts = _joined(parts)
         with self._positioned(0):
             allocated = getattr(os.fstat(self._handle.fileno()), "st_blocks", 0) * 512
@@ -120,24 +120,24 @@ class ScratchFile:
                     os.posix_fallocate(self._handle.fileno(), at, length)
 
     def close(self) -> None:
-        """Let go of the file and leave it where it is; idempotent."""
+        """Close the file without deleting it. Idempotent."""
         with self._turn:
             self._spare.clear()
             self._handle.close()
 
     def remove(self) -> None:
-        """Let go of the file and delete it; idempotent."""
+        """Close the file and delete it. Idempotent."""
         with self._turn:
             self._spare.clear()
             if not self._handle.closed:
-                if sys.platform == "win32":  # nobody can delete an open file there
+                if sys.platform == "win32":  # Windows cannot delete an open file
                     self._handle.close()
                 self.path.unlink(missing_ok=True)
                 self._handle.close()
 
     @property
     def closed(self) -> bool:
-        """Whether it can be read and written no more."""
+        """Whether the file is closed."""
         return self._handle.closed
 
     @contextlib.contextmanager
@@ -151,9 +151,10 @@ class ScratchFile:
 
 
 class Scratch:
-    """The files of one program. folder: shared with others; None makes a private one, which goes with this object.
+    """The scratch files of one program.
 
-    Opening it creates the folder and removes what was left behind in it; both block. Raises ConfigError where that cannot be.
+    folder: may be shared with other programs; None creates a private one, which is deleted together with this object. The
+    constructor creates the folder and removes leftover files in it; both block. Raises ConfigError if that is not possible.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -173,9 +174,12 @@ class Scratch:
         self._clear_up()
 
     def create(self, kind: str, key: str = "", *, resumable: bool = False) -> ScratchFile:
-        """A new file. kind: a word; key: what a resumable file is found again by, a name of any length. Raises OSError."""
+        """Create a file. Raises OSError.
+
+        kind: a word, part of the file's name. key: name of any length by which `adopt` finds a resumable file again.
+        """
         path = self._folder / f"{_label(kind, key)}-{secrets.token_hex(8)}{SUFFIX}"
-        unseen = path.with_suffix(".new")  # until it is locked nobody may take it for left behind
+        unseen = path.with_suffix(".new")  # until it is locked, other programs must not see it as a leftover file
         handle = io.FileIO(unseen, "x+")
         lock(handle)
         if sys.platform == "win32":
@@ -187,9 +191,9 @@ class Scratch:
         return self._note(ScratchFile(path, handle, resumable=resumable))
 
     def adopt(self, kind: str, key: str) -> ScratchFile | None:
-        """The newest resumable file of that kind and key that was left behind, None when there is none. Blocks."""
+        """Return the newest leftover resumable file with this kind and key, or None if there is none. Blocks."""
         if sys.platform == "win32":
-            return None  # what is in use cannot be told there
+            return None  # there are no locks that show whether a file is in use
 
         for path in sorted(self._folder.glob(f"{_label(kind, key)}-*{SUFFIX}"), key=_age):
             handle = _taken(path)
@@ -199,7 +203,10 @@ class Scratch:
         return None
 
     def close(self) -> None:
-        """Remove all files of this program; resumable ones stay for a day, but in a private folder. Blocks; idempotent."""
+        """Close all files of this program and remove those that are not resumable. Blocks. Idempotent.
+
+        Resumable files stay for a day, except in a private folder, which is removed completely.
+        """
         if self._private is not None:
             self._private()
         for file in self._files:
@@ -229,7 +236,7 @@ class Scratch:
 
 
 def _is_free(block: bytearray) -> bool:
-    """Whether nobody looks at it: only then does it let itself be resized."""
+    """Whether there is no view of this block. Python allows resizing a bytearray only then."""
     try:
         last = block.pop()
     except BufferError:
@@ -240,30 +247,30 @@ def _is_free(block: bytearray) -> bool:
 
 
 def _memory(count: int) -> memoryview:
-    """Fresh memory that comes from the system and goes back there at once, whichever thread lets go of it last."""
+    """Return new memory directly from the system. It is returned to the system as soon as the last view of it is deleted."""
     if sys.platform != "linux":
         return memoryview(mmap.mmap(-1, count))
 
     memory = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # the kernel may have been built without
-        memory.madvise(mmap.MADV_HUGEPAGE)  # a quarter of the time
+    with contextlib.suppress(OSError):  # the kernel may have been built without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)  # first use then takes a quarter of the time
     return memoryview(memory)
 
 
 def _discard(folder: Path, files: list[ScratchFile]) -> None:
-    """Remove a private folder and what is in it."""
+    """Close the files of a private folder and remove the folder with its content."""
     for file in files:
         file.close()
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _label(kind: str, key: str) -> str:
-    """The beginning of a file's name."""
+    """Return the first part of a file's name."""
     return f"resumable-{kind}-{hashlib.sha256(key.encode()).hexdigest()[:32]}" if key else kind
 
 
 def _age(path: Path) -> float:
-    """Seconds since the file was last written; none when it is gone."""
+    """Return the seconds since the file was last written, or 0 if it does not exist any more."""
     with contextlib.suppress(OSError):
         return time.time() - path.stat().st_mtime
 
@@ -271,7 +278,7 @@ def _age(path: Path) -> float:
 
 
 def _taken(path: Path) -> io.FileIO | None:
-    """Open and lock a file that was left behind; None when it is in use, or gone meanwhile."""
+    """Open and lock a leftover file. Returns None if it is in use or does not exist any more."""
     try:
         handle = io.FileIO(path, "r+")
     except OSError:
@@ -281,13 +288,13 @@ def _taken(path: Path) -> io.FileIO | None:
         if lock(handle) and path.stat().st_ino == os.fstat(handle.fileno()).st_ino:
             return handle
     except OSError:
-        pass  # gone meanwhile: its owner has removed it
+        pass  # its owner has removed it meanwhile
     handle.close()
     return None
 
 
 def _joined(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same parts of a file in fewer, longer ones; empty ones left out."""
+    """Return the same parts of a file with adjacent ones joined and empty ones left out."""
     found: list[tuple[int, int]] = []
     for at, length in sorted(parts):
         if found and sum(found[-1]) == at:

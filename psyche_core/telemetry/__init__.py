@@ -1,1 +1,1 @@
-"""What the programs report about a run: `events` are the typed values, `sinks` take them to screens, files and trackers."""
+"""What the programs report about a run: `events` are the typed values, and `sinks` write them to screens, files and trackers."""

@@ -1,6 +1,6 @@
 """Typed events: what the programs report about a run, for every screen, log, file and tracker.
 
-They hold plain values only, so that every event is one JSON object. `sinks` decides how they reach people.
+They hold plain values only, so that every event is one JSON object. `sinks` delivers them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The program is up. role: `client` or `server`; id: signer in hex; address: where it listens or which server it uses.
+    """The program has started. role: `client` or `server`. id: signer in hex. address: where it listens, or the server it uses.
 
-    A client is no member yet then: see Joined.
+    A client is not yet a member then: see Joined.
     """
 
     role: str
@@ -23,26 +23,26 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The coordinator took our request to take part, which a client makes once what it needs is there; told once."""
+    """The coordinator accepted our request to take part. A client joins once its resources are ready; emitted once."""
 
     run_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class WaitsForEpoch:
-    """We joined while an epoch is played: we take part from the next one on. epoch: the one that is played; told once in it."""
+    """We joined during an epoch and take part from the next one on. epoch: the current one. Emitted once per epoch."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """The coordinator took us out of the epoch that is played.
+    """The coordinator dropped us from the current epoch.
 
-    height: the round in which it did. why, as far as we can tell: `unready` (we were not ready when the first round began),
-    `silent` (no result of ours came), `late` (our results came much later than all others', protocol F16), `unstated` (as a
-    witness we did not state in time, again and again), `lost` (our connection to the coordinator was lost for too long).
-    returns: whether we may take part again in this epoch, once our model is up to date; otherwise in the next one.
+    height: the round in which this happened. why: the likely reason: `unready` (we were not ready when the first round began),
+    `silent` (we sent no result), `late` (our results arrived much later than all others, protocol F16), `unstated` (as a witness
+    we repeatedly did not send our statement in time), `lost` (our connection to the coordinator was lost for too long). returns:
+    whether we may take part again in this epoch, once our model is up to date; otherwise in the next one.
     """
 
     epoch: int
@@ -53,16 +53,16 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class CameBack:
-    """We take part again in an epoch that we were dropped from."""
+    """We take part again in an epoch from which we were dropped."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFiles:
-    """Token files are made from text, once: told before the first text, now and then, and when they are ready.
+    """Token files are made from text, once. Emitted before the first text, at intervals, and when they are ready.
 
-    texts: those done, of so many in all; tokens: made so far; seconds: since it began.
+    texts: number done. of: number in all. tokens: made so far. seconds: since the start.
     """
 
     folder: str
@@ -77,8 +77,8 @@ class TokenFiles:
 class Stopping:
     """A signal ends the server before the run is finished.
 
-    step: next to train; folder: where the state lies that the run goes on from when the server is started again, None where there
-    is none.
+    step: next step to train. folder: folder of the saved state from which a restarted server continues the run; None if no state
+    is saved.
     """
 
     step: int
@@ -87,9 +87,9 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class PhaseChanged:
-    """The coordinator's phase as seen here. step: next step to train; clients: healthy members of the epoch.
+    """The coordinator's phase as seen here. step: next step to train. clients: number of healthy members of the epoch.
 
-    While the run waits for members: clients are those that wait, and needed is how many an epoch needs to start.
+    While the run waits for members, clients is the number of those waiting, and needed the number that an epoch needs to start.
     """
 
     phase: str
@@ -102,16 +102,16 @@ class PhaseChanged:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoading:
-    """The model begins to be built and loaded; ModelLoaded says when it is there. model: what the run calls it."""
+    """Building and loading of the model starts; ModelLoaded reports the end. model: its name in the run's configuration."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLoaded:
-    """parameters: number of trainable values; seconds: wall time of building or loading.
+    """The model is ready. parameters: number of trainable values. seconds: wall time of building or loading.
 
-    step: the last one whose results are in it, where a checkpoint says so; None for a model the run begins with.
+    step: the last step whose results are in it, according to its checkpoint; None for the first model of a run.
     """
 
     parameters: int
@@ -121,10 +121,10 @@ class ModelLoaded:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What a client found in its own folder of checkpoints, and what that makes of its model.
+    """The state that a client restored from its own checkpoint folder.
 
-    checkpoint: step of the checkpoint, None without one; step: the last one in our masters, those of the journal included, None
-    where nothing was found; due: the step that the run's masters are of.
+    checkpoint: step of the checkpoint, None without one. step: the last step in our masters, including those of the journal;
+    None if nothing was found. due: the step of the run's masters.
     """
 
     folder: str
@@ -135,14 +135,17 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchFound:
-    """So many sequences per forward pass were found to fit into memory; told where the size was left to us."""
+    """How many sequences per forward pass fit into memory; emitted if the micro batch size is chosen automatically."""
 
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepTrained:
-    """Our share of a step. loss in nats per token; tokens: in our share; seconds: wall time; payload_bytes: of our result."""
+    """We trained our share of a step.
+
+    loss: nats per token. tokens: number in our share. seconds: wall time. payload_bytes: size of our result.
+    """
 
     epoch: int
     step: int
@@ -154,7 +157,7 @@ class StepTrained:
 
 @dataclass(frozen=True, slots=True)
 class StepApplied:
-    """Results of a step were applied. accepted of trained: trainers' shares accepted by the witnesses, and handed out."""
+    """Results of a step were applied. accepted: shares that the witnesses accepted. trained: assigned shares."""
 
     epoch: int
     step: int
@@ -165,7 +168,7 @@ class StepApplied:
 
 @dataclass(frozen=True, slots=True)
 class WitnessSent:
-    """Our witness statement of a round was taken by the coordinator."""
+    """The coordinator accepted our witness statement of a round."""
 
     epoch: int
     height: int
@@ -174,7 +177,7 @@ class WitnessSent:
 
 @dataclass(frozen=True, slots=True)
 class NetworkTotals:
-    """Bytes since start on our side of the transport, and peers connected now."""
+    """Bytes since the start on our side of the transport, and number of connected peers."""
 
     bytes_sent: int
     bytes_received: int
@@ -183,7 +186,7 @@ class NetworkTotals:
 
 @dataclass(frozen=True, slots=True)
 class EpochDigest:
-    """SHA-256 (hex) over all float32 parameters at the end of an epoch, after everything trained in it was applied."""
+    """SHA-256 (hex) over all float32 parameters at the end of an epoch, after all its accepted results were applied."""
 
     epoch: int
     step: int
@@ -202,7 +205,7 @@ class ReplicasDiffer:
 
 @dataclass(frozen=True, slots=True)
 class Resynced:
-    """Our masters are those of the other members after `step` now, verified piece by piece."""
+    """Our masters now equal those of the other members after `step`; each piece was verified."""
 
     epoch: int
     step: int
@@ -218,7 +221,7 @@ class Validated:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
-    """A complete checkpoint lies at path."""
+    """A complete checkpoint was saved at `path`."""
 
     step: int
     path: str
@@ -226,9 +229,9 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True)
 class ModelSync:
-    """We fetch the masters after `step` from peers, in the pieces in which ours differ; told at the start and as it goes on.
+    """We download the pieces in which our masters differ from the members' masters after `step`.
 
-    bytes_received: of the pieces done so far.
+    Emitted at the start and repeatedly. bytes_received: size of the finished pieces.
     """
 
     step: int
@@ -239,7 +242,7 @@ class ModelSync:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStored:
-    """We stored the model after `step`, and the run refers to it now."""
+    """We stored the model after `step`, and the run now refers to it."""
 
     step: int
     location: str
@@ -247,7 +250,7 @@ class CheckpointStored:
 
 @dataclass(frozen=True, slots=True)
 class RewardPaid:
-    """A member was paid what it earned in the run. member: its signer's first 8 hex digits; units: smallest ones of the token."""
+    """A member was paid its earnings in the run. member: its signer's first 8 hex digits. units: smallest units of the token."""
 
     member: str
     units: int
@@ -255,7 +258,7 @@ class RewardPaid:
 
 @dataclass(frozen=True, slots=True)
 class EpochSigned:
-    """A quorum of the members signed the full digest (hex) of the masters after `step`: the run can always go back to there."""
+    """A quorum of the members signed the full digest (hex) of the masters after `step`: the run can return to it at any time."""
 
     step: int
     sha256: str
@@ -263,9 +266,9 @@ class EpochSigned:
 
 @dataclass(frozen=True, slots=True)
 class WentBack:
-    """No member had the model after `from_step`: the run goes on after `to_step`, and trains the samples since again.
+    """No member had the model after `from_step`: the run continues after `to_step`, and trains the later samples again.
 
-    from_checkpoint: with the model of the stored checkpoint, otherwise with one that members hold.
+    from_checkpoint: whether it continues with the model of the stored checkpoint, instead of a model that members have.
     """
 
     from_step: int
@@ -275,14 +278,14 @@ class WentBack:
 
 @dataclass(frozen=True, slots=True)
 class ModelLost:
-    """No member has the model after `step`, nor that of an earlier epoch's end: the run waits for its owner."""
+    """No member has the model after `step`, or the model after an earlier epoch: the run waits for its owner."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class StatementVoided:
-    """A witness claimed results of members that had no share; its statement does not count. member: its key's first digits."""
+    """A witness claimed results of members without a share; its statement is ignored. member: first digits of its key."""
 
     epoch: int
     height: int
@@ -291,7 +294,7 @@ class StatementVoided:
 
 @dataclass(frozen=True, slots=True)
 class MemberWithdrew:
-    """A member left the epoch in order, as it was asked to. member: its key's first digits."""
+    """A member left the epoch cleanly, on request. member: first digits of its key."""
 
     epoch: int
     member: str
@@ -299,7 +302,7 @@ class MemberWithdrew:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A signal asked the client to leave in order, which it does now. saves: whether it keeps checkpoints, and saves one last."""
+    """A signal asked the client to leave, and it now leaves cleanly. saves: whether it saves a last checkpoint."""
 
     signal: str
     saves: bool
@@ -307,7 +310,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something people should know; the run goes on. level: `warning` or `error`."""
+    """A problem that users should know; the run continues. level: `warning` or `error`."""
 
     level: str
     message: str
@@ -315,14 +318,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """What a Problem, or a warning in the log, told of is over. message: one sentence."""
+    """A problem reported by a Problem event or a logged warning is over. message: one sentence."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The program is done. reason: one sentence; success: whether the run (or our part in it) ended as planned."""
+    """The program has ended. reason: one sentence. success: whether the run (or our part in it) ended as planned."""
 
     reason: str
     success: bool

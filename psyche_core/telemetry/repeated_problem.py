@@ -1,4 +1,4 @@
-"""When to report a problem that comes again and again, such as a full disk, and when to report that it is over."""
+"""Decides when to report a recurring problem, such as a full disk, and when to report that it is over."""
 
 from __future__ import annotations
 
@@ -6,26 +6,33 @@ import time
 from collections.abc import Callable
 
 AGAIN_SECONDS = 300.0
-"""Least time from one telling to the next."""
+"""Minimum time between two reports, in seconds."""
 
 
 class RepeatedProblem:
-    """Told at once, then at most every AGAIN_SECONDS, and once when it is over. clock: seconds, for tests."""
+    """Limits reports: the first at once, later ones at most every AGAIN_SECONDS, one at the end. clock: seconds, for tests.
+
+    times: number of failures since the report before, at the time of a report; the failure itself is included.
+    """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._told_at: float | None = None
+        self._untold = 0
+        self.times: int = 0
 
     def failed(self) -> bool:
-        """It went wrong: whether to tell that now."""
+        """Record a failure; return whether to report it now."""
         now = self._clock()
+        self._untold += 1
         if self._told_at is not None and now - self._told_at < AGAIN_SECONDS:
             return False
 
         self._told_at = now
+        self.times, self._untold = self._untold, 0
         return True
 
     def went_well(self) -> bool:
-        """It went well: whether to tell that now, because people were told that it did not."""
-        was_told, self._told_at = self._told_at is not None, None
+        """Record a success; return whether to report it now, because a failure was reported before."""
+        was_told, self._told_at, self._untold = self._told_at is not None, None, 0
         return was_told

@@ -1,4 +1,4 @@
-"""Where events go: the bus that hands each one to every sink, and events as JSON lines.
+"""Delivery of events: the bus that passes each event to every sink, and events as JSON lines.
 
 A sink that raises is removed with one warning: a broken display must never stop training.
 """
@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from psyche_core.telemetry.events import Event
 
-logger = logging.getLogger("psyche.telemetry")
+logger: logging.Logger = logging.getLogger("psyche.telemetry")
 
 _CLASSES: tuple[type[Any], ...] = Event.__args__
 _BY_NAME = {re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower(): cls for cls in _CLASSES}
@@ -32,12 +32,12 @@ def to_json(event: Event) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """The value, None for a loss or figure that JSON has no number for."""
+    """The value; None for a number that JSON cannot represent."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def from_json(line: str) -> tuple[float, Event] | None:
-    """Read such a line back as (time, event), null for a float as NaN; None for anything else."""
+    """Parse a line of `to_json` as (time, event); null for a float becomes NaN. None for any other line."""
     try:
         told = json.loads(line)
         cls = _BY_NAME[told.pop("event")]
@@ -51,13 +51,13 @@ def from_json(line: str) -> tuple[float, Event] | None:
 
 
 class EventBus:
-    """Fans events out to sinks. Sinks are called in the emitter's thread and must return quickly."""
+    """Passes events to all sinks. Sinks are called in the emitter's thread and must return quickly."""
 
     def __init__(self, *sinks: Sink) -> None:
         self._sinks = list(sinks)
 
     def __call__(self, event: Event) -> None:
-        """Give an event to every sink."""
+        """Pass an event to every sink."""
         for sink in tuple(self._sinks):
             try:
                 sink(event)

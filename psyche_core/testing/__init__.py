@@ -1,1 +1,4 @@
-"""For plugin authors: one conformance class per kind. A three-line subclass runs all its tests against an implementation."""
+"""For plugin authors: one conformance class per kind.
+
+A three-line subclass runs all tests of a class against an implementation.
+"""

@@ -10,7 +10,7 @@ The coordinator behind the backends must follow the given state and a clock that
 for real seconds. Backends are entered, one for each key, with the key in both halves of the identity.
 """
 
-# ruff: noqa: D102  # the names of the tests are the sentences
+# ruff: noqa: D102  # the tests' names describe them
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ START_TIME = 1_700_000_000
 
 @dataclass(frozen=True, slots=True)
 class BackendArena:
-    """A coordinator with clients. backends: in the order of the keys; pass_time: moves its clock by seconds."""
+    """A coordinator with clients. backends: in the order of the keys. pass_time: advances its clock by this many seconds."""
 
     backends: Sequence[Backend]
     pass_time: Callable[[int], None]
 
 
 def small_state(*, clients: int = 2, run_id: str = "conformance") -> CoordinatorState:
-    """A run of `clients` members at least that waits for them: no witness election, three samples a round, ten steps."""
+    """A run that waits for `clients` members: no witness election, three samples per round, ten steps."""
     config = CoordinatorConfig(
         warmup_time=100,
         cooldown_time=10,
@@ -76,7 +76,7 @@ def small_state(*, clients: int = 2, run_id: str = "conformance") -> Coordinator
 
 
 async def until(backend: Backend, wanted: Callable[[StateUpdate], bool]) -> StateUpdate:
-    """The first state of a backend that is wanted."""
+    """Wait for the first state of a backend that fulfils `wanted`. Raises TimeoutError after TIMEOUT seconds."""
     with anyio.fail_after(TIMEOUT):
         while True:
             update = await backend.next_state()
@@ -85,18 +85,21 @@ async def until(backend: Backend, wanted: Callable[[StateUpdate], bool]) -> Stat
 
 
 def in_phase(phase: RunState) -> Callable[[StateUpdate], bool]:
-    """Whether an update is in a phase."""
+    """A test whether an update is in a phase, for `until`."""
     return lambda update: update.state.run_state is phase
 
 
 @pytest.mark.anyio
 class BackendConformance:
-    """Inherit and write `arena`. renewals: how often a member comes with a new address while another does not look."""
+    """Inherit from it and write `arena`.
+
+    renewals: how often a member joins with a new address while another member does not read states.
+    """
 
     renewals: ClassVar[int] = 50
 
     def arena(self, state: CoordinatorState, keys: Sequence[SecretKey]) -> AbstractAsyncContextManager[BackendArena]:
-        """A coordinator that starts with `state`, its clock at `state.since`, and an entered backend for each key."""
+        """A coordinator that starts with `state` and its clock at `state.since`, and an entered backend for each key."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -112,7 +115,7 @@ class BackendConformance:
         async with self.arena(state, keys) as arena:
             for backend, key in zip(arena.backends, keys, strict=True):
                 update = await until(backend, lambda _: True)
-                assert update.state == replace(state, instance=update.state.instance)  # a chain has its own
+                assert update.state == replace(state, instance=update.state.instance)  # a chain sets its own instance
                 assert update.addresses == {}
                 assert (backend.identity.signer, backend.identity.p2p) == (key.public, key.public)
 

@@ -8,7 +8,7 @@ It checks what users and documentation pages need: every command says what it do
 heavy. Testing what the commands do is up to the plugin.
 """
 
-# ruff: noqa: D102  # the names of the tests are the sentences
+# ruff: noqa: D102  # the tests' names describe them
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAVY = ("torch", "transformers", "numpy", "jax")
 
 
 def leaves(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """A command, or all that stand under a group, with the words that lead there."""
+    """A command, or all commands of a group and its subgroups, each with the words that call it."""
     if not isinstance(command, click.Group):
         yield path, command
         return

@@ -4,12 +4,12 @@
         def provider(self, source: Path) -> DataProvider:
             return MyData(source, sequence_length=self.sequence_length, token_size=self.token_size)
 
-`source` is a folder of token files with known tokens. Where a provider reads from elsewhere (a server, a bucket), override the
+`source` is a folder of token files with known tokens. If a provider reads from elsewhere (a server, a bucket), override the
 fixture `source` to put `token_folder` there. A provider whose samples do not come from files overrides `expected` and sets
 `source_can_break = False`; nothing else is optional.
 """
 
-# ruff: noqa: D102  # the names of the tests are the sentences
+# ruff: noqa: D102  # the tests' names describe them
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ TIMEOUT = 20.0
 
 @pytest.mark.anyio
 class DataConformance:
-    """Inherit and write `provider`.
+    """Inherit from it and write `provider`.
 
-    sequence_length: tokens per sample of the standard source; token_size: bytes per token. file_sequences: whole sequences in
-    each of its files; stray_tokens: tokens after the last whole one (0 twice: exact multiples, the last sequence counts).
+    sequence_length: tokens per sample of the standard source. token_size: bytes per token. file_sequences: number of whole
+    sequences in each of its files. stray_tokens: number of tokens after the last whole sequence of each file (0 twice: exact
+    multiples, where the last sequence counts).
     """
 
     sequence_length = 8
     token_size = 2
-    file_sequences = (5, 1, 7)
-    stray_tokens = (0, 3, 0)
+    file_sequences: tuple[int, ...] = (5, 1, 7)
+    stray_tokens: tuple[int, ...] = (0, 3, 0)
     source_can_break = True
 
     def provider(self, source: Any) -> DataProvider:
-        """A fresh provider over the source, not yet entered, in the source's own order."""
+        """A new provider that reads the source in its own order; not yet entered."""
         raise NotImplementedError
 
     def expected(self) -> list[bytes]:
@@ -55,7 +56,7 @@ class DataConformance:
         ]
 
     def break_source(self, token_folder: Path) -> None:
-        """Damage the source after a provider was entered: the last file loses half its bytes."""
+        """Damage the source after a provider was entered: remove half the bytes of the last file."""
         last = max(token_folder.iterdir())
         content = last.read_bytes()
         last.write_bytes(content[: len(content) // 2])
@@ -72,7 +73,7 @@ class DataConformance:
 
     @pytest.fixture
     def anyio_backend(self) -> str:
-        """The event loop the tests run on."""
+        """The event loop for the tests."""
         return "asyncio"
 
     @pytest.fixture
@@ -87,7 +88,7 @@ class DataConformance:
 
     @pytest.fixture
     def source(self, token_folder: Path) -> Any:
-        """What `provider` is given."""
+        """The argument of `provider`."""
         return token_folder
 
     async def test_counts_every_whole_sequence(self, source: Any) -> None:

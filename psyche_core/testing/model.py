@@ -26,11 +26,11 @@ from psyche_core.interfaces.model import Model
 
 
 class ModelConformance:
-    """What every `Model` must do. Subclass it; override what the comments name.
+    """The requirements for every `Model`. Subclass it; override the attributes below.
 
-    create: the registration's factory. config: written to config.json of the source folder; keep it under a million
-    parameters. max_seq_len: longest sequence given. prepared_samples: whether labels and packed texts are known; a model that
-    does not know them must refuse them.
+    create: the registration's factory. config: written to config.json of the source folder; keep it under a million parameters.
+    max_seq_len: longest sequence in the tests. prepared_samples: whether the model supports labels and packed texts; a model
+    that does not must reject them.
     """
 
     config: ClassVar[Mapping[str, Any]]
@@ -44,7 +44,7 @@ class ModelConformance:
 
     @pytest.fixture(autouse=True)
     def one_thread(self) -> Iterator[None]:
-        """Equal sums need one order of summation."""
+        """Sums are equal only in one order of summation, so torch uses one thread."""
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         yield
@@ -60,7 +60,7 @@ class ModelConformance:
 
     @pytest.fixture
     def model(self, source: Path) -> Model:
-        """A fresh model with random weights."""
+        """A new model with random weights."""
         return self.build(source)
 
     def build(self, source: Path, *, seed: bytes = bytes(32)) -> Model:
@@ -86,18 +86,18 @@ class ModelConformance:
         assert len({tensor.data_ptr() for tensor in model.parameters.values()}) == len(names), "a tied weight appears twice"
 
     def test_same_context_gives_the_same_bits(self, source: Path) -> None:
-        """Members of a run that starts from random weights must agree, whatever ran in their process before."""
+        """Members of a run that starts from random weights must have equal weights, whatever ran in their process before."""
         first = self.build(source)
         torch.rand(3)
         assert_equal_weights(first, self.build(source))
 
     def test_another_seed_gives_other_weights(self, source: Path) -> None:
-        """Otherwise the seed is not used."""
+        """Equal weights would mean that the seed is not used."""
         first, second = self.build(source), self.build(source, seed=b"\x01" * 32)
         assert any(not torch.equal(tensor, second.parameters[name]) for name, tensor in first.parameters.items())
 
     def test_building_leaves_the_global_random_state_alone(self, source: Path) -> None:
-        """A plugin must not disturb who embeds it."""
+        """A plugin must not disturb the program that embeds it."""
         before = torch.get_rng_state()
         self.build(source)
         assert torch.equal(torch.get_rng_state(), before)
@@ -108,7 +108,7 @@ class ModelConformance:
         assert model.loss(self.samples(model), micro_batch_size=5) == pytest.approx(uniform, rel=0.25)
 
     def test_gradients_are_deterministic(self, model: Model) -> None:
-        """The second call drops the first one's gradient and finds it again, bit for bit."""
+        """The second call drops the first gradient and computes an equal one, bit for bit."""
         samples = self.samples(model)
         loss, first = model.gradients(samples, micro_batch_size=2), gradients_of(model)
         assert model.gradients(samples, micro_batch_size=2) == loss
@@ -116,7 +116,7 @@ class ModelConformance:
         assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
     def test_gradients_is_the_slope_of_loss(self, model: Model) -> None:
-        """A small step along the gradient changes `loss` by what the gradient says."""
+        """A small step along the gradient changes `loss` by the amount that the gradient predicts."""
         samples = self.samples(model)
         before = model.gradients(samples, micro_batch_size=5)
         assert before == pytest.approx(model.loss(samples, micro_batch_size=5), abs=1e-5)
@@ -131,7 +131,7 @@ class ModelConformance:
 
     @pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 64])
     def test_micro_batches_change_nothing(self, model: Model, micro_batch_size: int) -> None:
-        """5 sequences in parts of 2 weigh 2:2:1, in loss and gradient."""
+        """5 sequences in micro batches of 2 weigh 2:2:1, in loss and gradient."""
         samples = self.samples(model, count=5)
         whole, expected = model.gradients(samples, micro_batch_size=5), gradients_of(model)
         assert model.gradients(samples, micro_batch_size=micro_batch_size) == pytest.approx(whole, abs=1e-5)
@@ -140,7 +140,7 @@ class ModelConformance:
         assert model.loss(samples, micro_batch_size=micro_batch_size) == pytest.approx(whole, abs=1e-5)
 
     def test_loss_leaves_gradients_and_weights_alone(self, model: Model) -> None:
-        """Evaluation between two rounds must not show in training."""
+        """Evaluation between two rounds must not affect training."""
         model.gradients(self.samples(model), micro_batch_size=5)
         gradients, weights = gradients_of(model), weights_of(model)
         model.loss(self.samples(model, seed=1), micro_batch_size=5)
@@ -149,7 +149,7 @@ class ModelConformance:
 
     @pytest.mark.parametrize("call", ["gradients", "loss"])
     def test_ids_out_of_the_vocabulary_are_refused(self, model: Model, call: str) -> None:
-        """A wrong data set is a sentence, not an index error of some kernel."""
+        """A wrong data set gives a clear error message, not an index error of a kernel."""
         samples = Samples(model.vocab_size.to_bytes(4, "little") * 4, 1, 4, 4)
         with pytest.raises(ModelError, match=str(model.vocab_size)):
             getattr(model, call)(samples, micro_batch_size=1)
@@ -162,7 +162,10 @@ class ModelConformance:
         assert model.loss(short, micro_batch_size=1) == model.loss(long, micro_batch_size=1)
 
     def test_ignored_labels_count_for_nothing(self, model: Model) -> None:
-        """A row without a label to predict changes neither loss nor gradient of the other; a wholly ignored batch is refused."""
+        """A row without a label to predict does not change loss or gradient of the other row.
+
+        A batch without any label is rejected.
+        """
         samples = self.samples(model, count=2)
         one, other = texts_of(samples)
         labels = struct.pack("<12i", *[IGNORED_LABEL] * 12), struct.pack("<12i", *one)
@@ -176,7 +179,7 @@ class ModelConformance:
         assert_refused(model, replace(marked, labels=labels[0] * 2))
 
     def test_only_labelled_tokens_are_predicted(self, model: Model) -> None:
-        """With one label per row, the loss is that token's; what the label of a row's first token says does not matter."""
+        """With one label per row, the loss is that token's; the label of a row's first token has no effect."""
         (text,) = texts_of(self.samples(model, count=1))
         labels = [IGNORED_LABEL] * 12
         labels[0], labels[7] = text[0], text[7]
@@ -189,7 +192,7 @@ class ModelConformance:
         assert model.loss(marked, micro_batch_size=1) == pytest.approx(upto[1] - upto[0], abs=1e-4)
 
     def test_packed_texts_count_as_if_alone(self, model: Model) -> None:
-        """Texts of 5 and 4 tokens and padding in one row: 4 + 3 predictions, none across, none of padding."""
+        """Texts of 5 and 4 tokens and padding in one row: 4 + 3 predictions, none across texts, none of padding."""
         (row,) = texts_of(self.samples(model, count=1))
         packed = replace(text_samples(row), sequence_lengths=((5, 4),))
         positions = struct.pack("<12I", *range(5), *range(4), *range(3))
@@ -209,7 +212,7 @@ class ModelConformance:
         assert_same_slope(model, replace(packed, position_ids=positions), loss, expected)
 
     def test_descent_learns_a_fixed_batch(self, model: Model) -> None:
-        """Ten steps of plain descent on one batch, each long enough to lower its loss by 0.02 if that were linear."""
+        """Ten steps of gradient descent on one batch, each long enough to lower a linear loss by 0.02."""
         samples = self.samples(model)
         before = model.loss(samples, micro_batch_size=5)
         for _ in range(10):
@@ -229,7 +232,7 @@ class ModelConformance:
         assert [path.name for path in source.parent.iterdir() if "saved" in path.name] == ["saved"], "temporary files are left"
 
     def test_saving_replaces_an_older_checkpoint(self, model: Model, source: Path) -> None:
-        """And leaves nothing of it."""
+        """Nothing of the older checkpoint remains."""
         target = source.parent / "saved"
         target.mkdir()
         (target / "stale.txt").write_text("old")
@@ -238,7 +241,7 @@ class ModelConformance:
         assert_equal_weights(model, self.build(target))
 
     def test_refused_save_leaves_the_older_checkpoint(self, model: Model, source: Path) -> None:
-        """Parameters of a wrong shape are refused before anything is replaced."""
+        """Parameters of a wrong shape are rejected before anything is replaced."""
         target = source.parent / "saved"
         model.save(target, parameters=model.parameters)
         name = next(iter(model.parameters))
@@ -271,14 +274,14 @@ def text_samples(ids: Sequence[int]) -> Samples:
 
 
 def assert_refused(model: Model, samples: Samples) -> None:
-    """Samples that a model cannot train on are a ModelError, never trained on as something else."""
+    """Check that the samples raise ModelError, in `gradients` and in `loss`."""
     for call in (model.gradients, model.loss):
         with pytest.raises(ModelError):
             call(samples, micro_batch_size=1)
 
 
 def assert_same_slope(model: Model, samples: Samples, loss: float, expected: Mapping[str, torch.Tensor]) -> None:
-    """Loss and gradient of the samples are those, up to rounding."""
+    """Check that loss and gradient of the samples are the expected ones, up to rounding."""
     assert model.gradients(samples, micro_batch_size=1) == pytest.approx(loss, abs=1e-5)
     assert model.loss(samples, micro_batch_size=1) == pytest.approx(loss, abs=1e-5)
     for name, gradient in gradients_of(model).items():
@@ -309,7 +312,7 @@ def shift(model: Model, direction: Mapping[str, torch.Tensor], step: float) -> N
 
 
 def assert_equal_weights(first: Model, second: Model) -> None:
-    """Equal names and bits."""
+    """Check that two models have equal parameter names and bits."""
     assert list(first.parameters) == list(second.parameters)
     for name, tensor in first.parameters.items():
         assert torch.equal(tensor, second.parameters[name]), name

@@ -4,9 +4,9 @@
         def make_optimizer(self, model):
             return SparseSign(Settings(), model)
 
-Every optimizer goes through the overlapped schedule of protocol section 3 (apply s - 2 before training s), with members that have
-no share in a round and payloads that are not accepted, on a toy model with odd shapes. Quality of training is not judged beyond
-"the loss falls".
+Every optimizer goes through the overlapped schedule of protocol section 3 (apply s - 2 before training s), with members that
+have no share in a round and payloads that are not accepted, on a toy model with odd shapes. The only test of training quality is
+that the loss falls.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
 
 FUZZED_PAYLOADS = 300
 MEMORY_PER_CHECK = 64
-"""`check` may allocate this many times `max_payload_bytes`, plus one MiB."""
+"""`check` may allocate at most this many times `max_payload_bytes`, plus one MiB."""
 
 
 @dataclass(slots=True)
 class Replica:
-    """One member: its model, its optimizer and what it sent by step."""
+    """One member: its model, its optimizer and its payloads by step."""
 
     model: ToyModel
     optimizer: Optimizer
     sent: dict[int, bytes] = field(default_factory=dict)
 
     def train(self, step: int, *, data: int, learning_rate: float) -> bytes:
-        """One trained step; returns the payload."""
+        """Train one step and return the payload."""
         self.optimizer.load_lookahead(learning_rate=learning_rate)
         self.model.gradients(toy_samples(data), micro_batch_size=1)
         self.sent[step] = self.optimizer.compress(step, learning_rate=learning_rate)
@@ -67,9 +67,12 @@ def play_rounds(
     seed: int = 0,
     after_round: Callable[[], None] | None = None,
 ) -> None:
-    """Overlapped rounds with a drain. About a fifth of the shares are missing and a fifth of the payloads are not accepted.
+    """Play overlapped rounds, and apply the last payloads at the end.
 
-    Every replica applies the accepted payloads in its own arrival order. after_round is called once all have applied.
+    About a fifth of the shares are missing, and a fifth of the payloads are not accepted.
+
+    Every replica applies the accepted payloads in its own arrival order. after_round is called after all replicas have applied
+    them.
     """
     dice = random.Random(seed)
     accepted: dict[int, list[int]] = {}
@@ -93,38 +96,38 @@ def play_rounds(
 
 
 class OptimizerConformance:
-    """What every `Optimizer` must do. Subclass it, give `make_optimizer`; override what the comments name.
+    """The requirements for every `Optimizer`. Subclass it and write `make_optimizer`; override the attributes below.
 
-    learning_rate: of all steps. resends_refused: False for an optimizer that drops work that was not accepted, which the
-    contract allows only where it is documented.
+    learning_rate: used in all steps. resends_refused: False for an optimizer that drops updates that were not accepted; the
+    contract allows this only if the optimizer documents it.
     """
 
     learning_rate: ClassVar[float] = 0.01
     resends_refused: ClassVar[bool] = True
 
     def make_optimizer(self, model: Model) -> Optimizer:
-        """A fresh optimizer of `model`."""
+        """A new optimizer of `model`."""
         raise NotImplementedError
 
     @pytest.fixture(autouse=True)
     def one_thread(self) -> Iterator[None]:
-        """Small tensors and shared machines: one thread is fastest."""
+        """One thread is fastest for small tensors and on shared machines."""
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         yield
         torch.set_num_threads(before)
 
     def replica(self, shapes: Mapping[str, tuple[int, ...]] = TOY_SHAPES) -> Replica:
-        """A member at the common starting point."""
+        """A new member with the common first weights."""
         model = ToyModel(shapes)
         return Replica(model, self.make_optimizer(model))
 
     def payload(self, *, step: int = 1, data: int = 1) -> bytes:
-        """What a fresh member sends."""
+        """The first payload of a new member."""
         return self.replica().train(step, data=data, learning_rate=self.learning_rate)
 
     def assert_equal_masters(self, replicas: Sequence[Replica]) -> None:
-        """Bit for bit when the optimizer says so, else closely."""
+        """Check that masters are equal: bit for bit if the optimizer is exact, else approximately."""
         first, *others = [replica.optimizer for replica in replicas]
         for other in others:
             if first.exact:
@@ -152,7 +155,7 @@ class OptimizerConformance:
         assert digest(replica.optimizer.masters) == before
 
     def test_load_masters_writes_the_compute_weights(self) -> None:
-        """For evaluation."""
+        """`load_masters` is used for evaluation."""
         replica = self.replica()
         replica.train(1, data=1, learning_rate=self.learning_rate)
         replica.optimizer.load_lookahead(learning_rate=self.learning_rate)
@@ -193,7 +196,7 @@ class OptimizerConformance:
         self.assert_equal_masters([idle, sender, ahead])
 
     def test_four_replicas_stay_equal_over_overlapped_rounds(self) -> None:
-        """With missing shares, refused payloads and other data for each."""
+        """With missing shares, payloads that are not accepted and different data for each replica."""
         replicas = [self.replica() for _ in range(4)]
         start = digest(replicas[0].optimizer.masters)
         play_rounds(
@@ -202,7 +205,7 @@ class OptimizerConformance:
         assert digest(replicas[0].optimizer.masters) != start
 
     def test_the_loss_falls(self) -> None:
-        """One member alone gets nearer to its targets."""
+        """The parameters of a single member approach their targets."""
         replica = self.replica()
         for parameter in replica.model.parameters.values():
             parameter.data.fill_(0.3)
@@ -214,7 +217,7 @@ class OptimizerConformance:
 
     @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
     def test_a_gradient_that_is_not_finite_changes_nothing(self, bad: float) -> None:
-        """NonFiniteError, and the next payload is what it would have been."""
+        """`compress` raises NonFiniteError, and the next payload is the same as without the bad gradient."""
         hit, twin = self.replica(), self.replica()
         for replica in (hit, twin):
             replica.train(1, data=1, learning_rate=self.learning_rate)
@@ -230,7 +233,7 @@ class OptimizerConformance:
         assert again[0] == again[1]
 
     def test_work_that_was_not_accepted_is_given_back(self) -> None:
-        """What comes after differs from what comes after an accepted payload."""
+        """The next payload differs from the one after an accepted payload."""
         if not self.resends_refused:
             pytest.skip("this optimizer drops refused work, and says so")
 
@@ -246,7 +249,7 @@ class OptimizerConformance:
         assert later[0] != later[1]
 
     def test_load_parameters_replaces_masters_and_forgets(self) -> None:
-        """A member that resynced acts like a new one."""
+        """A member that resynced behaves like a new one."""
         used, fresh = self.replica(), self.replica()
         start = {name: master.clone() for name, master in fresh.optimizer.masters.items()}
         for step in (1, 2):
@@ -258,7 +261,7 @@ class OptimizerConformance:
         assert later[0] == later[1]
 
     def test_parameters_to_load_may_be_made_one_at_a_time(self) -> None:
-        """A model from disk is never in memory as a whole: what was looked up is let go before the next is."""
+        """A model from disk is never in memory as a whole: the optimizer releases each tensor before it looks up the next."""
         replica = self.replica()
         wanted = {name: torch.full_like(master, 0.25) for name, master in replica.optimizer.masters.items()}
         lazy = _OneAtATime(wanted)
@@ -284,7 +287,7 @@ class OptimizerConformance:
         assert digest(replica.optimizer.masters) == before
 
     def test_a_restarted_replica_goes_on_with_its_private_state(self) -> None:
-        """Masters and private state of one replica in another: the next payload is the one the first would have sent."""
+        """A replica that loads another's masters and private state sends the payload that the other would have sent."""
         before, after = self.replica(), self.replica()
         for step in (1, 2):
             before.model.gradients(toy_samples(step), micro_batch_size=1)
@@ -300,7 +303,7 @@ class OptimizerConformance:
         assert payloads[0] == payloads[1]
 
     def test_private_state_of_another_model_changes_nothing(self) -> None:
-        """Other names, shapes or values that are not finite are refused before anything is taken."""
+        """Other names or shapes, and values that are not finite, are rejected before anything is changed."""
         replica = self.replica()
         replica.model.gradients(toy_samples(1), micro_batch_size=1)
         replica.optimizer.compress(1, learning_rate=self.learning_rate)
@@ -317,7 +320,7 @@ class OptimizerConformance:
         assert digest(replica.optimizer.private_state()) == digest(good)
 
     def test_valid_payloads_pass_and_fit(self) -> None:
-        """Zero, tiny and large gradients give payloads that pass and fit."""
+        """Zero, tiny and large gradients give payloads that pass `check` and are not longer than `max_payload_bytes`."""
         optimizer = self.replica().optimizer
         spiky = self.replica()
         for step, scale in enumerate((0.0, 1e-30, 1.0, 1e4), start=1):
@@ -332,14 +335,14 @@ class OptimizerConformance:
 
     @pytest.mark.parametrize("cut", [1, 2, 7, 100])
     def test_truncated_and_lengthened_payloads_are_rejected(self, cut: int) -> None:
-        """Lengths are exact."""
+        """Every byte counts: a shorter or longer payload is invalid."""
         optimizer, payload = self.replica().optimizer, self.payload()
         for bad in (payload[:-cut], payload[:cut], payload + bytes(cut), payload[cut:], payload * (cut + 1)):
             with pytest.raises(PayloadRejected):
                 optimizer.check(bad)
 
     def test_payloads_of_another_model_are_rejected(self) -> None:
-        """Another name, shape or number of parameters."""
+        """Payloads of a model with another name, shape or number of parameters."""
         payload = self.payload()
         renamed = {("x" + name if name == "odd.bias" else name): shape for name, shape in TOY_SHAPES.items()}
         turned = {**TOY_SHAPES, "embed.weight": (64, 96)}
@@ -349,7 +352,7 @@ class OptimizerConformance:
                 self.replica(shapes).optimizer.check(payload)
 
     def test_fuzzed_payloads_are_rejected_or_harmless_in_bounded_memory(self) -> None:
-        """Random bytes, flipped bits and overwritten lengths: PayloadRejected or a payload that applies to finite masters."""
+        """Random bytes, flipped bits and overwritten lengths raise PayloadRejected, or leave the masters finite when applied."""
         replica, payload, dice = self.replica(), self.payload(), random.Random(5)
         limit = MEMORY_PER_CHECK * replica.optimizer.max_payload_bytes + 2**20
         survivors = []
@@ -381,7 +384,7 @@ class OptimizerConformance:
 
 
 class _OneAtATime(LazyParameters):
-    """Makes each tensor when it is looked up, and notes how many of them somebody still held then."""
+    """Makes each tensor on lookup, and records how many earlier tensors were still referenced then."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
@@ -400,7 +403,10 @@ class _OneAtATime(LazyParameters):
 
 
 def _spoil(payload: bytes, number: int, dice: random.Random) -> bytes:
-    """One of: a flipped bit near the start, anywhere, or four bytes overwritten with what reads as a huge length."""
+    """Damage a payload in one of three ways.
+
+    A bit near the start or anywhere is flipped, or four bytes are overwritten with a value that reads as a huge length.
+    """
     spoiled = bytearray(payload)
     at = dice.randrange(min(64, len(payload)) if number % 3 == 0 else len(payload))
     if number % 3 == 2:

@@ -7,8 +7,8 @@
         models = {"llama": LLAMA}
         refused = {"gpt2": GPT2}
 
-Ranks are real processes on this machine's CPU, started once for a class. The divided model is compared with the whole one, at
-tiny sizes, where a gradient that lacks a rank's part is wrong by far more than rounding. Speed is not judged.
+Ranks are real processes on this machine's CPU, started once for a class. The divided model is compared with the whole one. At
+these tiny sizes, a gradient that lacks a rank's part is wrong by far more than rounding. Speed is not tested.
 """
 
 from __future__ import annotations
@@ -36,18 +36,21 @@ from psyche_core.models.sharding.model import ShardedModel
 from psyche_core.testing.model import ModelConformance, gradients_of
 
 Degree = tuple[int, int]
-"""Data and tensor parallelism."""
+"""Number of data-parallel and of tensor-parallel ranks."""
 
 TOLERANCE = 1e-6
-"""Of losses in nats and gradients, absolute; rounding is some 1e-8 at these sizes, a missing part 1e-4 and more."""
+"""Absolute tolerance for losses in nats and for gradients.
+
+Rounding errors are about 1e-8 at these sizes, a missing part changes 1e-4 or more.
+"""
 
 
 class ShardingConformance:
-    """What every `ShardingEngine` must do. Subclass it; override what the comments name.
+    """The requirements for every `ShardingEngine`. Subclass it; override the attributes below.
 
-    sharding: the engine's plugin name. create: its factory. ranks: processes to start, this one included. degrees: ways to divide
-    them; None for all in which both numbers are powers of two. models: configurations it divides over any tensor group of these
-    ranks. refused: configurations that it does not, where tensor parallelism is wanted.
+    sharding: the engine's plugin name. create: its factory. ranks: number of processes, this one included. degrees: (data,
+    tensor) pairs to test; None for all pairs of powers of two. models: configurations that the engine divides over every tensor
+    group of these ranks. refused: configurations that it rejects for tensor parallelism.
     """
 
     sharding: ClassVar[str]
@@ -62,7 +65,7 @@ class ShardingConformance:
         raise NotImplementedError
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Every model and every degree."""
+        """Parametrise the tests with every model and every degree."""
         if "degree" in metafunc.fixturenames:
             degrees = self.degrees or tuple((self.ranks // tensor, tensor) for tensor in (1, 2, 4, 8) if tensor <= self.ranks)
             metafunc.parametrize("degree", degrees, ids=[f"{data}x{tensor}" for data, tensor in degrees])
@@ -72,14 +75,14 @@ class ShardingConformance:
     @pytest.fixture(scope="class")
     @classmethod
     def crew(cls) -> Iterator[Crew]:
-        """The ranks."""
+        """The running ranks."""
         torch.set_num_threads(1)
         crew = Crew(Parallelism(data=cls.ranks, sharding=cls.sharding), device_name="cpu")
         yield crew
         crew.close()
 
     def pair(self, crew: Crew, folder: Path, name: str, degree: Degree, **changes: Any) -> tuple[Model, ShardedModel]:
-        """The model whole and divided."""
+        """The whole and the divided model."""
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(dict(self.models[name])), encoding="utf-8")
         context = ModelContext(**{"source": folder, "max_seq_len": 16, "seed": bytes(32), "device": "cpu", **changes})
@@ -90,7 +93,7 @@ class ShardingConformance:
         return create_auto(context), divided
 
     def assert_same_slope(self, whole: Model, divided: Model, samples: Samples, *, tolerance: float = TOLERANCE) -> None:
-        """Loss and gradients are those of the whole model."""
+        """Check that loss and gradients are those of the whole model."""
         for size in (samples.count, 2):
             expected = whole.gradients(samples, micro_batch_size=size)
             assert divided.gradients(samples, micro_batch_size=size) == pytest.approx(expected, abs=tolerance)
@@ -102,18 +105,21 @@ class ShardingConformance:
     def test_loss_and_gradients_are_the_whole_models_and_ranks_agree(
         self, crew: Crew, name: str, degree: Degree, tmp_path: Path
     ) -> None:
-        """Five rows and one: some ranks have fewer, or none. Gradients of replicated parameters are compared bit for bit."""
+        """With five rows and with one, some ranks have fewer rows than others, or none.
+
+        Gradients of replicated parameters are compared bit for bit.
+        """
         whole, divided = self.pair(crew, tmp_path, name, degree)
         for count in (5, 1):
             self.assert_same_slope(whole, divided, ModelConformance().samples(whole, count=count))
 
     def test_labels_and_packed_texts_are_the_whole_models(self, crew: Crew, name: str, degree: Degree, tmp_path: Path) -> None:
-        """Rows differ in how many tokens they predict: what is divided by is their number in all rows together."""
+        """Rows differ in their number of predicted tokens, so the sum must be divided by the number in all rows together."""
         whole, divided = self.pair(crew, tmp_path, name, degree)
         self.assert_same_slope(whole, divided, packed(ModelConformance().samples(whole, count=5)))
 
     def test_weights_are_sent_anew_for_every_call(self, crew: Crew, degree: Degree, tmp_path: Path) -> None:
-        """The optimizer writes them on rank 0 between two calls, and a loss comes between two gradients."""
+        """The optimizer changes the weights on rank 0 between calls, and `loss` is called between two calls of `gradients`."""
         whole, divided = self.pair(crew, tmp_path, next(iter(self.models)), degree)
         samples = ModelConformance().samples(whole, count=3)
         generator = torch.Generator().manual_seed(1)
@@ -127,7 +133,7 @@ class ShardingConformance:
             self.assert_same_slope(whole, divided, samples)
 
     def test_memory_savers_change_nothing(self, crew: Crew, degree: Degree, tmp_path: Path) -> None:
-        """Checkpointed gradients are the plain ones, in bfloat16 they come close; both as in the whole model."""
+        """Gradient checkpointing gives the whole model's gradients; bfloat16 gives them within a larger tolerance."""
         name = next(iter(self.models))
         whole, divided = self.pair(crew, tmp_path / "checkpointed", name, degree, gradient_checkpointing=True)
         self.assert_same_slope(whole, divided, ModelConformance().samples(whole, count=3))
@@ -135,7 +141,7 @@ class ShardingConformance:
         self.assert_same_slope(whole, divided, ModelConformance().samples(whole, count=3), tolerance=0.02)
 
     def test_what_is_divided_wrongly_is_refused_by_name(self, tmp_path: Path) -> None:
-        """One sentence that names the architecture, before anything is computed."""
+        """The error is one sentence that names the architecture, raised before anything is computed."""
         for name, config in self.refused.items():
             (tmp_path / "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
             model_type = read_configuration(tmp_path).model_type
@@ -147,7 +153,7 @@ class ShardingConformance:
 
 
 class _Nobody(RankGroup):
-    """Two ranks that share weights, with nothing between them."""
+    """Two ranks that share weights, without a connection between them."""
 
     rank = 0
     data_parallelism = 1
@@ -168,7 +174,7 @@ class _Nobody(RankGroup):
 
 
 def packed(samples: Samples) -> Samples:
-    """Five rows of 12 tokens, each of some texts with padding after them, and some labels ignored."""
+    """Five rows of 12 tokens. Each has one or more texts and perhaps padding after them; some labels are ignored."""
     labels = list(struct.unpack("<60i", samples.tokens))
     labels[::7] = [IGNORED_LABEL] * len(labels[::7])
     lengths = ((5, 4, 2), (12,), (1, 1, 10), (3, 3, 3), (2, 9, 1))

@@ -78,4 +78,4 @@ TINY_MODELS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         "deepseek v2": DEEPSEEK_V2,
     }
 )
-"""All of them by a name for test ids."""
+"""All configurations by name, for test ids."""

@@ -28,11 +28,14 @@ TOY_SHAPES: Mapping[str, tuple[int, ...]] = {
     "odd.prime.weight": (97, 3),
     "odd.single": (1,),
 }
-"""Matrices, a norm vector, a 3-D tensor, prime and single sizes; layer 10 sorts before layer 2."""
+"""Matrices, a norm vector, a 3-D tensor, prime sizes and size 1; layer 10 sorts before layer 2."""
 
 
 class ToyModel(Model):
-    """See the module. shapes: by parameter name; seed: of the starting weights (deviation 0.02); dtype: of compute weights."""
+    """A quadratic model; see the module.
+
+    shapes: by parameter name. seed: for the first weights (normal, standard deviation 0.02). dtype: of the compute weights.
+    """
 
     def __init__(
         self, shapes: Mapping[str, tuple[int, ...]] = TOY_SHAPES, *, seed: int = 0, dtype: torch.dtype = torch.float32
@@ -49,11 +52,11 @@ class ToyModel(Model):
 
     @property
     def vocab_size(self) -> int:
-        """Any 16-bit token is known."""
+        """Every 16-bit token id is valid."""
         return 2**16
 
     def gradients(self, samples: Samples, *, micro_batch_size: int) -> float:  # noqa: ARG002 - nothing to split
-        """Leave weights - mean target in `.grad`; return the loss."""
+        """Store weights - mean target in `.grad`; return the loss."""
         targets = self._targets(samples)
         for name, parameter in self._parameters.items():
             parameter.grad = parameter.detach() - targets[name].to(parameter.dtype)
@@ -65,7 +68,7 @@ class ToyModel(Model):
         return self._distance(self._targets(samples))
 
     def save(self, directory: Path, *, parameters: Mapping[str, torch.Tensor]) -> None:  # noqa: ARG002 - never written
-        """Refused."""
+        """Raises ModelError: a toy model cannot be saved."""
         message = f"the toy model has no checkpoint format; nothing was written to {directory}"
         raise ModelError(message)
 
@@ -75,7 +78,7 @@ class ToyModel(Model):
             parameter.grad = torch.full_like(parameter, value)
 
     def _targets(self, samples: Samples) -> dict[str, torch.Tensor]:
-        """Mean over the samples of 0.1 * normal numbers seeded by each sample's tokens."""
+        """Mean target over the samples. A sample's target is 0.1 * normal numbers, seeded by its tokens."""
         length = samples.sequence_length * samples.token_size
         targets = {name: torch.zeros(parameter.shape) for name, parameter in self._parameters.items()}
         for row in range(samples.count):
@@ -93,6 +96,6 @@ class ToyModel(Model):
 
 
 def toy_samples(number: int, *, count: int = 2) -> Samples:
-    """`count` samples of four tokens; other numbers, other tokens."""
+    """`count` samples of four tokens. Another `number` gives other tokens."""
     tokens = b"".join(number.to_bytes(4, "little") + row.to_bytes(4, "little") for row in range(count))
     return Samples(tokens, count, 4, 2)

@@ -5,11 +5,11 @@
         async def make_mesh(self, count: int) -> AsyncIterator[list[Transport]]:
             ...  # enter `count` endpoints, tell each about all, yield them, leave them
 
-Links come up when they come up: no test assumes that the mesh is connected when it is yielded, and every wait is for an event,
-within a deadline. Where links can be cut (a simulated network), override `cut` and `mend` and set `can_cut = True`.
+No test assumes that the mesh is already connected when it is yielded. Every wait is for an event, with a deadline. If links can
+be cut (a simulated network), override `cut` and `mend` and set `can_cut = True`.
 """
 
-# ruff: noqa: D102  # the names of the tests are the sentences
+# ruff: noqa: D102  # the tests' names describe them
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from psyche_core.errors import BlobNotFound, BlobRejected, TransportError
-from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Transport
+from psyche_core.errors import BlobNotFound, BlobRejected, TransportError, WireError
+from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Opened, Transport
 
 TIMEOUT = 30.0
 BLOB = bytes(range(256)) * 12_000
@@ -31,7 +31,7 @@ BLOB = bytes(range(256)) * 12_000
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition over snapshots (`stats`) holds; there is no event to wait for."""
+    """Poll until a condition on snapshots (`stats`) holds, since there is no event to wait for."""
     with anyio.fail_after(TIMEOUT):
         while not condition():  # noqa: ASYNC110  # see above
             await anyio.sleep(0.005)
@@ -44,22 +44,31 @@ async def connected(endpoints: Sequence[Transport]) -> None:
 
 
 async def received(endpoint: Transport, count: int) -> list[Incoming]:
-    """Wait for that many messages."""
+    """Wait for `count` messages."""
     with anyio.fail_after(TIMEOUT):
         return [await endpoint.receive() for _ in range(count)]
 
 
+def by_its_first_bytes(message: bytes) -> Opened:
+    """A check for `Transport.check_messages`: a message is its author's key, then what it says; that nobody said is false."""
+    if message[32:] == b"false":
+        error = "nobody said this"
+        raise WireError(error)
+
+    return Opened(message[:32], message[32:])
+
+
 class Shelf:
-    """A blob that is kept outside a transport: what `read` gives can be changed, and every reading is noted."""
+    """A blob stored outside a transport. Tests can change the result of `read`, and every read is recorded."""
 
     def __init__(self, blob: bytes = BLOB) -> None:
-        self.blob_hash = hashlib.sha256(blob).digest()
-        self.size = len(blob)
+        self.blob_hash: bytes = hashlib.sha256(blob).digest()
+        self.size: int = len(blob)
         self.holds: bytes | Exception = blob
         self.readers: list[int] = []
 
     def read(self) -> bytes:
-        """What is there now, or the exception that stands for it."""
+        """Return the current bytes, or raise the exception set in their place."""
         self.readers.append(threading.get_ident())
         if isinstance(self.holds, Exception):
             raise self.holds
@@ -69,12 +78,12 @@ class Shelf:
 
 @pytest.mark.anyio
 class TransportConformance:
-    """Inherit and write `make_mesh`; `can_cut`, `cut` and `mend` where links can be cut."""
+    """Inherit from it and write `make_mesh`; also `can_cut`, `cut` and `mend` if links can be cut."""
 
     can_cut = False
 
     def make_mesh(self, count: int) -> AbstractAsyncContextManager[list[Transport]]:
-        """`count` entered endpoints, each told of all by `set_peers`; left at the end."""
+        """`count` entered endpoints. Each knows all others through `set_peers`; they are closed at the end."""
         raise NotImplementedError
 
     def cut(self, one: Transport, other: Transport) -> None:
@@ -82,12 +91,12 @@ class TransportConformance:
         raise NotImplementedError
 
     def mend(self, one: Transport, other: Transport) -> None:
-        """Mend it again."""
+        """Restore a link that was cut."""
         raise NotImplementedError
 
     @pytest.fixture
     def anyio_backend(self) -> str:
-        """The event loop the tests run on."""
+        """The event loop for the tests."""
         return "asyncio"
 
     # ------------------------------------------------------------------------------------------------- identity
@@ -178,6 +187,42 @@ class TransportConformance:
             await author.aclose()
             await self._all_members((keeper, late))
             assert [incoming.message for incoming in await received(late, 1)] == [b"testament"]
+
+    async def test_with_a_check_what_cannot_be_opened_is_delivered_to_nobody_and_passed_on_by_nobody(self) -> None:
+        async with self.make_mesh(3) as (author, between, far):
+            self._needs_checks(author)
+            for endpoint in (author, between, far):
+                endpoint.check_messages(by_its_first_bytes)
+            await connected((author, between, far))
+            await author.set_peers({between.peer_id: between.address})
+            await far.set_peers({between.peer_id: between.address})
+            for text in (b"first", b"false", b"last"):
+                await author.broadcast(author.peer_id + text, tag=1)
+            for giver, endpoint in ((author, between), (between, far)):
+                got = await received(endpoint, 2)
+                assert {incoming.opened for incoming in got} == {Opened(author.peer_id, text) for text in (b"first", b"last")}
+                assert {incoming.via for incoming in got} == {giver.peer_id}
+            await self._nothing_more((author, between, far))
+
+    async def test_with_a_check_what_an_unknown_key_signed_is_passed_on_once_it_is_a_members(self) -> None:
+        async with self.make_mesh(4) as (author, early, late, far):
+            self._needs_checks(author)
+            for endpoint in (author, early, late, far):
+                endpoint.check_messages(by_its_first_bytes)
+            await connected((author, early, late, far))
+            await author.set_peers({early.peer_id: early.address})
+            await early.set_peers({author.peer_id: author.address, late.peer_id: late.address})
+            await late.set_peers({early.peer_id: early.address, far.peer_id: far.address})
+            await far.set_peers({late.peer_id: late.address})
+            await late.expire(1)  # who has left, as the author at `late`, may count as a member until its time has expired
+            await author.broadcast(author.peer_id + b"I am new", tag=1)
+            got = [(await received(endpoint, 1))[0] for endpoint in (early, late)]
+            assert [incoming.opened for incoming in got] == [Opened(author.peer_id, b"I am new")] * 2
+            await late.broadcast(late.peer_id + b"after", tag=1)
+            assert [incoming.opened for incoming in await received(far, 1)] == [Opened(late.peer_id, b"after")]
+            await self._nothing_more([far])
+            await late.set_peers({e.peer_id: e.address for e in (early, far)} | {author.peer_id: b""})
+            assert await received(far, 1) == [Incoming(late.peer_id, author.peer_id + b"I am new", got[0].opened)]
 
     async def test_receive_may_be_cancelled_without_loss(self) -> None:
         async with self.make_mesh(2) as (one, other):
@@ -369,7 +414,7 @@ class TransportConformance:
         ids=["changed", "shorter", "longer", "empty", "disk error", "gone"],
     )
     async def test_an_offer_that_cannot_be_kept_is_answered_with_no_and_withdrawn(self, now: bytes | Exception) -> None:
-        """Nobody is blamed for it: the same peer's next blob is taken."""
+        """The peer is not penalised: its next blob is accepted."""
         async with self.make_mesh(2) as (one, other):
             await connected((one, other))
             shelf, good = Shelf(), Shelf(BLOB[1:])
@@ -406,7 +451,7 @@ class TransportConformance:
             assert not first.readers
 
     async def test_offers_push_out_nothing_and_are_limited_in_number_only(self) -> None:
-        """Larger in sum than anything a store keeps."""
+        """The offers together are larger than any store."""
         async with self.make_mesh(2) as (one, other):
             kept = await one.publish(b"result", tag=1)
             for number in range(1000):
@@ -489,8 +534,13 @@ class TransportConformance:
             pytest.skip("this transport's links cannot be cut by a test")
 
     @staticmethod
+    def _needs_checks(endpoint: Transport) -> None:
+        if type(endpoint).check_messages is Transport.check_messages:
+            pytest.skip("this transport checks no messages: it passes on all of them")
+
+    @staticmethod
     async def _got(endpoint: Transport, shelf: Shelf, source: Transport, *, tag: int = 1) -> bytes:
-        """An offered blob, fetched without keeping it."""
+        """Offer a blob and fetch it without keeping it."""
         return await endpoint.fetch(
             shelf.blob_hash, sources=[source.peer_id], max_bytes=shelf.size, timeout=TIMEOUT, tag=tag, keep=False
         )
@@ -506,7 +556,7 @@ class TransportConformance:
 
     @staticmethod
     async def _nothing_more(endpoints: Sequence[Transport]) -> None:
-        """Nothing is waiting to be read. It looks, and does not wait for what may still come."""
+        """Check that no message is ready to be read. It does not wait for later messages."""
         for endpoint in endpoints:
             with anyio.move_on_after(0.05):
                 incoming = await endpoint.receive()

@@ -1,1 +1,1 @@
-"""One client's training: its step, its digests and its checkpoints. The code is synchronous and uses torch."""
+"""One client's training: training steps, digests and checkpoints. The code is synchronous and uses torch."""

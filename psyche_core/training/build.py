@@ -1,7 +1,7 @@
 """Build a client's trainer from the run's `[model]` table and the registry of plugins.
 
-All members of a run that starts from random weights draw them from SHA-256 of the run id. The caller gives the model's folder;
-finding it is the job of `checkpoints.origin`.
+If a run starts from random weights, all members draw them with the same seed, a SHA-256 of the run id. The caller provides the
+model's folder, which `checkpoints.origin` finds.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ RegistryLoad = Callable[[str, str], Registration]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """How this member computes; none of it changes results beyond rounding. See ModelContext for what is not said here.
+    """How this member computes. No field changes results, except for rounding. ModelContext describes the other fields.
 
-    micro_batch_size: sequences per forward pass, or `auto` for as many as fit. notice: told when it has to become smaller, from
-    the trainer's thread. parallelism: among which processes the model is divided; None for this one alone.
+    micro_batch_size: sequences per forward pass, or `auto` for as many as fit. parallelism: how the model is divided among
+    processes, None to use only this process. notice: called with a sentence, in the trainer's thread, when the micro-batch size
+    has to become smaller.
     """
 
     device: str = "auto"
@@ -59,11 +60,12 @@ def build_trainer(
     compute: Compute | None = None,
     cold_start_bounds: Callable[[], tuple[int, int] | None] = lambda: None,
 ) -> Trainer:
-    """The trainer of a run; reads the checkpoint and may take seconds, so call it in a worker thread.
+    """Build the trainer of a run. This reads the checkpoint and may take seconds, so call it in a worker thread.
 
-    registry_load: (kind, name) -> registration. source: folder with config.json and, unless it starts at random, safetensors.
-    cold_start_bounds: the current epoch's `schedule.cold_start_bounds`; called for every rate, from the trainer's thread.
-    Raises ModelError, ConfigError for optimizer settings, and what registry_load raises.
+    registry_load: returns the registration for (kind, name). source: folder with config.json and, unless the run starts from
+    random weights, safetensors. cold_start_bounds: returns `schedule.cold_start_bounds` of the current epoch; called for every
+    rate, in the trainer's thread. Raises ModelError, ConfigError for wrong optimizer settings or a divided model with
+    micro_batch_size `auto`, TypeError for a registration of the wrong kind, and the errors of registry_load.
     """
     llm, compute = model_config.LLM, compute or Compute()
     if compute.parallelism is not None and compute.micro_batch_size == "auto":
@@ -85,12 +87,12 @@ def build_trainer(
 
 
 def model_seed(run_id: str) -> bytes:
-    """32 bytes that random weights are drawn from."""
+    """Return the seed (32 bytes) from which random weights are drawn."""
     return hashlib.sha256(b"psyche/model-seed" + run_id.encode()).digest()
 
 
 def build_model(registry_load: RegistryLoad, llm: LLMConfig, compute: Compute, *, run_id: str, source: Path) -> Model:
-    """The model alone; see `build_trainer`."""
+    """Build only the model, see `build_trainer`. Raises ModelError, TypeError, and the errors of registry_load."""
     registration = registry_load("model", llm.architecture)
     if not isinstance(registration, ModelRegistration):
         message = f"registry_load('model', …) must give a ModelRegistration, got {type(registration).__name__}"
@@ -132,7 +134,7 @@ def _build_optimizer(registry_load: RegistryLoad, choice: Choice, model: Model) 
 
 
 def _rates(llm: LLMConfig, cold_start_bounds: Callable[[], tuple[int, int] | None]) -> Callable[[int], float]:
-    """Learning rate by step: the schedule, times the cold-start factor in an epoch that started cold."""
+    """Return the function that gives the learning rate of a step: the schedule, times the cold-start factor of the epoch."""
 
     def rate(step: int) -> float:
         return learning_rate(llm.lr_schedule, step) * cold_start_factor(step, cold_start_bounds())

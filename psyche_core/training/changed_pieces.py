@@ -1,7 +1,7 @@
-"""Which pieces of a model differ from the manifest. Found by hashing, except where the answer is already clear.
+"""Finds the pieces of a model that differ from a manifest, by hashing them.
 
-If many pieces spread over a large model all differ, training has changed the whole model. Then the rest is not hashed, and at
-worst a few equal pieces are fetched. A replica in which one weight is wrong is compared piece by piece.
+First a sample of pieces is hashed. If all of them differ, training has changed the whole model: then the other pieces are not
+hashed, and at worst a few equal pieces are fetched. Otherwise, for example if only one weight is wrong, all pieces are compared.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from psyche_core.p2p.manifest import Manifest, Piece, cut
 from psyche_core.storage.parallel_map import each
 
 SAMPLE = 8
-"""Pieces that are hashed first, when there are at least twice as many."""
+"""Number of pieces that are hashed first, if there are at least twice as many."""
 
 
 def differing(manifest: Manifest, digest_of: Callable[[Piece], bytes]) -> tuple[int, ...]:
-    """Numbers of the pieces that differ, ascending: all that do, and in a model that has changed throughout perhaps some others.
+    """Return the numbers of the pieces that differ, ascending. If the whole model has changed, a few equal ones may be included.
 
-    digest_of: SHA-256 of a piece of our own, called in several threads.
+    digest_of: returns the SHA-256 (32 bytes) of our own piece; called in several threads.
     """
     pieces = cut(manifest.table)
 

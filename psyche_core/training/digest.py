@@ -1,8 +1,8 @@
-"""Digests of float32 master weights: do two replicas hold the same bits?
+"""Digests of float32 master weights, to find out whether two replicas hold the same bits.
 
-One digest, of every bit, serves epoch ends, every round's statements and the journal, so that each can be compared with the
-others. Parameters are hashed in pieces, so that a large model uses several processors. The pieces are part of the digest, the
-number of threads is not.
+The same digest, of every bit, is used for epoch ends, every round's statements and the journal, so that these can be compared
+with each other. Parameters are hashed in pieces, so that a large model uses several processors. The digest depends on the size of
+the pieces but not on the number of threads.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import torch
 from numpy.typing import NDArray
 
 PIECE = 1 << 20
-"""Values hashed at once: 4 MiB."""
+"""Number of values of one piece: 4 MiB."""
 
 _TAG = b"psyche/model-digest/1"
 
 
 def full_digest(masters: Mapping[str, torch.Tensor]) -> bytes:
-    """32 bytes that name these masters.
+    """Return the digest of these masters, 32 bytes.
 
-    SHA-256 over a tag and, per parameter ascending by name: name and shape (see `_label`), then the SHA-256 of every piece of its
-    little-endian float32 bytes; a piece has PIECE values, the last one the rest. As many threads as torch uses.
+    It is SHA-256 over a tag and, for each parameter in ascending order of names, its name and shape (see `_label`) and the
+    SHA-256 of each piece of its little-endian float32 bytes. A piece has PIECE values; the last one may be shorter. Uses as many
+    threads as torch. Raises TypeError for tensors that are not float32.
     """
     pieces = [piece for name in sorted(masters) for piece in _pieces(masters[name])]
     threads = min(torch.get_num_threads(), len(pieces))
@@ -53,14 +54,14 @@ def _hashed(piece: torch.Tensor) -> bytes:
 
 
 def _label(name: str, tensor: torch.Tensor) -> bytes:
-    """u32 length and UTF-8 of the name, u32 number of dimensions, u64 each; little-endian."""
+    """Return the name's length (u32), the name in UTF-8, the number of dimensions (u32) and each size (u64), little-endian."""
     text = name.encode()
     shape = b"".join(size.to_bytes(8, "little") for size in tensor.shape)
     return len(text).to_bytes(4, "little") + text + len(tensor.shape).to_bytes(4, "little") + shape
 
 
 def float32_bytes(tensor: torch.Tensor) -> memoryview[Any]:
-    """A tensor's values as little-endian float32 bytes, without a copy where it is that already. Raises TypeError for others."""
+    """Return a float32 tensor's values as little-endian bytes, without a copy if possible. Raises TypeError for other dtypes."""
     if tensor.dtype != torch.float32:
         message = f"digests and pieces are of float32 masters, got {tensor.dtype}"
         raise TypeError(message)

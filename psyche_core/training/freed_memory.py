@@ -1,9 +1,9 @@
-"""Freed memory: kept for the next block while much data is moved, given back to the system when a phase ends.
+"""Keeps freed memory for later allocations while much data is moved, and returns it to the system at the end of a phase.
 
-By default the C library gives a large freed block back at once and gets the next one anew, page by page. Where a model passes
-through in hundreds of pieces, that is a tenth of the work. But memory kept for ever is a quarter of a gigabyte that others could
-use. So a program keeps what it frees, and gives it back at the end of a phase that used much. Nothing is done where the C library
-does not offer this (anywhere but glibc). A library that embeds a client decides for itself.
+By default the C library returns a large freed block to the system at once and gets a new one, page by page, for the next
+allocation. When a model is processed in hundreds of pieces, this takes a tenth of the time. But memory that is kept for ever is a
+quarter of a gigabyte that other programs could use. So the program keeps freed memory, and returns it at the end of a phase that
+used much memory. These functions do nothing without glibc. A program that embeds a client decides itself whether to call them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # mallopt(3)
 _KEPT_BYTES = 128 * 2**20
 _BLOCK_BYTES = 32 * 2**20
 _HEAPS = 2
-"""The C library makes up to eight a core, and what one thread's heap keeps no other thread gets."""
+"""The C library makes up to eight heaps per core, and threads of one heap cannot use memory that another heap keeps."""
 
 
 def keep_freed_memory() -> bool:
-    """Keep blocks of up to 32 MiB, 128 MiB of them, for the next ones, in two heaps; for the whole process.
+    """Let the C library keep up to 128 MiB of freed blocks of up to 32 MiB each, in two heaps, for the whole process.
 
-    Returns whether the system took it.
+    Returns whether the C library accepted the settings.
     """
     if sys.platform != "linux":
         return False
@@ -32,7 +32,7 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_memory() -> None:
-    """Return what this process has freed and not given back. Blocks for some milliseconds."""
+    """Return freed memory that the C library still keeps to the system. Blocks for some milliseconds."""
     if sys.platform != "linux":
         return
 

@@ -1,7 +1,7 @@
-"""A run in one process, without coordinator and network: each member has its own trainer, with the overlap of a real run.
+"""A run in one process, without coordinator and network: each member has its own trainer, with the delayed apply of a real run.
 
-The results of step s are applied before step s + 2, as in a run (protocol section 3), so that observations here hold there. Every
-result is accepted. The caller gives data, rates and sizes from the run's configuration.
+The results of step s are applied before step s + 2, as in a real run (protocol section 3), so the training behaviour is the same.
+Every result is accepted. The caller provides data, rates and sizes from the run's configuration.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from psyche_core.training.trainer import APPLY_DELAY, Trainer
 
 @dataclass(frozen=True, slots=True)
 class LocalStep:
-    """A step that was trained. loss: mean over all samples, nats per token; tokens: of all; seconds: of all members in turn.
+    """A step that was trained.
 
-    payload_bytes: of the largest result.
+    loss: mean over all samples, in nats per token. tokens: of all members together. seconds: sum over all members, which train
+    one after the other. payload_bytes: size of the largest result.
     """
 
     step: int
@@ -28,7 +29,7 @@ class LocalStep:
 
 
 class LocalRun:
-    """trainers: one for each member, with equal masters. Not thread-safe: one worker thread calls it."""
+    """A local run. trainers: one for each member, with equal masters. Not thread-safe: call it from one worker thread."""
 
     def __init__(self, trainers: Sequence[Trainer]) -> None:
         self._trainers = tuple(trainers)
@@ -37,11 +38,11 @@ class LocalRun:
 
     @property
     def applied(self) -> int:
-        """The last step whose results are in the masters."""
+        """The last step whose results are in the masters, 0 before the first."""
         return self._applied
 
     def train(self, step: int, shares: Sequence[Samples]) -> LocalStep:
-        """Apply what is due, then train a step (from 1, one after the other). shares: one for each member.
+        """Apply the results that are due, then train one step. step: from 1, in order. shares: the samples of each member.
 
         Raises ModelError and NonFiniteError.
         """
@@ -58,7 +59,7 @@ class LocalRun:
         )
 
     def finish(self) -> None:
-        """Apply all that waits, as at an epoch's end; training may go on afterwards."""
+        """Apply all results that are not applied yet, as at an epoch's end. Training may continue afterwards."""
         for step in sorted(self._waiting):
             self._apply(step)
 

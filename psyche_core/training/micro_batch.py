@@ -1,8 +1,9 @@
-"""How many sequences one forward and backward pass takes: found by trying, and made smaller when memory runs out later.
+"""The micro-batch size: how many sequences one forward and backward pass takes. It is reduced when memory runs out.
 
-More sequences in a pass change memory and speed but, beyond rounding, no result. So when memory runs out, the share is computed
-again with half as many instead of being lost. On a GPU the number is doubled until memory runs out. On the CPU, where running out
-kills the process, it is computed from what a pass over one sequence takes and half of the free memory.
+The size changes memory and speed but not the result, except for rounding. So when memory runs out, the share is computed again
+with half as many sequences and is not lost. The option `auto` finds a size. On a GPU it doubles the size until memory runs out.
+On the CPU, where running out of memory kills the process, it computes the size from the memory that a pass over one sequence
+needs and from half of the free memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from psyche_core.interfaces.model import Model
 from psyche_core.models.memory import free_bytes, is_out_of_memory, peak_tensor_bytes, release_cached
 
 CPU_LIMIT: Final = 16
-"""More sequences at once make a CPU no faster."""
+"""Upper limit of `auto` on a CPU: more sequences at once are not faster there."""
 
 GPU_LIMIT: Final = 128
 
@@ -26,14 +27,14 @@ _CPU_SHARE_OF_FREE: Final = 0.5
 NO_AUTO: Final = (
     "--micro-batch-size auto is found by running out of memory, which ends the other processes of a divided model; give a number"
 )
-"""Why a divided model's size has to be said."""
+"""Why a divided model needs an explicit micro-batch size."""
 
 Notice = Callable[[str], None]
-"""Takes a sentence that people should read."""
+"""Function that shows a sentence to the user."""
 
 
 class MicroBatch:
-    """The size in use, from `size` sequences down. notice: told of each time it becomes smaller."""
+    """The micro-batch size in use. It starts at `size` sequences. notice: called with a sentence when it becomes smaller."""
 
     def __init__(self, model: Model, *, size: int, notice: Notice = lambda _: None) -> None:
         if size < 1:
@@ -45,15 +46,15 @@ class MicroBatch:
 
     @property
     def size(self) -> int:
-        """Sequences per pass."""
+        """Present number of sequences per pass."""
         return self._size
 
     def gradients(self, samples: Samples) -> float:
-        """As `Model.gradients`. Raises ModelError also where not even one sequence fits into memory."""
+        """Same as `Model.gradients`, with this size. Raises ModelError also if not even one sequence fits into memory."""
         return self._smaller_until_it_fits(self._model.gradients, samples)
 
     def loss(self, samples: Samples) -> float:
-        """As `Model.loss`, likewise."""
+        """Same as `Model.loss`, with this size. Raises ModelError also if not even one sequence fits into memory."""
         return self._smaller_until_it_fits(self._model.loss, samples)
 
     def _smaller_until_it_fits(self, compute: Callable[..., float], samples: Samples) -> float:
@@ -69,10 +70,10 @@ class MicroBatch:
 
 
 def find_micro_batch_size(model: Model, *, sequence_length: int) -> int:
-    """The most sequences of the run's length, a power of two, that a pass has memory for. Leaves no gradient.
+    """Return the largest power of two of sequences for which a pass has enough memory. Leaves no gradients.
 
-    Called when everything else that training holds (masters, optimizer state) is there. Raises ModelError where not even one
-    sequence fits.
+    sequence_length: the run's, in tokens. Call this when everything else that training needs (masters, optimizer state) is in
+    memory. Raises ModelError if not even one sequence fits.
     """
     device = next(iter(model.parameters.values())).device
     try:
@@ -99,7 +100,11 @@ def _tried_out(model: Model, sequence_length: int) -> int:
 
 
 def _worked_out(model: Model, sequence_length: int) -> int:
-    """Gradients are the same for any number of sequences; all else is taken to grow with it, which is never too little."""
+    """Compute the size for a CPU.
+
+    The memory of gradients does not depend on the number of sequences. All other memory is assumed to be proportional to it, so
+    the estimate is never too low.
+    """
     free = free_bytes()
     parameters = model.parameters.values()
     samples = _made_up(1, sequence_length)
@@ -116,19 +121,19 @@ def _worked_out(model: Model, sequence_length: int) -> int:
 
 
 def _made_up(count: int, sequence_length: int) -> Samples:
-    """Sequences of token 0: what a pass takes does not depend on which tokens it sees."""
+    """Return sequences of token 0. The memory of a pass does not depend on the tokens."""
     return Samples(bytes(2 * count * sequence_length), count, sequence_length, 2)
 
 
 def _unless_out_of_memory(model: Model, compute: Callable[..., float], samples: Samples, size: int) -> float | None:
-    """What `compute` gives, None where memory ran out; then all that it held is given back."""
+    """Return the result of `compute`, or None if memory ran out. In this case its memory is released."""
     try:
         return compute(samples, micro_batch_size=size)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
 
-    gc.collect()  # and out of the except block: frames of its traceback kept the tensors of the pass alive
+    gc.collect()  # outside the except block, because the traceback's frames keep the tensors of the pass alive there
     release_cached(_device(model))
     return None
 

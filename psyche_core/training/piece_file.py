@@ -1,7 +1,8 @@
-"""A model's pieces in a scratch file, each at its place: parameter after parameter, in the order of the manifest.
+"""A model's pieces in a scratch file, each at a fixed place: parameter after parameter, in the order of the manifest.
 
-A piece is there if its bytes have the hash in the manifest. Nothing else is recorded, so a file found after a crash is judged by
-its content. Pieces that were not written take no space on disk. Tensors are handled in `psyche_core.training.snapshot`.
+A piece is complete if its bytes have the hash in the manifest. Nothing else is recorded, so after a crash only the content of the
+file decides which pieces it contains. Pieces that were not written take no space on disk. Tensors are handled in
+`psyche_core.training.snapshot`.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from psyche_core.storage.scratch import ScratchFile
 
 
 class PieceFile:
-    """file: owned. pieces: of the whole model, by number."""
+    """A file of pieces. file: this object owns it. pieces: all pieces of the model, ordered by number. total: their bytes."""
 
     def __init__(self, file: ScratchFile, pieces: Sequence[Piece]) -> None:
         self._file = file
         self._pieces = pieces
         self._places: list[int] = []
-        self.total = 0
+        self.total: int = 0
         for piece in pieces:
             self._places.append(self.total)
             self.total += piece.byte_count
 
     def reserve(self, numbers: Collection[int]) -> None:
-        """Take room on the disk for these pieces. Raises OSError when there is not enough."""
+        """Reserve disk space for these pieces. Raises OSError if there is not enough."""
         self._file.reserve(self.total, [(self._places[number], self._pieces[number].byte_count) for number in numbers])
 
     def write(self, number: int, data: bytes) -> None:
-        """Put a piece at its place. data: exactly its bytes. Raises OSError."""
+        """Write a piece at its place. data: exactly its bytes. Raises OSError, and ValueError for another length."""
         if len(data) != self._pieces[number].byte_count:
             message = f"piece {number} has {self._pieces[number].byte_count} bytes, got {len(data)}"
             raise ValueError(message)
@@ -38,15 +39,15 @@ class PieceFile:
         self._file.write(self._places[number], data)
 
     def read(self, number: int) -> memoryview:
-        """A piece as it is in the file, in memory of its own. Raises OSError."""
+        """Return a piece as it is in the file, as a view of memory that nothing else uses. Raises OSError."""
         return self._file.read(self._places[number], self._pieces[number].byte_count)
 
     def stamp(self) -> object | None:
-        """See ScratchFile: equal stamps mean that no piece has changed."""
+        """Return the file's stamp, see ScratchFile: equal stamps mean that no piece has changed. Raises OSError."""
         return self._file.stamp()
 
     def holds(self, number: int, digest: bytes) -> bool:
-        """Whether the bytes at a piece's place have that SHA-256; not where they cannot be read."""
+        """Whether the bytes at a piece's place have this SHA-256 (32 bytes). False if they cannot be read."""
         try:
             return hashlib.sha256(self.read(number)).digest() == digest
         except OSError:
@@ -54,7 +55,7 @@ class PieceFile:
 
     @property
     def resumable(self) -> bool:
-        """Whether the file is worth finding again after this process."""
+        """Whether the file is kept after this process ends, so that it can be resumed."""
         return self._file.resumable
 
     @resumable.setter
@@ -62,12 +63,12 @@ class PieceFile:
         self._file.resumable = value
 
     def remove(self) -> None:
-        """Delete the file; who still reads it gets OSError. Idempotent."""
+        """Delete the file. Later reads raise OSError. Idempotent."""
         self._file.remove()
 
 
 class PiecesOnDisk(Mapping[int, bytes | memoryview]):
-    """Pieces of a file by number, read one at a time when they are looked up; looking up may raise OSError."""
+    """Pieces of a file by number. Each look-up reads the piece from the file and may raise OSError."""
 
     def __init__(self, file: PieceFile, numbers: Collection[int]) -> None:
         self._file = file

@@ -1,8 +1,9 @@
 """`python -m psyche_core.training.sidecar`: ranks of a client whose model is divided among several machines.
 
-The client starts the ranks of its own machine itself. This program needs no files: the client says how the model is built and
-sends each rank its part of the weights. It finds plugins as the command line does, and so may import what the rest of this
-package may not. It takes no secret on the command line, where everybody on the machine could read it.
+The client starts the ranks of its own machine itself. This program needs no model files: the client sends each rank the
+configuration of the model and its part of the weights. It finds plugins in the same way as the command line, so it may import
+modules that the rest of this package must not import. The secret is not a command-line argument, because every user of the
+machine could read it there.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _POLL_SECONDS: Final = 0.2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program; its exit code: 0 when the client ended it, 1 when the group failed, 2 for what the user can mend."""
+    """Run the program and return its exit code: 0 if the client ended it, 1 if the group failed, 2 for an error of the user."""
     given = parser().parse_args(arguments)
     if given.local_ranks < 1 or not 1 <= given.start_rank <= given.world_size - given.local_ranks:
         return _refuse(f"ranks {given.start_rank} and {given.local_ranks - 1} more do not fit into a world of {given.world_size}")
@@ -79,7 +80,7 @@ def _serve(given: argparse.Namespace, secret: bytes) -> int:
 
 
 def _start_all(given: argparse.Namespace, secret: bytes) -> int:
-    """Several ranks of this machine as children; when one fails, all end."""
+    """Run several ranks of this machine as child processes and return the exit code. If one fails, all are ended."""
     from psyche_core.errors import ModelError
     from psyche_core.models.sharding.devices import rank_device
     from psyche_core.models.sharding.processes import LocalRanks
@@ -124,9 +125,9 @@ def _secret(given: argparse.Namespace) -> bytes:
 
 
 def _end_with_starter() -> NoReturn:
-    """The system closes the pipe when whoever started us ends, however it ends."""
+    """End this process when its parent ends. The system closes the pipe to stdin then, however the parent ends."""
     while os.read(sys.stdin.fileno(), 1):
-        pass  # not for us
+        pass  # ignore other input
     os._exit(1)
 
 
@@ -136,7 +137,7 @@ def _refuse(sentence: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the command line."""
     options = argparse.ArgumentParser(
         prog="python -m psyche_core.training.sidecar",
         description="Compute a part of a client's model on this machine. The client tells it everything else.",
@@ -156,6 +157,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    code = main()
+    code: int = main()
     sys.stderr.flush()
-    os._exit(code)  # taking torch apart takes a second, and the client waits for us
+    os._exit(code)  # a normal exit takes a second because of torch, and the client waits for this process

@@ -1,9 +1,9 @@
 """Converts masters to pieces and pieces to masters: the tensor side of `psyche_core.p2p.manifest`.
 
-Pieces are made one at a time from the live masters, and new masters one tensor at a time while the optimizer takes them. So
-neither needs a second copy of the model. *Every* piece of the new masters, fetched or our own, is compared with the manifest
-before anything is replaced: the result has exactly the manifest's bits, or there is none. Values that are not finite are refused,
-whatever their hash: no honest replica holds one.
+Pieces are made one at a time from the live masters, and new masters are made one tensor at a time while the optimizer loads them.
+So neither needs a second copy of the model. Before anything is replaced, *every* piece of the new masters, fetched or our own, is
+compared with the manifest: either the result has exactly the bits of the manifest, or nothing is replaced. Fetched values that
+are not finite are rejected even if their hash is right, because no honest replica holds such values.
 """
 
 from __future__ import annotations
@@ -25,29 +25,32 @@ from psyche_core.training import changed_pieces
 from psyche_core.training.digest import float32_bytes
 
 Masters = Mapping[str, torch.Tensor]
-"""float32, by parameter name, on any device."""
+"""float32 tensors by parameter name, on any device."""
 
 
 def table_of(masters: Masters) -> Table:
-    """Names and shapes of the masters."""
+    """Return names and shapes of the masters."""
     return parameter_table({name: tuple(tensor.shape) for name, tensor in masters.items()})
 
 
 def read_piece(masters: Masters, piece: Piece) -> bytes:
-    """The bytes of one piece: at most PIECE_BYTES are copied."""
+    """Return the bytes of one piece. At most PIECE_BYTES are copied."""
     return bytes(_view(masters[piece.name], piece))
 
 
 def differing(masters: Masters, manifest: Manifest) -> tuple[int, ...]:
-    """Numbers of the pieces in which our masters are not the manifest's, see `comparison`. The manifest must be of our table."""
+    """Return the numbers of the pieces in which our masters differ from the manifest, see `changed_pieces.differing`.
+
+    Raises ModelError if the manifest is not of our parameter table.
+    """
     _check_table(masters, manifest)
     return changed_pieces.differing(manifest, lambda piece: hashlib.sha256(_view(masters[piece.name], piece)).digest())
 
 
 class NewMasters(LazyParameters):
-    """The masters of a manifest: our own tensors where no piece was given, else CPU tensors made anew at each look-up.
+    """The masters of a manifest: our own tensors if no piece of them was given, otherwise CPU tensors, built at each look-up.
 
-    pieces: by number, of the right length. handed: how many of them were handed out.
+    pieces: bytes by number of the piece, with the right lengths. handed: number of pieces read so far.
     """
 
     def __init__(self, masters: Masters, table: Table, pieces: Mapping[int, bytes | memoryview]) -> None:
@@ -58,11 +61,11 @@ class NewMasters(LazyParameters):
             if piece.number in pieces:
                 self._given.setdefault(piece.name, []).append(piece)
         self._shapes = {parameter.name: parameter.shape for parameter in table}
-        self.handed = 0
+        self.handed: int = 0
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Sizes of every tensor."""
+        """Shape of every tensor, by name."""
         return self._shapes
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -78,7 +81,7 @@ class NewMasters(LazyParameters):
         return built
 
     def copy_to(self, name: str, target: torch.Tensor) -> None:
-        """Write a tensor's values into another, piece by piece; nothing where they are our own and there already."""
+        """Write a tensor's values into `target`, piece by piece. Does nothing if `target` is our own tensor and already right."""
         if target is not self._masters[name]:
             target.copy_(self._masters[name])
         given = self._given.get(name)
@@ -91,7 +94,7 @@ class NewMasters(LazyParameters):
             target.copy_(self[name])
 
     def _fill(self, flat: torch.Tensor, given: Sequence[Piece]) -> None:
-        """Write pieces to their places in a flat tensor on any device."""
+        """Write pieces to their places in a one-dimensional float32 tensor on any device."""
         for piece in given:
             start = piece.first // VALUE_BYTES
             values = np.frombuffer(self._pieces[piece.number], dtype="<f4").astype(np.float32, copy=False)
@@ -100,10 +103,10 @@ class NewMasters(LazyParameters):
 
 
 def assemble(masters: Masters, manifest: Manifest, pieces: Mapping[int, bytes | memoryview]) -> NewMasters:
-    """The manifest's masters, every piece of them verified. Changes nothing.
+    """Verify every piece and return the manifest's masters. Changes nothing.
 
-    pieces: fetched bytes by number of the piece, at least all that `differing` names; looked up one at a time, twice each. Raises
-    ModelError for a piece that is missing, not of the manifest, not finite or not to be read.
+    pieces: fetched bytes by number of the piece, at least all that `differing` returns. Each is read twice, one at a time. Raises
+    ModelError for a piece that is missing, does not match the manifest, is not finite or cannot be read.
     """
     _check_table(masters, manifest)
 
@@ -119,10 +122,10 @@ def assemble(masters: Masters, manifest: Manifest, pieces: Mapping[int, bytes | 
 
 
 def install(optimizer: Optimizer, manifest: Manifest, pieces: Mapping[int, bytes | memoryview]) -> None:
-    """Replace an optimizer's masters by the manifest's, see `assemble`, and have it forget all else.
+    """Replace an optimizer's masters by those of the manifest, see `assemble`. The optimizer discards all its other state.
 
-    Raises ModelError when that cannot be, and has changed nothing then; ModelHalfReplaced when what was verified could not be
-    read again while it was being taken over.
+    Raises ModelError if that is not possible; then nothing has changed. Raises ModelHalfReplaced if a verified piece could not be
+    read again while the masters were being replaced.
     """
     new = assemble(optimizer.masters, manifest, pieces)
     try:
@@ -137,7 +140,7 @@ def install(optimizer: Optimizer, manifest: Manifest, pieces: Mapping[int, bytes
 
 
 def _tensor(values: NDArray[np.float32]) -> torch.Tensor:
-    """The same memory as a tensor, to be read only."""
+    """Return the values as a tensor, which must not be written. Shares memory if the array is writable, otherwise copies."""
     return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 

@@ -3,10 +3,10 @@
     trainer.apply(s - 2, accepted payloads)      first, from the third step on
     trainer.train(s, samples)  -> Trained        look-ahead weights, gradients, payload
 
-Look-ahead stands in for the not yet applied update of step s - 1 and uses schedule(s - 1), as the reference does. A result of
-step s is compressed with schedule(s) and applied with schedule(s + 2), whatever round applies it (also in the drain). A round
-that is applied again from a journal gets the rate it had, because the schedule may have changed since. Everything is synchronous
-and for ONE worker thread; only `check` may run in another.
+Look-ahead replaces the update of step s - 1, which is not applied yet, and uses schedule(s - 1), as the reference implementation
+does. A result of step s is compressed with schedule(s) and applied with schedule(s + 2), in whatever round it is applied (also in
+the drain round). A round that is applied again from a journal uses its original rate, because the schedule may have changed
+since. Everything is synchronous and must be called from ONE worker thread; only `check` may run in another thread.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from psyche_core.training.digest import full_digest
 from psyche_core.training.micro_batch import MicroBatch, Notice
 
 APPLY_DELAY = 2
-"""Steps between training a result and applying it (protocol section 3)."""
+"""Number of steps between training a result and applying it (protocol section 3)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What one step gave. loss in nats per predicted token; tokens in the samples; seconds of wall time; payload to announce."""
+    """Result of one step.
+
+    loss: in nats per predicted token. tokens: number of tokens in the samples. seconds: wall time. payload: bytes to announce.
+    """
 
     step: int
     loss: float
@@ -41,10 +44,11 @@ class Trained:
 
 
 class Trainer:
-    """See the module.
+    """One client's training, see the module.
 
-    learning_rate: step -> dimensionless step size, cold start included. micro_batch_size: sequences per forward pass; changes
-    memory and speed, not the result beyond rounding. It becomes smaller when memory runs out; notice is told so.
+    learning_rate: returns the learning rate of a step, including the cold-start factor. micro_batch_size: sequences per forward
+    pass; it changes memory and speed but not the result, except for rounding. It becomes smaller when memory runs out; then
+    notice is called with a sentence.
     """
 
     def __init__(
@@ -63,31 +67,31 @@ class Trainer:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are 0 <= id < vocab_size."""
+        """Size of the vocabulary: token ids are 0 <= id < vocab_size."""
         return self._model.vocab_size
 
     @property
     def description(self) -> Mapping[str, bytes]:
-        """The small files that say how the model is built, by name; empty where it cannot be described so."""
+        """The small files that say how the model is built, by name; empty if the model has no such description."""
         return self._model.description
 
     @property
     def micro_batch_size(self) -> int:
-        """Sequences per forward pass now."""
+        """Present number of sequences per forward pass."""
         return self._micro_batch.size
 
     @property
     def max_payload_bytes(self) -> int:
-        """No valid payload of this run is longer."""
+        """Maximum length in bytes of a valid payload of this run."""
         return self._optimizer.max_payload_bytes
 
     @property
     def parameter_count(self) -> int:
-        """Trainable values of the model."""
+        """Number of trainable values of the model."""
         return sum(int(tensor.numel()) for tensor in self._optimizer.masters.values())
 
     def train(self, step: int, samples: Samples) -> Trained:
-        """Train `step` (from 1) on this client's share. Raises ModelError for samples that do not fit, NonFiniteError."""
+        """Train `step` (from 1) on this client's share. Raises NonFiniteError, and ModelError for samples that do not fit."""
         start = time.perf_counter()
         self._optimizer.load_lookahead(learning_rate=self._learning_rate(step - 1))
         loss = self._micro_batch.gradients(samples)
@@ -96,67 +100,71 @@ class Trainer:
         return Trained(step, loss, samples.count * samples.sequence_length, seconds, payload)
 
     def check(self, payload: bytes) -> None:
-        """Validate a peer's payload; any thread. Raises PayloadRejected."""
+        """Validate a peer's payload. May be called from any thread. Raises PayloadRejected."""
         self._optimizer.check(payload)
 
     def rate_of(self, step: int) -> float:
-        """The learning rate that `apply` takes for the results of `step` when none is given."""
+        """Return the learning rate that `apply` uses for the results of `step` if none is given."""
         return self._learning_rate(step + APPLY_DELAY)
 
     def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool, learning_rate: float | None = None) -> None:
-        """Apply the accepted payloads of `step`, in any order; every one must have passed `check`.
+        """Apply the accepted payloads of `step`, in any order. Each must have passed `check`.
 
-        learning_rate: the one that was used when the step was first applied; None: the schedule's.
+        own_accepted: whether our own result is among them. learning_rate: the rate with which the step was first applied, when it
+        is applied again; None for the schedule's rate.
         """
         rate = self.rate_of(step) if learning_rate is None else learning_rate
         self._optimizer.apply(step, payloads, learning_rate=rate, own_accepted=own_accepted)
 
     def forget(self) -> None:
-        """Keep the masters and forget all other state of the optimizer, results that wait to be settled included."""
+        """Keep the masters and discard all other state of the optimizer, including results that are not settled yet."""
         self._optimizer.load_parameters({name: master.clone() for name, master in self._optimizer.masters.items()})
 
     def evaluate(self, samples: Samples) -> float:
-        """Loss at the master weights, in nats per predicted token. The next `train` loads its own weights again."""
+        """Return the loss at the master weights, in nats per predicted token. The next `train` loads its own weights again."""
         self._optimizer.load_masters()
         return self._micro_batch.loss(samples)
 
     def load_masters(self) -> None:
-        """Write the masters into the model's own weights, for who goes on with the model after training."""
+        """Write the masters into the model's own weights, for code that uses the model after training."""
         self._optimizer.load_masters()
 
     def full_digest(self) -> bytes:
-        """SHA-256 over all masters."""
+        """Return the digest of all masters, 32 bytes, see `digest.full_digest`."""
         return full_digest(self._optimizer.masters)
 
     @property
     def table(self) -> Table:
-        """Names and shapes of the masters: what a manifest of this run's model must have."""
+        """Names and shapes of the masters. A manifest of this run's model must have the same."""
         return snapshot.table_of(self._optimizer.masters)
 
     def read_piece(self, piece: Piece) -> bytes:
-        """The bytes of one piece of the masters."""
+        """Return the bytes of one piece of the masters, little-endian float32."""
         return snapshot.read_piece(self._optimizer.masters, piece)
 
     def differing(self, manifest: Manifest) -> tuple[int, ...]:
-        """Numbers of the pieces in which our masters differ from a manifest. Raises ModelError for another table."""
+        """Return the numbers of the pieces in which our masters differ from a manifest. Raises ModelError for another table."""
         return snapshot.differing(self._optimizer.masters, manifest)
 
     def install(self, manifest: Manifest, pieces: Mapping[int, bytes | memoryview]) -> None:
-        """Replace the masters by those of a manifest and forget all optimizer state, or change nothing and raise ModelError.
+        """Replace the masters by those of a manifest and discard all optimizer state, or change nothing and raise ModelError.
 
-        pieces: fetched bytes by number of the piece, at least those of `differing`; on disk, if they like. Raises
-        ModelHalfReplaced when they could not be read to the end any more.
+        pieces: fetched bytes by number of the piece, at least those of `differing`; the mapping may read them from disk. Raises
+        ModelHalfReplaced if a piece could not be read while the masters were being replaced.
         """
         snapshot.install(self._optimizer, manifest, pieces)
 
     def save_private(self, path: Path) -> None:
-        """Write what only this replica's optimizer has, for its own next start. Raises ModelError."""
+        """Write the private state of this replica's optimizer to a file, for its own next start. Raises ModelError."""
         state = self._optimizer.private_state()
         if state:
             save_private(path, state, masters=self.full_digest())
 
     def load_private(self, path: Path) -> bool:
-        """Take back what was saved with just these masters; whether there was any. Raises ModelError and changes nothing then."""
+        """Load the private state that was saved with exactly these masters. Returns whether there was any.
+
+        Raises ModelError; then nothing has changed.
+        """
         state = load_private(path, masters=self.full_digest())
         if state is not None:
             self._optimizer.load_private_state(state)
@@ -167,5 +175,5 @@ class Trainer:
         self._model.save(directory, parameters=self._optimizer.masters)
 
     def close(self) -> None:
-        """End what the model runs beside this process. Idempotent."""
+        """End the model's other processes, if it has any. Idempotent."""
         self._model.close()

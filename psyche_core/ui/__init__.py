@@ -1,3 +1,1 @@
-"""Everything a run shows to people: log lines, the live panel, the local testnet, reports and curves. Its only
-input is events.
-"""
+"""All output of a run for users: log lines, the live panel, the local testnet, reports and plots. Its only input is events."""

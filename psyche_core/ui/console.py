@@ -47,10 +47,10 @@ from psyche_core.telemetry.sinks import Sink
 from psyche_core.ui.formatting import bytes_text, count_text
 
 TOTALS_SECONDS = 60.0
-"""From one line about the network's totals to the next."""
+"""Seconds between two lines about the network's totals."""
 
 FETCH_SECONDS = 5.0
-"""The same about a model that is being fetched, but for the last piece."""
+"""Seconds between two lines about a model download; the last piece is always reported."""
 
 
 _WHY_DROPPED = {
@@ -63,7 +63,7 @@ _WHY_DROPPED = {
 
 
 def describe(event: Event) -> str:
-    """One line without a time stamp, safe to show whoever's words are in it."""
+    """An event as one line without a time stamp. It is safe for a terminal, whatever text the event contains."""
     return printable(_sentence(event))
 
 
@@ -185,7 +185,7 @@ def _token_files(event: TokenFiles) -> str:
 
 
 def _dropped(event: Dropped) -> str:
-    """Why a client was dropped, as far as it can tell, and when it takes part again."""
+    """The likely reason why a client was dropped, and when it takes part again."""
     why = _WHY_DROPPED.get(event.why, event.why)
     again = "in this epoch, once its model is up to date" if event.returns else "from the next epoch on"
     return (
@@ -194,7 +194,7 @@ def _dropped(event: Dropped) -> str:
 
 
 def _resumed(event: Resumed) -> str:
-    """From what a client goes on, and where the rest comes from."""
+    """The state from which a client continues, and the source of the missing results."""
     if event.step is None:
         return (
             f"nothing of this run to go on from lies in {event.folder}: the model after step {event.due} comes from the other "
@@ -216,7 +216,7 @@ def _resumed(event: Resumed) -> str:
 
 
 def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Sink:
-    """A sink that writes `HH:MM:SS sentence` per event and flushes it; of the network's totals one a minute, with rates.
+    """A sink that writes `HH:MM:SS sentence` per event and flushes it; network totals once per minute, with rates.
 
     clock: seconds, for tests.
     """
@@ -247,7 +247,7 @@ def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic
 
 
 class _Meter:
-    """The totals come every second, for the panel; in a log they would drown the rest."""
+    """Reduces network totals to one line per minute. They arrive every second, for the panel."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -255,14 +255,14 @@ class _Meter:
         self._told = self._newest = NetworkTotals(0, 0, 0)
 
     def read(self, totals: NetworkTotals) -> str | None:
-        """A sentence when it is time for one."""
+        """A sentence if it is time for one, else None."""
         if totals.bytes_sent < self._told.bytes_sent or totals.bytes_received < self._told.bytes_received:
-            self._told, self._told_at = NetworkTotals(0, 0, 0), self._clock()  # the client has begun anew, and counts from zero
+            self._told, self._told_at = NetworkTotals(0, 0, 0), self._clock()  # the client restarted, and counts from zero
         self._newest = totals
         return self._sentence() if self._clock() - self._told_at >= TOTALS_SECONDS else None
 
     def last(self) -> str | None:
-        """What was not told yet."""
+        """A sentence about the totals that were not reported yet, if any."""
         return self._sentence() if self._newest != self._told else None
 
     def _sentence(self) -> str:

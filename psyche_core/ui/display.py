@@ -1,4 +1,4 @@
-"""The display of one program, by the name the user chose: `auto`, `console`, `json` or `none`."""
+"""The display of one program, selected by name: `auto`, `console`, `json` or `none`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_display(logs: str, *, title: str) -> Iterator[Sink]:
 
 
 def _into(display: LiveDisplay) -> Sink:
-    """A sink that feeds the panel of one process, and says above it what that is waiting for: the panel knows steps only."""
+    """A sink that updates the panel of one process, and prints above it what the process waits for."""
 
     def show(event: Event) -> None:
         display.ledger.handle("here", time.time(), event)

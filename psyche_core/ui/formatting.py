@@ -10,7 +10,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def bytes_text(count: float) -> str:
-    """`0 B`, `12.3 kB`, `4.0 MB`, …; decimal prefixes, as networks count."""
+    """`0 B`, `12.3 kB`, `4.0 MB`, …; decimal prefixes, as usual for networks."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -40,7 +40,7 @@ def count_text(count: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """At most `width` bars, each the mean of its part of the values, scaled from their least to their greatest."""
+    """At most `width` bars. Each shows the mean of its part of the values, scaled from the smallest to the largest."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite or width < 1:
         return ""

@@ -1,13 +1,14 @@
-"""What the events of a run's members say about the run, and which guarantees were broken.
+"""Computes a run's figures, and broken guarantees, from the events of its members.
 
-Pure: events in, figures out; no processes, files or clock, so that the display, the report and the checks all use the same
-figures. A broken guarantee (replicas that differ, accepted work lost) is recorded when its event arrives and never removed.
+It only turns events into figures and uses no processes, files or clock, so that the display, the report and the checks all use
+the same figures. A broken guarantee (replicas that differ, accepted work lost) is recorded when its event arrives and never
+removed.
 
-Masters are followed step by step. A client applies one step after the other, or takes over the others' masters, and must hold an
-epoch's last step when it closes it; so nothing accepted can be left out or applied twice unnoticed. A share that was not accepted
-is a broken guarantee too, until a member is known to have been disturbed. From then on such shares are only counted, since their
-samples are assigned again (protocol F14). A disturbed member need not close every epoch, but each one it closes must be equal to
-the others'.
+The ledger follows each client's masters step by step. A client applies one step after the other, or downloads the others'
+masters, and must have an epoch's last step when it closes the epoch. So an accepted result that is left out or applied twice is
+always noticed. A share that was not accepted also breaks a guarantee, unless a member is known to have been disturbed before.
+From then on such shares are only counted, since their samples are assigned again (protocol F14). A disturbed member need not
+close every epoch, but the digest of each epoch that it closes must equal that of the others.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ from psyche_core.ui.ledger_page import ClientPage
 
 
 class RunLedger:
-    """All members' pages, and the run's.
+    """The pages of all members, and the figures of the run.
 
-    violations: sentences about broken promises, in the order they were seen. problems: what members complained about.
-    requeued: by epoch and step, shares that were not accepted. resyncs: how often masters were taken over, late starts included.
+    violations: sentences about broken guarantees, in the order of their detection. problems: problems that members reported.
+    requeued: number of shares that were not accepted, by epoch and step. resyncs: how often clients downloaded the others'
+    masters, late starts included.
     """
 
     def __init__(self, *, run_id: str, total_steps: int | None = None) -> None:
@@ -61,28 +63,28 @@ class RunLedger:
         self._meddled = False
 
     def expect(self, source: str) -> None:
-        """Count on a client from the beginning, so that one that stays silent is missed and rows keep their order."""
+        """Register an expected client, so that a silent one is noticed and the order of rows is fixed."""
         self._page(source)
 
     def disturb(self, source: str) -> None:
-        """Somebody meddled with a client, for instance cut it off for a while: it may miss epochs and leave shares undone."""
+        """Mark a client as disturbed, for instance disconnected for a while: it may miss epochs and not train its shares."""
         self._page(source).disturbed = self._meddled = True
 
     def asked_to_leave(self, source: str) -> None:
-        """Somebody asked a client to leave in order: it owes nothing from now on but a good end."""
+        """Mark a client as asked to leave: from now on it only has to end successfully."""
         self.disturb(source)
         self._page(source).leaving = True
 
     def killed(self, source: str) -> None:
-        """A client's process was killed: it owes nothing any more, and starts from nothing when it is started again.
+        """A client's process was killed: it has no obligations any more, and a new process starts without them.
 
-        What it had said and we had not read yet is not entered: nobody can tell what became of it.
+        Its events that were not read before the kill are not entered, because their effect is unknown.
         """
         self.disturb(source)
         self._page(source).die()
 
     def handle(self, source: str, time: float, event: Event) -> None:
-        """Enter an event. source: name of the member's process; time: unix seconds, as its process saw it."""
+        """Enter an event. source: name of the member's process. time: unix seconds, from the clock of that process."""
         if source in self.clients and self.clients[source].dead and not isinstance(event, Started):
             return
 
@@ -129,34 +131,34 @@ class RunLedger:
 
     @property
     def steps(self) -> int:
-        """Steps that anybody applied."""
+        """Number of steps that at least one client applied."""
         return len(self._steps)
 
     @property
     def epochs(self) -> int:
-        """Epochs whose end every client reached that nobody disturbed."""
+        """Number of epochs whose end was reached by every client that was not disturbed."""
         return sum(self._closed_by_all(epoch) for epoch in self.epoch_ends)
 
     @property
     def identical(self) -> bool:
-        """Whether all undisturbed clients, and two at least, closed every epoch with one digest; and there was an epoch."""
+        """Whether there was an epoch, and all undisturbed clients, at least two, closed every epoch with the same digest."""
         return bool(self.epoch_ends) and all(
             self._closed_by_all(epoch) and len(set(self._digests(epoch))) == 1 for epoch in self.epoch_ends
         )
 
     @property
     def kills(self) -> int:
-        """Processes of clients that were killed."""
+        """Number of client processes that were killed."""
         return sum(page.kills for page in self.clients.values())
 
     @property
     def resyncs(self) -> int:
-        """Times a client took over the others' masters."""
+        """How often a client downloaded the others' masters."""
         return sum(page.resyncs for page in self.clients.values())
 
     @property
     def train_seconds(self) -> float:
-        """From the beginning of the first step trained to the last one applied, by anybody."""
+        """Seconds from the start of the first trained step to the last applied step, of any client."""
         if self.train_started is None or self.train_ended is None:
             return 0.0
 
@@ -172,14 +174,14 @@ class RunLedger:
         return [(step, statistics.fmean(losses)) for step, losses in sorted(by_step.items())]
 
     def remaining_seconds(self, now: float) -> float | None:
-        """To the last step at the pace so far, None before there is a pace. now: unix seconds."""
+        """Estimated seconds until the last step at the speed so far; None before the speed is known. now: unix seconds."""
         if not self.total_steps or not self.steps or self.train_started is None:
             return None
 
         return max(0.0, now - self.train_started) / self.steps * max(0, self.total_steps - self.steps)
 
     def unfinished(self) -> list[str]:
-        """Promises that can only be judged when everybody has ended: sentences, none when all were kept."""
+        """Broken guarantees that can be checked only when all clients have ended: sentences, empty if there are none."""
         found = []
         if not self.clients:
             found.append("no client reported anything")
@@ -210,7 +212,7 @@ class RunLedger:
 
     def _note_applied(self, page: ClientPage, time: float, event: StepApplied) -> None:
         if event.trained == 0:
-            return  # a drain round has nothing to lose
+            return  # a drain round has no shares to lose
 
         self.train_ended = time if self.train_ended is None else max(time, self.train_ended)
         self._steps.add(event.step)
@@ -261,7 +263,7 @@ class RunLedger:
             page = self._page(source)
             page.ended = event
             if not page.whole:
-                return  # killed, and the run was over before it was back
+                return  # killed, and the run ended before its restart
         if not event.success:
             self.violations.append(f"{source} ended without success: {event.reason}")
 

@@ -1,6 +1,7 @@
-"""One client's part of the run's ledger: what it reported, what it holds, what it must still report.
+"""One client's part of the run's ledger: its reports, the step of its masters, and the reports that are still expected.
 
-It outlives the client's processes: figures add up over all of them, obligations end with each. Clients are compared in `ledger`.
+A page covers all processes of a client: figures are summed over them, and obligations end with each process. `ledger` compares
+clients.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from psyche_core.telemetry.events import (
 )
 
 RATE_WINDOW = 20
-"""Newest steps over which tokens per second are taken."""
+"""Number of newest steps over which tokens per second are computed."""
 
 _NOTHING = NetworkTotals(0, 0, 0)
 
 
 @dataclass(slots=True)
 class ClientPage:
-    """What one client told. losses: (step, nats per token); trained: step -> epoch; digests: epoch -> hex.
+    """The reports of one client. losses: (step, nats per token). trained: step -> epoch. digests: epoch -> hex.
 
-    disturbed: somebody meddled with it, or it came late. leaving: somebody asked it to. dead: killed and not started again.
-    whole: it takes part; False from a kill until it trains again or closes an epoch. masters: the steps its masters may be at,
-    None while that is unknown (more than one after a step of which nothing was accepted: it counts, or the epoch was cut and it
-    is trained again). network: over all its processes. trained, applied: by its newest process.
+    disturbed: it was disturbed, or it came late. leaving: it was asked to leave. dead: killed and not started again. whole: it
+    takes part; False from a kill until it trains again or closes an epoch. masters: the possible steps of its masters, None if
+    unknown. There are several after a step without accepted results: either the step counts, or the epoch was cut short and the
+    step is trained again. network: totals over all its processes. trained, applied: by its newest process.
     """
 
     name: str
@@ -69,11 +70,11 @@ class ClientPage:
 
     @property
     def standing(self) -> str:
-        """In words: the step its masters are at."""
+        """The step of its masters, in words."""
         return "unknown" if self.masters is None else "those after step " + " or ".join(map(str, sorted(self.masters)))
 
     def start(self, event: Started, *, late: bool) -> None:
-        """A process of it is up. late: the run has trained already."""
+        """One of its processes has started. late: whether the run has trained already."""
         self.id = event.id
         self.disturbed = self.disturbed or late
         self._late = late
@@ -82,7 +83,7 @@ class ClientPage:
         self.ended = None
 
     def die(self) -> None:
-        """Its process was killed: what it knew is gone, and so is what it owed."""
+        """Its process was killed: the process's state is lost, and its obligations end."""
         self.kills += 1
         self.dead = True
         self.whole = False
@@ -91,7 +92,7 @@ class ClientPage:
             known.clear()
 
     def note_loaded(self, event: ModelLoaded) -> None:
-        """Enter a model that was built, and the step it is of where that is known: a checkpoint of its own, or a stored one."""
+        """Enter a model that was built, and its step if known, from the client's own checkpoint or a stored one."""
         self.parameters = event.parameters
         if event.step is not None:
             self.masters = {event.step}
@@ -112,7 +113,7 @@ class ClientPage:
         self.network = NetworkTotals(sent, received, event.peers)
 
     def apply(self, event: StepApplied, *, first_step: int) -> str | None:
-        """Enter an applied step. first_step: the run's first. Returns a sentence when it cannot follow what came before."""
+        """Enter an applied step. first_step: the run's first. Returns a sentence if it does not follow the steps before it."""
         step, complaint = event.step, None
         if step in self.applied:
             complaint = f"{self.name} applied step {step} twice"
@@ -130,9 +131,11 @@ class ClientPage:
         return complaint
 
     def note_resynced(self, event: Resynced, *, excused: bool) -> None:
-        """Its masters are the others' after a step: what it trained up to there is in them, what it applied beyond is undone.
+        """Its masters are now the others' after a step.
 
-        excused: somebody meddled with the run, so that it may have missed the end of an epoch.
+        They include its trained steps up to that one; later applied steps are undone.
+
+        excused: the run was disturbed, so the client may have missed the end of an epoch.
         """
         self.resyncs += 1
         self.disturbed = self.disturbed or excused
@@ -142,7 +145,7 @@ class ClientPage:
         self._open_epochs = {epoch for epoch in self._open_epochs if epoch >= event.epoch}
 
     def close(self, event: EpochDigest) -> list[int]:
-        """Enter an epoch's end. Returns steps it trained in that epoch and never applied, ascending."""
+        """Enter an epoch's end. Returns the steps that it trained in that epoch and never applied, ascending."""
         self.whole = True
         self.digests[event.epoch] = event.sha256
         self._open_epochs.discard(event.epoch)
@@ -153,14 +156,17 @@ class ClientPage:
         return self.masters is None or step in self.masters
 
     def unapplied(self, epoch: int | None = None) -> list[int]:
-        """Steps trained (in that epoch) and not applied, ascending; none are owed once it was asked to leave."""
+        """Steps trained (in that epoch) and not applied, ascending; none once it was asked to leave."""
         if self.leaving:
             return []
 
         return sorted(step for step, of in self.trained.items() if step not in self.applied and epoch in (None, of))
 
     def missing(self, epochs: Iterable[int]) -> list[int]:
-        """Epochs it should have closed and did not: all of the run's, or only those it took part in once it was disturbed."""
+        """Epochs that it should have closed and did not.
+
+        These are all of the run's epochs, or only those it took part in if it was disturbed.
+        """
         if not self.disturbed:
             return [epoch for epoch in epochs if epoch not in self.digests]
 

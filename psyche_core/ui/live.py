@@ -1,7 +1,7 @@
 """The live panel of a run: phase, progress, loss curve, one row per client. Plain lines if there is no terminal.
 
-Both displays draw from a `RunLedger` and are asked to `show` after each event. They draw at most a few times a second (panel) or
-once in a few seconds (lines). No threads: a display never outlives its program.
+Both displays read a `RunLedger`, and `show` is called after each event. They draw at most a few times per second (panel) or once
+every few seconds (lines). They use no threads, so a display never continues after its program.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from psyche_core.telemetry.events import (
     Mended,
     ModelLost,
     ModelSync,
+    PhaseChanged,
     Problem,
     ReplicasDiffer,
     Resumed,
@@ -89,7 +90,7 @@ class Display(ABC):
 
     @abstractmethod
     def show(self, source: str, event: Event | None = None) -> None:
-        """Draw if it is time. event: what was just entered in the ledger by `source`; None: time has passed."""
+        """Draw if it is time. event: the event of `source` that was just entered in the ledger; None if only time has passed."""
 
     def _due(self, seconds: float) -> bool:
         now = self._clock()
@@ -120,7 +121,7 @@ class LiveDisplay(Display):
         self._live.stop()
 
     def show(self, source: str, event: Event | None = None) -> None:
-        """Redraw, a few times a second at most; complaints, and why nothing moves yet, are printed above it, where they stay."""
+        """Redraw, at most a few times per second. Problems and reasons for waiting are printed above the panel and stay there."""
         if isinstance(event, (*_COMPLAINTS, *_NEWS, TokenFiles)):
             style = "yellow" if isinstance(event, _COMPLAINTS) else ""
             self._live.console.print(Text(f"{source}: {describe(event)}", style=style))
@@ -132,10 +133,10 @@ class LiveDisplay(Display):
 
 
 class LineDisplay(Display):
-    """A line of figures every few seconds, and one for each event worth it."""
+    """Prints a line of figures every few seconds, and one for each important event."""
 
     def show(self, source: str, event: Event | None = None) -> None:
-        """Write the event if it is worth a line, and the figures if it is time."""
+        """Write the event if it is important, and the figures if it is time."""
         if isinstance(event, _WORTH_A_LINE) or (isinstance(event, ModelSync) and event.pieces_done in (0, event.pieces_total)):
             self._write(f"{source}: {describe(event)}")
         if self.ledger.phase is not None and self._due(LINE_SECONDS):
@@ -146,7 +147,7 @@ class LineDisplay(Display):
 
 
 def dashboard(ledger: RunLedger, *, now: float, width: int = 100) -> RenderableType:
-    """The panel as something rich can print. now: unix seconds."""
+    """The panel as a rich renderable. now: unix seconds."""
     parts: list[RenderableType] = [_headline(ledger), _progress(ledger, now)]
     losses = [loss for _, loss in ledger.mean_losses]
     if losses:
@@ -170,7 +171,7 @@ def figures_line(ledger: RunLedger, *, now: float) -> str:
         f"{count_text(sum(page.tokens_per_second for page in pages))} tokens/s",
         f"sent {bytes_text(sum(page.network.bytes_sent for page in pages))}",
         f"received {bytes_text(sum(page.network.bytes_received for page in pages))}",
-        f"{ledger.phase.clients} clients",
+        _clients(ledger.phase),
     ]
     if ledger.kills:
         figures.append(_faults(ledger))
@@ -187,9 +188,16 @@ def _headline(ledger: RunLedger) -> Text:
     phase = ledger.phase
     return Text.assemble(
         (printable(phase.phase), "bold green"),
-        f"  epoch {phase.epoch}  step {_step_text(ledger)}  {phase.clients} clients",
+        f"  epoch {phase.epoch}  step {_step_text(ledger)}  {_clients(phase)}",
         f"  {_faults(ledger)}" if ledger.kills else "",
     )
+
+
+def _clients(phase: PhaseChanged) -> str:
+    """How many there are, and how many the run waits for while it has too few."""
+    if phase.needed is None or phase.clients >= phase.needed:
+        return f"{phase.clients} clients"
+    return f"{phase.clients} of {phase.needed} clients that are needed to start"
 
 
 def _faults(ledger: RunLedger) -> str:
@@ -233,7 +241,7 @@ def _clients_table(ledger: RunLedger) -> Table:
 
 
 def _digest(ledger: RunLedger, page: ClientPage) -> Text:
-    """The newest epoch's digest, green when everybody who gave one gave the same."""
+    """The newest epoch's digest, green if all clients that reported one have the same."""
     if not page.digests:
         return Text("")
 

@@ -16,7 +16,7 @@ SMOOTHING_STEPS = 9
 
 
 def smoothed(points: list[tuple[int, float]], *, width: int = SMOOTHING_STEPS) -> list[tuple[int, float]]:
-    """Centred moving average; the window shrinks at both ends, so that no point is lost or invented."""
+    """Centred moving average; the window shrinks at both ends, so that the number of points does not change."""
     half = width // 2
     result = []
     for index, (step, _) in enumerate(points):
@@ -29,7 +29,7 @@ def smoothed(points: list[tuple[int, float]], *, width: int = SMOOTHING_STEPS) -
 def plot_losses(path: Path, report: dict[str, Any], *, epoch_ends: dict[int, int]) -> None:
     """Draw each client's loss, their smoothed mean, the validation points and the epochs' ends.
 
-    report: as `run_report.make_report` gives it. epoch_ends: epoch -> step. Raises ModuleNotFoundError without matplotlib.
+    report: as `run_report.make_report` returns it. epoch_ends: epoch -> step. Raises ModuleNotFoundError without matplotlib.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ def plot_losses(path: Path, report: dict[str, Any], *, epoch_ends: dict[int, int
 
     identical = "replicas identical" if report["identical"] else "replicas NOT identical"
     title = f"{printable(report['run_id'], at_most=64)}: {len(report['clients'])} clients, {report['steps']} steps, {identical}"
-    axes.set_title(title, parse_math=False)  # a run's name is no formula
+    axes.set_title(title, parse_math=False)  # a run's name is not a formula
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per token)")
     axes.grid(visible=True, alpha=0.2)
@@ -67,5 +67,5 @@ def _columns(points: list[Any]) -> tuple[list[int], list[float]]:
 
 
 def _number(loss: float | None) -> float:
-    """A loss as matplotlib takes it, which leaves a gap at what was not finite."""
+    """A loss for matplotlib, which leaves a gap at a value that is not finite."""
     return math.nan if loss is None else loss

@@ -1,4 +1,4 @@
-"""Makes token files at first use and tells the user, because it takes a minute in which nothing else happens."""
+"""Makes token files at first use and reports progress, because it can take a minute in which nothing else happens."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from psyche_core.errors import UserError
 from psyche_core.telemetry.events import Event, TokenFiles
 
 PROGRESS_SECONDS = 10.0
-"""From one word about the progress to the next."""
+"""Seconds between two progress reports."""
 
 
 async def prepare_tokens(
     data_file: DataFile, tell: Callable[[Event], None], *, clock: Callable[[], float] = time.monotonic
 ) -> PreparedText | None:
-    """Make the token files of a data file unless they are there, see `prepare_text`; says nothing where they are.
+    """Make the token files of a data file unless they exist, see `prepare_text`; reports nothing if they do.
 
-    clock: seconds, for tests. Raises DataError, and UserError when another process has been making them for too long.
+    clock: seconds, for tests. Raises DataError, and UserError if another process takes too long to make them.
     """
     folder, started = str(data_file.dir), clock()
     told = started - PROGRESS_SECONDS

@@ -1,9 +1,9 @@
 """Child processes that write JSON lines, started and stopped together.
 
-Each child leads its own process group, so that stopping reaches whatever it started, and Ctrl-C reaches only us and we decide.
-Stopping is SIGTERM, a grace time of some seconds, then SIGKILL. Leaving the context always stops all children, also when
-cancelled. If we are killed ourselves, the children end at once (psyche_core.cli.tethered): their stdin is a pipe that closes with
-us.
+Each child leads its own process group, so that stopping also reaches the processes it started, and Ctrl-C reaches only this
+process, which decides what to do. Stopping is SIGTERM, a grace time of some seconds, then SIGKILL. Leaving the context always
+stops all children, also when cancelled. If this process is killed, the children end at once (psyche_core.cli.tethered): their
+stdin is a pipe that closes with this process.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _ERROR_PREFIX = "Error: "
 class Child:
     """A running `psyche` program.
 
-    log: file with its stderr, and whatever it printed that is no event. killed: whether we killed it on purpose.
+    log: file with its stderr, and all output that is not an event. killed: whether we killed it on purpose.
     """
 
     def __init__(self, name: str, process: Process, log: Path) -> None:
         self.name = name
         self.log = log
         self.process = process
-        self.killed = False
+        self.killed: bool = False
 
     async def events(self) -> AsyncIterator[tuple[float, Event]]:
         """(unix seconds, event) as they come, until the child closes its stdout."""
@@ -62,7 +62,7 @@ class Child:
 
     @property
     def sentence(self) -> str | None:
-        """What the child said was wrong, if it ended with an error sentence."""
+        """The child's error sentence, if it ended with one."""
         said = [line for line in self.last_lines(50) if line.startswith(_ERROR_PREFIX)]
         return said[-1].removeprefix(_ERROR_PREFIX) if said else None
 
@@ -84,18 +84,18 @@ class Child:
             try:
                 os.killpg(self.process.pid, number)
             except ProcessLookupError:
-                return  # it ended this moment
+                return  # it has just ended
 
 
 class Children:
-    """Starts children and stops them all when left. An async context manager. logs: folder for their log files."""
+    """Starts children and stops them all on exit. An async context manager. logs: folder for their log files."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._children: list[Child] = []
 
     async def start(self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str]) -> Child:
-        """Start `psyche ARGUMENTS` with this very interpreter. A name started again goes on in its log."""
+        """Start `psyche ARGUMENTS` with the current interpreter. A name that is started again appends to its log."""
         log = self._logs / f"{name}.log"
         with log.open("ab") as stderr:
             process = await anyio.open_process(
@@ -132,6 +132,6 @@ class Children:
 
 
 def child_environment(*, threads: int) -> dict[str, str]:
-    """Our environment without PSYCHE_ variables (children are told everything by arguments), with thread counts set."""
+    """Our environment without PSYCHE_ variables (children get all settings as arguments), with thread counts set."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
     return environment | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}

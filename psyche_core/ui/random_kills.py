@@ -1,7 +1,8 @@
-"""Which clients of a testnet are killed, and when: seeded, and never so many that the run could not go on.
+"""Chooses which clients of a testnet are killed, and when: seeded, and never so many that the run could not continue.
 
-Pure: the input is the time and who takes part, the output who is to be killed. A kill waits until enough clients take part again.
-Victims are drawn from a shuffled list of all that may be killed, so that the choice hardly depends on the machine's speed.
+This module only computes: the input is the time and the clients that take part, the output is the clients to kill. A kill waits
+until enough clients take part again. Victims are drawn from a shuffled list of all clients that may be killed, so that the
+choice hardly depends on the machine's speed.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from psyche_core.errors import UserError
 
 
 class RandomKills:
-    """A plan of kills. number: clients killed at a time; interval: seconds between; keep: clients that always stay.
+    """A plan of kills. number: clients killed at a time. interval: seconds between kills. keep: clients that always stay.
 
-    quorum: clients that stay where `number` allows it: with fewer witnesses no work is accepted, and epoch after epoch is cut.
-    clients: all names, in order; allowed: numbers (from 1) of those that may be killed, None for all. seconds: from when they
-    have come up until nobody is killed any more; None to go on to the end.
-    Raises UserError when there are too few clients for that.
+    quorum: number of clients that stay if `number` allows it: with fewer witnesses no work is accepted, and every epoch is cut
+    short. clients: all names, in order. allowed: numbers (from 1) of those that may be killed, None for all. seconds: time from
+    the start of the clients until the kills end; None to continue to the end. Raises UserError if there are too few clients for
+    that.
     """
 
     def __init__(
@@ -58,10 +59,10 @@ class RandomKills:
         self._last = 0.0
 
     def victims(self, now: float, *, whole: Collection[str]) -> list[str]:
-        """Who is to be killed now; mostly nobody. now: seconds of any clock; whole: names of the clients that take part."""
+        """The clients to kill now; usually none. now: seconds of any clock. whole: names of the clients that take part."""
         able = len(whole) - self._number >= self._keep
         if self._began is None and able:
-            self._began = self._last = now  # they have come up: the first interval begins
+            self._began = self._last = now  # all have started: the first interval begins
         if self._began is None or not able or now - self._last < self._interval:
             return []
         if self._seconds is not None and now - self._began > self._seconds:

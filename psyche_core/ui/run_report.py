@@ -1,6 +1,7 @@
 """The report of a run as one JSON object, and checks of its figures against what the caller requires.
 
-The shape is fixed, because other programs read it. Requirements are checked against the report itself, not against separate data.
+The format is fixed, because other programs read it. Requirements are checked against the report itself, not against separate
+data.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from psyche_core.ui.ledger import RunLedger
 def make_report(ledger: RunLedger, *, wall_seconds: float) -> dict[str, Any]:
     """run_id, steps, epochs, clients, validation, identical, wall_seconds, train_seconds.
 
-    Losses in nats per token, None for one that was not finite. Where clients were killed also `faults`: kills, resyncs, and
-    shares that were not accepted and were handed out again.
+    Losses are in nats per token, None for one that is not finite. If clients were killed there is also `faults`: kills, resyncs,
+    and shares that were not accepted and were assigned again.
     """
     faults = {"kills": ledger.kills, "resyncs": ledger.resyncs, "requeued_shares": sum(ledger.requeued.values())}
     report = {
@@ -48,7 +49,7 @@ def _finite(loss: float) -> float | None:
 
 
 def unmet(report: dict[str, Any], *, steps: int, epochs: int, loss_drop: float) -> Iterator[str]:
-    """A sentence for each figure that was not reached. loss_drop: nats, first validation to last."""
+    """A sentence for each figure that was not reached. loss_drop: nats, from first to last validation."""
     if not report["identical"]:
         yield "the replicas were not shown to be identical at every epoch's end"
     if report["steps"] < steps:
@@ -71,7 +72,7 @@ def unmet(report: dict[str, Any], *, steps: int, epochs: int, loss_drop: float) 
 
 
 def write_report(path: Path, report: dict[str, Any]) -> None:
-    """Write it atomically: the file appears complete or stays as it was."""
+    """Write the report atomically: the file is complete or unchanged."""
     temporary = path.with_name(path.name + ".partial")
     with temporary.open("w", encoding="utf-8") as stream:
         json.dump(report, stream, allow_nan=False)

@@ -1,4 +1,4 @@
-"""The last output of a run: what was reached, by whom, and where the results are."""
+"""The last output of a run: its figures, its clients, and where the results are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psyche_core.ui.ledger import RunLedger
 
 
 def summary(ledger: RunLedger, report: dict[str, Any], *, files: list[Path]) -> RenderableType:
-    """Figures of the run and a row per client, as something rich can print. files: results worth naming."""
+    """Figures of the run and a row per client, as a rich renderable. files: result files to list."""
     figures = Table.grid(padding=(0, 2))
     figures.add_column(style="bold")
     figures.add_column()

@@ -1,9 +1,9 @@
 """A whole run on this machine: a server and N clients, each a process of its own, watched until the end.
 
-The members are started exactly as a user would start them and are known only by the events they print. The first broken guarantee
-(replicas that differ, accepted work lost, a member that dies) ends everything at once with a failure. The report is always
-written, so that a failed run can be examined. With `kills`, clients are killed at random and started again with the identity they
-had. A client killed so late that the run is over before it is back breaks no guarantee.
+The members are started exactly as a user would start them, and are observed only through the events they print. The first broken
+guarantee (replicas that differ, accepted work lost, a member that dies) ends everything at once with a failure. The report is
+always written, so that a failed run can be examined. With `kills`, clients are killed at random and started again with the
+identity they had. If a client is killed so late that the run ends before its restart, no guarantee is broken.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from psyche_core.wire.signing import SecretKey
 
 HOST = "127.0.0.1"
 MARKER = "testnet.json"
-"""File that says a folder was made by us and may be made anew."""
+"""File that marks a folder as made by psyche, so that it may be replaced."""
 
 START_SECONDS = 900.0
-"""Longest wait for the server to listen; tokenising a large text at first use takes its time."""
+"""Longest wait for the server to listen, in seconds; tokenising a large text at first use takes long."""
 
 ENDING_SECONDS = 120.0
-"""Longest wait for the others once one member has ended; the last checkpoint is written then."""
+"""Longest wait for the others after one member has ended, in seconds; they write their last checkpoints then."""
 
 RESTART_SECONDS = 1.0
-"""Pause between a kill and the next process of the same client."""
+"""Seconds between a kill and the next process of the same client."""
 
 LAST_KILL_SECONDS = 15.0
-"""Nobody is killed when the run is expected to be over this soon: a client needs that long to come back and be of use."""
+"""No client is killed if the run is expected to end within this many seconds, the time that a restarted client needs."""
 
 TICK_SECONDS = 0.25
 SHOWN_LOG_LINES = 15
@@ -70,7 +70,7 @@ LoseRoute = Callable[[str], str]
 
 
 class RunFiles(Protocol):
-    """The checked files of settings.config_path. data_port: None when the server does not serve the data."""
+    """The checked files of settings.config_path. data_port: None if the server does not serve the data."""
 
     @property
     def run(self) -> RunFile:
@@ -78,11 +78,11 @@ class RunFiles(Protocol):
 
     @property
     def data(self) -> DataFile | None:
-        """The data file, where there is one."""
+        """The data file; None if there is none."""
 
     @property
     def data_port(self) -> int | None:
-        """Where the server serves the data."""
+        """The port on which the server serves the data."""
 
 
 async def run_testnet(
@@ -92,9 +92,9 @@ async def run_testnet(
     *,
     lose_route: LoseRoute | None = None,
 ) -> int:
-    """Run it all. Returns the exit code: 0, or 1 when a member failed, a promise was broken or a required figure not met.
+    """Run the testnet. Returns the exit code: 0, or 1 if a member failed, a guarantee was broken or a figure was not reached.
 
-    member_options, lose_route: of the backend's registration. Raises UserError for what the user can mend.
+    member_options, lose_route: of the backend's registration. Raises UserError for problems that the user can correct.
     """
     run, data = files.run, files.data
     check_port(settings.server_port)
@@ -144,7 +144,7 @@ def client_names(settings: TestnetSettings) -> list[str]:
 
 
 def plan_kills(settings: TestnetSettings, run: RunFile) -> RandomKills | None:
-    """What --random-kill-num and the options beside it ask for; None where nobody is to be killed. Raises UserError."""
+    """The plan for --random-kill-num and the related options; None if no client is killed. Raises UserError."""
     if settings.random_kill_num == 0:
         return None
 
@@ -165,7 +165,7 @@ def plan_kills(settings: TestnetSettings, run: RunFile) -> RandomKills | None:
 
 
 def check_port(port: int) -> None:
-    """Refuse a port somebody listens on already, before anything is started. Raises UserError."""
+    """Check, before anything is started, that no process listens on a port. Raises UserError."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -178,7 +178,7 @@ def check_port(port: int) -> None:
 
 
 def prepare_folder(out: Path, settings: TestnetSettings, run: RunFile) -> None:
-    """An empty folder for the results; one left by an earlier testnet is made anew, any other refused. Raises UserError."""
+    """Make an empty folder for the results, and replace one of an earlier testnet. Raises UserError for any other folder."""
     try:
         if out.exists() and any(out.iterdir()) and not (out / MARKER).exists():
             message = f"{out} is not empty and was not made by a testnet; choose another folder with --out"
@@ -197,7 +197,7 @@ def prepare_folder(out: Path, settings: TestnetSettings, run: RunFile) -> None:
 
 
 class _Testnet:
-    """One run of the processes. failures: why it was ended early, if it was."""
+    """One run of the processes. failures: reasons why it was ended early, if any."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class _Testnet:
         self._failures: list[str] = []
 
     async def play(self) -> list[str]:
-        """Start everybody, watch until all have ended or one has failed, stop everybody. Returns the failures."""
+        """Start all processes, watch until all have ended or one has failed, stop them all. Returns the failures."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._children)
             async with anyio.create_task_group() as tasks:
@@ -271,7 +271,7 @@ class _Testnet:
             self._say(f"starting {name} again")
 
     async def _follow(self, child: Child) -> bool:
-        """Enter a child's events until it ends; judge how it ended. Returns whether it is to be started again."""
+        """Enter a child's events until it ends, and check how it ended. Returns whether to start it again."""
         async for moment, event in child.events():
             self._ledger.handle(child.name, moment, event)
             self._display.show(child.name, event)
@@ -298,7 +298,7 @@ class _Testnet:
         return False
 
     async def _watch_clock(self) -> None:
-        """Keep the display moving and the time limits held."""
+        """Update the display and enforce the time limits."""
         began = time.monotonic()
         limit = self._settings.time_limit
         while True:
@@ -313,7 +313,7 @@ class _Testnet:
                 self._fail(f"{self._running} processes still ran {ENDING_SECONDS:g} s after the first had ended")
 
     def _kill_some(self, now: float) -> None:
-        """Kill whom the plan names, if it names anybody now."""
+        """Kill the clients that the plan names now, if any."""
         remaining = self._ledger.remaining_seconds(time.time())
         if self._kills is None or remaining is None or remaining < LAST_KILL_SECONDS or self._first_end is not None:
             return
@@ -325,7 +325,7 @@ class _Testnet:
             self._say(f"killed {name}, kill {self._ledger.kills} of this run")
 
     async def _lose_a_route(self) -> None:
-        """Break one of the ways to the coordinator, once, when it is time for that."""
+        """Break one of the routes to the coordinator, once, at the configured time."""
         lose, after = self._lose_route, self._settings.lose_route_after
         if lose is None or after is None or self._ledger.last_step < after:
             return
@@ -345,7 +345,7 @@ class _Testnet:
             self._over.set()
 
     def _cause(self, child: Child) -> str:
-        """Its own sentence, or the end of its log."""
+        """A child's error sentence, or the end of its log."""
         if child.sentence is not None:
             return child.sentence
 
@@ -392,7 +392,7 @@ def _server_address(member: MemberContext) -> list[str]:
 
 
 def held_out(data: DataFile | None) -> Path | None:
-    """Where the server keeps held-out text, None when its data file keeps none apart."""
+    """The path of the server's held-out text; None if its data file holds out none."""
     if data is None or data.text is None or data.text.held_out == 0:
         return None
 

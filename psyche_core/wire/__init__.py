@@ -1,1 +1,1 @@
-"""What is sent between machines: canonical CBOR with limits, signatures, frames, messages, and differences of states."""
+"""Communication between machines: canonical CBOR with limits, signatures, frames, messages, and differences of states."""

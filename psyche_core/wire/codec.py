@@ -1,9 +1,10 @@
 """Canonical CBOR with limits, the only encoding of messages between machines.
 
-`decode` walks the bytes once *before* a decoder sees them and refuses what is too long, too deep, has too many items, an
-indefinite length, a tag, a float that is not finite, a map key that is neither text nor integer, a duplicate or unordered one, or
-trailing bytes. What passes is canonical (decode then encode gives the same bytes), so signatures over encodings are unambiguous.
-`encode` refuses every value that `decode` would refuse for its kind. Tensors are never encoded here.
+`decode` checks the bytes in one pass *before* they reach the CBOR decoder. It rejects data that is too long, nested too deep or
+has too many items, and indefinite lengths, tags, floats that are not finite, trailing bytes, and map keys that are not text or
+integers, are duplicate or are not in order. Accepted bytes are canonical (decoding and encoding gives the same bytes), so
+signatures over encodings are unambiguous. `encode` rejects every value of a kind that `decode` would reject. Tensors are never
+encoded here.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ MAX_DEPTH = 16
 MAX_ITEMS = 100_000
 
 _WELCOME = frozenset({type(None), bool, str, bytes})
-"""Types of which every value may travel; looked at first, because most values are of these."""
+"""Types whose values are all allowed. They are checked first, because most values have one of these types."""
 
 
 def encode(value: Any) -> bytes:
-    """Canonical CBOR of None, bool, int of 64 bits and a sign, finite float, str, bytes, list/tuple and str- or int-keyed dict.
+    """Return the canonical CBOR of a value.
 
-    Raises ValueError for a number that is not finite or too large, or text with surrogates, and TypeError for anything else.
+    Allowed are None, bool, int from -2**64 to 2**64 - 1, finite float, str, bytes, list, tuple, and dict with str or int keys.
+    Raises ValueError for a number that is not finite or too large and for text with surrogates, and TypeError for other types.
     """
     _check(value)
     return bytes(cbor2.dumps(value, canonical=True))
 
 
 def _check(value: Any) -> None:
-    """Refuse what `decode` would: a message nobody can read must fail where it is made."""
+    """Raise for values that `decode` would reject, so that a message that nobody can read fails at its sender."""
     if type(value) in _WELCOME:
         return
 
@@ -62,7 +64,10 @@ def _check(value: Any) -> None:
 
 
 def decode(data: bytes, *, max_bytes: int, max_depth: int = MAX_DEPTH, max_items: int = MAX_ITEMS) -> Any:
-    """The value encoded in `data`. Raises WireError and nothing else, without building anything for refused input."""
+    """Return the value encoded in `data`. Raises only WireError. No value is built from input that the first pass rejects.
+
+    max_bytes: limit for the length of `data`. max_depth: limit for nesting. max_items: limit for the number of CBOR items.
+    """
     if len(data) > max_bytes:
         message = f"a message of {len(data)} bytes is over the limit of {max_bytes}"
         raise WireError(message)
@@ -71,7 +76,7 @@ def decode(data: bytes, *, max_bytes: int, max_depth: int = MAX_DEPTH, max_items
     try:
         value = cbor2.loads(data)
         again = cbor2.dumps(value, canonical=True)
-    except Exception as error:  # cbor2 raises several families; all mean the same to us
+    except Exception as error:  # cbor2 raises several kinds of exceptions; all mean invalid CBOR
         message = f"not valid CBOR: {type(error).__name__}"
         raise WireError(message) from error
 
@@ -83,7 +88,7 @@ def decode(data: bytes, *, max_bytes: int, max_depth: int = MAX_DEPTH, max_items
 
 
 class _Scan:
-    """One pass over CBOR heads (RFC 8949, section 3) that counts items and depth without building values."""
+    """Checks CBOR heads (RFC 8949, section 3) in one pass, and counts items and depth, without building values."""
 
     def __init__(self, data: bytes, *, max_depth: int, max_items: int) -> None:
         self._data = data
@@ -147,7 +152,7 @@ class _Scan:
                 raise WireError(message)
 
     def _key(self) -> None:
-        """Look at the head of a map's key."""
+        """Check the type of a map key without consuming it."""
         if self._at < len(self._data) and self._data[self._at] >> 5 not in (0, 1, 3):
             message = "CBOR map keys other than integers and text are refused"
             raise WireError(message)

@@ -1,4 +1,4 @@
-"""Structural differences between plain trees, so that only the changes of a state are sent.
+"""Computes structural differences between plain trees, so that only the changes of a state are sent.
 
 A plain tree is what the codec carries: None, bool, int, float, str, bytes, lists and dicts with str or int keys. A patch is
 itself a plain tree:
@@ -11,11 +11,11 @@ itself a plain tree:
         [CHANGE, index, patch]                an old element with a patch
 
 Old elements are used at most once and in order, so a patched tree is never larger than the old tree and the patch together: a
-small patch cannot make a huge tree. Nothing is sent about equal parts, and a part whose patch would be longer than the part is
-replaced. Equal parts are recognised by identity first and by comparison in C otherwise. Python looks only at what changed, so
-adding a statement to the state of 256 clients costs tens of microseconds where old and new share the rest (which is what
-`patched` returns). A patch that does not fit the tree raises WireError. Whether the result is the intended one is checked by the
-caller, who compares hashes of encodings.
+small patch cannot create a huge tree. A patch contains nothing about equal parts. If the patch of a part would be longer than the
+part itself, the part is replaced. Equal parts are recognised first by identity and otherwise by a comparison in C. Python code
+visits only what changed: adding a statement to the state of 256 clients takes tens of microseconds if the old and the new tree
+share the other parts, as the trees that `patched` returns do. A patch that does not fit the tree raises WireError. The caller
+checks that the result is the intended tree, by comparing hashes of encodings.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SET, MAP, LIST = 0, 1, 2
 COPY, LITERAL, CHANGE = 0, 1, 2
 
 MAX_MATCHED = 1024
-"""Longest stretch of list elements that is searched for moved parts; longer ones are replaced."""
+"""Maximum number of changed list elements that are searched for parts to keep; longer sequences are replaced."""
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two plain trees encode to the same bytes; unlike `==` it tells 1, 1.0 and True apart."""
+    """Whether two plain trees encode to the same bytes. Unlike `==`, it distinguishes 1, 1.0 and True."""
     if left is right:
         return True
 
@@ -47,27 +47,28 @@ def same(left: Any, right: Any) -> bool:
         return False
 
     if isinstance(left, dict | list | float):
-        # equal by ==: compared once more by bytes for types and signs of zero; canonical only where the order of keys may differ
+        # They are equal by ==. Their bytes are compared too, because == ignores types and the sign of zero. The slower canonical
+        # encoding is needed only if the order of keys may differ.
         return bool(cbor2.dumps(left) == cbor2.dumps(right)) or _encoded(left) == _encoded(right)
 
     return True
 
 
 def _encoded(value: Any) -> bytes:
-    """Canonical bytes, to compare and to measure; whoever sends a patch has `codec.encode` check it."""
+    """Return canonical bytes, to compare and measure values. They are not checked: senders use `codec.encode` for a patch."""
     return bytes(cbor2.dumps(value, canonical=True))
 
 
 def diff(old: Any, new: Any) -> list[Any] | None:
-    """A patch that turns `old` into `new`; None when they are the same."""
+    """Return a patch that changes `old` into `new`, or None if they are the same."""
     change = _change(old, new)
     return None if change is None else change.patch
 
 
 def patched(old: Any, patch: Any) -> Any:
-    """The tree that `patch` makes of `old`; shares unchanged parts with `old`, which is not modified.
+    """Apply `patch` to `old` and return the new tree. It shares unchanged parts with `old`, which is not modified.
 
-    Raises WireError when the patch is malformed or does not fit.
+    Raises WireError if the patch is malformed or does not fit.
     """
     match patch:
         case [0, value]:
@@ -86,7 +87,7 @@ def patched(old: Any, patch: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A patch and the length of its encoding in bytes, carried along so that nothing is encoded once for each level."""
+    """A patch and the length of its encoding in bytes. The length is stored so that no part is encoded again at each level."""
 
     patch: list[Any]
     size: int
@@ -141,7 +142,10 @@ def _change_list(old: list[Any], new: list[Any]) -> _Change:
 
 
 def _match(old: list[Any], new: list[Any], start: int, tail: int, steps: _Steps) -> None:
-    """Steps for the stretch between the equal start and the equal end: kept elements copied, the others changed or new."""
+    """Add the steps for the elements between the equal start and the equal end: kept ones are copied, others changed or new.
+
+    start: number of equal elements at the start. tail: number of equal elements at the end.
+    """
     old_end, new_end = len(old) - tail, len(new) - tail
     if max(old_end, new_end) - start > MAX_MATCHED:
         steps.literal(new[start:new_end])
@@ -159,7 +163,7 @@ def _match(old: list[Any], new: list[Any], start: int, tail: int, steps: _Steps)
 
 
 def _kept(old: list[Any], new: list[Any], start: int, old_end: int, new_end: int) -> list[tuple[int, int]]:
-    """Pairs (place in old, place in new) of equal elements, both ascending, as many as can be (longest ascending subsequence)."""
+    """Return pairs (index in old, index in new) of equal elements, ascending in both: a longest ascending subsequence."""
     places: dict[bytes, list[int]] = {}
     for i in range(old_end - 1, start - 1, -1):
         places.setdefault(_encoded(old[i]), []).append(i)
@@ -170,9 +174,9 @@ def _kept(old: list[Any], new: list[Any], start: int, old_end: int, new_end: int
         if found:
             pairs.append((found.pop(), j))
 
-    ends: list[int] = []  # ends[n]: smallest place in old at which an ascending run of n + 1 pairs can end
-    runs: list[int] = []  # runs[n]: the pair that ends it
-    before: list[int] = []  # before[pair]: the pair it follows, -1 for none
+    ends: list[int] = []  # ends[n]: smallest index in old at which an ascending sequence of n + 1 pairs can end
+    runs: list[int] = []  # runs[n]: the last pair of that sequence
+    before: list[int] = []  # before[pair]: the previous pair in its sequence, -1 for none
     for number, (i, _) in enumerate(pairs):
         length = bisect_left(ends, i)
         before.append(runs[length - 1] if length else -1)
@@ -188,7 +192,7 @@ def _kept(old: list[Any], new: list[Any], start: int, old_end: int, new_end: int
 
 
 class _Steps:
-    """Collects the steps of a list patch; joins neighbours of a kind."""
+    """Collects the steps of a list patch and joins adjacent steps of the same kind."""
 
     def __init__(self) -> None:
         self._steps: list[list[Any]] = []
@@ -228,12 +232,15 @@ class _Steps:
 
 
 def _head(count: int) -> int:
-    """Bytes of a CBOR head with this argument."""
+    """Return the number of bytes of a CBOR head with this argument."""
     return 1 if count < 24 else 2 if count < 2**8 else 3 if count < 2**16 else 5 if count < 2**32 else 9
 
 
 def _left(value: Any, budget: int) -> int:
-    """What is left of a budget of bytes after encoding a value, never too little; stops looking when it is negative."""
+    """Return `budget` minus the encoded length of a value, in bytes; it stops early when the result is negative.
+
+    The result is never too small, because a float is counted with its shortest encoding.
+    """
     if isinstance(value, str | bytes):
         return budget - _head(len(value)) - len(value)
 
@@ -256,7 +263,7 @@ def _left(value: Any, budget: int) -> int:
             if budget < 0:
                 return budget
     else:
-        budget -= 3  # the shortest float
+        budget -= 3  # length of the shortest float
 
     return budget
 

@@ -1,8 +1,9 @@
 """Length-prefixed frames over a byte stream: 4-byte big-endian length, then that many bytes.
 
-The length is checked against a limit as soon as its four bytes are there, before anything is read or allocated for it. An empty
-frame is refused, since no message encodes to nothing. `FrameDecoder` is pure; `FramedStream` puts it on an anyio byte stream.
-What a frame means is up to the caller. There is no recovery from a peer that broke the rules: the caller closes the connection.
+The length is checked against a limit as soon as its four bytes have arrived, before the payload is read or memory is allocated
+for it. An empty frame is an error, because no message has an empty encoding. `FrameDecoder` is pure; `FramedStream` uses it on an
+anyio byte stream. The caller interprets the frames. There is no recovery if a peer breaks the rules: the caller closes the
+connection.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ RECEIVE_BYTES = 64 * 1024
 
 
 def frame(payload: bytes, *, limit: int) -> bytes:
-    """The payload with its length before it. Raises WireError when it is empty or longer than `limit` bytes."""
+    """Return the payload with its length in front. Raises WireError if it is empty or longer than `limit` bytes."""
     if not 0 < len(payload) <= limit:
         message = f"a frame carries 1 to {limit} bytes, got {len(payload)}"
         raise WireError(message)
@@ -28,7 +29,7 @@ def frame(payload: bytes, *, limit: int) -> bytes:
 class FrameDecoder:
     """Cuts a stream of bytes into frames.
 
-    limit: most bytes of one frame; may be raised between frames, for instance after a login.
+    limit: maximum number of bytes of one frame; may be changed between frames, for example after a login.
     """
 
     def __init__(self, *, limit: int) -> None:
@@ -37,15 +38,18 @@ class FrameDecoder:
 
     @property
     def buffered(self) -> int:
-        """Bytes received and not yet part of a returned frame; never more than the limit plus one `feed`."""
+        """Number of bytes received but not yet returned; at most the limit plus the header and the data of one `feed`."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> None:
-        """Take in received bytes."""
+        """Add received bytes."""
         self._buffer += data
 
     def next(self) -> bytes | None:
-        """The next complete frame, None when more bytes are needed. Raises WireError for a length against the rules."""
+        """Return the payload of the next complete frame, or None if more bytes are needed.
+
+        Raises WireError for a length of 0 or above the limit.
+        """
         if len(self._buffer) < HEADER_BYTES:
             return None
 
@@ -64,10 +68,11 @@ class FrameDecoder:
 
 
 class FramedStream:
-    """Frames over an anyio byte stream; owns the stream.
+    """Frames over an anyio byte stream. Owns the stream.
 
-    stream: connected byte stream. receive_limit, send_limit: most bytes of one frame in each direction.
-    `receive` is cancel-safe. A cancelled `send` leaves half a frame behind, so it breaks the stream for further sends.
+    stream: connected byte stream. receive_limit, send_limit: maximum number of bytes of one frame in each direction.
+    `receive` is safe to cancel. A cancelled `send` may have sent only part of a frame, so all later sends raise
+    BrokenResourceError.
     """
 
     def __init__(self, stream: ByteStream, *, receive_limit: int, send_limit: int) -> None:
@@ -75,15 +80,18 @@ class FramedStream:
         self._decoder = FrameDecoder(limit=receive_limit)
         self._send_limit = send_limit
         self._send_broken = False
-        self.bytes_received = 0
-        self.bytes_sent = 0
+        self.bytes_received: int = 0
+        self.bytes_sent: int = 0
 
     def set_receive_limit(self, limit: int) -> None:
-        """Most bytes of each frame from now on."""
+        """Set the maximum number of bytes of each received frame from now on."""
         self._decoder.limit = limit
 
     async def receive(self) -> bytes:
-        """The next frame. Raises WireError (rules broken), anyio.EndOfStream (the peer closed), BrokenResourceError."""
+        """Return the next payload.
+
+        Raises WireError (invalid length), anyio.EndOfStream (the peer closed the stream), BrokenResourceError (connection lost).
+        """
         while True:
             payload = self._decoder.next()
             if payload is not None:
@@ -94,7 +102,10 @@ class FramedStream:
             self._decoder.feed(data)
 
     async def send(self, *payloads: bytes) -> None:
-        """Send frames in order, as one write. Raises WireError (too long), BrokenResourceError (the connection is gone)."""
+        """Send payloads as frames, in order, in one write.
+
+        Raises WireError (empty or too long), BrokenResourceError (connection lost, or an earlier send was cancelled).
+        """
         if self._send_broken:
             raise BrokenResourceError
 
@@ -108,7 +119,7 @@ class FramedStream:
         self.bytes_sent += len(data)
 
     async def aclose(self) -> None:
-        """Close the stream; idempotent, whatever state it is in."""
+        """Close the stream, in whatever state it is. Idempotent."""
         self._send_broken = True
         try:
             await self._stream.aclose()

@@ -1,8 +1,9 @@
 """Files that hold a secret: read without blocking, up to a size limit, and only if nobody else can read them.
 
-The rules are those of ssh: a key of ours that group or others may read is refused with the command that fixes it; a key that
-another user owns (a secret that the system mounted for us) is left to that user. Only a regular file is read: a device has no
-end, and a pipe may never begin. Error messages never show what is in a file.
+The rules are those of ssh: if we own a key file and its group or others may read it, it is rejected, and the error message
+contains the command that fixes it. If another user owns it (for example a secret that the system mounted for us), its mode is not
+checked. Only regular files are read: a device may have no end, and reading a pipe may block for ever. Error messages never show
+the content of a file.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ MAX_KEY_BYTES = 4096
 
 
 def read_key_file(path: Path, *, what: str, remedy: str, any_owner: bool = False, others_may_read: bool = False) -> bytes:
-    """The first MAX_KEY_BYTES of a key file. Raises IdentityError with one sentence.
+    """Return the content of a key file, at most MAX_KEY_BYTES. Raises IdentityError with one sentence.
 
-    what: the file's kind, as `identity key`. remedy: how to get one, the end of a sentence. any_owner: one that others can read
-    is refused whoever owns it. others_may_read: it is never refused for that.
+    what: the kind of file for messages, such as `identity key`. remedy: end of the message, says how to get such a file.
+    any_owner: reject a file that others can read even if another user owns it. others_may_read: do not check who can read it.
     """
     try:
         descriptor = regular(path, os.O_RDONLY)
@@ -43,7 +44,7 @@ def read_key_file(path: Path, *, what: str, remedy: str, any_owner: bool = False
 
 def _check_readers(found: os.stat_result, path: Path, *, what: str, any_owner: bool) -> None:
     if not hasattr(os, "getuid"):
-        return  # Windows has no such modes
+        return  # Windows has no such file modes
 
     ours = any_owner or found.st_uid == os.getuid()
     if ours and found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):

@@ -1,10 +1,10 @@
 """The messages between clients, and the signed envelope around them.
 
-All messages use one envelope. The origin's p2p key signs it over a domain tag and the run's instance, so any member may pass a
-message on. Fields have fixed positions in lists instead of names; the first element is the version. A result's commitment (F7)
-covers run, epoch, step, the round's seed, the whole share, the trainer and the SHA-256 of the *complete* payload. It is signed on
-its own, so that two of them prove equivocation without the envelopes. Anything of a wrong type, length or range is refused with
-WireError.
+All messages use the same envelope. The sender signs it with its p2p key, together with a domain tag and the run's instance, so
+any member may forward a message. Fields have fixed positions in lists instead of names; the first element is the version. A
+result's commitment (F7) covers run, epoch, step, the round's seed, the whole share, the trainer and the SHA-256 of the *complete*
+payload. It has its own signature, so two commitments prove equivocation without the envelopes. A wrong type, length or range
+raises WireError.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _JOIN = "join"
 class Result:
     """A trainer announces the result of its share of a round.
 
-    payload_hash: SHA-256 of the payload, its blob address; payload_bytes: its length. signature: 64 bytes over `commitment`.
+    payload_hash: SHA-256 of the payload, under which peers fetch it as a blob. payload_bytes: its length. commitment: 32 bytes,
+    see `commitment_hash`. signature: the trainer's signature of the commitment, 64 bytes.
     """
 
     epoch: int
@@ -46,7 +47,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The sender has trained `height` and holds every payload of `height - 1` (protocol section 3)."""
+    """The sender has trained round `height` and holds all payloads of round `height - 1` (protocol section 3)."""
 
     epoch: int
     height: int
@@ -54,10 +55,11 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class ModelDigest:
-    """SHA-256 over all float32 parameters of the sender's replica. ended: after an epoch's last apply, else before its first.
+    """The full digest (32 bytes) of the sender's float32 master weights.
 
-    seed: u64, of the epoch's last round, or of the epoch itself before its first. A coordinator that was restored from an older
-    state draws others, so what members said before is not taken for what they say now.
+    ended: True for the digest after an epoch's last apply, False for the digest before its first round. seed: u64, of the epoch's
+    last round, or of the epoch itself before the first round. A coordinator that was restored from an older state draws other
+    seeds, so members do not confuse earlier digests with present ones.
     """
 
     epoch: int
@@ -68,7 +70,7 @@ class ModelDigest:
 
 @dataclass(frozen=True, slots=True)
 class ModelWanted:
-    """The sender needs the masters as they are after the accepted results of `step` (0: before any), protocol section 5."""
+    """The sender needs the master weights after the accepted results of `step` (0: before any step), protocol section 5."""
 
     epoch: int
     step: int
@@ -76,11 +78,11 @@ class ModelWanted:
 
 @dataclass(frozen=True, slots=True)
 class ModelOffer:
-    """The sender's masters after `step` are those of this manifest, and it serves the manifest and its pieces as blobs.
+    """The sender's master weights after `step` match a manifest, and it serves the manifest and its pieces as blobs.
 
-    manifest_hash: SHA-256 of the manifest (psyche_core.p2p.manifest), its blob address; manifest_bytes: its length.
-    description_hash, description_bytes: the same of what the model is built like (psyche_core.p2p.description), for who has
-    nothing to build it from; 32 zeros and 0 where the sender does not serve one.
+    manifest_hash: SHA-256 of the manifest (psyche_core.p2p.manifest), under which peers fetch it. manifest_bytes: its length.
+    description_hash, description_bytes: the same for the description of how the model is built (psyche_core.p2p.description), for
+    clients that have no such files; 32 zero bytes and 0 if the sender serves no description.
     """
 
     epoch: int
@@ -94,57 +96,58 @@ class ModelOffer:
 Message = Result | Finished | ModelDigest | ModelWanted | ModelOffer
 
 
-@lru_cache(maxsize=2048)  # asked for when a result is announced, and again wherever it is judged
+@lru_cache(maxsize=2048)  # needed when a result is announced, and again when it is checked
 def commitment_hash(
     run: bytes, *, epoch: int, step: int, seed: int, share: tuple[BatchId, ...], trainer: bytes, payload_hash: bytes
 ) -> bytes:
-    """The 32-byte commitment of a result (protocol F7). run: its instance. trainer: the signer half of its identity.
+    """Return the 32-byte commitment of a result (protocol F7).
 
-    seed: of the round (u64). A coordinator that went back to an older state deals other rounds with the same epoch and step: what
-    was signed in a round it has forgotten proves nothing about the round that took its place.
+    run: the run's instance. seed: of the round (u64). trainer: the signer of the trainer's identity (32 bytes). payload_hash:
+    SHA-256 of the payload. The seed is included because a coordinator that was restored from an older state starts other rounds
+    with the same epoch and step. A commitment from a discarded round must not count for the round that replaces it.
     """
     fields = ["psyche/commitment/2", run, epoch, step, seed, [[b.first, b.last] for b in share], trainer, payload_hash]
     return hashlib.sha256(encode(fields)).digest()
 
 
 def sign_commitment(key: SecretKey, run: bytes, commitment: bytes) -> bytes:
-    """64-byte signature of a commitment by the trainer's p2p key. run: the instance, here and below."""
+    """Return the 64-byte signature of a commitment by the trainer's p2p key. run: the run's instance, here and below."""
     return key.sign(_COMMITMENT, run, commitment)
 
 
 def commitment_message(run: bytes, commitment: bytes) -> bytes:
-    """The bytes that `sign_commitment` signs, for who verifies by other means (a chain)."""
+    """Return the bytes that `sign_commitment` signs, for code that verifies signatures in another way (a chain)."""
     return framed(_COMMITMENT, run, commitment)
 
 
 def is_commitment_of(p2p: bytes, commitment: bytes, signature: bytes, *, run: bytes) -> bool:
-    """Whether a commitment carries the signature of this p2p key. False for malformed keys and signatures."""
+    """Whether the signature of a commitment is valid for this p2p key. False for malformed keys and signatures."""
     return verify(p2p, signature, domain=_COMMITMENT, run=run, body=commitment)
 
 
 def commitment_is_signed(result: Result, *, run: bytes, p2p: bytes) -> bool:
-    """Whether the commitment in a result carries its trainer's signature."""
+    """Whether the signature in a result is valid for its commitment. p2p: the trainer's p2p key."""
     return is_commitment_of(p2p, result.commitment, result.signature, run=run)
 
 
 def sign_join(key: SecretKey, run: bytes, signer: bytes) -> bytes:
-    """64-byte signature with which a transport key says that it belongs to `signer` (32 bytes) in this run."""
+    """Return the 64-byte signature by which a transport key confirms that it belongs to `signer` (32 bytes) in this run."""
     return key.sign(_JOIN, run, signer)
 
 
 def join_message(run: bytes, signer: bytes) -> bytes:
-    """The bytes that `sign_join` signs, for who verifies by other means (a chain)."""
+    """Return the bytes that `sign_join` signs, for code that verifies signatures in another way (a chain)."""
     return framed(_JOIN, run, signer)
 
 
-@lru_cache(maxsize=512)  # a member asks again whenever its connection is back
+@lru_cache(maxsize=512)  # a member joins again after each reconnection
 def is_join_of(p2p: bytes, signer: bytes, proof: bytes, *, run: bytes) -> bool:
-    """Whether `proof` is that transport key's word for `signer`. False for malformed keys and signatures."""
+    """Whether `proof` is a signature by this transport key for `signer`. False for malformed keys and signatures."""
     return verify(p2p, proof, domain=_JOIN, run=run, body=signer)
 
 
 def seal(key: SecretKey, run: bytes, message: Message) -> bytes:
-    """The signed envelope of a message: [version, origin, body, signature]."""
+    """Return the signed envelope of a message: the CBOR list [version, origin, body, signature]."""
     match message:
         case Result():
             body: list[Any] = [
@@ -173,14 +176,14 @@ def seal(key: SecretKey, run: bytes, message: Message) -> bytes:
 
 
 def unseal(data: bytes, *, run: bytes) -> tuple[bytes, Message]:
-    """Origin (p2p key, 32 bytes) and message of an envelope, its signature verified. Raises WireError and nothing else."""
+    """Verify an envelope and return its origin (p2p key, 32 bytes) and its message. Raises only WireError."""
     envelope = decode(data, max_bytes=MAX_ENVELOPE_BYTES, max_depth=2)
     if not isinstance(envelope, list) or len(envelope) != 4:
         message = "an envelope is a list of version, origin, body and signature"
         raise WireError(message)
 
     version, origin, body, signature = envelope
-    if type(version) is not int or version != VERSION:  # `!=` alone lets True and 1.0 by: other bytes, same signature
+    if type(version) is not int or version != VERSION:  # `!=` alone accepts True and 1.0: other bytes, same signature
         message = f"message version {version!r:.40} is not {VERSION}"
         raise WireError(message)
 

@@ -1,9 +1,9 @@
 """Ed25519 keys and domain-separated signatures.
 
-Every signature covers a domain tag and the run's instance, an id that is new for every run. So nothing signed for one purpose or
-run is valid for another, also not for a run made anew under the same name (the reference signed a bare hash). PyNaCl verifies
-strictly; `cryptography` accepts forged messages for the identity key and must not be used to verify peers. Key files hold the 32
-raw seed bytes and are written with mode 0600.
+Every signature covers a domain tag and the run's instance, an id that is new for every run. So a signature for one purpose or run
+is not valid for another one, even if a run is created again under the same name (the reference implementation signs only a hash).
+PyNaCl verifies strictly. `cryptography` accepts forged messages for the identity key (the public key that is the neutral element
+of the curve) and must not be used to verify peers. Key files contain the 32 raw seed bytes and are written with mode 0600.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ _PREFIX = b"psyche/1"
 
 
 def framed(domain: str, run: bytes, body: bytes) -> bytes:
-    """The bytes signed: prefix, domain, the run's instance, body. Lengths are in it, so no two inputs collide."""
+    """Return the bytes to sign: prefix, domain, the run's instance, body. They include lengths, so two inputs never collide."""
     tag = domain.encode()
     return b"".join((_PREFIX, bytes((len(tag),)), tag, bytes((len(run),)), run, body))
 
 
 class SecretKey:
-    """A client's Ed25519 key. Never printed: repr shows the public half only."""
+    """A client's Ed25519 key pair. seed: 32 bytes. Raises IdentityError for another length.
+
+    public: the 32 bytes of the public key. `repr` shows only the public key.
+    """
 
     __slots__ = ("_key", "public")
 
@@ -38,24 +41,27 @@ class SecretKey:
             raise IdentityError(message)
 
         self._key = SigningKey(seed)
-        self.public = bytes(self._key.verify_key)
+        self.public: bytes = bytes(self._key.verify_key)
 
     def __repr__(self) -> str:
         return f"SecretKey(public={self.public.hex()})"
 
     @property
     def seed(self) -> bytes:
-        """The 32 secret bytes, for libraries that sign by themselves (QUIC)."""
+        """The 32 secret bytes, for libraries that create signatures themselves (QUIC)."""
         return bytes(self._key)
 
     @classmethod
     def generate(cls) -> SecretKey:
-        """A new random key."""
+        """Return a new random key."""
         return cls(secrets.token_bytes(32))
 
     @classmethod
     def load(cls, path: Path) -> SecretKey:
-        """Read a key file: 32 raw bytes, or the same as 64 hex digits, that only its owner can read. Raises IdentityError."""
+        """Read a key file, which must contain 32 raw bytes or 64 hex digits and be readable only by its owner.
+
+        Raises IdentityError.
+        """
         remedy = "make one with `openssl rand 32 > me.key && chmod 600 me.key`"
         content = read_key_file(path, what="identity key", remedy=remedy)
         length = len(content)
@@ -75,7 +81,7 @@ class SecretKey:
         return cls(content)
 
     def save(self, path: Path) -> None:
-        """Write the key file, readable by its owner only; refuses to overwrite. Raises IdentityError."""
+        """Write the key file, readable only by its owner. Raises IdentityError, also if the file already exists."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -86,12 +92,15 @@ class SecretKey:
             raise IdentityError(message) from error
 
     def sign(self, domain: str, run: bytes, body: bytes) -> bytes:
-        """64-byte signature over domain, instance of the run and body."""
+        """Return the 64-byte signature over domain, the run's instance `run` and body."""
         return bytes(self._key.sign(framed(domain, run, body)).signature)
 
 
 def verify(public: bytes, signature: bytes, *, domain: str, run: bytes, body: bytes) -> bool:
-    """Whether `signature` is that key's over these. False for malformed keys and signatures, never an exception."""
+    """Whether `signature` is valid for the public key and these values.
+
+    Returns False for malformed keys and signatures and never raises.
+    """
     try:
         VerifyKey(public).verify(framed(domain, run, body), signature)
     except (BadSignatureError, ValueError, TypeError):

@@ -77,9 +77,9 @@ def marks_of(path: Path) -> set[str]:
             found |= marks_in(node.value)
     if "soak" in found:
         return set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            own = set().union(*(marks_in(one) for one in node.decorator_list if not is_parametrize(one)), set())
+    for part in ast.walk(tree):
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            own = set().union(*(marks_in(one) for one in part.decorator_list if not is_parametrize(one)), set())
             found |= set() if "soak" in own else own
     return found
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import psyche_core
+from psyche_core.types import RunState
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "sdk.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
@@ -23,7 +24,7 @@ def test_every_example_runs(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(EXAMPLES) == 8
+    assert len(EXAMPLES) == 9
     assert 0 < float(lines[0]) < 4
     logs = [line for line in lines if line.startswith("{'loss'")]  # of transformers' PrinterCallback
     lines = [line for line in lines if line not in logs and not line.startswith("[20")]  # the second: deepspeed, where it is
@@ -34,10 +35,17 @@ def test_every_example_runs(tmp_path: Path) -> None:
     assert lines[11].count("applied=10") == 2
     assert lines[12].split()[0] == "joined"
     assert lines[13:18] == [*(f"settled {step} 1" for step in (1, 2, 3, 4)), "finished"]
-    assert 2 <= int(lines[18]) < 6
-    assert lines[19] == "6"
-    assert re.fullmatch(r"127\.0\.0\.1:\d+#[0-9a-f]{64}", lines[20])
-    assert lines[21:] == ["4"]
+    assert lines[18] == "Finished 5"
+    assert 2 <= int(lines[19]) < 6
+    assert lines[20] == "6"
+    assert re.fullmatch(r"127\.0\.0\.1:\d+#[0-9a-f]{64}", lines[21])
+    assert lines[22:] == ["4"]
+
+
+def test_every_phase_is_named() -> None:
+    [row] = [line for line in PAGE.splitlines() if line.startswith("| `run_state` |")]
+    named = set(re.findall(r"`([A-Z]\w+)`", row))
+    assert named == {state.name for state in RunState} - {"Uninitialized"}
 
 
 def test_the_table_of_names_is_complete() -> None:

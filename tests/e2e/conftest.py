@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from live_run import live_run, pace
+from tests.conftest import LocalTestnet
 
 __all__ = ["live_run", "pace"]  # fixtures
 
@@ -22,13 +23,13 @@ SHORT = {"total_steps": 12, "rounds_per_epoch": 4, "warmup_steps": 2, "global_ba
 
 
 @pytest.fixture
-def short_run(local_testnet) -> Path:
+def short_run(local_testnet: LocalTestnet) -> Path:
     """Folder of a run like the demo, but short."""
     return local_testnet(**SHORT)
 
 
 @pytest.fixture
-def run_of_two(local_testnet) -> Path:
+def run_of_two(local_testnet: LocalTestnet) -> Path:
     """Folder of one for two members."""
     return local_testnet(**SHORT, init_min_clients=2)
 

@@ -194,6 +194,7 @@ def test_with_all_disks_gone_the_run_waits_for_its_owner_who_lets_it_go_on_from_
     lost = run.wait(lambda: run.told("server", ModelLost))[-1]
     assert lost.step >= 10
     state = run.wait(lambda: (state := saved_state(run)).model_lost and state)
+    assert state is not False
     assert state.run_state.name == "Paused"
 
     run.kill("server")
@@ -236,20 +237,27 @@ def test_members_go_on_with_a_coordinator_that_comes_back_with_an_older_state(li
 
 
 @pytest.mark.soak
-def test_a_state_older_than_the_last_checkpoints_leads_back_to_the_epoch_end_that_it_knows(live_run: StartRun) -> None:
-    """Checkpoint and journal go on from step 12, the state is between the ends of steps 6 and 12."""
-    run = live_run(rounds_per_epoch=6, warmup_time=12)
+@pytest.mark.parametrize(("applied", "lost"), [(13, False), (19, True)], ids=["one-checkpoint-later", "two-checkpoints-later"])
+def test_a_state_from_before_the_last_checkpoint(live_run: StartRun, applied: int, lost: bool) -> None:
+    """The state is between the ends of steps 6 and 12. Members keep the journal before the present one, and no older one."""
+    total = 22 if lost else TOTAL
+    run = live_run(rounds_per_epoch=6, warmup_time=12, total_steps=total)
     older = run.folder / "older.state"
     wait_until_applied(run, 9)
     run.wait(lambda: _copied(state_file(run.folder / "saved", RUN_ID), older))
-    wait_until_applied(run, 13)
-    go_back(run, older)
+    wait_until_applied(run, applied)
+    known = go_back(run, older)
     restarted = time.time()
     run.start_again("server")
     run.wait_for_end()
     back = run.told("server", WentBack, after=restarted)
-    assert [(event.to_step, event.from_checkpoint) for event in back] == [(6, False)]
-    assert_identical(run)
+    first = min(told.step for name in THREE for told in run.told(name, StepTrained, after=restarted))
+    if lost:
+        assert [(event.to_step, event.from_checkpoint) for event in back] == [(6, False)]
+    else:
+        assert not back, "every disk has the masters of the state's step"
+        assert first >= known - 1, "what the state knows is not trained again"
+    assert_identical(run, steps=total)
 
 
 def go_back(run: LiveRun, older: Path) -> int:

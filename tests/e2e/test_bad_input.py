@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +14,15 @@ import pytest
 from psyche_core.telemetry.events import Started
 from psyche_core.telemetry.sinks import from_json
 from psyche_core.training.checkpoints.journal import claim, journal_path
+from tests.conftest import LocalTestnet
+from tests.e2e.conftest import Started as Start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(120)]
 
+StartClient = Callable[..., "subprocess.Popen[str]"]
 
-def the_sentence(process, *, code: int) -> str:
+
+def the_sentence(process: subprocess.Popen[str], *, code: int) -> str:
     """What it said on stderr, when it said one sentence and ended with that code."""
     _, complained = process.communicate(timeout=60)
     assert process.returncode == code, complained
@@ -34,7 +39,7 @@ def taken_port() -> Iterator[int]:
 
 
 @pytest.fixture
-def server_address(start, short_run) -> str:
+def server_address(start: Start, short_run: Path) -> str:
     """A server that hosts the short run."""
     server = start(
         "server", "run", "--state", short_run / "state.toml", "--data-config", short_run / "data.toml", "--logs", "json"
@@ -48,10 +53,10 @@ def server_address(start, short_run) -> str:
 
 
 @pytest.fixture
-def client(start) -> Callable[..., object]:
+def client(start: Start) -> StartClient:
     """Start a client of the server's run with some options changed."""
 
-    def start_client(**changes: object):
+    def start_client(**changes: object) -> subprocess.Popen[str]:
         options = {"run-id": "local-testnet"} | {name.replace("_", "-"): value for name, value in changes.items()}
         flat = [part for name, value in options.items() for part in (f"--{name}", value)]
         return start("client", "train", *flat, "--logs", "none")
@@ -60,23 +65,23 @@ def client(start) -> Callable[..., object]:
 
 
 @pytest.mark.parametrize("command", [("server", "run"), ("server", "validate-config")])
-def test_a_missing_state_file(start, command: tuple[str, str]) -> None:
+def test_a_missing_state_file(start: Start, command: tuple[str, str]) -> None:
     assert "nowhere.toml: No such file" in the_sentence(start(*command, "--state", "nowhere.toml"), code=2)
 
 
-def test_a_testnet_without_a_run(start, tmp_path: Path) -> None:
+def test_a_testnet_without_a_run(start: Start, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     process = start("testnet", "start", "--num-clients", 2, "--config-path", tmp_path / "empty")
     assert "state.toml: No such file" in the_sentence(process, code=2)
 
 
-def test_broken_toml(start, short_run: Path) -> None:
+def test_broken_toml(start: Start, short_run: Path) -> None:
     (short_run / "state.toml").write_text("run_id = \n")
     assert "not valid TOML" in the_sentence(start("testnet", "start", "--num-clients", 2, "--config-path", short_run), code=2)
 
 
 @pytest.mark.parametrize("clients", [0, "three"])
-def test_a_number_of_clients_that_is_none(start, short_run: Path, clients: object) -> None:
+def test_a_number_of_clients_that_is_none(start: Start, short_run: Path, clients: object) -> None:
     process = start("testnet", "start", "--num-clients", clients, "--config-path", short_run)
     _, complained = process.communicate(timeout=60)
     assert process.returncode == 2
@@ -84,12 +89,14 @@ def test_a_number_of_clients_that_is_none(start, short_run: Path, clients: objec
     assert "Traceback" not in complained
 
 
-def test_a_port_in_use_by_the_testnet(start, short_run: Path, taken_port: int) -> None:
-    process = start("testnet", "start", "--num-clients", 2, "--config-path", short_run, "--server-port", taken_port)
+def test_a_port_in_use_by_the_testnet(start: Start, run_of_two: Path, taken_port: int) -> None:
+    process = start("testnet", "start", "--num-clients", 2, "--config-path", run_of_two, "--server-port", taken_port)
     assert f"cannot use port {taken_port}" in the_sentence(process, code=2)
 
 
-def test_a_data_port_in_use_is_the_testnet_s_sentence_too(start, local_testnet, free_port, taken_port: int, tmp_path) -> None:
+def test_a_data_port_in_use_is_the_testnet_s_sentence_too(
+    start: Start, local_testnet: LocalTestnet, free_port: Callable[[], int], taken_port: int, tmp_path: Path
+) -> None:
     config = local_testnet()
     state = config / "state.toml"
     lines = [
@@ -97,12 +104,12 @@ def test_a_data_port_in_use_is_the_testnet_s_sentence_too(start, local_testnet, 
     ]
     state.write_text("\n".join(lines))
     process = start(
-        "testnet", "start", "--num-clients", 2, "--config-path", config, "--server-port", free_port(), "--out", tmp_path / "out"
+        "testnet", "start", "--num-clients", 3, "--config-path", config, "--server-port", free_port(), "--out", tmp_path / "out"
     )
     assert str(taken_port) in the_sentence(process, code=2)
 
 
-def test_a_wrong_run_id(client, server_address: str) -> None:
+def test_a_wrong_run_id(client: StartClient, server_address: str) -> None:
     sentence = the_sentence(client(server_addr=server_address, run_id="another-run"), code=2)
     assert "another-run" in sentence or "local-testnet" in sentence
 
@@ -130,7 +137,7 @@ def open_key(path: Path) -> None:
         (os.mkfifo, "is a named pipe, expected a regular file"),
     ],
 )
-def test_a_wrong_key_file(client, tmp_path: Path, make: Callable[[Path], None], said: str) -> None:
+def test_a_wrong_key_file(client: StartClient, tmp_path: Path, make: Callable[[Path], None], said: str) -> None:
     key = tmp_path / "me.key"
     make(key)
     assert said in the_sentence(client(server_addr="127.0.0.1:1", identity_secret_key_path=key), code=2)
@@ -151,7 +158,9 @@ def with_a_pipe(folder: Path) -> Iterator[None]:
     [(in_use, "another process keeps the journal"), (with_a_pipe, "is a named pipe, expected a regular file; move it away")],
     ids=["in-use", "pipe"],
 )
-def test_a_folder_of_checkpoints_that_cannot_be_used(client, tmp_path: Path, make: Callable, said: str) -> None:
+def test_a_folder_of_checkpoints_that_cannot_be_used(
+    client: StartClient, tmp_path: Path, make: Callable[[Path], Iterator[None]], said: str
+) -> None:
     """Told before anybody is connected to: nothing listens at that address."""
     saved = tmp_path / "saved"
     saved.mkdir()
@@ -167,20 +176,20 @@ def test_a_folder_of_checkpoints_that_cannot_be_used(client, tmp_path: Path, mak
         ("backend", "tpc", "did you mean tcp?"),
     ],
 )
-def test_a_plugin_that_is_not_there(client, option: str, name: str, said: str) -> None:
+def test_a_plugin_that_is_not_there(client: StartClient, option: str, name: str, said: str) -> None:
     assert said in the_sentence(client(server_addr="127.0.0.1:1", **{option: name}), code=2)
 
 
-def test_an_address_without_a_port(client) -> None:
+def test_an_address_without_a_port(client: StartClient) -> None:
     assert "nowhere" in the_sentence(client(server_addr="nowhere"), code=2)
 
 
-def test_a_setting_out_of_range(start) -> None:
+def test_a_setting_out_of_range(start: Start) -> None:
     process = start("client", "train", "--run-id", "r", "--server-addr", "127.0.0.1:1", "--keep-steps", "0")
     assert "--keep-steps: got 0" in the_sentence(process, code=2)
 
 
-def test_a_garbage_peer_does_not_disturb_the_server(start, server_address: str, client) -> None:
+def test_a_garbage_peer_does_not_disturb_the_server(start: Start, server_address: str, client: StartClient) -> None:
     """Its connection is closed; the next one is served."""
     host, _, port = server_address.partition("#")[0].rpartition(":")
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096, os.urandom(64)):

@@ -25,6 +25,7 @@ def test_each_client_is_killed_in_turn_witness_or_not(live_run: StartRun) -> Non
     left = list(THREE)
     for wanted in (True, False, None):
         victim = run.wait(lambda: next((name for name in left if wanted in (None, run.is_witness(name))), None))  # noqa: B023
+        assert victim is not None
         left.remove(victim)
         killed = time.time()
         run.kill(victim)

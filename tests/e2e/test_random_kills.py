@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import LocalTestnet
+from tests.e2e.conftest import Started
+
 pytestmark = [pytest.mark.e2e, pytest.mark.quic]
 
 CLIENTS = 3
@@ -20,7 +23,9 @@ CLIENTS = 3
 
 
 @pytest.fixture
-def killing_testnet(start, local_testnet, free_port, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def killing_testnet(
+    start: Started, local_testnet: LocalTestnet, free_port: Callable[[], int], tmp_path: Path
+) -> Callable[..., dict[str, Any]]:
     """A function that runs a testnet, a client killed every few seconds for a while, and returns its report."""
 
     def play(*, steps: int, interval: int, seconds: int, kills: int, seed: int, time_limit: int) -> dict[str, Any]:
@@ -53,7 +58,7 @@ def killing_testnet(start, local_testnet, free_port, tmp_path: Path) -> Callable
 
 @pytest.mark.soak
 @pytest.mark.timeout(400)
-def test_clients_killed_at_random_for_half_a_minute(killing_testnet) -> None:
+def test_clients_killed_at_random_for_half_a_minute(killing_testnet: Callable[..., dict[str, Any]]) -> None:
     # Nobody is killed in a run's last seconds, and a fast machine's 60 steps are all among these.
     killing_testnet(steps=140, interval=2, seconds=20, kills=1, seed=3, time_limit=330)
 
@@ -61,7 +66,7 @@ def test_clients_killed_at_random_for_half_a_minute(killing_testnet) -> None:
 @pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.timeout(1300)
-def test_clients_killed_at_random_for_three_minutes(killing_testnet) -> None:
+def test_clients_killed_at_random_for_three_minutes(killing_testnet: Callable[..., dict[str, Any]]) -> None:
     killing_testnet(steps=160, interval=5, seconds=150, kills=6, seed=int(os.environ.get("SEED", "1")), time_limit=1200)
 
 
@@ -87,9 +92,12 @@ def alive(process: int) -> bool:
 
 
 @pytest.mark.timeout(120)
-def test_a_testnet_killed_by_force_leaves_no_process(start, local_testnet, free_port, tmp_path: Path) -> None:
+def test_a_testnet_killed_by_force_leaves_no_process(
+    start: Started, local_testnet: LocalTestnet, free_port: Callable[[], int], tmp_path: Path
+) -> None:
     process: subprocess.Popen[str] = start(
-        *("testnet", "start", "--num-clients", 2, "--config-path", local_testnet(), "--server-port", free_port()),
+        *("testnet", "start", "--num-clients", 2, "--config-path", local_testnet(init_min_clients=2)),
+        *("--server-port", free_port()),
         *("--out", tmp_path / "out", "--logs", "none"),
     )
     deadline = time.monotonic() + 60

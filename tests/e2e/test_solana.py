@@ -9,6 +9,7 @@ import pytest
 
 from psyche_core.telemetry.events import Ended, EpochDigest, StepApplied
 from solana_chain import EVERYBODY, Chain, tiny_run
+from tests.conftest import LocalTestnet
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
 
@@ -27,7 +28,7 @@ def chain(tmp_path: Path) -> Iterator[Chain]:
 
 
 @pytest.fixture
-def config(local_testnet, tmp_path: Path) -> Path:
+def config(local_testnet: LocalTestnet, tmp_path: Path) -> Path:
     """A run file of a tiny model and random tokens that members read by themselves."""
     folder = local_testnet(
         total_steps=STEPS,

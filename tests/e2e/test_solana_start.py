@@ -12,6 +12,7 @@ import pytest
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.telemetry.events import Ended, ModelLoaded, StepApplied
 from solana_chain import EVERYBODY, Chain, tiny_run
+from tests.conftest import LocalTestnet
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
 
@@ -27,7 +28,7 @@ def chain(tmp_path: Path) -> Iterator[Chain]:
 
 
 @pytest.fixture
-def config(local_testnet, tmp_path: Path) -> Path:
+def config(local_testnet: LocalTestnet, tmp_path: Path) -> Path:
     """A run of a tiny model that one member trains alone, for longer than this test looks."""
     folder = local_testnet(
         init_min_clients=1,

@@ -9,11 +9,14 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from psyche_core.telemetry.sinks import from_json
+from tests.conftest import LocalTestnet
+from tests.e2e.conftest import Started
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
 
@@ -46,7 +49,9 @@ def wait_for_training(out: Path, process: subprocess.Popen[str], *, client: str 
         time.sleep(0.1)
 
 
-def test_a_run_of_three_epochs_leaves_everything_that_was_promised(start, short_run, free_port, tmp_path: Path) -> None:
+def test_a_run_of_three_epochs_leaves_everything_that_was_promised(
+    start: Started, short_run: Path, free_port: Callable[[], int], tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     process = start(
         *arguments_for(short_run, out, free_port()), "--require-steps", 12, "--require-epochs", 3, "--require-loss-drop", 0.01
@@ -98,7 +103,9 @@ def checkpoint_digest(folder: Path) -> str:
     return done.stdout.split()[-1]
 
 
-def test_a_figure_not_reached_fails_the_run_and_says_which(start, local_testnet, free_port, tmp_path: Path) -> None:
+def test_a_figure_not_reached_fails_the_run_and_says_which(
+    start: Started, local_testnet: LocalTestnet, free_port: Callable[[], int], tmp_path: Path
+) -> None:
     pace = {"rounds_per_epoch": 2, "warmup_steps": 1, "global_batch_size_start": 3, "global_batch_size_end": 3}
     config = local_testnet(total_steps=2, init_min_clients=1, min_clients=1, **pace)
     out = tmp_path / "out"
@@ -110,7 +117,9 @@ def test_a_figure_not_reached_fails_the_run_and_says_which(start, local_testnet,
     assert json.loads((out / "report.json").read_text())["steps"] == 2
 
 
-def test_a_client_that_dies_ends_the_testnet_at_once(start, run_of_two, free_port, tmp_path: Path) -> None:
+def test_a_client_that_dies_ends_the_testnet_at_once(
+    start: Started, run_of_two: Path, free_port: Callable[[], int], tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     process = start(*arguments_for(run_of_two, out, free_port(), clients=2))
     wait_for_training(out, process)
@@ -125,7 +134,9 @@ def test_a_client_that_dies_ends_the_testnet_at_once(start, run_of_two, free_por
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak)])
-def test_a_stopping_signal_stops_everybody(start, run_of_two, free_port, tmp_path: Path, number: int, code: int) -> None:
+def test_a_stopping_signal_stops_everybody(
+    start: Started, run_of_two: Path, free_port: Callable[[], int], tmp_path: Path, number: int, code: int
+) -> None:
     out = tmp_path / "out"
     process = start(*arguments_for(run_of_two, out, free_port(), clients=2))
     wait_for_training(out, process)

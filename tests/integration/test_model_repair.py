@@ -21,7 +21,6 @@ from psyche_core.client.runtime.resources import Resources
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
-from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
@@ -103,7 +102,7 @@ class Run:
         key = SecretKey(hashlib.sha256(name.encode()).digest())
         told = self.told[name] = []
 
-        async def build(_: CoordinatorState) -> Resources:
+        async def build(_: object) -> Resources:
             return Resources(trainer, data)
 
         async with (

@@ -81,7 +81,7 @@ def package_folder(name: str) -> Path:
 @pytest.fixture(scope="module")
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the model as `smollm2`: config.json, bfloat16 safetensors and tokenizer."""
-    cache: Path = request.config.cache.mkdir("smollm2-135m")  # type: ignore[union-attr]  # pytest has a cache unless told otherwise
+    cache: Path = request.config.cache.mkdir("smollm2-135m")
     if not (cache / "smollm2").exists():
         dequantise(tmp_path_factory.mktemp("description"), into=cache / "smollm2")
     return cache
@@ -132,7 +132,7 @@ def test_a_pretrained_model_starts_at_its_real_loss_and_learns(base: Path, hamle
     before = trainer.evaluate(held_out)
     assert 3.2 < before < 3.7  # 3.45 measured; random weights give ln 49152 = 10.8
 
-    payloads = {}
+    payloads: dict[int, bytes] = {}
     for step in range(1, ROUNDS + 1):
         if step > 2:
             trainer.apply(step - 2, [payloads[step - 2]], own_accepted=True)

@@ -26,7 +26,8 @@ each = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name
 
 @cache
 def project(folder: Path) -> dict[str, Any]:
-    return tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    table: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    return table
 
 
 def links(text: str) -> list[str]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from configparser import ConfigParser
 from email import message_from_string
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from psyche_core import __version__
+from tests.conftest import LocalTestnet
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(400)]
 
@@ -103,7 +104,9 @@ def test_nothing_comes_from_the_repository(fresh_environment: Path, tmp_path: Pa
 
 @pytest.mark.e2e
 @pytest.mark.quic
-def test_a_run_from_the_wheels_alone(fresh_environment: Path, local_testnet, free_port, tmp_path: Path) -> None:
+def test_a_run_from_the_wheels_alone(
+    fresh_environment: Path, local_testnet: LocalTestnet, free_port: Callable[[], int], tmp_path: Path
+) -> None:
     """Two members train with code that is compiled from the wheel, once and not by both at the same time."""
     compiled = run([fresh_environment / "python", "-P", "-m", "psyche_optim_distro.backends.numba"], cwd=tmp_path, timeout=200)
     assert compiled.returncode == 0, compiled.stderr

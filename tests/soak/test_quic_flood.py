@@ -13,7 +13,7 @@ from random import Random
 import anyio
 import pytest
 
-from live_run import RUN_ID, THREE, LiveRun
+from live_run import RUN_ID, THREE, LiveRun, StartRun
 from psyche_backend_tcp.client import TcpBackend
 from psyche_core.coordinator.commands import Withdraw
 from psyche_core.errors import BackendError, TransportError
@@ -26,7 +26,7 @@ from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic import control_frames
 from psyche_p2p_quic.address import PeerAddress
 from psyche_p2p_quic.control_frames import BlobRequest, Frame, Hello, Inventory, Message, Ping
-from psyche_p2p_quic.endpoint import Endpoint, Link
+from psyche_p2p_quic.endpoint import Endpoint, Link, Stream
 
 pytestmark = [pytest.mark.soak, pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(900)]
 
@@ -92,7 +92,7 @@ class Flood:
         stream = await link.open()
         await stream.write(framed(Hello(RUN_ID, turn.to_bytes(8, "big"))))
         await stream.read(1000)
-        opened = []
+        opened: list[Stream] = []
         while True:
             data = said(self._random, self._random.uniform(*self._shares))
             with anyio.fail_after(30):
@@ -158,7 +158,7 @@ async def flood_while_they_train(run: LiveRun, shares: tuple[float, float]) -> A
     ],
 )
 def test_a_member_that_floods_costs_the_others_neither_memory_nor_their_pace(
-    live_run, shares: tuple[float, float], most_growth_mb: float
+    live_run: StartRun, shares: tuple[float, float], most_growth_mb: float
 ) -> None:
     run: LiveRun = live_run(total_steps=STEPS, rounds_per_epoch=STEPS, server=("--init-min-clients", 4))
     for name in THREE:

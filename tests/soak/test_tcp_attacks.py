@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 import pytest
 
-from live_run import RUN_ID, THREE, LiveRun
+from live_run import RUN_ID, THREE, LiveRun, StartRun
 from psyche_backend_tcp.addresses import ServerAddress, parse_address
 from psyche_backend_tcp.client import TcpBackend
 from psyche_backend_tcp.data_protocol import DataBye, SamplesRefusal, SamplesRequest, decode_data
@@ -93,7 +93,7 @@ async def newcomer_is_heard(run: LiveRun) -> None:
             await backend.next_state()
 
 
-def test_thousands_of_silent_connections(live_run) -> None:
+def test_thousands_of_silent_connections(live_run: StartRun) -> None:
     run, server = under_way(live_run)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, CONNECTIONS + 500)), hard))
@@ -139,7 +139,7 @@ def noise(random: Random) -> bytes:
     return random.choice(begun) + random.randbytes(random.choice((0, 1, 64, 512, 16_384, 200_000)))
 
 
-def test_random_bytes_before_the_login(live_run) -> None:
+def test_random_bytes_before_the_login(live_run: StartRun) -> None:
     run, server = under_way(live_run)
     ports = (server.port, data_port(run))
     attacked, before = time.time(), run.resident_mb("server")
@@ -194,7 +194,7 @@ async def until_answered(link: Link, service: str, answers: Counter[str]) -> Non
 
 
 @pytest.mark.parametrize("service", [COORDINATOR, DATA])
-def test_absurd_requests_after_the_login(live_run, service: str) -> None:
+def test_absurd_requests_after_the_login(live_run: StartRun, service: str) -> None:
     """Keys of no member give every command there is, and every request for data, with senseless values in it."""
     run, server = under_way(live_run)
     attacked, before = time.time(), run.resident_mb("server")

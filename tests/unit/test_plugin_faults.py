@@ -169,7 +169,7 @@ def test_a_method_that_fails_is_laid_to_the_plugin_through_groups(
 ) -> None:
     registry = registry_of(code(**{where: "raise LookupError('page 7\\x1b[2J\\nis gone')"}))
     error = failure_of(registry, lambda provider: provider.read([range(1)], timeout=1.0))
-    group = ExceptionGroup("tasks", [ExceptionGroup("deeper", [error])])
+    group = BaseExceptionGroup("tasks", [BaseExceptionGroup("deeper", [error])])
     sentence = registry.explain(group)
     assert sentence.startswith(
         f"{CALLED} failed with LookupError: page 7\N{REPLACEMENT CHARACTER}[2J is gone (broken_data_plugin.py, line"
@@ -181,7 +181,7 @@ def test_a_defect_of_ours_beside_a_plugin_s_keeps_its_traceback(registry_of: Cal
     error = failure_of(registry_of(code(read="raise LookupError")), lambda provider: provider.read([range(1)], timeout=1.0))
     with pytest.raises(ZeroDivisionError) as caught:
         raise ZeroDivisionError
-    assert describe_failure(ExceptionGroup("tasks", [error, caught.value])) is None
+    assert describe_failure(BaseExceptionGroup("tasks", [error, caught.value])) is None
     assert plugin_faults.explain(caught.value, []).startswith("ZeroDivisionError (test_plugin_faults.py, line ")
 
 

@@ -1,13 +1,13 @@
-"""Reads a run's account again and again, and transfers as few bytes as possible.
+"""Reads a run's account repeatedly, and transfers as few bytes as possible.
 
 The reader keeps a copy of the account as it was after one instruction. Each reading leads to a later copy or changes nothing.
-Which bytes a reading needs is decided in `account_slices`. Two rules make sure that all bytes belong to one moment, whichever
-endpoint answers: added entries are read before the head, and the other parts are read between two readings of the head with the
-same nonce; and the slots of the answers must be in that order.
+`account_slices` decides which bytes a reading needs. Two rules make sure that all bytes belong to one moment, whichever endpoint
+answers: added entries are read before the head, and the other parts are read between two readings of the head with the same
+nonce; and the slots of the answers must be in that order.
 
-The whole account is read in one call where this fails three times, where the parts do not fit together, when an epoch begins or
-ends, when another endpoint is asked from now on, and every few minutes. So wrong bytes of one endpoint do not stay. An endpoint
-that is behind changes nothing.
+The whole account is read in one call if this fails three times, if the parts do not fit together, when an epoch begins or ends,
+after a change to another endpoint, and every few minutes. So wrong bytes from one endpoint are replaced soon. An endpoint that
+is behind changes nothing.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from psyche_backend_solana.runs import expect_owner, read_coordinator
 from psyche_core.errors import BackendClosed, WireError
 
 MOST_BEHIND = 64
-"""A copy that is more instructions behind is read whole, which is cheaper then than the parts."""
+"""If a copy is more instructions behind than this, the whole account is read, which is then cheaper than the parts."""
 WHOLE_SECONDS = 300.0
-"""After so long the account is read whole again."""
+"""Seconds after which the whole account is read again."""
 TRIES = 3
-"""Readings of the parts before the whole is read, while instructions come in between."""
+"""Attempts to read the parts, if instructions arrive in between, before the whole account is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The account's head and the clock, of one slot."""
+    """The account's head and the clock, both of one slot."""
 
     slot: int
     data: bytes
@@ -63,13 +63,13 @@ class Follower:
 
     @property
     def nonce(self) -> int:
-        """Of the copy; -1 before the first reading."""
+        """Nonce of the copy; -1 before the first reading."""
         return -1 if self._copy is None else self._copy.nonce
 
     async def read(self, *, heard: int) -> tuple[Copy, ChainClock]:
-        """The account as it is now, as far as an endpoint knows, and the clock.
+        """The current account, as known to an endpoint, and the clock.
 
-        heard: the highest nonce that was reported. Raises RpcError, RpcUnavailable, WireError, BackendClosed; the copy stays.
+        heard: the highest reported nonce. Raises RpcError, RpcUnavailable, WireError, BackendClosed; the copy is then unchanged.
         """
         copy = self._copy
         if copy is None or copy.state is None or self._is_old():
@@ -97,7 +97,7 @@ class Follower:
         return await self._parts(copy, head) or await self._whole()
 
     async def _parts(self, copy: Copy, head: _Head) -> tuple[Copy, ChainClock] | None:
-        """Read the parts that can have changed; None where the whole account must be read."""
+        """Read the parts that can have changed; None if the whole account must be read."""
         for _ in range(TRIES):
             plan = account_slices.parts(copy, head.data)
             if plan is None:
@@ -109,7 +109,7 @@ class Follower:
             if steady and closing.nonce == head.nonce:
                 found = account_slices.gathered(copy, plan, closing.data, [read.data for read in reads])
                 return None if found is None else (self._keep(found), closing.clock)
-            if closing.nonce > copy.nonce:  # and not of an endpoint that is behind
+            if closing.nonce > copy.nonce:  # the answer is not from an endpoint that is behind
                 head = closing
         return None
 
@@ -149,7 +149,7 @@ class Follower:
         return methods.AccountRead(found.slot, found.lamports, found.owner, _cut(found.data, where))
 
     async def _slices(self, wanted: Sequence[Slice]) -> list[methods.AccountRead]:
-        """Several at the same time. Raises what one of them raises."""
+        """Read several slices at the same time. Raises the errors of each read."""
         found: dict[int, methods.AccountRead] = {}
         errors: list[RpcError | RpcUnavailable | WireError | BackendClosed] = []
 
@@ -177,7 +177,7 @@ class Follower:
 
 
 def _cut(data: bytes, where: Slice) -> bytes:
-    """A slice as it was asked for, also from an endpoint that sends the whole. Raises WireError for another length."""
+    """The requested slice, also from an endpoint that sends the whole account. Raises WireError for another length."""
     content = data[where.start : where.end] if len(data) == WHOLE.length else data
     if len(content) != where.length:
         message = f"expected {where.length} bytes of the coordinator account from {where.start} on, got {len(content)}"

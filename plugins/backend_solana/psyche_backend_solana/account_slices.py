@@ -2,13 +2,13 @@
 
 A copy is the account as it was after one instruction, byte for byte. There are two ways from one copy to a later one.
 
-*Additions*: statements of the current round, ready slots and digests of an epoch's end are added, one for each instruction. Where
-as many were added as instructions were counted, nothing else happened; `apply` confirms it.
+*Additions*: statements of the current round, ready slots and digests of an epoch's end are added, one per instruction. If the
+number of added entries equals the number of instructions, nothing else happened; `apply` confirms it.
 
 *Parts*: everything that can change while the phase stays the same. It is read between two equal readings of the head (see
 `account_reader`).
 
-Where neither fits, the account is read whole. All offsets come from the layout.
+If neither is possible, the whole account is read. All offsets come from the layout.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ from psyche_core.types import MAX_WITNESSES, ClientState, RunState
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 _BETWEEN = (RunState.WaitingForMembers, RunState.Warmup, RunState.Cooldown)
 _NOT_WHILE_PLAYING = frozenset({"config", "model", "accounts"})
-"""What no instruction changes from an epoch's first round to its last: settings, where the model is, balances (but see _GONE)."""
+"""Fields that no instruction changes from an epoch's first round to its last: settings, model location, balances.
+
+But see _GONE.
+"""
 _NOT_BETWEEN = frozenset({"accounts"})
-"""The same while members are waited for, load the model or sign an epoch's end; a run may have paused meanwhile."""
+"""The same while the run waits for members, or members load the model or sign an epoch's end; a run may have paused meanwhile."""
 _GONE = "accounts"
-"""The owner may free a balance at any time, which makes them fewer: where their number is another one, the whole is read."""
+"""The owner may free a balance at any time, which reduces their number. If their number differs, the whole account is read."""
 _MORE = 64
-"""Entries of a list that are read beyond those there were; where more came, the whole is read."""
+"""Number of entries read beyond a list's known end; if more were added, the whole account is read."""
 _ONE_EACH = ("pending", "ends")
-"""Lists to which an instruction adds one entry at most."""
+"""Lists to which one instruction adds at most one entry."""
 _COUNT_BYTES = 4
 _SOME_DIGEST = bytes([255]) * 32
-"""Stands for the digest of a ready slot where that digest is unknown; no signed epoch end has it."""
+"""Placeholder for the unknown digest of a ready slot; no signed epoch end has this value."""
 _INTERVALS = 64
 _NEAR = 256
 """Slices that are closer than this many bytes are read as one."""
@@ -48,14 +51,14 @@ _NEAR = 256
 
 @dataclass(frozen=True, slots=True, order=True)
 class Slice:
-    """Bytes of the account: from `start` to `end`."""
+    """A range of bytes of the account: from `start` to `end`."""
 
     start: int
     end: int
 
     @property
     def length(self) -> int:
-        """How many."""
+        """Number of bytes."""
         return self.end - self.start
 
 
@@ -69,13 +72,13 @@ class Copy:
 
     @classmethod
     def of(cls, data: bytes) -> Copy:
-        """Read it. Raises WireError."""
+        """Parse the account's data. Raises WireError."""
         account = CoordinatorAccount.parse(data)
         return cls(data, account, account.state)
 
     @property
     def nonce(self) -> int:
-        """Instructions counted so far."""
+        """Number of instructions so far."""
         return self.account.nonce
 
 
@@ -84,12 +87,12 @@ def _at(field: str) -> int:
 
 
 HEAD = Slice(0, _at("config"))
-"""The account's header with the nonce, and of the state phase, times and progress."""
+"""The account's header with the nonce, and the state's phase, times and progress."""
 WHOLE = Slice(0, ACCOUNT_BYTES)
 
 
 def additions(state: CoordinatorState, count: int) -> Slice | None:
-    """Where at most `count` instructions can have added something in this phase; None where that is nowhere."""
+    """The bytes in which at most `count` instructions can have added entries in this phase; None if there are none."""
     if state.run_state is RunState.Warmup:
         return Slice(_at("epoch"), _at("epoch.clients"))
     if state.run_state in (RunState.Cooldown, RunState.WaitingForMembers):
@@ -108,7 +111,7 @@ def additions(state: CoordinatorState, count: int) -> Slice | None:
 
 
 def added(copy: Copy, head: bytes, where: Slice, content: bytes) -> Copy | None:
-    """The later copy of which `head` was read after `content`, if nothing but additions was done; None if that is not sure."""
+    """The later copy, if only additions were made; None if that is not certain. `head` was read after `content`."""
     before = copy.state
     assert before is not None
     data = _patched(copy.data, [(where, content), (HEAD, head)])
@@ -122,13 +125,13 @@ def added(copy: Copy, head: bytes, where: Slice, content: bytes) -> Copy | None:
     try:
         after = Copy.of(data)
     except WireError:
-        return None  # a part of it is of another time
+        return None  # a part of it is from another time
     expected = None if after.state is None else _replayed(before, after.state)
     return after if expected == (after.state, after.nonce - copy.nonce) else None
 
 
 def _replayed(before: CoordinatorState, after: CoordinatorState) -> tuple[CoordinatorState, int] | None:
-    """The state after `apply` of the entries that `after` has more than `before`, and how many instructions they are."""
+    """The state after `apply` of the entries that are new in `after`, and the number of these instructions."""
     epoch, current, later = before.epoch, before.current_round, after.current_round
     sent: list[Witness | WarmupWitness | EpochDigest] = []
     now = after.since
@@ -155,10 +158,10 @@ def _replayed(before: CoordinatorState, after: CoordinatorState) -> tuple[Coordi
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to read to come from one copy to a later one. lists: where their counts are, and the most entries of each.
+    """The slices needed to build a later copy. lists: position of each list's count, and its maximum number of entries.
 
-    counts: numbers of entries that must be what they were. shifted: a round began where as many as fit were stored, so that the
-    others have moved up. places: of the rounds then stored.
+    counts: numbers of entries that must be unchanged. shifted: a round began while the list of rounds was full, so that the
+    other rounds moved up. places: positions of the rounds then stored.
     """
 
     slices: tuple[Slice, ...]
@@ -169,11 +172,11 @@ class Plan:
 
 
 def parts(copy: Copy, head: bytes) -> Plan | None:
-    """The parts to read where `head` is the newest; None where the whole must be read."""
+    """The parts to read if `head` is the newest; None if the whole account must be read."""
     before = copy.state
     later = _head_state(copy, head)
     if before is None or later is None or any(client.state is ClientState.Ejected for client in before.epoch.clients):
-        return None  # shares of older rounds are declared void, too, when somebody is ejected
+        return None  # an ejection also voids shares of older rounds
 
     count = later.nonce - copy.nonce
     if later.epoch != before.progress.epoch:
@@ -210,7 +213,7 @@ def _while_playing(before: CoordinatorState, count: int, *, began: int) -> Plan 
 def _plain(
     before: CoordinatorState, count: int, *, without: frozenset[str]
 ) -> tuple[tuple[Slice, ...], tuple[tuple[int, int], ...], tuple[Slice, ...]]:
-    """All of the state but rounds and what cannot change, lists as far as they can be in use; a Plan's first fields."""
+    """The state without rounds and unchangeable fields, with lists up to their possible length; a Plan's first fields."""
     slices: list[Slice] = []
     lists: list[tuple[int, int]] = []
     for part in (*IMAGE.parts, *(_moved(part) for part in EPOCH.parts)):
@@ -231,7 +234,7 @@ def _plain(
 
 
 def gathered(copy: Copy, plan: Plan, head: bytes, contents: Sequence[bytes]) -> Copy | None:
-    """The later copy of a plan's slices; None where they do not fit together."""
+    """The later copy from a plan's slices; None if they do not fit together."""
     before = copy.state
     assert before is not None
     data = copy.data
@@ -254,7 +257,7 @@ def gathered(copy: Copy, plan: Plan, head: bytes, contents: Sequence[bytes]) -> 
 
 
 def _same_epoch(before: CoordinatorState, after: CoordinatorState) -> bool:
-    """Whether there is no sign that something that was not read has changed."""
+    """Whether the read bytes show no sign of a change in bytes that were not read."""
     if any(client.state is ClientState.Ejected for client in after.epoch.clients):
         return False
     fixed = [(epoch.seed, epoch.start_time, epoch.start_step, len(epoch.clients)) for epoch in (before.epoch, after.epoch)]
@@ -264,7 +267,7 @@ def _same_epoch(before: CoordinatorState, after: CoordinatorState) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HeadState:
-    """The values of the head. epoch, step: of the progress."""
+    """The values of the head. epoch, step: from the progress."""
 
     nonce: int
     run_state: RunState
@@ -273,7 +276,7 @@ class HeadState:
 
 
 def _head_state(copy: Copy, head: bytes) -> HeadState | None:
-    """The head's values, None where it is none or the account's version is another one now."""
+    """The head's values; None if it is not a head or the account now has another version."""
     try:
         data = _patched(copy.data, [(HEAD, head)])
         account = CoordinatorAccount.parse(data)

@@ -1,8 +1,8 @@
 """The transport addresses of a run's members, read from accounts that the members write.
 
 Accounts are read by their addresses, up to a hundred in a call, and only the ones that are needed: unknown members at once and
-then less and less often, all members when an address may have changed. What one call read is kept if the next call fails. Only
-the newest address of each member is kept.
+then less and less often, all members when an address may have changed. The results of one call are kept if the next call fails.
+Only the newest address of each member is kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from psyche_core.types import NodeIdentity
 logger = logging.getLogger("psyche.backend.solana")
 
 AT_ONCE = 100
-"""Accounts that a provider gives in one call."""
+"""Maximum number of accounts that a provider returns in one call."""
 CALL_SECONDS = 15.0
 FIRST_PAUSE = 0.2
 
@@ -33,7 +33,7 @@ class AddressBook:
     """The addresses of a run's members."""
 
     def __init__(self, rpc: Rpc, run: Run, *, program: Pubkey) -> None:
-        """program: where the authorizer is."""
+        """program: address of the authorizer program."""
         self._rpc = rpc
         self._run = run
         self._program = program
@@ -43,23 +43,23 @@ class AddressBook:
         self._renewals = 0
 
     def address(self, member: NodeIdentity) -> bytes | None:
-        """Of a member with this transport key, None when it is not known."""
+        """The address of a member with this transport key; None if unknown."""
         return self._known.get(member)
 
     def missing(self, members: Iterable[NodeIdentity]) -> tuple[NodeIdentity, ...]:
-        """Whose is not known."""
+        """The members whose address is unknown."""
         return tuple(member for member in members if member not in self._known)
 
     def keep(self, members: Collection[NodeIdentity]) -> None:
-        """Forget everybody else."""
+        """Drop the addresses of all other members."""
         self._known = {member: address for member, address in self._known.items() if member in members}
         signers = {member.signer for member in members}
         self._places = {signer: place for signer, place in self._places.items() if signer in signers}
 
     async def read(self, wanted: Collection[NodeIdentity]) -> bool:
-        """Read the addresses of these members. Whether one became known or another one.
+        """Read the addresses of these members. Returns whether an address is new or changed.
 
-        Raises RpcError, RpcUnavailable; what was read is kept then.
+        Raises RpcError, RpcUnavailable; addresses read before the error are kept.
         """
         members = sorted(wanted, key=lambda member: member.signer)
         changed = False
@@ -81,7 +81,7 @@ class AddressBook:
         return changed
 
     async def unwritten(self, member: NodeIdentity, address: bytes, *, timeout: float) -> tuple[tuple[Instruction, ...], ...]:
-        """The instructions that write this address into the member's account, by transaction, in order; () if it is there.
+        """The instructions that write this address into the member's account, per transaction, in order; () if already there.
 
         Raises RpcError, RpcUnavailable, ValueError.
         """
@@ -98,11 +98,14 @@ class AddressBook:
         )
 
     def look(self) -> None:
-        """Read missing addresses soon: there is a new member."""
+        """Read missing addresses soon, because there is a new member."""
         self._wanted.set()
 
     def look_for_renewals(self) -> None:
-        """Somebody's address may be another one; an endpoint may be behind, so everybody's is looked at twice if need be."""
+        """Read all addresses again, because one may have changed.
+
+        An endpoint may be behind, so they are read twice if needed.
+        """
         self._renewals = 2
         self._wanted.set()
 
@@ -114,7 +117,11 @@ class AddressBook:
         seldom: float,
         renewals: float,
     ) -> None:
-        """Read until cancelled. seldom: most seconds between two looks at who is missing; renewals: least between two at all."""
+        """Read until cancelled.
+
+        seldom: maximum seconds between two reads of missing addresses. renewals: minimum seconds between two reads of all
+        addresses.
+        """
         await self._wanted.wait()  # until the first state names the members
         misses, looked = 0, float("-inf")
         while True:

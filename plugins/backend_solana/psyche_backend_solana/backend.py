@@ -47,18 +47,18 @@ from psyche_core.wire.signing import SecretKey
 logger = logging.getLogger("psyche.backend.solana")
 
 FIND_SECONDS = 20.0
-"""Longest for finding the run at the start."""
+"""Maximum seconds for finding the run at the start."""
 TICK_SECONDS = 20.0
-"""Longest for one tick's transaction."""
+"""Maximum seconds for one tick's transaction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rhythm:
-    """Seconds between looks. tick: at whether a tick is due; addresses: at those that are missing; pace: of the watcher.
+    """Intervals in seconds.
 
-    renewals: between two looks at everybody's address, when one may be new.
-
-    authorization: how long one that is not there is looked for again, since an endpoint may be behind the owner who made it.
+    tick: between checks whether a tick is due. addresses: between reads of missing addresses. pace: the watcher's.
+    renewals: between two reads of all addresses, when one may have changed.
+    authorization: how long a missing authorization is searched for, since an endpoint may not yet know a new one.
     """
 
     tick: float = 0.5
@@ -85,8 +85,10 @@ class SolanaBackend(Backend):
         retry_seconds: float = 300.0,
         rhythm: Rhythm | None = None,
     ) -> None:
-        """wallet: signs and pays. key: our transport's. grantees: whose authorizations to try. price: see `budget`.
-        owner: the wallet that the run must belong to.
+        """Make a backend; nothing is read before entering.
+
+        wallet: signs and pays. key: our transport's key. grantees: wallets whose authorizations are tried. price: see `budget`.
+        owner: required owner of the run.
         """
         self._run_id = run_id
         self._endpoints = endpoints
@@ -130,7 +132,7 @@ class SolanaBackend(Backend):
         )
 
     async def __aenter__(self) -> Self:
-        """Find the run. Raises CommandRefused (WrongRun, OtherOwner), ConfigError, BackendError when no endpoint answers."""
+        """Find the run. Raises CommandRefused (WrongRun, OtherOwner), ConfigError, and BackendError if no endpoint answers."""
         self._rpc = Rpc(self._endpoints)
         try:
             self._found: RunFound = await find_run(self._rpc, self._run_id, programs=self._programs, timeout=FIND_SECONDS)
@@ -189,7 +191,7 @@ class SolanaBackend(Backend):
         self._book.look_for_renewals()
 
     async def next_state(self) -> StateUpdate:
-        """The newest state not yet returned. Raises BackendClosed once there will be none."""
+        """The newest state not yet returned. Raises BackendClosed after the last one."""
         while not self._unread:
             self._expect_open()
             await self._changed.wait()
@@ -200,7 +202,7 @@ class SolanaBackend(Backend):
         return self._update
 
     async def send(self, command: Command, *, timeout: float) -> None:
-        """Send a command. Raises CommandRefused, BackendClosed, TimeoutError; ValueError for Join or another's command."""
+        """Send a command. Raises CommandRefused, BackendClosed, TimeoutError; ValueError for Join or another client's command."""
         allowed = check_client_command(command, self._identity)
         self._expect_open()
         instructions = instructions_of(self._run, allowed, state=self._state)
@@ -223,7 +225,7 @@ class SolanaBackend(Backend):
             raise CommandRefused("NotSent", str(error)) from error
 
     async def aclose(self) -> None:
-        """Close; idempotent."""
+        """Close the connection; idempotent."""
         self._close("this backend was closed")
         task = self._task
         if task is not None and task is not asyncio.current_task():
@@ -235,7 +237,7 @@ class SolanaBackend(Backend):
     # ------------------------------------------------------------ sending
 
     async def _authorization(self, timeout: float) -> Pubkey:
-        """The authorization to join with. Raises CommandRefused when there still is none after a while, TimeoutError."""
+        """The authorization for joining. Raises CommandRefused if none appears for a while, TimeoutError."""
         give_up = anyio.current_time() + self._rhythm.authorization
         while True:
             try:
@@ -255,9 +257,10 @@ class SolanaBackend(Backend):
                 await anyio.sleep(self._rhythm.authorization / 10)
 
     async def _submit(self, *instructions: Instruction, timeout: float) -> None:
-        """Send, unless the backend is closed before there is an answer.
+        """Send instructions and wait for the result, or until the backend is closed.
 
-        Raises CommandRefused also for what would fail again (`NotSent`, for example with an empty wallet), and OutOfUnits.
+        Raises CommandRefused, also for a failure that a retry would repeat (`NotSent`, for example with an empty wallet), and
+        OutOfUnits.
         """
         self._expect_open()
         try:
@@ -302,12 +305,12 @@ class SolanaBackend(Backend):
         self._clock = clock
 
     def _see(self, sight: Sight) -> None:
-        """A newer account. Raises WireError for one that cannot be read."""
+        """Handle a newer account. Raises WireError if it cannot be parsed."""
         state = sight.state
         before, self._nonce = self._state, sight.account.nonce
         self._log_version(sight.account.client_version)
         if state is None:
-            return  # made, but not configured yet
+            return  # created, but not configured yet
 
         self._state = state
         if before == state:
@@ -317,7 +320,7 @@ class SolanaBackend(Backend):
         self._publish()
 
     def _log_version(self, text: str) -> None:
-        """Log that the run asks for another client than this, once for each text."""
+        """Log that the run asks for another client version, once for each text."""
         if text == self._version_asked:
             return
 
@@ -375,7 +378,7 @@ class SolanaBackend(Backend):
         return self._turn.comes(state, self._nonce, signer=self._identity.signer, now=clock.now(local), local=local)
 
     async def _tick(self) -> None:
-        """Tick if it is due by the chain's own clock, too; by our estimate it was."""
+        """Tick if it is also due by the chain's own clock; it is due by our estimate."""
         before = self._nonce
         clock = await self._watcher.read_clock()
         if self._nonce != before or self._state is None or not ticker.due(self._state, clock.unix):

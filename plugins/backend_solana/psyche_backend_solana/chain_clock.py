@@ -13,22 +13,22 @@ from solders.pubkey import Pubkey
 
 CLOCK_SYSVAR = Pubkey.from_string("SysvarC1ock11111111111111111111111111111111")
 UNIX_TIME_OFFSET = 32
-"""Place of the unix time (i64) in the sysvar."""
+"""Offset of the unix time (i64) in the sysvar."""
 
 
 def unix_time(sysvar: bytes) -> int:
-    """Unix seconds of the sysvar's data. Raises struct.error when it is too short."""
+    """Unix seconds from the sysvar's data. Raises struct.error if it is too short."""
     (seconds,) = struct.unpack_from("<q", sysvar, UNIX_TIME_OFFSET)
     return int(seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class ChainClock:
-    """A reading. unix: seconds on the chain; at: local monotonic seconds when it was read."""
+    """A reading of the chain's clock. unix: seconds on the chain. at: local monotonic seconds when it was read."""
 
     unix: int
     at: float
 
     def now(self, local: float) -> int:
-        """Unix seconds on the chain at a local monotonic time, if its clock has gone on as ours."""
+        """Estimated unix seconds on the chain at a local monotonic time, if both clocks run at the same speed."""
         return self.unix + max(0, int(local - self.at))

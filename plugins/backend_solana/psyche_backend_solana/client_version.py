@@ -1,8 +1,7 @@
-"""Versions of psyche-core as a run's account names them.
+"""Versions of psyche-core as given in a run's account.
 
-The text comes from a stranger, so it is parsed by a strict grammar. Here it is only compared: a client that somebody started by
-hand reports that its run asks for another version and takes part anyway. `run-manager --env-file` starts the version that the run
-asks for.
+The text comes from a stranger, so it is parsed by a strict grammar. Here it is only compared: a client started by hand reports
+that its run asks for another version, and takes part anyway. `run-manager --env-file` starts the version that the run asks for.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import re
 
 UNVERSIONED = ("", "test")
-"""The text of a run that takes any client."""
+"""The text of a run that accepts any client."""
 
 _NUMBER = r"[0-9]{1,20}"
 _VERSION = re.compile(rf"v?({_NUMBER}(?:\.{_NUMBER})*)(?:(a|b|rc)({_NUMBER}))?(?:\.post({_NUMBER}))?(?:\.dev({_NUMBER}))?")
@@ -19,9 +18,9 @@ _RELEASE = re.compile(r"[0-9]+(?:\.[0-9]+)*")
 
 
 def canonical_version(text: str) -> str | None:
-    """A version as PEP 440 writes it, without zeros that mean nothing; None for what is none.
+    """A version in PEP 440's form without insignificant zeros; None if the text is not a version.
 
-    Epochs and local parts (`1!2`, `2+cu12`) are none: no index that others have holds them.
+    Epochs and local parts (`1!2`, `2+cu12`) are not accepted, because no public index has such versions.
     """
     found = _VERSION.fullmatch(text)
     if found is None:
@@ -37,14 +36,17 @@ def canonical_version(text: str) -> str | None:
 
 
 def is_later(version: str, *, than: str) -> bool:
-    """Whether a version's release comes after another's. Both as `canonical_version` writes them; beginnings such as rc aside."""
+    """Whether a version's release is later than another's. Both from `canonical_version`; suffixes such as rc are ignored."""
     one, other = ([int(part) for part in _RELEASE.match(text)[0].split(".")] for text in (version, than))  # type: ignore[index]
     length = max(len(one), len(other))
     return one + [0] * (length - len(one)) > other + [0] * (length - len(other))
 
 
 def asks_for_another(text: str, *, ours: str) -> str | None:
-    """The version a run asks for where it is not ours; None for ours, for any, and for what is no version, such as an image."""
+    """The version that a run asks for if it differs from ours.
+
+    None if it is ours, if any version is accepted, and for a text that is not a version, such as an image.
+    """
     if text in (*UNVERSIONED, ours):
         return None
 

@@ -1,4 +1,4 @@
-"""Whether the shipped addresses of the programs may be used at an endpoint's cluster.
+"""Decides whether the shipped addresses of the programs may be used at an endpoint's cluster.
 
 The keys of these addresses follow from public seeds, so on a chain shared with strangers anybody can deploy another program
 there. The addresses are used only on a private chain: every endpoint is on this machine or in a private network, or the user gave
@@ -26,14 +26,14 @@ PUBLIC_CLUSTERS: Final = MappingProxyType(
         "4uhcVJyU9pJkvQyUS88uRDiswHScSCkQ": "testnet",
     }
 )
-"""Name by the first 32 letters of the genesis hash, as CAIP-2 writes clusters."""
+"""Cluster names by the first 32 characters of the genesis hash, as in CAIP-2."""
 _CAIP_LETTERS = 32
 
 
 async def refuse_shared_ids(rpc: Rpc, programs: Programs, *names: str, timeout: float) -> None:
-    """Raise ConfigError if one of these programs is at its shipped address and the chain is not one's own; RpcError.
+    """Raise ConfigError if one of these programs is at its shipped address and the chain is not private. Also raises RpcError.
 
-    names: of PROGRAMS.
+    names: names in PROGRAMS.
     """
     shipped = [name for name in names if getattr(programs, name) == PROGRAMS[name]]
     if not shipped:

@@ -1,4 +1,4 @@
-"""What this distribution registers: the `solana` backend and the commands. Heavy modules are imported when they are used."""
+"""Registers the `solana` backend and the commands. Heavy modules are imported when they are used."""
 
 from __future__ import annotations
 

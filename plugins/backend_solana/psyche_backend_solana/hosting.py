@@ -1,10 +1,10 @@
 """A run on a local chain in this process, for `psyche server run --backend solana` and for a testnet.
 
 There is no server besides the chain. The owner (the server's key) makes the run with ordinary transactions, lets everybody join
-and starts it. After that it only watches, and ticks when the members have not ticked for a long time. The run pays its members in
-a token that is made for it; at its end the owner has everybody paid. The chain has two RPC providers. A rehearsal may close one
-of them, where only this machine can reach them. With a state folder the chain is saved there, and a run found there continues. A
-chain has no data server, so the run must name another source of training data.
+and starts it. After that it only watches, and ticks when the members have not ticked for a long time. The run pays its members
+in a token that is made for it; at its end the owner has all members paid. The chain has two RPC providers. A rehearsal may close
+one of them, where only this machine can reach them. With a state folder the chain is saved there, and a run found there
+continues. A chain has no data server, so the run must name another source of training data.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 OWNER_LAMPORTS = 1000 * LAMPORTS_PER_SOL
 SEND_SECONDS = 30.0
 FAREWELL_SECONDS = 10.0
-"""How long the chain stays after the run's end, so that its members can see it."""
+"""Seconds that the chain continues after the run's end, so that its members can see the end."""
 
 TREASURER_INDEX = 0
 TOKEN_DECIMALS = 6
 EPOCH_UNITS = 1_000_000
-"""What an epoch pays its workers together: one token."""
+"""Amount that an epoch pays all its workers together: one token."""
 SUPPLY_UNITS = 10_000 * EPOCH_UNITS
-"""What lies in the vault: enough for so many epochs."""
+"""Number of epochs for which the vault has enough tokens."""
 
 
 class LocalRun(BackendServer):
-    """A run on a local chain. Entering starts the chain and makes the run, or finds it there."""
+    """A run on a local chain. Entering starts the chain, and creates the run or finds a saved one."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._owner = Wallet(Keypair.from_seed((context.key or SecretKey.generate()).seed))
         state = None if context.state_dir is None else context.state_dir / STATE_FILE
-        rehearsing = context.host in THIS_MACHINE  # strangers must not break a run that is hosted for them
+        rehearsing = context.host in THIS_MACHINE  # strangers must not break a run that they can reach
         self._chain = LocalChain(ChainSettings(host=context.host, rpc_port=context.port, state=state, allow_faults=rehearsing))
         self._stack = AsyncExitStack()
         self._state = context.state
@@ -76,7 +76,7 @@ class LocalRun(BackendServer):
         self._finished = anyio.Event()
 
     async def __aenter__(self) -> Self:
-        """Start. Raises UserError when a port, the saved chain or the run's files cannot be used."""
+        """Start. Raises UserError if a port, the saved chain or the run's files cannot be used."""
         context = self._context
         if context.data is not None:
             message = (
@@ -112,11 +112,11 @@ class LocalRun(BackendServer):
 
     @property
     def state(self) -> CoordinatorState:
-        """The state as it was seen last."""
+        """The newest known state."""
         return self._state
 
     async def serve(self) -> None:
-        """Watch, and tick when nobody does, until the run is finished."""
+        """Watch the run, and tick if no member does, until it is finished."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watcher.run)
             tasks.start_soon(self._keep_time)
@@ -134,7 +134,7 @@ class LocalRun(BackendServer):
             await self._stack.aclose()
 
     async def _found(self) -> tuple[coordinator.Run, treasurer.Treasury] | None:
-        """The run, where the chain was restored with it."""
+        """The run, if the chain was restored with one; else None."""
         try:
             found = await find_run(self._rpc, self._context.state.run_id, programs=Programs(own_chain=True))
         except CommandRefused as refusal:
@@ -154,7 +154,7 @@ class LocalRun(BackendServer):
         return found.run, treasurer.Treasury(address, paying.vault, paying.mint, paying.instance, paying.coordinator)
 
     async def _pay_everybody(self) -> None:
-        """Have each member paid what it earned: the owner may ask for that, too, and it goes to the member's own account."""
+        """Have each member's earnings paid to the member's own account, which the owner may also request."""
         treasury, owner = self._treasury, self._owner.pubkey
         paying = await self._chain.account(str(treasury.run))
         assert paying is not None, "it was made or found at the start"
@@ -191,7 +191,7 @@ class LocalRun(BackendServer):
         self._clock = clock
 
     async def _keep_time(self) -> None:
-        """Tick as an outsider does: when it has been due for a while."""
+        """Tick like an outsider: only if a tick has been due for a while."""
         while True:
             await anyio.sleep(0.5)
             clock, local = self._clock, anyio.current_time()
@@ -209,7 +209,7 @@ class LocalRun(BackendServer):
 
 
 def lost(before: CoordinatorState, after: CoordinatorState) -> tuple[Event, ...]:
-    """Who stopped being healthy between two states of one epoch."""
+    """Events for members that stopped being healthy between two states of one epoch."""
     if before.progress.epoch != after.progress.epoch or len(before.epoch.clients) != len(after.epoch.clients):
         return ()
 
@@ -218,9 +218,9 @@ def lost(before: CoordinatorState, after: CoordinatorState) -> tuple[Event, ...]
 
 
 async def make_run(sender: Sender, rpc: Rpc, state: CoordinatorState) -> tuple[coordinator.Run, treasurer.Treasury]:
-    """Make a run of a state's configuration, paid in a token of its own, open to everybody, and start it.
+    """Create and start a run with a state's configuration, paid in a new token and open to everybody.
 
-    The sender's wallet owns it and pays. Raises CommandRefused for what the programs refuse, BackendError and TimeoutError.
+    The sender's wallet owns it and pays. Raises CommandRefused if a program refuses, BackendError and TimeoutError.
     """
     owner = sender.payer
     mint = await _make_token(sender, rpc)
@@ -257,7 +257,7 @@ async def make_run(sender: Sender, rpc: Rpc, state: CoordinatorState) -> tuple[c
 
 
 async def _make_token(sender: Sender, rpc: Rpc) -> Pubkey:
-    """A token of ours, all of it in our own account."""
+    """Create a token and put its whole supply into our own account."""
     owner, mint = sender.payer, Wallet(Keypair())
     rent = await methods.rent_exempt(rpc, tokens.MINT_BYTES, timeout=SEND_SECONDS)
     space = CreateAccountParams(from_pubkey=owner, to_pubkey=mint.pubkey, lamports=rent, space=tokens.MINT_BYTES, owner=TOKEN)

@@ -1,7 +1,7 @@
 """A member's commands as the coordinator program's instructions. No I/O.
 
 If a command makes a tick due, both go into one transaction, so that the phase ends in the same slot. A witness's figures go to
-the transaction's log as canonical CBOR. Whether a client may send a command is checked in `psyche_core.interfaces.backend`.
+the transaction's log as canonical CBOR. `psyche_core.interfaces.backend` checks whether a client may send a command.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from psyche_core.wire.messages import commitment_hash
 
 
 def instructions_of(run: Run, command: ClientCommand, *, state: CoordinatorState | None) -> tuple[Instruction, ...]:
-    """The instructions of one transaction. state: what is known of the run, which a proof of equivocation needs.
+    """The instructions of one transaction. state: the newest known state, which a proof of equivocation needs.
 
-    Raises CommandRefused for a proof about what the state does not hold, ValueError for what no instruction can carry.
+    Raises CommandRefused for a proof about data that the state does not contain, ValueError for values that do not fit.
     """
     user = Pubkey(command.sender.signer)
     match command:
@@ -55,7 +55,7 @@ def instructions_of(run: Run, command: ClientCommand, *, state: CoordinatorState
 
 
 def wants_tick(state: CoordinatorState, command: ClientCommand, now: int) -> bool:
-    """Whether the command, if accepted, leaves something for a tick to do at once that was not there before."""
+    """Whether the command, if accepted, makes a tick due at once that was not due before."""
     if isinstance(command, Equivocation) or ticker.due(state, now):  # a proof fills its transaction
         return False
 
@@ -63,7 +63,10 @@ def wants_tick(state: CoordinatorState, command: ClientCommand, now: int) -> boo
 
 
 def _proof(run: Run, command: Equivocation, user: Pubkey, *, state: CoordinatorState | None) -> tuple[Instruction, ...]:
-    """The Ed25519 program verifies the two signatures, over commitments that the coordinator computes again."""
+    """The instructions of a proof of equivocation.
+
+    The Ed25519 program verifies the two signatures over commitments that the coordinator recomputes.
+    """
     judged = None if state is None else state.round_at(command.height)
     if state is None or judged is None or command.index not in (assigned := shares(state, judged)):
         sentence = f"round {command.height} is not known, or slot {command.index} had no samples in it"

@@ -1,4 +1,4 @@
-"""What an error number of a program means: its name and a sentence. No I/O.
+"""The meaning of a program's error number: its name and a sentence. No I/O.
 
 Numbers from 100 on differ between programs, so the program whose instruction failed is needed. A program that calls another one
 passes the other's number on, so an unknown number of the treasurer is looked up among the coordinator's.

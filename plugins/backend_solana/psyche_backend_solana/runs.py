@@ -1,7 +1,7 @@
 """Finds a run on the chain, and the authorization with which a wallet may join it.
 
-Owner, size, magic and version of every account are checked before its content is used. Errors say in one sentence what is missing
-and who can make it.
+Owner, size, magic and version of every account are checked before its content is used. Errors say in one sentence what is
+missing and who can create it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ CALL_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class RunFound:
-    """A run: where it is, and what its instance holds."""
+    """A run: its addresses and the contents of its instance."""
 
     run: Run
     instance: RunInstance
 
 
 async def find_run(rpc: Rpc, run_id: str, *, programs: Programs, timeout: float = CALL_SECONDS) -> RunFound:
-    """The run of a name, of whatever owner: see `treasurers.check_owner`.
+    """The run with a name, of any owner; for the owner see `treasurers.check_owner`.
 
-    Raises AccessRefused (`WrongRun`) when there is none, BackendError for what is no run, ConfigError (see `cluster`).
+    Raises AccessRefused (`WrongRun`) if there is none, BackendError for an account that is not a run, ConfigError (see
+    `cluster`).
     """
     await checked_ids(rpc, programs, "coordinator", timeout=timeout)
     address, _ = instance_address(run_id, program=programs.coordinator)
@@ -96,8 +97,8 @@ async def find_authorization(
 ) -> Pubkey:
     """The authorization of `grantor` with which `user` may join.
 
-    grantees: whose authorizations to look at; everybody's, then the user's own, when None. Raises CommandRefused
-    (`NotAuthorized`) with what is missing.
+    grantees: wallets whose authorizations are tried; None tries the one for everybody, then the user's own. Raises
+    CommandRefused (`NotAuthorized`) with what is missing.
     """
     await checked_ids(rpc, programs, "authorizer", timeout=timeout)
     wanted = tuple(grantees) if grantees is not None else (authorizer.EVERYBODY, user)
@@ -139,7 +140,7 @@ async def checked_ids(rpc: Rpc, programs: Programs, *names: str, timeout: float)
 
 
 async def asked(rpc: Rpc, address: Pubkey, *, timeout: float) -> methods.AccountRead | None:
-    """An account, None when there is none. Raises BackendError."""
+    """An account; None if it does not exist. Raises BackendError."""
     try:
         return await methods.account(rpc, address, timeout=timeout)
     except RpcUnavailable:
@@ -149,7 +150,7 @@ async def asked(rpc: Rpc, address: Pubkey, *, timeout: float) -> methods.Account
 
 
 def expect_owner(read: methods.AccountRead, program: Pubkey, what: str) -> None:
-    """Refuse another program's account. Raises WireError."""
+    """Check that an account belongs to a program. Raises WireError."""
     if read.owner != program:
         message = f"this is no {what}: expected an account of the program {program}, got one of {read.owner}"
         raise WireError(message)

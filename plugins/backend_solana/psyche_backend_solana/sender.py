@@ -1,10 +1,10 @@
-"""Sends instructions as a transaction, and follows it until the chain has accepted or refused it.
+"""Sends instructions as a transaction, and follows it until the chain has accepted or rejected it.
 
-The steps: simulate, sign, send without preflight, send the same bytes to every endpoint every RESEND_SECONDS, ask for the status.
-When the blockhash has expired, the transaction is signed again with a new one. Before that the status of the old one is asked for
-once more, so that nothing happens twice without our knowledge; what the program refuses as a duplicate is returned as its
-refusal. The first simulation finds most refusals, so a refused command costs no fee. Without an answer by the deadline
-TimeoutError is raised; the outcome is then unknown, and the caller may send the same again.
+The steps: simulate, sign, send without preflight, send the same bytes to every endpoint every RESEND_SECONDS, ask for the
+status. When the blockhash has expired, the transaction is signed again with a new one. Before that the status of the old one is
+read once more, so that nothing happens twice without our knowledge. If the program rejects a duplicate, its error is returned.
+The first simulation finds most errors, so a rejected command costs no fee. Without an answer by the deadline TimeoutError is
+raised; the outcome is then unknown, and the caller may send the same again.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from psyche_core.errors import BackendError, CommandRefused
 logger = logging.getLogger("psyche.backend.solana")
 
 POLL_SECONDS = 0.4
-"""Pause between two questions about a transaction; about a slot."""
+"""Seconds between two status requests for a transaction: about one slot."""
 FIRST_POLL_SECONDS = 0.05
-"""A local chain answers at once; the pause doubles from here."""
+"""First pause in seconds; it doubles from here. It is short because a local chain answers at once."""
 RESEND_SECONDS = 2.0
 CALL_SECONDS = 15.0
 MAX_PACKET_BYTES = 1232
 
 
 class OutOfUnits(BackendError):
-    """These instructions are too much work for one transaction."""
+    """These instructions need more compute units than one transaction can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ class Sent:
 
 
 def signed_size(instructions: Sequence[Instruction], payer: Pubkey) -> int:
-    """Bytes of the transaction that would carry these, signed; at most MAX_PACKET_BYTES can be sent."""
+    """Size in bytes of the signed transaction with these instructions; at most MAX_PACKET_BYTES can be sent."""
     message = Message.new_with_blockhash([*budget.prices(budget.MAX_UNITS, 1), *instructions], payer, Hash.default())
     return len(bytes(Transaction.new_unsigned(message)))
 
 
 class Sender:
-    """Sends for one wallet. signers: others that must sign when their keys appear. price: millionths of a lamport a unit."""
+    """Sends for one wallet. signers: others that must sign if their keys appear. price: millionths of a lamport per unit."""
 
     def __init__(self, rpc: Rpc, signer: Signer, *, price: int = 0, programs: Programs | None = None) -> None:
         self._rpc = rpc
@@ -70,15 +70,14 @@ class Sender:
 
     @property
     def payer(self) -> Pubkey:
-        """Who signs and pays."""
+        """The wallet that signs and pays."""
         return self._signer.pubkey
 
     async def send(self, *instructions: Instruction, signers: Sequence[Signer] = (), timeout: float) -> Sent:
-        """Carry these out, all or none, in one transaction.
+        """Execute all instructions, or none, in one transaction.
 
-        Raises CommandRefused with the program's name for its refusal, BackendError for what
-        would fail again,
-        TimeoutError when nothing is known after `timeout` seconds; ValueError for more than a transaction can carry.
+        Raises CommandRefused with the program's name for its error, BackendError for a failure that a retry would repeat,
+        TimeoutError if the outcome is unknown after `timeout` seconds, ValueError if they do not fit into a transaction.
         """
         size = signed_size(instructions, self.payer)
         if size > MAX_PACKET_BYTES:
@@ -144,7 +143,7 @@ class Sender:
         return Transaction.populate(message, [await by_key[key].sign(content) for key in needed])
 
     async def _confirmed(self, transaction: Transaction, fresh: methods.Blockhash) -> Sent:
-        """Send and wait. Raises RpcError: REBUILD when it will never be taken in, what the chain answers otherwise."""
+        """Send and wait. Raises RpcError: with REBUILD if it can no longer be accepted, else with the chain's error."""
         content, signature = bytes(transaction), transaction.signatures[0]
         await self._hand_in(content)
         last_sent, pause = anyio.current_time(), FIRST_POLL_SECONDS
@@ -158,7 +157,7 @@ class Sender:
                 continue
 
             if await methods.block_height(self._rpc, timeout=CALL_SECONDS) > fresh.last_height:
-                sent = await self._answer(signature)  # it may have been taken in by the last block that could
+                sent = await self._answer(signature)  # the last possible block may have accepted it
                 if sent is not None:
                     return sent
                 raise RpcError(Failure(Verdict.REBUILD, "the blockhash has expired"))
@@ -173,7 +172,7 @@ class Sender:
                 raise
 
     async def _answer(self, signature: Signature) -> Sent | None:
-        """The status of a transaction, None while it is unknown. Raises RpcError for one that failed."""
+        """The status of a transaction; None while it is unknown. Raises RpcError if it failed."""
         (status,) = await methods.statuses(self._rpc, [signature], timeout=CALL_SECONDS)
         if status is None or not status.confirmed:
             return None

@@ -23,7 +23,7 @@ RAW_WALLET = "RAW_WALLET_PRIVATE_KEY"
 
 
 class ChainSettings(BaseSettings):
-    """Which chain to talk to."""
+    """The chain to use."""
 
     model_config = SettingsConfigDict(
         env_prefix="PSYCHE_", extra="forbid", frozen=True, env_ignore_empty=True, populate_by_name=True
@@ -63,12 +63,12 @@ class ChainSettings(BaseSettings):
         return str(parse_address(value))
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """In order of preference. Raises ConfigError."""
+        """The endpoints in order of preference. Raises ConfigError."""
         return parse_endpoints(((self.rpc, self.ws_rpc), (self.rpc_2, self.ws_rpc_2), (self.rpc_3, self.ws_rpc_3)))
 
     @property
     def programs(self) -> Programs:
-        """Where the programs are."""
+        """The addresses of the programs."""
         return Programs(
             coordinator=Pubkey.from_string(self.coordinator_program_id),
             authorizer=Pubkey.from_string(self.authorizer_program_id),
@@ -79,12 +79,12 @@ class ChainSettings(BaseSettings):
 
     @property
     def wanted_owner(self) -> Pubkey | None:
-        """Whom the run must belong to, None for anybody."""
+        """The required owner of the run; None allows any."""
         return None if self.owner is None else Pubkey.from_string(self.owner)
 
 
 class WalletSettings(ChainSettings):
-    """Which chain, and who pays."""
+    """The chain to use, and the wallet that pays."""
 
     wallet_private_key_path: Path | None = Field(
         default=None,
@@ -109,7 +109,7 @@ class WalletSettings(ChainSettings):
     )
 
     def wallet(self) -> Wallet:
-        """The wallet. Raises IdentityError when none or two were given, or one that cannot be read."""
+        """The wallet. Raises IdentityError if none or two were given, or if it cannot be read."""
         if self.wallet_private_key_path is not None and self.raw_wallet_private_key is not None:
             message = f"both --wallet-private-key-path and the environment variable {RAW_WALLET} name a wallet; use one of them"
             raise IdentityError(message)
@@ -144,12 +144,12 @@ class SolanaSettings(WalletSettings):
 
     @property
     def grantees(self) -> tuple[Pubkey, ...] | None:
-        """Whose authorizations to look at, None for the usual ones."""
+        """The wallets whose authorizations are tried; None for the default ones."""
         return None if self.authorizer is None else (Pubkey.from_string(self.authorizer),)
 
 
 def parse_address(text: str) -> Pubkey:
-    """An address as base58. Raises ValueError with a sentence."""
+    """Parse an address in base58. Raises ValueError with a sentence."""
     try:
         return Pubkey.from_string(text.strip())
     except ValueError:

@@ -1,8 +1,8 @@
-"""A websocket that reports when an account changes, for one endpoint. It is opened again whenever it is lost.
+"""A websocket that reports when an account changes, for one endpoint. It is reopened whenever it is lost.
 
-Only the account's nonce is subscribed to, so that a notification is small. Endpoints that send the whole account anyway are
-understood, too. Several endpoints may be subscribed to at the same time: each reports a number, and only a higher one counts. A
-socket can be open and silent, so `watcher` polls, too.
+It subscribes only to the account's nonce, so that a notification is small. Notifications with the whole account are also
+accepted. Several endpoints may be subscribed to at the same time: each reports a number, and only a higher one counts. A socket
+can be open and silent, so `watcher` also polls.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Subscription:
             attempt += 1
 
     def reopen(self) -> None:
-        """Give this connection up for another one: it seems to report nothing any more."""
+        """Replace this connection by a new one, because it seems to report nothing any more."""
         if self._current is not None and self.listening:
             self._current.cancel()
 

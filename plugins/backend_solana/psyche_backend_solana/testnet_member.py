@@ -1,8 +1,8 @@
-"""What a member of a testnet needs on its local chain: a wallet with lamports, and all of the chain's RPC providers.
+"""Prepares a testnet member for its local chain: a wallet with lamports, and all of the chain's RPC providers.
 
-The wallet's secret is the member's identity key, written beside it in Solana's format, so that a member that is started again has
-the same wallet. Only a local chain gives lamports to everybody and lets its providers be closed, so this module works with local
-chains only.
+The wallet's secret is the member's identity key, written beside it in Solana's format, so that a restarted member has the same
+wallet. Only a local chain gives lamports to everybody and lets its providers be closed, so this module works with local chains
+only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OTHERS = ("--rpc-2", "--rpc-3")
 
 
 def member_options(member: MemberContext) -> list[str]:
-    """Write the wallet, fill it, and return the options that lead to both. Blocking. Raises BackendError."""
+    """Write the wallet, fund it, and return the client's options for wallet and chain. Blocking. Raises BackendError."""
     keypair = Keypair.from_seed(SecretKey.load(member.key_path).seed)
     path = member.key_path.with_suffix(".wallet.json")
     save_wallet(path, keypair)
@@ -38,7 +38,10 @@ def member_options(member: MemberContext) -> list[str]:
 
 
 def lose_route(address: str) -> str:
-    """Have the RPC provider at an address answer 503 and its websockets fall silent. Blocking. Raises BackendError."""
+    """Make the RPC provider at an address answer 503 and its websockets silent; return a sentence about it.
+
+    Blocking. Raises BackendError.
+    """
     _ask(address, "psyche_setFaults", {"http_status": 503, "websocket": "silent"})
     return f"the RPC provider at {address} answers 503 from now on, and its websockets are silent"
 

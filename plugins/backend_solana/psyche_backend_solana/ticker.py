@@ -1,10 +1,10 @@
-"""Who sends a tick, and when. No I/O.
+"""Decides who sends a tick, and when. No I/O.
 
 Anybody may send a tick, and each tick costs its sender a fee. A tick is due when `apply` says that it would change the state at
-the chain's time. Members take turns in an order that all of them compute alike from the state's number and their keys. The first
-ticks at once, each next one only if nothing has happened for a while longer. So usually one fee is paid, and no single member can
-stop the run. Members that are not healthy come after healthy ones, others last. The estimate of the chain's time only decides
-when to look; the sender reads the clock before it ticks.
+the chain's time. Members take turns in an order that each of them computes equally from the account's nonce and their keys. The
+first ticks at once, each next one only if nothing has happened for some more time. So usually one fee is paid, and no single
+member can stop the run. Unhealthy members come after healthy ones, and wallets that are not members last. The estimate of the
+chain's time only decides when to look; the sender reads the clock before it ticks.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from psyche_core.errors import CoordinatorError
 from psyche_core.types import RunState
 
 FIRST_TURN_SECONDS = 2.0
-"""How long the second waits for the first; about as long as a transaction takes to be seen."""
+"""Seconds that the second member waits for the first: about the time until a transaction is seen."""
 LONGEST_TURN_SECONDS = 30.0
 OUTSIDERS_TURN = 8
-"""Who is no member ticks as if at least so many members came first."""
+"""A wallet that is not a member ticks as if at least this many members came first."""
 
 
 def due(state: CoordinatorState, now: int) -> bool:
@@ -32,7 +32,7 @@ def due(state: CoordinatorState, now: int) -> bool:
 
 
 def follows(state: CoordinatorState, commands: Iterable[Command], now: int) -> bool:
-    """Whether commands would be accepted one after the other, the last one changing something."""
+    """Whether the commands would be accepted one after the other, and the last one would change something."""
     changed = False
     try:
         for command in commands:
@@ -45,7 +45,10 @@ def follows(state: CoordinatorState, commands: Iterable[Command], now: int) -> b
 
 
 def order(state: CoordinatorState, nonce: int) -> tuple[bytes, ...]:
-    """The signers of the members in the order of their turns: the healthy of the epoch, or who waits for one, then the rest."""
+    """The signers of the members in the order of their turns.
+
+    Healthy members of the epoch, or those waiting for one, come first, then the rest.
+    """
     clients = state.epoch.clients
     healthy = {clients[slot].id.signer for slot in state.healthy_slots}
     pending = {member.signer for member in state.pending}
@@ -60,7 +63,7 @@ def order(state: CoordinatorState, nonce: int) -> tuple[bytes, ...]:
 
 
 def patience(state: CoordinatorState, nonce: int, signer: bytes) -> float:
-    """Seconds that a signer waits after a tick became due before it ticks: 0 for the first of the order, 2, 4, 8 … up to 30."""
+    """Seconds that a signer waits before it sends a due tick: 0 for the first in the order, then 2, 4, 8 … up to 30."""
     members = order(state, nonce)
     place = members.index(signer) if signer in members else max(len(members), OUTSIDERS_TURN)
     if place == 0:
@@ -71,7 +74,7 @@ def patience(state: CoordinatorState, nonce: int, signer: bytes) -> float:
 
 @dataclass(slots=True)
 class Turn:
-    """Remembers since when a tick is due in the present state, by local monotonic time."""
+    """Remembers since when a tick is due in the current state, by local monotonic time."""
 
     nonce: int = -1
     since: float = 0.0

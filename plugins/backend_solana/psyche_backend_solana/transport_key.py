@@ -1,8 +1,8 @@
-"""Our transport key in a run, when no key file was given.
+"""Derives our transport key in a run if no key file was given.
 
-The key follows from the wallet, the run's name and the account that holds the run's state. That account is a different one for a
-run made again under the same name, and on another chain; so a signature for one run is worth nothing in another. The account is
-looked up on the chain first. This runs in a thread of its own, because the client has not begun yet.
+The key follows from the wallet, the run's name and the account that holds the run's state. That account differs for a run that
+is created again under the same name, and on another chain; so a signature for one run is invalid in another. The account is
+looked up on the chain first. This runs in a separate thread, because the client has not started yet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who pays a run, and who owns it: read at the address that the run's own instance names.
+"""Finds who pays a run and who owns it, from the address that the run's own instance names.
 
 Anybody may take any number for a treasurer's run, so numbers are not used to find it. A run's instance names its main authority,
 which is a wallet or the treasurer's run that owns it for a wallet. That account is accepted only when it is a run of the
@@ -26,14 +26,17 @@ CALL_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class TreasurerRun:
-    """A run of the treasurer: what its account holds, and its addresses."""
+    """A run of the treasurer: the contents of its account, and its addresses."""
 
     run: treasurer.Run
     treasury: treasurer.Treasury
 
 
 async def treasurer_of(rpc: Rpc, found: RunFound, *, programs: Programs, timeout: float = CALL_SECONDS) -> TreasurerRun | None:
-    """The treasurer's run that owns a run, None when a wallet does. Raises BackendError for one that is of another run."""
+    """The treasurer's run that owns a run; None if a wallet owns it.
+
+    Raises BackendError if the account belongs to another run.
+    """
     address = found.instance.main_authority
     read = await methods.account(rpc, address, timeout=timeout)
     if read is None or read.owner != programs.treasurer:
@@ -62,7 +65,7 @@ async def treasurer_of(rpc: Rpc, found: RunFound, *, programs: Programs, timeout
 async def check_owner(
     rpc: Rpc, found: RunFound, wanted: Pubkey | None, *, programs: Programs, timeout: float = CALL_SECONDS
 ) -> None:
-    """Refuse a run of another owner than the wallet wanted, who may own it through the treasurer; None wants nobody.
+    """Check that the required wallet owns a run, directly or through the treasurer; None accepts any owner.
 
     Raises CommandRefused (`OtherOwner`), BackendError.
     """

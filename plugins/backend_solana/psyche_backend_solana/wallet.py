@@ -1,8 +1,8 @@
-"""The wallet: who signs transactions and pays for them, and the transport key that follows from it.
+"""The wallet, which signs transactions and pays for them, and the transport key derived from it.
 
 A wallet is something that can sign (`Signer`), so a device that never reveals its secret can be one, too. Secrets come from a
-file in Solana's own format or from the environment, never from the command line, which every user of the machine can read. A file
-that others can read is an error. No secret is ever in a `repr`, an error or a log line.
+file in Solana's own format or from the environment, never from the command line, which every user of the machine can read. A
+file that others can read is an error. A `repr`, an error or a log line never contains a secret.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from psyche_core.wire.key_files import read_key_file
 from psyche_core.wire.signing import SecretKey
 
 P2P_DOMAIN = b"psyche/solana/p2p-key/2"
-"""Domain of the hash that makes a transport key of a wallet and a run."""
+"""Domain of the hash that derives a transport key from a wallet and a run."""
 
 _HOW = "make one with `solana-keygen new --outfile FILE` or `psyche solana keygen FILE`"
 
@@ -32,16 +32,16 @@ class Signer(Protocol):
 
     @property
     def pubkey(self) -> Pubkey:
-        """Whom it signs for."""
+        """The address of the wallet."""
         ...
 
     async def sign(self, message: bytes) -> Signature:
-        """The signature of a transaction's message; may wait for a person."""
+        """The signature of a transaction's message; may wait for a user's approval."""
         ...
 
 
 class Wallet:
-    """A wallet whose secret this process holds. Never printed: repr shows the public half only."""
+    """A wallet whose secret is in this process. It is never printed: repr shows only the public half."""
 
     __slots__ = ("_keypair",)
 
@@ -65,7 +65,7 @@ class Wallet:
         return self._keypair.sign_message(message)
 
     def p2p_key(self, run_id: str, instance: bytes) -> SecretKey:
-        """Our transport key in a run: the same whenever this wallet takes part in it, and another in every other run.
+        """Our transport key in a run: always the same for this wallet in this run, and different in every other run.
 
         instance: 32 bytes, the address of the account that holds the run's state. The key's Ed25519 seed is SHA-256(P2P_DOMAIN,
         length of the run id as one byte, run id, instance, the wallet's 32 secret bytes).
@@ -75,7 +75,10 @@ class Wallet:
 
     @classmethod
     def parse(cls, text: str, *, source: str) -> Wallet:
-        """A wallet of a JSON array of 64 bytes or of their base58. source: where it is from, for errors. Raises IdentityError."""
+        """Parse a wallet: a JSON array of 64 bytes, or these bytes in base58. source: its origin, for errors.
+
+        Raises IdentityError.
+        """
         written = text.strip()
         try:
             if written.startswith("["):
@@ -84,13 +87,13 @@ class Wallet:
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            # the cause is left out on purpose: it may quote the secret
+            # no `from error`: the cause may quote the secret
             message = f"{source} holds no wallet: expected a JSON array of 64 bytes, or their base58; {_HOW}"
             raise IdentityError(message) from None
 
     @classmethod
     def load(cls, path: Path, *, allow_readable_by_others: bool = False) -> Wallet:
-        """A wallet file as `solana-keygen` writes it. Raises IdentityError."""
+        """Load a wallet file in the format of `solana-keygen`. Raises IdentityError."""
         content = read_key_file(
             path.expanduser(), what="wallet", remedy=_HOW, any_owner=True, others_may_read=allow_readable_by_others
         )
@@ -102,7 +105,7 @@ class Wallet:
         return cls(Keypair())
 
     def save(self, path: Path) -> None:
-        """Write a wallet file that only its owner can read; refuses to overwrite. Raises IdentityError."""
+        """Write a wallet file that only its owner can read. Raises IdentityError, also if the file exists."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,10 +1,10 @@
 """Watches the account of a run's state, and the chain's clock.
 
-A websocket notification only starts a reading. The reading goes over HTTP: the head of the account and the clock come in one call
-and so from one slot; `account_reader` reads as little of the rest as it can. Only a nonce higher than the last one is passed on,
-so it does not matter which endpoint is behind. Besides, a small poll runs (24 bytes of each account): rarely while a socket is
-open, often while none is. When it finds a change that no open socket has reported, the sockets are opened again. After
-`patience_seconds` without an answer the watcher raises BackendClosed.
+A websocket notification only starts a reading. The reading goes over HTTP: the head of the account and the clock come in one
+call and so from one slot; `account_reader` reads as little of the rest as possible. Only a nonce higher than the last one is
+passed on, so it does not matter which endpoint is behind. In addition, a small poll runs (24 bytes of each account): rarely
+while a socket is open, often while none is. When it finds a change that no open socket has reported, the sockets are reopened.
+After `patience_seconds` without an answer the watcher raises BackendClosed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ logger = logging.getLogger("psyche.backend.solana")
 
 CALL_SECONDS = 10.0
 DEAF_SECONDS = 3.0
-"""Seconds that an open socket may take to report a change that a poll has found."""
+"""Seconds within which an open socket must report a change that a poll has found."""
 BEHIND_SECONDS = 0.25
-"""Seconds before an endpoint is asked again that is behind another one."""
+"""Seconds before the next request to an endpoint that is behind another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The account as it was seen, the clock of the same slot, and the state (None before the run's first configuration)."""
+    """One reading of the account, the clock of the same slot, and the state (None before the run's first configuration)."""
 
     account: CoordinatorAccount
     clock: ChainClock
@@ -53,7 +53,7 @@ class Sight:
 
 
 class Watcher:
-    """Watches one run. on_sight: called with every newer account; on_clock: with every reading of the clock."""
+    """Watches one run. on_sight: called with every newer account. on_clock: called with every reading of the clock."""
 
     def __init__(
         self,
@@ -87,14 +87,14 @@ class Watcher:
         return any(subscription.listening for subscription in self._subscriptions)
 
     async def run(self) -> None:
-        """Watch until cancelled. Raises BackendClosed when the account is gone or no endpoint answers any more."""
+        """Watch until cancelled. Raises BackendClosed if the account no longer exists or no endpoint answers any more."""
         async with anyio.create_task_group() as group:
             for subscription in self._subscriptions:
                 group.start_soon(subscription.run)
             await self._keep_reading()
 
     def heard(self, nonce: int) -> None:
-        """The account was reported to have this nonce."""
+        """Handle a report that the account has this nonce."""
         if nonce > self._heard:
             self._heard = nonce
             if nonce > self._seen:
@@ -105,7 +105,7 @@ class Watcher:
         self._wake.set()
 
     async def read(self) -> Sight | None:
-        """Read account and clock now and pass on what is newer. Raises RpcError, RpcUnavailable, WireError, BackendClosed."""
+        """Read account and clock now, and pass on newer values. Raises RpcError, RpcUnavailable, WireError, BackendClosed."""
         copy, reading = await self._follower.read(heard=max(self._heard, self._polled))
         self._on_clock(reading)
         if copy.nonce <= self._seen:
@@ -145,7 +145,7 @@ class Watcher:
         return reading
 
     def _judge_sockets(self) -> None:
-        """Close and open the sockets that have not reported what a poll found a while ago."""
+        """Reopen the sockets that have not reported, in time, a change that a poll found."""
         if self._untold is None:
             return
 

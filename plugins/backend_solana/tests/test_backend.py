@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from contextlib import AsyncExitStack
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from psyche_backend_solana.sender import Sender
 from psyche_backend_solana.watcher import Pace
 from psyche_core.coordinator.commands import WarmupWitness, Withdraw
 from psyche_core.errors import BackendClosed, BackendError, CommandRefused
+from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.testing.backend import in_phase, small_state, until
 from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
@@ -45,6 +47,10 @@ def anyio_backend() -> str:
 
 def pending(count: int) -> Any:
     return lambda update: len(update.state.pending) == count
+
+
+def has_address(signer: bytes, address: bytes, update: StateUpdate) -> bool:
+    return update.addresses.get(signer) == address
 
 
 async def test_one_of_two_endpoints_dies_midway_and_nothing_is_lost() -> None:
@@ -77,9 +83,7 @@ async def test_a_client_says_that_its_run_asks_for_another_version(caplog: pytes
                 change = program.update(run, program.Update(client_version=text), authority=OWNER.pubkey)
                 await owner.send(change, timeout=TIMEOUT)
                 await backend.join(bytes([count + 1]), timeout=TIMEOUT)
-                await until(
-                    backend, lambda update, count=count: update.addresses.get(backend.identity.signer) == bytes([count + 1])
-                )
+                await until(backend, partial(has_address, backend.identity.signer, bytes([count + 1])))
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING" and "asks for" in record.msg]
     assert [sentence.split(" of the client")[0] for sentence in said] == [
         "the run asks for version 98.1",

@@ -20,7 +20,12 @@ from psyche_core.wire.signing import SecretKey
 pytestmark = pytest.mark.anyio
 KEY = SecretKey(bytes([1]) * 32)
 DEVNET = "EtWTRABZaYq6iMfeYKouRu166VU2xqa1wcaWoxPkrZBG"
-OWN = Programs(**{name: Pubkey.new_unique() for name in ("coordinator", "authorizer", "treasurer", "mining_pool")})
+OWN = Programs(
+    coordinator=Pubkey.new_unique(),
+    authorizer=Pubkey.new_unique(),
+    treasurer=Pubkey.new_unique(),
+    mining_pool=Pubkey.new_unique(),
+)
 
 
 @pytest.fixture

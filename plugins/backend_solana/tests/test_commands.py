@@ -150,7 +150,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory, portal: anyio.from_thread.Bl
 @pytest.fixture
 def run(shell: Shell, request: pytest.FixtureRequest) -> str:
     """A run made and configured by `owner`, waiting for members."""
-    name = request.node.name.removeprefix("test_")[:32]
+    name: str = request.node.name.removeprefix("test_")[:32]
     shell("create-run", "-r", name, "-c", "0.1.0", wallet="owner")
     shell("update-config", "-r", name, "--config-path", str(shell.config), wallet="owner")
     shell("set-paused", "-r", name, "--resume", wallet="owner")

@@ -332,7 +332,7 @@ def test_s5_a_member_whose_right_was_taken_back_is_sent_away(chain: CoordinatorS
     assert joined(chain) is None
     waiting = chain.account.state
     assert waiting is not None
-    instance = bytes(chain.svm.get_account(chain.run.instance).data)
+    instance = chain.data_of(chain.run.instance)
     chain.put(chain.run.instance, instance[:48] + bytes(THIEF.pubkey()) + instance[80:])
     authority = {"owner": chain.owner, "join authority": THIEF}[who]
     expel = layout.expel(chain.run, authority=authority.pubkey(), user=wallet(0).pubkey())
@@ -558,15 +558,22 @@ def test_whatever_a_thief_makes_up_changes_no_run(made: CoordinatorSvm) -> None:
         made.begin(state)
         made.put(made.authorization, open_authorization(made.owner.pubkey()), owner=AUTHORIZER_ID)
         made.at(1_700_000_000, 5)
-        account, instance = made.data(), bytes(made.svm.get_account(made.run.instance).data)
-        places = (made.run.account, made.run.instance, made.authorization, made.owner.pubkey(), spare, layout.PROGRAM_ID)
+        account, instance = made.data(), made.data_of(made.run.instance)
+        places: tuple[Pubkey, ...] = (
+            made.run.account,
+            made.run.instance,
+            made.authorization,
+            made.owner.pubkey(),
+            spare,
+            layout.PROGRAM_ID,
+        )
         places += (*(wallet(place).pubkey() for place in range(4)), AUTHORIZER_ID, layout.instance_address("another")[0])
         models = [made.init(), *(instruction for instruction, _ in every(made).values())]
         thief = Thief(THIEF, models, places, seed=seed)
 
         def check(instruction: Instruction) -> None:
             assert made.data() == account, instruction  # noqa: B023
-            assert bytes(made.svm.get_account(made.run.instance).data) == instance, instruction  # noqa: B023
+            assert made.data_of(made.run.instance) == instance, instruction  # noqa: B023
 
         thief.try_all(700, lambda instruction: made.send([instruction], THIEF).refusal, check)
         print(thief.accepted, thief.refused)

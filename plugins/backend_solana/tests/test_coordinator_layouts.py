@@ -139,7 +139,8 @@ def test_what_does_not_fit_is_refused(wrong: Any) -> None:
 
 def test_an_account_is_read_as_it_was_written() -> None:
     chain = CoordinatorSvm(members=2)
-    assert chain.account.state is None
+    empty = chain.account
+    assert empty.state is None
     state = replace(chain.fresh(runs.config(Random(1), 2), runs.model(Random(1))), run_state=RunState.WaitingForMembers)
     chain.begin(state)
     found = CoordinatorAccount.parse(chain.data())

@@ -103,7 +103,7 @@ class Chain:
             self.heads += 1
             place = 0 if self.heads in self.old_heads else max(0, place - self.head_behind)
         clock = (0).to_bytes(32, "little") + NOW.to_bytes(8, "little")
-        values = []
+        values: list[dict[str, Any]] = []
         for name in names:
             data = clock if name == str(CLOCK_SYSVAR) else self.versions[place]
             if not self.whole:

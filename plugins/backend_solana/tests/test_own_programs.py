@@ -109,7 +109,8 @@ async def test_a_paid_run_lives_at_them(place: tuple[Place, LocalChain]) -> None
     await at("set-paused", "-r", "own", "--resume")
     dump = json.loads(await at("json-dump-run", "-r", "own", "--owner", str(owner)))
     assert (dump["run_state"], dump["treasurer"]["held"]) == ("WaitingForMembers", 2_000_000)
-    programs = Programs(**{name: Pubkey.from_string(address) for name, address in at.ids.items()})
+    addresses: dict[str, Any] = {name: Pubkey.from_string(address) for name, address in at.ids.items()}
+    programs = Programs(**addresses)
     member = Wallet(Keypair())
     await chain.airdrop(str(member.pubkey), 10**9)
     endpoint = Endpoint(chain.rpc_url, chain.ws_url)

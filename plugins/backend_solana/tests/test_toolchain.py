@@ -9,8 +9,10 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from solders.keypair import Keypair
@@ -95,13 +97,14 @@ def test_another_rustc_is_refused_with_the_way_to_the_right_one(build_module: Mo
         build_module.Toolchain(str(newer))
 
 
-def build(toolchain, folder: Path, source: str) -> bytes:
+def build(toolchain: Any, folder: Path, source: str) -> bytes:
     (folder / "lib.rs").write_text(PRELUDE + source)
-    return toolchain.link("example", folder / "lib.rs", folder / "example.so").read_bytes()
+    built: Path = toolchain.link("example", folder / "lib.rs", folder / "example.so")
+    return built.read_bytes()
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_refused_with_a_reason(toolchain, tmp_path: Path, what: str) -> None:
+def test_refused_with_a_reason(toolchain: Any, tmp_path: Path, what: str) -> None:
     source, reason = REFUSED[what]
     with pytest.raises(Exception, match="rustc refused") as refused:
         build(toolchain, tmp_path, source)
@@ -145,12 +148,12 @@ def test_instructions_that_sbpf_has_not_are_refused(
 
 
 @pytest.mark.parametrize("what", ACCEPTED)
-def test_accepted_and_loaded(toolchain, tmp_path: Path, what: str) -> None:
+def test_accepted_and_loaded(toolchain: Any, tmp_path: Path, what: str) -> None:
     LiteSVM().add_program(Pubkey.new_unique(), build(toolchain, tmp_path, ACCEPTED[what]))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_is_shipped_is_what_the_sources_build(toolchain, tmp_path: Path, name: str) -> None:
+def test_what_is_shipped_is_what_the_sources_build(toolchain: Any, tmp_path: Path, name: str) -> None:
     """Built anew from a copy of the sources in another folder: the bytes must not depend on where they are built."""
     if not (SHIPPED / f"{name}.so").exists():
         pytest.fail(f"{name}.so is not shipped; run programs/toolchain/build.py")
@@ -209,7 +212,9 @@ def test_loading_a_program_that_is_not_there() -> None:
         (lambda folder: (folder / "SHA256SUMS").write_text(""), "names no authorizer.so"),
     ],
 )
-def test_damaged_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change, said: str) -> None:
+def test_damaged_files_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object], said: str
+) -> None:
     folder = tmp_path / "programs"
     shutil.copytree(SHIPPED, folder, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(programs, "_FOLDER", folder)

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from solders.instruction import AccountMeta, Instruction
@@ -107,7 +108,7 @@ def operand(source: random.Random) -> int:
 
 
 @pytest.mark.parametrize("sbpf", [0, 3])
-def test_results_equal_those_of_python(toolchain, tmp_path: Path, sbpf: int) -> None:
+def test_results_equal_those_of_python(toolchain: Any, tmp_path: Path, sbpf: int) -> None:
     more = ("--extern", f"psyche_common={toolchain.common(tmp_path)}")
     built = toolchain.link("arithmetic", RUST / "arithmetic.rs", tmp_path / "arithmetic.so", sbpf=sbpf, more=more)
     chain, program, account = ProgramChain([]), Pubkey.new_unique(), Pubkey.new_unique()

@@ -44,9 +44,10 @@ INDEX = 7
 
 @dataclass
 class World:
-    """An owner with a token to pay in; `create` makes the run."""
+    """An owner with a token to pay in; `create` makes the run. other: a second run, where a test made one."""
 
     chain: ProgramChain = field(default_factory=lambda: ProgramChain(["coordinator", "treasurer"]))
+    other: treasurer.Treasury = field(init=False)
 
     def __post_init__(self) -> None:
         self.owner, self.payer, self.alice, self.bob = (self.chain.user() for _ in range(4))
@@ -164,8 +165,8 @@ def world() -> World:
     """With its run, a slot old; only rehearsed upon."""
     made = World().create()
     made.configure()
-    made.other = made.place(8, "another", made.room())  # type: ignore[attr-defined]
-    made.chain.send(made.creating(8, "another", made.other.coordinator), signers=[made.payer, made.keys[made.other.coordinator]])  # type: ignore[attr-defined]
+    made.other = made.place(8, "another", made.room())
+    made.chain.send(made.creating(8, "another", made.other.coordinator), signers=[made.payer, made.keys[made.other.coordinator]])
     made.chain.advance()
     return made
 

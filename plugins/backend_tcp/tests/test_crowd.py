@@ -20,7 +20,7 @@ from psyche_backend_tcp.dialer import MOST_TRIES, dial
 from psyche_backend_tcp.limits import LOGIN_FRAME, SERVER_FRAME, Limits
 from psyche_backend_tcp.login import COORDINATOR, DATA
 from psyche_backend_tcp.preamble import Challenged, Watched
-from psyche_backend_tcp.protocol import decode_server
+from psyche_backend_tcp.protocol import Bye, decode_server
 from psyche_backend_tcp.puzzle import PROOF_MAGIC, Cookies, Proof, encode_challenge, encode_proof, prove, solves
 from psyche_backend_tcp.server import TcpServer
 from psyche_backend_tcp.tls import open_tls
@@ -160,7 +160,9 @@ async def test_a_member_that_comes_back_finds_its_place_whatever_others_hold(
                 for frames in held:  # who held the places still does, and is answered
                     await frames.receive()
                     await frames.send(b"?")
-                    assert decode_server(await frames.receive()).code == "BadLogin"
+                    refusal = decode_server(await frames.receive())
+                    assert isinstance(refusal, Bye)
+                    assert refusal.code == "BadLogin"
 
 
 async def test_nobody_takes_a_members_place_with_its_key_alone(serving: Any, client: Any, keys: list[SecretKey]) -> None:

@@ -4,11 +4,11 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
-from anyio.abc import SocketAttribute, SocketStream
+from anyio.abc import IPSockAddrType, SocketAttribute, SocketStream
 
 from psyche_backend_tcp.addresses import parse_address
 from psyche_backend_tcp.data_client import ServerData, ServerSettings
@@ -160,7 +160,7 @@ class Relay:
 async def silent_relay(target: str) -> AsyncIterator[Relay]:
     relay = Relay(target)
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as group:
-        host, port = listener.extra(SocketAttribute.local_address)
+        host, port = cast("IPSockAddrType", listener.extra(SocketAttribute.local_address))
         relay.address = f"{host}:{port}{target[target.index('#') :]}" if "#" in target else f"{host}:{port}"
         group.start_soon(listener.serve, relay.serve)
         yield relay

@@ -26,7 +26,7 @@ from psyche_backend_tcp.protocol import (
 from psyche_backend_tcp.session import Session
 from psyche_core.coordinator.commands import Equivocation, Pause, SignedResult, WarmupWitness, Withdraw
 from psyche_core.errors import CoordinatorError, WireError
-from psyche_core.interfaces.backend import StateUpdate
+from psyche_core.interfaces.backend import ClientCommand, StateUpdate
 from psyche_core.testing.backend import START_TIME, small_state
 from psyche_core.types import ClientState, NodeIdentity, RunState
 from psyche_core.wire.codec import encode
@@ -153,7 +153,7 @@ def test_b25_second_login_replaces_the_first_and_its_end_withdraws_nobody() -> N
     assert hub.state.pending == (ALICE,)
     join(hub, old, at(20), request=8)
     hub.disconnect(new, at(20))
-    assert hub.state.pending == ()
+    assert list(hub.state.pending) == []
 
 
 def test_lost_member_comes_back_within_the_grace() -> None:
@@ -173,7 +173,7 @@ def test_lost_member_comes_back_within_the_grace() -> None:
     assert update.addresses == {ALICE.signer: b"kept"}
     hub.disconnect(second, at(25))
     hub.tick(at(30))
-    assert hub.state.pending == ()
+    assert list(hub.state.pending) == []
     update = session.receive(outgoing(hub, bob)[-1]).update
     assert update is not None
     assert update.addresses == {}
@@ -236,7 +236,8 @@ def test_owner_commands_have_no_encoding_and_come_through_submit() -> None:
         (answer,) = messages(hub, alice)
         assert isinstance(answer, Answer)
         assert answer.code == "BadRequest"
-    assert hub.state.run_state is RunState.WaitingForMembers
+    first = hub.state
+    assert first.run_state is RunState.WaitingForMembers
     hub.submit(Pause(), at(0))
     assert hub.state.run_state is RunState.Paused
     with pytest.raises(CoordinatorError, match="Halted"):
@@ -445,7 +446,8 @@ def test_after_a_restart_the_clock_goes_on_as_soon_as_all_are_back() -> None:
     hub = reopened(Limits())
     hub.connect(ALICE, at(1))
     hub.tick(at(10))
-    assert hub.state.run_state is RunState.WaitingForMembers
+    waiting = hub.state
+    assert waiting.run_state is RunState.WaitingForMembers
     hub.connect(BOB, at(11))
     hub.tick(at(11))
     hub.tick(at(14))
@@ -495,7 +497,8 @@ def test_equivocation_evidence_and_late_readiness_travel() -> None:
     hub = make_hub()
     alice = hub.connect(ALICE, at(0))
     result = SignedResult(bytes(32), bytes(64))
-    for number, command in enumerate((Equivocation(ALICE, 0, 1, 2, result, result), WarmupWitness(ALICE, 0, 0, bytes(32)))):
+    commands: list[ClientCommand] = [Equivocation(ALICE, 0, 1, 2, result, result), WarmupWitness(ALICE, 0, 0, bytes(32))]
+    for number, command in enumerate(commands):
         hub.receive(alice, encode_client(CommandRequest(number, encode_command(command))), at(0))
         answer = messages(hub, alice)[0]
         assert isinstance(answer, Answer)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from psyche_backend_tcp.protocol import (
     Answer,
     Bye,
-    ClientCommand,
     CommandRequest,
     Heartbeat,
     JoinRequest,
@@ -29,7 +28,7 @@ from psyche_backend_tcp.protocol import (
 from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.commands import Checkpoint, Equivocation, HealthCheck, SignedResult, WarmupWitness, Withdraw, Witness
 from psyche_core.errors import WireError
-from psyche_core.interfaces.backend import StateUpdate
+from psyche_core.interfaces.backend import ClientCommand, StateUpdate
 from psyche_core.testing.backend import small_state
 from psyche_core.types import NodeIdentity, WitnessMetadata, WitnessStatement
 from psyche_core.wire.codec import decode, encode
@@ -145,13 +144,14 @@ def test_documents_are_read_back_and_checked() -> None:
     document = make_document(update.state, update.addresses)
     assert read_document(decode(encode(document), max_bytes=100_000)) == update
     assert [signer for signer, _ in document["addresses"]] == [b"a" * 32, b"b" * 32]
-    for broken in (
+    broken_ones: tuple[object, ...] = (
         {},
         [],
         {"state": document["state"]},
         {**document, "addresses": [[b"short", b""]]},
         {**document, "addresses": [[b"a" * 32, b"x" * 1025]]},
         {**document, "state": {}},
-    ):
+    )
+    for broken in broken_ones:
         with pytest.raises(WireError):
             read_document(broken)

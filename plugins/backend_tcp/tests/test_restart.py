@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from psyche_core.coordinator.commands import ClientsExited, Event, HealthCheck, 
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, CommandRefused, ConfigError, UserError
 from psyche_core.hookspecs import ServerContext
+from psyche_core.interfaces.backend import ClientCommand
 from psyche_core.testing.backend import in_phase, small_state, until
 from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
 from psyche_core.wire.messages import sign_join
@@ -252,7 +254,7 @@ async def test_changes_during_a_write_share_the_next_one(
             backends = [await stack.enter_async_context(client(server, SecretKey(bytes([9, n]) * 16))) for n in range(12)]
             async with anyio.create_task_group() as group:
                 for backend in backends:
-                    group.start_soon(lambda backend=backend: backend.join(b"here", timeout=TIMEOUT))
+                    group.start_soon(partial(backend.join, b"here", timeout=TIMEOUT))
                 with anyio.fail_after(TIMEOUT):
                     while len(server.state.pending) < 12:
                         await anyio.sleep(0.001)
@@ -403,12 +405,13 @@ async def test_s8_a_key_that_is_no_member_can_say_nothing_that_counts(
         clock.now += 3
         await until(member, in_phase(RunState.Warmup))
         before = server.state
-        for command in (
+        refused_ones: tuple[ClientCommand, ...] = (
             WarmupWitness(stranger.identity, 0, 0, b"\1" * 32),
             WarmupWitness(stranger.identity, 0, 200, bytes(32)),
             HealthCheck(stranger.identity, (0,)),
             Withdraw(stranger.identity),
-        ):
+        )
+        for command in refused_ones:
             with pytest.raises(CommandRefused) as refused:
                 await stranger.send(command, timeout=TIMEOUT)
             assert refused.value.message
@@ -416,7 +419,8 @@ async def test_s8_a_key_that_is_no_member_can_say_nothing_that_counts(
         await member.send(WarmupWitness(member.identity, 0, 0, b"\1" * 32), timeout=TIMEOUT)
         update = await until(member, in_phase(RunState.RoundTrain))
         before = server.state
-        for command in (HealthCheck(stranger.identity, (0,)), Witness(stranger.identity, statement(update.state, 0))):
+        refused_ones = (HealthCheck(stranger.identity, (0,)), Witness(stranger.identity, statement(update.state, 0)))
+        for command in refused_ones:
             with pytest.raises(CommandRefused):
                 await stranger.send(command, timeout=TIMEOUT)
         assert server.state == before

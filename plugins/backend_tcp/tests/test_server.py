@@ -76,6 +76,7 @@ async def test_wrong_signature_replay_and_garbage_do_not_get_in(
         forged = await raw(server.address)
         hello = decode_hello(await forged.receive(), service=COORDINATOR)
         server_key = parse_address(server.address).key
+        assert server_key is not None
         answer = encode_login(hello, Login(keys[0].public, bytes(32)), keys[0], run_id="conformance", server_key=server_key)
         await forged.send(answer[:-1] + bytes([answer[-1] ^ 1]))
         assert await bye_of(forged) == "BadSignature"

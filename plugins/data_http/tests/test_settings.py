@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -11,11 +12,11 @@ from psyche_data_http.settings import HttpSettings
 URL = "https://host.example/data/file.bin"
 
 
-def urls(location) -> tuple[str, ...]:
+def urls(location: Any) -> tuple[str, ...]:
     return HttpSettings.model_validate({"location": location}).location.urls
 
 
-def test_the_references_spelling_is_read():
+def test_the_references_spelling_is_read() -> None:
     settings = HttpSettings.model_validate(
         {"location": {"SingleUrl": URL}, "token_size_in_bytes": "FourBytes", "shuffle": {"Seeded": [1] * 32}}
     )
@@ -24,17 +25,17 @@ def test_the_references_spelling_is_read():
     assert settings.token_size_in_bytes == "FourBytes"
 
 
-def test_an_address_alone_is_a_single_url():
+def test_an_address_alone_is_a_single_url() -> None:
     assert urls(URL) == (URL,)
 
 
-def test_b58_numbers_are_filled_up_to_a_width():
+def test_b58_numbers_are_filled_up_to_a_width() -> None:
     table = {"url_template": "https://h/{}.npy", "start_index": 9, "n_left_pad_zeros": 3, "num_files": 3}
 
     assert urls({"NumberedFiles": table}) == ("https://h/009.npy", "https://h/010.npy", "https://h/011.npy")
 
 
-def test_files_by_name_keep_their_order():
+def test_files_by_name_keep_their_order() -> None:
     assert urls({"Urls": ["https://h/b", "https://h/a"]}) == ("https://h/b", "https://h/a")
 
 
@@ -58,12 +59,12 @@ def test_files_by_name_keep_their_order():
         ({"Azure": {"bucket_name": "tokens"}}, "Extra inputs are not permitted"),
     ],
 )
-def test_wrong_locations_are_refused(location, message):
+def test_wrong_locations_are_refused(location: Any, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         urls(location)
 
 
-def test_what_was_refused_is_not_repeated():
+def test_what_was_refused_is_not_repeated() -> None:
     """An address may hold secrets; a run's configuration is shown with what is wrong in it."""
     with pytest.raises(ValidationError) as caught:
         urls({"SingleUrl": "ftp://user:verysecret@host/"})
@@ -71,15 +72,16 @@ def test_what_was_refused_is_not_repeated():
     assert "verysecret" not in str(caught.value)
 
 
-def test_the_references_bucket_is_read():
+def test_the_references_bucket_is_read() -> None:
     location = HttpSettings.model_validate({"location": {"Gcp": {"bucket_name": "tokens", "filter_directory": "a/b"}}}).location
 
+    assert location.Gcp is not None
     assert location.Gcp.filter_directory == "a/b"
     assert location.Gcp.access == "auto"
     assert location.urls == ()
 
 
-def test_registering_imports_no_http_library():
+def test_registering_imports_no_http_library() -> None:
     code = (
         "import psyche_data_http.hooks as hooks, sys; hooks.psyche_register_data(); "
         "sys.exit(not {'httpx', 'obstore'}.isdisjoint(sys.modules))"

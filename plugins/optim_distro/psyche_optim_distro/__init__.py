@@ -1,1 +1,1 @@
-"""DisTrO as a Psyche optimizer plugin. Importing this package imports no torch; see `hooks` for what it registers."""
+"""DisTrO as a Psyche optimizer plugin. Importing this package imports no torch; `hooks` registers it."""

@@ -40,8 +40,8 @@ _ONE_SENDER = 1 << _COUNT_SHIFT
 class TileVotes:
     """The votes of one payload, by tile.
 
-    places: [n], 2 * (position in the tile) + (1 for a vote of -1, else 0); int32 where tiles are small enough, else int64.
-    ends: int64 [tiles, 2], begin and end of each tile's votes in `places`.
+    places: [n], 2 * (position in the tile) + (1 for a vote of -1, else 0); int32 if tiles are small enough, else int64. ends:
+    int64 [tiles, 2], begin and end of each tile's votes in `places`.
     """
 
     places: NDArray[np.signedinteger[Any]]
@@ -119,7 +119,7 @@ class Aggregator:
         return self._directions(fill)
 
     def value_directions(self, selections: Sequence[Selection]) -> Iterator[tuple[Group, Tensor]]:
-        """As `vote_directions`, from the values of at least one payload, in any order."""
+        """Like `vote_directions`, from the values of at least one payload, in any order."""
         _check_count(len(selections))
         bounds = [self._bounds(part) for part in selections]
         every = [
@@ -218,7 +218,7 @@ def mean_of_votes(bits: int) -> Tensor:
 
 
 def _clear(flat: Tensor, places: Tensor) -> None:
-    """Set these positions to zero, or the whole tensor where that is faster."""
+    """Set these positions to zero, or the whole tensor if that is faster."""
     if places.numel() * _CLEAR_RATIO > flat.numel():
         flat.zero_()
     else:

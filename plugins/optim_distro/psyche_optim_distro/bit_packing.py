@@ -33,7 +33,7 @@ def pack_integers(values: IntArray, width: int) -> bytes:
 def unpack_integers(data: bytes, count: int, width: int) -> NDArray[np.integer[Any]]:
     """Inverse of `pack_integers`: [count]. `data` must have `packed_bytes(count, width)` bytes.
 
-    Raises PayloadRejected where padding is not zero.
+    Raises PayloadRejected if padding is not zero.
     """
     if width == 0:
         return np.zeros(count, dtype=np.int64)
@@ -62,7 +62,7 @@ def unpack_integers(data: bytes, count: int, width: int) -> NDArray[np.integer[A
 
 
 def unpack_flags(data: bytes, count: int) -> NDArray[np.uint8]:
-    """As `unpack_integers` for `count` single bits: uint8 [count]. Raises PayloadRejected."""
+    """Like `unpack_integers`, for `count` single bits: uint8 [count]. Raises PayloadRejected."""
     _refuse_padding(data, count)
     return np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=count, bitorder="little")
 

@@ -1,7 +1,7 @@
 """Access by parameter name to a flat buffer in blocked order: each block of a parameter is contiguous.
 
 A parameter takes the same range as in every other flat buffer; only the order of elements inside that range differs. Tensors are
-copied in and out in the parameter's own shape, so a tensor that was read is no view of the buffer.
+copied in and out in the parameter's own shape, so a tensor that was read is not a view of the buffer.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ def _decoded(section: Section, values: ValueFormat) -> Selection:
 
 
 def _decode_counts(entry: ChunkClass, reader: _Reader, form: int) -> IntArray:
-    """Decode the field `counts`: int64 [chunks]. Raises PayloadRejected, also where the form is not the shortest one."""
+    """Decode the field `counts`: int64 [chunks]. Raises PayloadRejected, also if the form is not the shortest one."""
     counts = np.full(entry.chunks.size, entry.topk)
     width = entry.topk.bit_length()
     short = 0

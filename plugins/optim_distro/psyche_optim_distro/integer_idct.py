@@ -98,7 +98,8 @@ class IntegerIDCT:
     def signs(self, stage: Tensor, tile: Group) -> Tensor:
         """Signs of the inverse DCT: float32 [row_blocks, height, columns], valid until the next call.
 
-        stage: integer coefficients of magnitude <= 2**operand_bits, bfloat16, in the tile's shape. tile: what they belong to.
+        stage: integer coefficients of magnitude <= 2**operand_bits, bfloat16, in the tile's shape. tile: the tile of these
+        coefficients.
         """
         if tile.width > 1:
             operand, sums = self._operand(stage), self._workspace.lend(1, tile.shape, dtype=self._products)

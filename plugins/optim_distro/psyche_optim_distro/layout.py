@@ -2,8 +2,8 @@
 
 Masters, delta and coefficients are one flat float32 buffer each, with the same layout.
 
-- *Group*: parameters that are cut alike (same height, width, columns). They are contiguous, so work is done per group and not per
-  parameter or chunk.
+- *Group*: parameters that are cut in the same way (same height, width, columns). They are contiguous, so work is done per group
+  and not per parameter or chunk.
 - *Tile*: a part of a group that fits into a processor's cache. Groups are processed tile by tile.
 - *Chunk*: one DCT block. Chunks are numbered in memory order, so the chunks of a tile are consecutive.
 - *Class*: all chunks of one size and top-k. Payloads list chunks by class and number.
@@ -40,7 +40,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Parameters that are cut alike, or a tile of them: `flat[start:stop]` viewed as [row_blocks, height, columns].
+    """Parameters that are cut in the same way, or a tile of them: `flat[start:stop]` viewed as [row_blocks, height, columns].
 
     Its blocks are height x width elements. topk: largest number of coefficients sent per chunk. first_chunk: number of the first
     chunk; the others follow in block order.
@@ -80,7 +80,7 @@ class Group:
         return np.arange(self.first_chunk, self.first_chunk + self.chunk_count, dtype=np.int64)
 
     def tiles(self, limit: int) -> Iterator[Group]:
-        """Yield tiles of at most `limit` elements, or of one row of blocks where that is longer."""
+        """Yield tiles of at most `limit` elements, or of one row of blocks if that is longer."""
         row = self.height * self.columns
         rows = max(1, limit // row)
         for first in range(0, self.row_blocks, rows):

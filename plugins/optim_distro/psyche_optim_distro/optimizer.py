@@ -1,16 +1,16 @@
 """DisTrO as an `Optimizer`: holds masters, delta and unsettled own results, and defines the order of a step.
 
-Per trained step s (source: modeling facts 1.6, with protocol section 4):
+Per trained step s (from the reference implementation, with protocol section 4):
 
     apply(s - 2)        settle own result of s - 2; masters <- masters (1 - lr wd) - lr sign(decode(mean of accepted))
     load_lookahead      compute weights <- cast(masters - lr sign(delta)); the masters do not change
     compress(s)         delta <- decay (delta - own results not subtracted yet) + lr g; payload = top-k of its DCT
 
-Deviation from the reference: it decays the weights while a node trains, so a node that does not train diverges from the rest.
-Here weight decay is part of `apply`, once per applied step, before the subtraction, as in AdamW. Weights and gradients are the
-same while training; there is one decay less in between.
+Deviation from the reference implementation: it decays the weights while a node trains, so a node that does not train diverges
+from the rest. Here weight decay is part of `apply`, once per applied step, before the subtraction, as in AdamW. Weights and
+gradients are the same while training; there is one decay less in between.
 
-A sent result is subtracted from delta: with the values as sent, or with its exact values where only signs were sent. Delta is in
+A sent result is subtracted from delta: with the values as sent, or with its exact values if only signs were sent. Delta is in
 blocked order (`blocked_buffer`), since almost all operations on it work on blocks. Gradients that are not finite are rejected.
 """
 
@@ -45,7 +45,7 @@ from psyche_optim_distro.vote_cache import VoteCache
 
 _CLIP_EPSILON = 1e-6
 _LARGEST_NORM = 1e15
-"""Delta's norm is computed where its bound exceeds this. Sums of squares of numbers up to this size do not overflow float32."""
+"""Delta's norm is computed if its bound exceeds this. Sums of squares of numbers up to this size do not overflow float32."""
 
 VOTE_CACHE_SHARE = 16
 """Checked payloads stay decoded in up to 1 / VOTE_CACHE_SHARE of the masters' memory."""
@@ -102,7 +102,7 @@ class DistroOptimizer(Optimizer):
 
     @property
     def exact(self) -> bool:
-        """Always true: `apply` decodes the aggregate in integers, for signs and for values."""
+        """Always True: `apply` decodes the aggregate in integers, for signs and for values."""
         return True
 
     @property

@@ -1,8 +1,8 @@
 """The precision of the DCT in `compress` by torch. It does not affect `apply`, whose bits all replicas must agree on.
 
-bfloat16 is used where the CPU multiplies it in hardware, which is twice as fast as float32, and where the payload carries no more
-than a sign or a bfloat16. No replica depends on which coefficients another one sends, and rounding errors stay in delta.
-Small chunks use float32: they take little time, and in norm weights a small coefficient next to a large one may matter.
+bfloat16 is used if the CPU multiplies it in hardware, which is twice as fast as float32, and if the payload carries no more than
+a sign or a bfloat16. No replica depends on which coefficients another one sends, and rounding errors stay in delta. Small chunks
+use float32: they take little time, and in norm weights a small coefficient next to a large one may matter.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def precision_for(values: ValueFormat, device: torch.device) -> Precision:
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware and torch uses it. False where torch cannot tell."""
+    """Whether this CPU multiplies bfloat16 in hardware and torch uses it. False if torch cannot tell."""
     ask = getattr(torch.cpu, "get_capabilities", None)
     known = {} if ask is None else ask()
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch has no type for it

@@ -1,13 +1,14 @@
-"""Settings in the table `[model.LLM.optimizer.Distro]` of a run configuration. Names and meaning are the reference's.
+"""Settings in the table `[model.LLM.optimizer.Distro]` of a run configuration.
 
-Values that cannot work are rejected when the configuration is read. The reference checks none of them.
+Names and meanings are those of the reference implementation. Values that cannot work are rejected when the configuration is
+read. The reference implementation checks none of them.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from psyche_optim_distro.value_format import ValueFormat
 
@@ -30,7 +31,7 @@ class DistroSettings(BaseModel):
     """Factor of delta (momentum) per trained step."""
 
     compression_topk: int = Field(default=32, ge=1, le=65535)
-    """Coefficients sent per chunk. A chunk with fewer elements sends all of them."""
+    """Coefficients sent per chunk. A chunk with fewer elements sends all of them; more than the largest can have are refused."""
 
     compression_chunk: int = Field(default=64, ge=1, le=MAX_CHUNK)
     """Target chunk side in elements. The side used is the dimension's largest divisor that is not above it."""
@@ -40,7 +41,21 @@ class DistroSettings(BaseModel):
     bound either way."""
 
     value_bits: Literal[16, 32] = 16
-    """Bits of a sent value: 16 (bfloat16) or 32 (float32). Not in the reference, which sends the dtype of its parameters."""
+    """Bits of a sent value: 16 (bfloat16) or 32 (float32).
+
+    Not in the reference implementation, which sends its parameters' dtype.
+    """
+
+    @model_validator(mode="after")
+    def _fits_a_chunk(self) -> Self:
+        most = self.compression_chunk**2  # of a parameter with two dimensions or more; of others it is fewer
+        if "compression_topk" in self.model_fields_set and self.compression_topk > most:
+            message = (
+                f"compression_topk = {self.compression_topk} is more than the {most} values of the largest chunk "
+                f"({self.compression_chunk} times {self.compression_chunk}); take {most} or fewer"
+            )
+            raise ValueError(message)
+        return self
 
     @property
     def values(self) -> ValueFormat:

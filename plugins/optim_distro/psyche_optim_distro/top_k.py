@@ -1,7 +1,7 @@
 """Top-k selection: the coefficients of each chunk that are sent.
 
 Zero coefficients are not sent, so a chunk of zeros sends nothing. Coefficients that may be rounding noise of the transform are
-not sent either, since their sign would become a full vote. The reference sends both.
+not sent either, since their sign would become a full vote. The reference implementation sends both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from psyche_optim_distro.layout import Group, IntArray, Layout
 from psyche_optim_distro.precision import Precision
 
 _CHUNKS_AT_ONCE = 512
-"""Chunks whose candidates are compared at once. More would take more memory and be no faster."""
+"""Number of chunks whose candidates are compared at once. More would take more memory without being faster."""
 
 _PACKED = 4096
 """Longest row whose magnitudes are packed with their positions: 12 bits for the position leave 11 bits of the mantissa."""

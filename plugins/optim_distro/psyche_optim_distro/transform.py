@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def chunk_size(length: int, target: int) -> int:
-    """The largest divisor of `length` that is not above `target`; 0 for an empty dimension. Source: modeling facts 1.3."""
+    """The largest divisor of `length` that is not above `target`; 0 for an empty dimension. As in the reference."""
     best = min(length, 1)
     for divisor in range(1, math.isqrt(length) + 1):
         if length % divisor == 0:
@@ -48,8 +48,8 @@ def as_blocks(natural: Tensor, width: int) -> Tensor:
 def encode(blocks: Tensor, basis_height: Tensor, basis_width: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Coefficients F(height).T @ block @ F(width) of blocks [chunks, height, width], in the same shape.
 
-    basis_height, basis_width: `dct_basis` of these sides. out: two contiguous scratch tensors like `blocks`. Returns one of them,
-    or `blocks` itself where both sides are 1.
+    basis_height, basis_width: `dct_basis` of these sides. out: two contiguous scratch tensors like `blocks`. Returns one of
+    them, or `blocks` itself if both sides are 1.
     """
     height, width = basis_height.shape[0], basis_width.shape[0]
     first, second = out or (torch.empty_like(blocks), torch.empty_like(blocks))

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ValueFormat(IntEnum):
-    """How a payload stores the value of a coefficient. The number stands in the payload's header."""
+    """How a payload stores the value of a coefficient. The payload's header contains this number."""
 
     SIGNS = 0
     FLOAT32 = 1

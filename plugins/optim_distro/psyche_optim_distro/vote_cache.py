@@ -1,8 +1,8 @@
 """Keeps the decoded votes of checked payloads, so that `apply` need not decode them again.
 
 Payloads are decoded when they are checked, which happens while the next step trains. The cache holds a bounded number of bytes
-and drops its oldest entries first. A payload whose votes were dropped is decoded again. The cache says nothing about validity:
-every check decodes the payload anew.
+and drops its oldest entries first. A payload whose votes were dropped is decoded again. The cache does not decide whether a
+payload is valid: every check decodes the payload again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class VoteCache:
         self._lock = threading.Lock()
 
     def put(self, payload: bytes, votes: Votes) -> None:
-        """Add the votes of a payload, and drop the oldest entries where the limit requires it."""
+        """Add the votes of a payload, and drop the oldest entries if the limit requires it."""
         with self._lock:
             if payload in self._votes:
                 return
@@ -44,7 +44,7 @@ class VoteCache:
                 self._size -= _entry_size(oldest, self._votes.pop(oldest))
 
     def pop(self, payload: bytes) -> Any | None:
-        """Remove and return the votes of a payload; None where the cache does not hold them."""
+        """Remove and return the votes of a payload; None if the cache does not hold them."""
         with self._lock:
             votes = self._votes.pop(payload, None)
             if votes is not None:

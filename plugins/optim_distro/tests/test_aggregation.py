@@ -140,7 +140,7 @@ def _int64_signs(layout: Layout, votes: NDArray[np.int64]) -> Tensor:
 def eight_bits(number: int) -> int:
     """The nearest integer of eight significant bits, half to even."""
     spare = max(0, abs(number).bit_length() - 8)
-    return round(number / 2**spare) * 2**spare
+    return round(number / (1 << spare)) << spare
 
 
 def _int64_block(block: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ def test_a_machine_whose_bfloat16_products_are_not_exact_multiplies_float32(monk
     """Sums that are rounded on their way would give this replica other bits than the rest."""
 
     def sloppy(left: Tensor, right: Tensor) -> Tensor:
-        parts = [left[:, some] @ right[some] for some in torch.arange(left.shape[1]).split(2)]
+        parts = [left[:, some] @ right[some] for some in torch.arange(left.shape[1]).split(2)]  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return sum(parts[1:], parts[0])
 
     assert bfloat16_is_exact(64)

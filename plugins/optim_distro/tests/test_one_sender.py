@@ -71,7 +71,7 @@ def test_values_of_any_size_weigh_as_much_as_as_many_votes(part: Selection) -> N
 def test_a_factor_changes_nothing(part: Selection, exponent: int) -> None:
     """Also one for each chunk."""
     values = np.ldexp(part.values.astype(np.float64), exponent * (1 - 2 * (part.chunks % 2)))
-    louder = Selection(part.chunks, part.indices, values)  # type: ignore[arg-type]  # float64, so that no factor overflows
+    louder = Selection(part.chunks, part.indices, values)  # float64, so that no factor overflows
     np.testing.assert_array_equal(normalize_values(louder), normalize_values(part))
 
 

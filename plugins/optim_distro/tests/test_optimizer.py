@@ -315,6 +315,8 @@ def test_load_parameters_refuses_other_names_and_shapes() -> None:
         {"compression_decay": 1.0},
         {"compression_decay": -0.1},
         {"compression_topk": 0},
+        {"compression_topk": 4097},
+        {"compression_topk": 65, "compression_chunk": 8},
         {"compression_chunk": 0},
         {"compression_chunk": 1025},
         {"weight_decay": -1.0},
@@ -325,6 +327,11 @@ def test_load_parameters_refuses_other_names_and_shapes() -> None:
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         DistroSettings(**wrong)
+
+
+def test_all_values_of_a_chunk_may_be_sent() -> None:
+    assert DistroSettings(compression_topk=64, compression_chunk=8).compression_topk == 64
+    assert DistroSettings(compression_chunk=4).compression_topk == 32, "nobody has asked for so many"
 
 
 def test_the_plugin_registers_distro() -> None:

@@ -94,6 +94,6 @@ def test_bfloat16_is_for_cpus_that_multiply_it_and_results_that_lose_nothing(mon
 )
 def test_the_cpu_is_asked_what_it_can(monkeypatch: pytest.MonkeyPatch, known: dict[str, bool], able: bool) -> None:
     monkeypatch.setattr(torch, "cpu", SimpleNamespace(get_capabilities=lambda: known))
-    assert cpu_has_bfloat16() is (able and torch.backends.mkldnn.is_available())
+    assert cpu_has_bfloat16() is (able and torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]  # torch leaves it untyped
     monkeypatch.setattr(torch, "cpu", SimpleNamespace())
     assert cpu_has_bfloat16() is False

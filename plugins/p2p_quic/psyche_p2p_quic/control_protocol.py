@@ -118,8 +118,7 @@ class ControlProtocol:
     def _take(self, frame: Message) -> None:
         verdict, message_id = self._log.add_from(self.peer, frame.message, tag=frame.tag, relayed=frame.relayed)
         if verdict is Verdict.OFFENCE:
-            message = "the peer sent more live messages of its own than its share"
-            raise WireError(message)
+            raise WireError(self._log.offence)
 
         if verdict in (Verdict.NEW, Verdict.KNOWN):
             self._known.add(message_id)
@@ -132,7 +131,7 @@ class ControlProtocol:
         return self._limited(self._log.lacking(prefixes), _GIVEN_BYTES)
 
     def _answer(self, prefixes: tuple[bytes, ...]) -> list[bytes]:
-        entries = [entry for prefix in prefixes if (entry := self._log.find(prefix)) is not None]
+        entries = [entry for prefix in prefixes if (entry := self._log.find(prefix)) is not None and entry.passable]
         given = self._limited(entries, _GIVEN_BYTES - self._asked_bytes)
         self._asked_bytes += sum(map(len, given))
         return given
@@ -143,7 +142,7 @@ class ControlProtocol:
             entry = self._log.find(prefix)
             if entry is not None:
                 self._known.add(entry.id)
-            elif len(wanted) < self._want_credit and self._log.wants(prefix):
+            elif len(wanted) < self._want_credit and self._log.wants(prefix, self.peer):
                 wanted.append(prefix)
         self._want_credit -= len(wanted)
         return [control_frames.encode(IWant(tuple(wanted)))] if wanted else []

@@ -13,7 +13,7 @@ import asyncio
 import ipaddress
 import logging
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -21,6 +21,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from psyche_core.errors import TransportError, WireError
+from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.wire.frames import FrameDecoder, frame
 from psyche_p2p_quic import control_frames, session
 from psyche_p2p_quic.address import PeerAddress
@@ -64,6 +65,7 @@ class Mesh:
         self._own_ips = tuple(ipaddress.ip_address(ip) for ip, _ in endpoint.sockets)
         self._members: dict[bytes, _Member] = {}
         self._arriving: Counter[bytes] = Counter()
+        self._offences: defaultdict[bytes, RepeatedProblem] = defaultdict(RepeatedProblem)
         self._handshakes = 0
 
     @property
@@ -91,6 +93,8 @@ class Mesh:
                 self._tasks.start_soon(self._keep, peer, self._members[peer])
 
         self.reputation.keep_only(frozenset(wanted))
+        for peer in self._offences.keys() - wanted.keys():
+            del self._offences[peer]
         self._tell()
 
     async def listen(self) -> None:
@@ -105,9 +109,12 @@ class Mesh:
             self._tasks.start_soon(self._welcome, arrival, self._handshakes > most // 2)
 
     def offended(self, peer: bytes, reason: str) -> None:
-        """A peer broke the rules: refuse it for a while."""
-        logger.warning("peer %s broke the rules and is refused for a while: %s", peer[:4].hex(), reason)
+        """A peer broke the rules: refuse it for a while. It may come back and go on, so it is told now and then only."""
         self.reputation.offended(peer, now=_now())
+        offences = self._offences[peer]
+        if offences.failed():
+            often = "" if offences.times == 1 else f" ({offences.times} times since the last such line)"
+            logger.warning("peer %s broke the rules and is refused for a while%s: %s", peer[:4].hex(), often, reason)
 
     # ---------------------------------------------------------------------------------------------------- outwards
 

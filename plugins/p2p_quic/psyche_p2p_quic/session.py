@@ -23,6 +23,8 @@ from psyche_p2p_quic.settings import QuicSettings
 
 READ_BYTES = 64 * 1024
 WRITE_BYTES = 256 * 1024
+FRAMES_AT_ONCE = 16
+"""Frames handled before others get their turn. Each may bring a message whose signature is to be verified, 0.1 ms and more."""
 
 CLOSED, NOT_A_MEMBER, BROKE_RULES, SUPERSEDED, SILENT, NOT_READING = range(6)
 """Codes a connection is closed with."""
@@ -141,9 +143,12 @@ class Session:
     async def _read(self) -> None:
         clock = asyncio.get_running_loop().time
         rate, burst = self._settings.frames_per_second, float(self._settings.frame_burst)
-        credit, last = burst, clock()
+        credit, last, handled = burst, clock(), 0
         while True:
             while (data := self._decoder.next()) is not None:
+                handled += 1
+                if handled % FRAMES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 now = clock()
                 credit, last = min(burst, credit + (now - last) * rate), now
                 if credit < 1:

@@ -16,7 +16,7 @@ import anyio
 
 from psyche_core.errors import BlobRejected, TransportError
 from psyche_core.hookspecs import TransportContext
-from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Transport, TransportStats
+from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Opened, Transport, TransportStats
 from psyche_core.p2p.blob_store import BlobStore
 from psyche_core.p2p.message_log import MessageLog
 from psyche_core.p2p.offers import Offer, OfferBook
@@ -49,7 +49,7 @@ class QuicTransport(Transport):
         self._interface = interface
         self._port = port
         self._settings = settings or QuicSettings()
-        self._log = MessageLog(limits=self._settings.log)
+        self._log = MessageLog(own=key.public, limits=self._settings.log)
         self._store = BlobStore(max_blobs=self._settings.store_blobs, max_bytes=self._settings.store_bytes)
         self._offers = OfferBook(max_offers=self._settings.offers)
         self._readable = anyio.Event()
@@ -132,10 +132,16 @@ class QuicTransport(Transport):
         peers = () if self._mesh is None else tuple(self._mesh.sessions)
         return TransportStats(self._sent, self._received, peers)
 
+    def check_messages(self, check: Callable[[bytes], Opened]) -> None:
+        """Check what others hand over; see the contract."""
+        self._log.check_with(check)
+
     async def set_peers(self, peers: Mapping[bytes, bytes]) -> None:
         """Replace the members."""
         mesh, _ = self._entered()
         mesh.set_members(peers)
+        self._log.set_members(peers)
+        self._arrived.set()
 
     async def broadcast(self, message: bytes, *, tag: int) -> None:
         """Queue a message for all connected peers and keep it for the others. Raises ValueError when it is too long."""
@@ -154,7 +160,7 @@ class QuicTransport(Transport):
         while True:
             entry = self._log.read()
             if entry is not None and entry.via is not None:
-                return Incoming(entry.via, entry.message)
+                return Incoming(entry.via, entry.message, entry.opened)
 
             if self._readable.is_set():
                 self._readable = anyio.Event()

@@ -27,7 +27,7 @@ def outer_interfaces() -> list[str]:
     return found
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     quic = [item for item in items if item.get_closest_marker("quic")]
     if quic and outer_interfaces():
         for item in quic:
@@ -35,5 +35,5 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
-def anyio_backend():
+def anyio_backend() -> str:
     return "asyncio"

@@ -18,4 +18,4 @@ class TestQuicTransport(TransportConformance):
             mesh = [await stack.enter_async_context(QuicTransport("run", SecretKey.generate())) for _ in range(count)]
             for endpoint in mesh:
                 await endpoint.set_peers({other.peer_id: other.address for other in mesh if other is not endpoint})
-            yield mesh
+            yield [*mesh]

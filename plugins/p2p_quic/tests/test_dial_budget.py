@@ -4,6 +4,7 @@ import ipaddress
 import logging
 import socket
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -72,12 +73,12 @@ PUBLIC, LAN, CLOUD, CARRIER, SITE, LOOPBACK = (
         ("10.0.0.1", [], False),
     ],
 )
-def test_private_addresses_are_dialled_only_from_within(text, own, expected):
+def test_private_addresses_are_dialled_only_from_within(text: str, own: list[str], expected: bool) -> None:
     assert may_dial(text, [ipaddress.ip_address(ip) for ip in own]) is expected
 
 
 @given(st.ip_addresses())
-def test_who_is_public_dials_nothing_but_what_is_public(ip):
+def test_who_is_public_dials_nothing_but_what_is_public(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
     if may_dial(str(ip), [ipaddress.ip_address(PUBLIC)]):
         assert (getattr(ip, "ipv4_mapped", None) or ip).is_global
 
@@ -85,13 +86,13 @@ def test_who_is_public_dials_nothing_but_what_is_public(ip):
 class Dialler:
     """Dials as the mesh does, as often as it may, at addresses of which none answers; counts what the library sends to."""
 
-    def __init__(self, budget):
+    def __init__(self, budget: DialBudget) -> None:
         self.budget = budget
-        self.sent = Counter()
+        self.sent: Counter[str] = Counter()
         self.now = 0.0
-        self._remembered = {}
+        self._remembered: dict[bytes, dict[str, float]] = {}
 
-    def dial(self, peer, addresses):
+    def dial(self, peer: bytes, addresses: Sequence[str]) -> list[str]:
         chosen, wait = self.budget.take(peer, addresses, now=self.now)
         if not chosen:
             assert wait > 0
@@ -108,7 +109,7 @@ class Dialler:
         return chosen
 
 
-def test_a_members_addresses_are_tried_an_hours_worth_however_often_it_is_dialled():
+def test_a_members_addresses_are_tried_an_hours_worth_however_often_it_is_dialled() -> None:
     dialler = Dialler(DialBudget(per_peer=64, per_host=1000))
     while dialler.now < HOUR:
         dialler.dial(PEER, FALSE)
@@ -116,7 +117,7 @@ def test_a_members_addresses_are_tried_an_hours_worth_however_often_it_is_dialle
     assert 64 <= dialler.sent.total() <= 2 * 64 + len(FALSE)
 
 
-def test_publishing_others_each_time_gives_no_more_tries():
+def test_publishing_others_each_time_gives_no_more_tries() -> None:
     """Nor do those that the library still sends to count for nothing."""
     dialler = Dialler(DialBudget(per_peer=64, per_host=1000))
     number = 0
@@ -127,7 +128,7 @@ def test_publishing_others_each_time_gives_no_more_tries():
     assert 64 <= dialler.sent.total() <= 2 * 64 + 16
 
 
-def test_a_host_is_tried_no_more_often_for_many_members_or_ports():
+def test_a_host_is_tried_no_more_often_for_many_members_or_ports() -> None:
     dialler = Dialler(DialBudget(per_peer=64, per_host=100))
     while dialler.now < HOUR:
         for number in range(50):
@@ -146,13 +147,13 @@ def test_a_host_is_tried_no_more_often_for_many_members_or_ports():
         ("[2001:db8:1:2::1]:1", "[2001:db8:1:3::1]:1", False),
     ],
 )
-def test_what_counts_as_one_host(one, other, same):
+def test_what_counts_as_one_host(one: str, other: str, same: bool) -> None:
     budget = DialBudget(per_peer=64, per_host=1)
     assert budget.take(PEER, [one], now=0.0) == ([one], 0.0)
     assert bool(budget.take(OTHER, [other], now=0.0)[0]) is not same
 
 
-def test_tries_come_back_with_time_and_the_wait_is_told():
+def test_tries_come_back_with_time_and_the_wait_is_told() -> None:
     budget = DialBudget(per_peer=2, per_host=1000)
     assert budget.take(PEER, FALSE[:2], now=0.0)[0] == FALSE[:2]
     chosen, wait = budget.take(PEER, FALSE[:2], now=0.0)
@@ -165,7 +166,7 @@ def test_tries_come_back_with_time_and_the_wait_is_told():
     assert budget.take(PEER, FALSE[:2], now=now + wait + 0.01)[0] == FALSE[:1]
 
 
-def test_an_address_that_proved_its_key_is_dialled_freely_and_alone():
+def test_an_address_that_proved_its_key_is_dialled_freely_and_alone() -> None:
     budget = DialBudget(per_peer=20, per_host=1000)
     addresses = [*FALSE, GOOD]
     now = 0.0
@@ -180,7 +181,7 @@ def test_an_address_that_proved_its_key_is_dialled_freely_and_alone():
         now += 0.1
 
 
-def test_what_the_library_still_sends_to_is_counted_when_the_proven_one_is_dialled():
+def test_what_the_library_still_sends_to_is_counted_when_the_proven_one_is_dialled() -> None:
     """A member that answers at one address and hangs up again and again has us send to fifteen others each time."""
     dialler = Dialler(DialBudget(per_peer=64, per_host=1000))
     while dialler.now < HOUR:
@@ -193,7 +194,7 @@ def test_what_the_library_still_sends_to_is_counted_when_the_proven_one_is_diall
     assert dialler.sent[GOOD] > 1000
 
 
-def test_a_long_connection_does_not_make_the_library_forget():
+def test_a_long_connection_does_not_make_the_library_forget() -> None:
     budget = DialBudget(per_peer=64, per_host=1000)
     budget.take(PEER, [*FALSE, GOOD], now=0.0)
     budget.proved(PEER, GOOD, now=0.0)
@@ -204,14 +205,14 @@ def test_a_long_connection_does_not_make_the_library_forget():
     assert budget.take(PEER, [GOOD], now=10 * HOUR)[0] == [], "fifteen others were sent to four times"
 
 
-def test_when_the_proven_one_does_not_answer_the_others_are_tried_too():
+def test_when_the_proven_one_does_not_answer_the_others_are_tried_too() -> None:
     budget = DialBudget(per_peer=64, per_host=1000)
     budget.proved(PEER, GOOD, now=0.0)
     assert budget.take(PEER, [FALSE[0], GOOD], now=1.0)[0] == [GOOD]
     assert budget.take(PEER, [FALSE[0], GOOD], now=2.0)[0] == [GOOD, FALSE[0]]
 
 
-def test_a_proof_lapses():
+def test_a_proof_lapses() -> None:
     budget = DialBudget(per_peer=1, per_host=1000)
     budget.proved(PEER, GOOD, now=0.0)
     assert budget.take(PEER, [GOOD], now=PROVEN_SECONDS)[0] == [GOOD]
@@ -219,7 +220,7 @@ def test_a_proof_lapses():
     assert budget.take(PEER, [GOOD], now=PROVEN_SECONDS + 2)[0] == []
 
 
-def test_a_connection_gives_back_what_was_spent_on_its_address():
+def test_a_connection_gives_back_what_was_spent_on_its_address() -> None:
     """A run with hundreds of members at one host, all honest, waits for nobody."""
     budget = DialBudget(per_peer=2, per_host=2)
     for number in range(500):
@@ -228,7 +229,7 @@ def test_a_connection_gives_back_what_was_spent_on_its_address():
         budget.proved(peer, address, now=0.0)
 
 
-def test_what_is_remembered_is_bounded(monkeypatch):
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dial_budget, "REMEMBERED_PEERS", 10)
     monkeypatch.setattr(dial_budget, "REMEMBERED_HOSTS", 20)
     budget = DialBudget(per_peer=64, per_host=64)
@@ -249,10 +250,10 @@ def test_what_is_remembered_is_bounded(monkeypatch):
         max_size=60,
     )
 )
-def test_never_more_than_the_hours_worth_and_never_stuck(actions):
+def test_never_more_than_the_hours_worth_and_never_stuck(actions: list[tuple[bytes, str, int, float]]) -> None:
     dialler = Dialler(DialBudget(per_peer=10, per_host=10_000))
     addresses = [*FALSE, GOOD]
-    false = Counter()
+    false: Counter[bytes] = Counter()
     for peer, action, choice, passed in actions:
         dialler.now += passed
         before = dialler.sent.total() - dialler.sent[GOOD]
@@ -272,7 +273,7 @@ def test_never_more_than_the_hours_worth_and_never_stuck(actions):
     assert dialler.now < 100 * HOUR
 
 
-def attempts(victim):
+def attempts(victim: socket.socket) -> set[bytes]:
     """The connections somebody tried to make to a socket, by the ids in their first packets."""
     found = set()
     with suppress(BlockingIOError):
@@ -284,7 +285,7 @@ def attempts(victim):
 
 
 @pytest.mark.quic
-async def test_others_that_a_member_names_are_left_in_peace_after_a_few_tries(caplog):
+async def test_others_that_a_member_names_are_left_in_peace_after_a_few_tries(caplog: pytest.LogCaptureFixture) -> None:
     """Real packets to a socket of somebody who knows nothing of it, also when the member publishes them again and again."""
     caplog.set_level(logging.DEBUG)
     settings = QuicSettings(handshake_seconds=0.1, retry_seconds=0.01, dial_grace_seconds=0.0, dials_per_peer=3)
@@ -304,7 +305,7 @@ async def test_others_that_a_member_names_are_left_in_peace_after_a_few_tries(ca
 
 
 @pytest.mark.quic
-async def test_a_network_we_are_not_in_is_not_dialled_and_the_peer_comes_to_us(caplog):
+async def test_a_network_we_are_not_in_is_not_dialled_and_the_peer_comes_to_us(caplog: pytest.LogCaptureFixture) -> None:
     async with (
         QuicTransport("run", SecretKey.generate()) as one,
         QuicTransport("run", SecretKey.generate()) as other,
@@ -316,7 +317,7 @@ async def test_a_network_we_are_not_in_is_not_dialled_and_the_peer_comes_to_us(c
 
 
 @pytest.mark.quic
-async def test_a_member_that_answers_is_dialled_again_however_often_it_hangs_up():
+async def test_a_member_that_answers_is_dialled_again_however_often_it_hangs_up() -> None:
     settings = QuicSettings(dial_grace_seconds=0.0, retry_seconds=0.01, dials_per_peer=1, dials_per_host=1)
     async with (
         QuicTransport("run", SecretKey.generate(), settings=settings) as dialler,
@@ -326,6 +327,8 @@ async def test_a_member_that_answers_is_dialled_again_however_often_it_hangs_up(
         await dialler.set_peers({other.peer_id: other.address})
         for _ in range(4):
             await connected((dialler, other))
+            assert dialler._mesh is not None
+            assert other._mesh is not None
             session = dialler._mesh.sessions[other.peer_id]
             assert session.dialled
             other._mesh.sessions[dialler.peer_id].close(0, "enough for now")

@@ -1,5 +1,6 @@
 """Connections that come and go, the mended copy, and a loop that is never blocked."""
 
+import importlib.metadata
 import sys
 import warnings
 
@@ -14,6 +15,7 @@ from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic import ffi_copy, hooks
 from psyche_p2p_quic.address import PeerAddress
 from psyche_p2p_quic.endpoint import Endpoint
+from psyche_p2p_quic.mesh import Mesh
 from psyche_p2p_quic.settings import QuicSettings
 from psyche_p2p_quic.transport import QuicTransport
 
@@ -22,12 +24,17 @@ pytestmark = pytest.mark.quic
 QUICK = QuicSettings(heartbeat_seconds=0.05, silent_beats=40, dial_grace_seconds=0.0)
 
 
-async def all_members(*endpoints):
+def mesh_of(endpoint: QuicTransport) -> Mesh:
+    assert endpoint._mesh is not None
+    return endpoint._mesh
+
+
+async def all_members(*endpoints: QuicTransport) -> None:
     for endpoint in endpoints:
         await endpoint.set_peers({other.peer_id: other.address for other in endpoints})
 
 
-async def test_crossing_dials_leave_one_connection_that_works():
+async def test_crossing_dials_leave_one_connection_that_works() -> None:
     for _ in range(5):
         async with (
             QuicTransport("run", SecretKey.generate(), settings=QUICK) as one,
@@ -39,11 +46,11 @@ async def test_crossing_dials_leave_one_connection_that_works():
             assert [i.message for i in await received(other, 1)] == [b"to and"]
             assert [i.message for i in await received(one, 1)] == [b"fro"]
             await until(lambda: one.stats.peers == (other.peer_id,) and other.stats.peers == (one.peer_id,))
-            await until(lambda: one._mesh.sessions[other.peer_id].dialled != other._mesh.sessions[one.peer_id].dialled)
+            await until(lambda: mesh_of(one).sessions[other.peer_id].dialled != mesh_of(other).sessions[one.peer_id].dialled)
 
 
 @pytest.mark.parametrize("smaller_dials", [True, False])
-async def test_it_is_enough_that_one_side_knows_the_address(smaller_dials):
+async def test_it_is_enough_that_one_side_knows_the_address(smaller_dials: bool) -> None:
     keys = sorted((SecretKey.generate() for _ in range(2)), key=lambda key: key.public)
     async with (
         QuicTransport("run", keys[not smaller_dials], settings=QUICK) as dialler,
@@ -54,7 +61,7 @@ async def test_it_is_enough_that_one_side_knows_the_address(smaller_dials):
         await connected((dialler, waiter))
 
 
-async def test_a_member_the_other_learns_of_late_is_let_in_then():
+async def test_a_member_the_other_learns_of_late_is_let_in_then() -> None:
     async with (
         QuicTransport("run", SecretKey.generate(), settings=QUICK) as one,
         QuicTransport("run", SecretKey.generate(), settings=QUICK) as other,
@@ -82,11 +89,12 @@ anyio.run(main, *sys.argv[1:])
 """
 
 
-async def test_a_crashed_and_restarted_member_is_back_in_a_few_beats():
+async def test_a_crashed_and_restarted_member_is_back_in_a_few_beats() -> None:
     key = SecretKey.generate()
     async with QuicTransport("run", SecretKey.generate(), settings=QUICK) as survivor:
         arguments = [key.seed.hex(), survivor.peer_id.hex(), survivor.address.hex()]
         async with await anyio.open_process([sys.executable, "-c", CRASHING_MEMBER, *arguments], stderr=None) as process:
+            assert process.stdout is not None
             line = await process.stdout.receive()
             await survivor.set_peers({key.public: bytes.fromhex(line.decode().strip())})
             await until(lambda: survivor.stats.peers == (key.public,))
@@ -99,21 +107,21 @@ async def test_a_crashed_and_restarted_member_is_back_in_a_few_beats():
                 assert [i.message for i in await received(second, 1)] == [b"welcome back"]
 
 
-async def test_a_goodbye_is_told_from_a_loss():
+async def test_a_goodbye_is_told_from_a_loss() -> None:
     async with (
         QuicTransport("run", SecretKey.generate()) as one,
         QuicTransport("run", SecretKey.generate()) as other,
     ):
         await all_members(one, other)
         await connected((one, other))
-        (session,) = one._mesh.sessions.values()
+        (session,) = mesh_of(one).sessions.values()
         assert not session.peer_left
         await other.aclose()
         await session.ended.wait()
         assert session.peer_left
 
 
-async def test_an_address_that_makes_no_sense_hurts_nobody():
+async def test_an_address_that_makes_no_sense_hurts_nobody() -> None:
     async with (
         QuicTransport("run", SecretKey.generate(), settings=QUICK) as one,
         QuicTransport("run", SecretKey.generate(), settings=QUICK) as other,
@@ -124,7 +132,7 @@ async def test_an_address_that_makes_no_sense_hurts_nobody():
         await connected((one, other))
 
 
-async def test_only_the_asked_interface_is_bound():
+async def test_only_the_asked_interface_is_bound() -> None:
     endpoint = await Endpoint.bind(SecretKey.generate().seed, interface="127.0.0.1", port=0)
     sockets = endpoint._endpoint.bound_sockets()
     await endpoint.aclose(timeout=1)
@@ -132,7 +140,7 @@ async def test_only_the_asked_interface_is_bound():
     assert [ip for ip, _ in endpoint.sockets] == ["127.0.0.1"]
 
 
-async def test_ipv6_works():
+async def test_ipv6_works() -> None:
     async with (
         QuicTransport("run", SecretKey.generate(), interface="::1") as one,
         QuicTransport("run", SecretKey.generate(), interface="::1") as other,
@@ -143,27 +151,27 @@ async def test_ipv6_works():
 
 
 @pytest.mark.parametrize("interface", ["eth0", "192.0.2.1"])
-async def test_an_interface_that_cannot_be_bound_is_named(interface):
+async def test_an_interface_that_cannot_be_bound_is_named(interface: str) -> None:
     with pytest.raises(TransportError, match=interface):
         async with QuicTransport("run", SecretKey.generate(), interface=interface):
             pass
 
 
-async def test_use_before_entering_is_one_sentence():
+async def test_use_before_entering_is_one_sentence() -> None:
     transport = QuicTransport("run", SecretKey.generate())
     with pytest.raises(TransportError, match="async with"):
         await transport.set_peers({})
     await transport.aclose()
 
 
-async def test_the_hook_makes_an_endpoint():
+async def test_the_hook_makes_an_endpoint() -> None:
     (registration,) = hooks.psyche_register_transports()
     key = SecretKey.generate()
     async with registration.create(TransportContext(run_id="run", key=key)) as transport:
         assert transport.peer_id == key.public
 
 
-async def test_the_loop_is_never_blocked():
+async def test_the_loop_is_never_blocked() -> None:
     with blockbuster_ctx():
         async with (
             QuicTransport("run", SecretKey.generate(), settings=QUICK) as one,
@@ -177,23 +185,23 @@ async def test_the_loop_is_never_blocked():
             assert await other.fetch(blob_hash, sources=[], max_bytes=len(blob), timeout=20, tag=1) == blob
 
 
-def test_the_copy_is_mended_in_the_version_at_hand():
+def test_the_copy_is_mended_in_the_version_at_hand() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert ffi_copy.mend()
     assert ffi_copy._copies_right()
 
 
-def test_another_version_keeps_its_own_copy_with_a_warning(monkeypatch):
+def test_another_version_keeps_its_own_copy_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ffi_copy._ffi._UniffiRustBufferBuilder, "write", lambda self, value: None)
     shipped = ffi_copy._ffi._UniffiRustBufferBuilder.write
-    monkeypatch.setattr(ffi_copy.importlib.metadata, "version", lambda name: "1.3.0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.3.0")
     with pytest.warns(RuntimeWarning, match=r"slow.*1\.3\.0"):
         assert not ffi_copy.mend()
     assert ffi_copy._ffi._UniffiRustBufferBuilder.write is shipped
 
 
-def test_a_copy_that_fails_its_test_is_not_used(monkeypatch):
+def test_a_copy_that_fails_its_test_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ffi_copy._ffi._UniffiRustBufferBuilder, "write", lambda self, value: None)
     monkeypatch.setattr(ffi_copy, "_copies_right", lambda: False)
     with pytest.warns(RuntimeWarning, match="test failed"):

@@ -12,6 +12,10 @@ from psyche_core.wire.messages import Finished, Message, Result
 
 MAX_EARLY_PER_SENDER = 24
 MAX_EARLY_SENDERS = 512
+"""Members whose early messages are kept, and as many other keys."""
+
+MAX_EARLY_EPOCHS = 3
+"""How many epochs ahead of our state a message may be to be kept."""
 
 MAX_CHECKS = 3
 """How often the check of one payload may fail before we stop trying."""
@@ -92,30 +96,39 @@ class PayloadBuffer:
 
 
 class EarlyMessages:
-    """Messages about rounds and epochs that we do not know yet, kept across epochs until they are needed."""
+    """Messages about rounds and epochs that we do not know yet, kept across epochs until they are needed.
+
+    Each member of the run has its own share. Keys that are not members in our state may be newcomers, so the messages of the
+    newest few of them are kept too: anybody can make up keys, and these must not take the place of members' messages.
+    """
 
     def __init__(self) -> None:
-        self._held: dict[bytes, list[Message]] = {}
+        self._members: dict[bytes, list[Message]] = {}
+        self._strangers: dict[bytes, list[Message]] = {}
 
-    def hold(self, origin: bytes, message: Message) -> None:
-        """Keep a message; silently drops it if the sender has no share left."""
-        if origin not in self._held and len(self._held) >= MAX_EARLY_SENDERS:
-            return
-
-        waiting = self._held.setdefault(origin, [])
+    def hold(self, origin: bytes, message: Message, *, member: bool) -> None:
+        """Keep a message; silently drops it if the sender has no share left. member: whether our state names the sender."""
+        held = self._members if member or origin in self._members else self._strangers
+        if origin not in held:
+            if len(held) >= MAX_EARLY_SENDERS:
+                del held[next(iter(held))]
+            held[origin] = self._strangers.pop(origin, [])
+        waiting = held[origin]
         if len(waiting) < MAX_EARLY_PER_SENDER and message not in waiting:
             waiting.append(message)
 
     def __len__(self) -> int:
-        return sum(len(waiting) for waiting in self._held.values())
+        return sum(len(waiting) for held in (self._members, self._strangers) for waiting in held.values())
 
     def take(self, epoch: int, height: int | None) -> list[tuple[bytes, Message]]:
         """Remove and return the messages for this round (height None: for this epoch as a whole), and drop older ones."""
         due: list[tuple[bytes, Message]] = []
-        for origin, waiting in self._held.items():
-            due.extend((origin, message) for message in waiting if _place(message) == (epoch, height))
-            waiting[:] = [message for message in waiting if message.epoch >= epoch and _place(message) != (epoch, height)]
-        self._held = {origin: waiting for origin, waiting in self._held.items() if waiting}
+        for held in (self._members, self._strangers):
+            for origin, waiting in list(held.items()):
+                due.extend((origin, message) for message in waiting if _place(message) == (epoch, height))
+                waiting[:] = [message for message in waiting if message.epoch >= epoch and _place(message) != (epoch, height)]
+                if not waiting:
+                    del held[origin]
         return due
 
 

@@ -15,7 +15,7 @@ from psyche_core.client.machine.events import Expire, Join, Prefetch, Send, SetP
 from psyche_core.client.machine.own_place import tell_own_place
 from psyche_core.client.machine.peer_messages import hear_early, repeat_evidence
 from psyche_core.client.machine.round import RoundRecord
-from psyche_core.client.machine.settled_rounds import played_rounds
+from psyche_core.client.machine.settled_rounds import epoch_of_rounds
 from psyche_core.client.machine.state import MachineState
 from psyche_core.coordinator.commands import Withdraw
 from psyche_core.coordinator.state import CoordinatorState
@@ -79,21 +79,19 @@ def _went_back(previous: CoordinatorState, state: CoordinatorState) -> bool:
     if other_epoch and state.epoch.start_step < before.step:
         return True  # it began after what we knew, and with less than that
 
-    number, played = played_rounds(previous)
-    if played_rounds(state)[0] != number:
+    if epoch_of_rounds(state) != epoch_of_rounds(previous):
         return False
     if other_epoch and not state.epoch.unplayed and not previous.epoch.unplayed:
         return True  # the number was used already: its epoch is forgotten
 
-    seeds = {known.height: known.seed for known in played.epoch.rounds}
+    seeds = {known.height: known.seed for known in previous.epoch.rounds}
     return any(seeds.get(stored.height, stored.seed) != stored.seed for stored in state.epoch.rounds)
 
 
 def _last_round(state: CoordinatorState) -> tuple[int, int, bool]:
     """The last round in a state: the number of its epoch, its height, and whether that epoch's rounds are over."""
-    number, played = played_rounds(state)
-    height = -1 if played.current_round is None else played.current_round.height
-    return number, height, state.run_state not in PLAYING
+    rounds = state.epoch.rounds
+    return epoch_of_rounds(state), rounds[-1].height if rounds else -1, state.run_state not in PLAYING
 
 
 def _tell_phase(client: MachineState, previous: CoordinatorState | None, state: CoordinatorState) -> None:

@@ -47,7 +47,7 @@ class DigestBook:
     """
 
     def __init__(self) -> None:
-        self.ours = bytes(32)
+        self.ours: bytes = bytes(32)
         self._own: dict[bool, bytes] = {}
         self._seeds: dict[bool, int] = {}
         self._heard: dict[bool, dict[int, dict[int, bytes]]] = {False: {}, True: {}}

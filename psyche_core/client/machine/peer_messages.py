@@ -6,7 +6,7 @@ buffer. The only reactions here are to ask for payloads and to report proof of e
 
 from __future__ import annotations
 
-from psyche_core.client.machine.buffers import ABOUT_A_ROUND
+from psyche_core.client.machine.buffers import ABOUT_A_ROUND, MAX_EARLY_EPOCHS
 from psyche_core.client.machine.events import PayloadUnjudged
 from psyche_core.client.machine.state import MachineState
 from psyche_core.telemetry import events as telemetry
@@ -21,7 +21,7 @@ def hear(client: MachineState, origin: bytes, message: Message) -> None:
     if notes is None or not known or (height is not None and height not in notes.records):
         # A peer may know a round or an epoch before we do; transports deliver a message once, so it is kept.
         if notes is None or message.epoch > notes.number or (known and height is not None and height > notes.newest):
-            client.early.hold(origin, message)
+            _hold(client, origin, message)
         return
 
     slot = notes.slots.get(origin)
@@ -40,6 +40,16 @@ def hear(client: MachineState, origin: bytes, message: Message) -> None:
             notes.snapshot_requests.want(slot, message.step)
         case ModelOffer():
             notes.resync.offered(slot, message)
+
+
+def _hold(client: MachineState, origin: bytes, message: Message) -> None:
+    """Keep a message that came too early. Without a state everything is kept that there is room for."""
+    state = client.state
+    if state is not None and message.epoch > state.progress.epoch + MAX_EARLY_EPOCHS:
+        return
+
+    expected = () if state is None else (*client.members, *state.pending)
+    client.early.hold(origin, message, member=any(member.p2p == origin for member in expected))
 
 
 def hear_early(client: MachineState, epoch: int, height: int | None) -> None:

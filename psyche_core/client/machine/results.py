@@ -37,7 +37,7 @@ class ResultTracker:
     """
 
     def __init__(self, identity: NodeIdentity, *, verify: Verify | None) -> None:
-        self.instance = bytes(32)
+        self.instance: bytes = bytes(32)
         self.max_payload_bytes: int | None = None
         self._identity = identity
         self._verify = verify or self._signed

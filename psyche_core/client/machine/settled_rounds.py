@@ -35,11 +35,15 @@ class SettledRound:
     statements: bytes
 
 
-def played_rounds(state: CoordinatorState) -> tuple[int, CoordinatorState]:
-    """The number of the epoch whose rounds a state stores, and the state as if that epoch were still the current one."""
+def epoch_of_rounds(state: CoordinatorState) -> int:
+    """The number of the epoch whose rounds a state stores."""
     playing = state.run_state in (*_PLAYING, RunState.Cooldown)
-    number = state.progress.epoch if playing else state.progress.epoch - 1
-    return number, replace(state, epoch=replace(state.epoch, unplayed=False))
+    return state.progress.epoch if playing else state.progress.epoch - 1
+
+
+def _played_rounds(state: CoordinatorState) -> tuple[int, CoordinatorState]:
+    """The number of the epoch whose rounds a state stores, and the state as if that epoch were still the current one."""
+    return epoch_of_rounds(state), replace(state, epoch=replace(state.epoch, unplayed=False))
 
 
 def decided_otherwise(state: CoordinatorState, rounds: Iterable[AppliedRound]) -> int | None:
@@ -47,7 +51,7 @@ def decided_otherwise(state: CoordinatorState, rounds: Iterable[AppliedRound]) -
 
     A coordinator restored from an older state may decide a round again. Rounds that it no longer stores are ignored.
     """
-    number, view = played_rounds(state)
+    number, view = _played_rounds(state)
     for applied in rounds:
         attesting = view.round_at(applied.height + 1) if applied.epoch == number else None
         if attesting is not None and statements_digest(attesting.statements) != applied.statements:
@@ -60,7 +64,7 @@ def settled_rounds(state: CoordinatorState, known: Iterable[StoredResult], *, af
     """The rounds after step `after` that are decided in a state, in order, while we have all their accepted results."""
     playing = state.run_state in _PLAYING
     rounds = state.epoch.rounds
-    number, view = played_rounds(state)
+    number, view = _played_rounds(state)
     candidates: dict[tuple[int, int], dict[bytes, bytes]] = {}
     for result in known:
         if result.epoch == number:

@@ -3,12 +3,14 @@
 After any death of the process, checkpoint and journal together give the exact masters of the last applied round (protocol F18).
 The order is what makes it so: a result is in the journal before we attest to it, the journal is synced before a statement leaves,
 and it is begun anew only when the checkpoint that it goes on from is whole. A journal that is full, has a gap or has no base is
-mended by a checkpoint before its time. What the disk refuses is told, though not each round, and costs durability, never the
-client. Formats are in `psyche_core.training.checkpoints.journal`; which results are kept is the machine's decision.
+mended by a checkpoint before its time. What the disk refuses is told, at each epoch's end though not each round, and costs
+durability, never the client. Formats are in `psyche_core.training.checkpoints.journal`; which results are kept is the machine's
+decision.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import defaultdict
@@ -26,13 +28,13 @@ from psyche_core.client.runtime.resources import Resources
 from psyche_core.errors import ModelError, RanksLost
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
-from psyche_core.training.checkpoints.checkpoint import checkpoint_path, remove_between, save_checkpoint, set_aside
+from psyche_core.training.checkpoints.checkpoint import checkpoint_path, checkpoints, remove_between, save_checkpoint, set_aside
 from psyche_core.training.checkpoints.journal import Journal
 from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
-from psyche_core.training.checkpoints.manifest import Facts
+from psyche_core.training.checkpoints.manifest import CheckpointManifest, Facts
 from psyche_core.training.checkpoints.private_state import private_path
 
-logger = logging.getLogger("psyche.client")
+logger: logging.Logger = logging.getLogger("psyche.client")
 
 
 LEAVING_SECONDS = 60.0
@@ -51,15 +53,16 @@ class Checkpointer:
         self._explain = explain
         self._bench: Resources | None = None
         self._run_id = ""
+        self._instance = b""
         self._lock = anyio.Lock()
         self._journal_problem = RepeatedProblem()
         self._problems: defaultdict[str, RepeatedProblem] = defaultdict(RepeatedProblem)  # by the message for when it is over
         self._newest: _Made | None = None  # the work that made the current masters; None: unknown
         self._saved: int | None = None  # step of the last checkpoint that we saved
 
-    def use(self, bench: Resources, *, run_id: str) -> None:
-        """Use these resources from now on."""
-        self._bench, self._run_id = bench, run_id
+    def use(self, bench: Resources, *, run_id: str, instance: bytes) -> None:
+        """Use these resources from now on. instance: of the run (32 bytes)."""
+        self._bench, self._run_id, self._instance = bench, run_id, instance
         self._newest = self._saved = None
 
     def masters_change(self) -> None:
@@ -184,6 +187,7 @@ class Checkpointer:
             lambda: save_checkpoint(directory, facts, write=bench.trainer.save),
             f"the checkpoint of step {step} was not saved",
             again="checkpoints are saved again",
+            each_time=isinstance(work, CloseEpoch),
         ):
             return False
 
@@ -211,17 +215,32 @@ class Checkpointer:
 
         await self.sync()
         missing = f"no checkpoint of step {work.step} was saved on leaving"
-        kept = "" if bench.journal is None else "; the next start replays the journal instead"
         try:
             directory = await _within(seconds, partial(self._save_last, bench, work))
         except TimeoutError:
-            self._tell(telemetry.Problem("warning", f"{missing}: it takes longer than {seconds:g} s{kept}"))
+            kept = await anyio.to_thread.run_sync(self._what_is_kept, bench)
+            self._tell(telemetry.Problem("warning", f"{missing}: it takes longer than {seconds:g} s; {kept}"))
         except Exception as error:
             logger.debug("%s", missing, exc_info=error)
-            self._tell(telemetry.Problem("error", f"{missing}: {self._explain(error)}{kept}"))
+            kept = await anyio.to_thread.run_sync(self._what_is_kept, bench)
+            self._tell(telemetry.Problem("error", f"{missing}: {self._explain(error)}; {kept}"))
         else:
             self._saved = work.step
             self._tell(telemetry.CheckpointSaved(work.step, str(directory)))
+
+    def _what_is_kept(self, bench: Resources) -> str:
+        """What the next start has without a last checkpoint, as the end of a sentence."""
+        journal = bench.journal
+        if journal is not None and journal.header is not None and journal.path.exists():
+            return "the next start replays the journal instead"
+
+        saved: list[Path] = []
+        if bench.checkpoints is not None:
+            with contextlib.suppress(OSError):
+                saved = checkpoints(bench.checkpoints, self._run_id)
+        if saved:
+            return f"the next start goes on from the checkpoint {saved[-1].name}"
+        return "nothing of this run is on this disk; the next start gets the model from the other members"
 
     def _save_last(self, bench: Resources, work: _Made) -> Path:
         assert bench.checkpoints is not None
@@ -250,14 +269,18 @@ class Checkpointer:
             digest=digest,
             generation=work.generation,
             mid_epoch=not at_end,
+            instance=self._instance,
         )
+
+    def _is_ours(self, manifest: CheckpointManifest) -> bool:
+        return manifest.instance in (None, self._instance.hex())
 
     async def _tidy(self, bench: Resources, step: int) -> None:
         """Delete old checkpoints; those of a history that the run has left are set aside, never deleted."""
         folder = bench.checkpoints
         assert folder is not None
         await self._attempt(
-            partial(set_aside, folder, self._run_id, above=step),
+            partial(set_aside, folder, self._run_id, above=step, trusted=self._is_ours),
             f"the checkpoint of step {step} is saved, but those that the run has left were not set aside",
             again="checkpoints that the run has left are set aside again",
         )
@@ -269,8 +292,11 @@ class Checkpointer:
                 again="old checkpoints are removed again",
             )
 
-    async def _attempt(self, action: Callable[[], object], problem: str, *, again: str) -> bool:
-        """Do something on the disk; returns whether it succeeded. problem: told on failure; again: told when it works again."""
+    async def _attempt(self, action: Callable[[], object], problem: str, *, again: str, each_time: bool = False) -> bool:
+        """Do something on the disk; returns whether it succeeded. problem: told on failure; again: told when it works again.
+
+        each_time: a failure is told however short after another one.
+        """
         try:
             await anyio.to_thread.run_sync(action)
         except RanksLost:
@@ -278,7 +304,7 @@ class Checkpointer:
         except Exception as error:
             logger.debug("%s", problem, exc_info=error)
             why = str(error) if isinstance(error, OSError) else self._explain(error)
-            if self._problems[again].failed():
+            if self._problems[again].failed() or each_time:
                 self._tell(telemetry.Problem("error", f"{problem}: {why}"))
             return False
         if self._problems[again].went_well():

@@ -8,7 +8,7 @@ journal of a history that the run has left is used up to a step that members sig
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +18,12 @@ from psyche_core.client.machine.settled_rounds import decided_otherwise, settled
 from psyche_core.coordinator.history import signed_digests
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ModelError
-from psyche_core.training.checkpoints.checkpoint import remove_leftovers
+from psyche_core.training.checkpoints.checkpoint import remove_leftovers, set_aside, take_back
 from psyche_core.training.checkpoints.folder_member import last_member, note_member
 from psyche_core.training.checkpoints.journal import LEAST_LIMIT, Journal, Recovered, claim, default_limit
-from psyche_core.training.checkpoints.journal_records import AppliedRound
+from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
 from psyche_core.training.checkpoints.journal_replay import replay
-from psyche_core.training.checkpoints.origin import held
+from psyche_core.training.checkpoints.origin import held, is_signed
 
 if TYPE_CHECKING:
     from psyche_core.training.trainer import Trainer
@@ -55,6 +55,7 @@ class Restorer:
     lasting: bool = True
     journal: Journal | None = None
     _guard: io.FileIO | None = None
+    _found: Recovered | None = None
 
     def close(self) -> None:
         """Close the journal. Idempotent."""
@@ -62,7 +63,7 @@ class Restorer:
             self.journal.close()
         if self._guard is not None:
             self._guard.close()
-        self.journal = self._guard = None
+        self.journal = self._guard = self._found = None
 
     def claim(self, run_id: str) -> None:
         """Claim the folder for this process before we join; once is enough. Raises ConfigError."""
@@ -113,8 +114,47 @@ class Restorer:
 
     def begins_with_stored(self, state: CoordinatorState) -> bool:
         """Whether our journal continues from the run's stored model, so that loading that model is worthwhile."""
-        recovered = self._open(state).read()
-        return recovered is not None and recovered.header.base_step == state.stored.step
+        self.look_back(state)
+        return self._found is not None and self._found.header.base_step == state.stored.step
+
+    def look_back(self, state: CoordinatorState) -> None:
+        """Read our journal before a checkpoint is chosen. Call it again for each start. Raises ModelError, ConfigError.
+
+        If the coordinator went back to before our last checkpoint, or has decided a round of that checkpoint otherwise since, the
+        journal before it is used. Later checkpoints are set aside, because the run will have another model there.
+        """
+        journal, due = self._open(state), masters_due(state)
+        try:
+            take_back(self.folder, state.run_id, signed=is_signed(signed_ends(state)))
+        except ModelError as error:
+            self.tell(str(error))
+        self._found = found = journal.read()
+        if found is None:
+            return
+
+        base, up_to = found.header.base_step, due
+
+        def helps(header: Header, rounds: Sequence[AppliedRound]) -> bool:
+            nonlocal up_to
+            if header.generation != state.generation or header.base_step > due:
+                return False
+
+            anew = decided_otherwise(state, rounds)
+            if anew is not None:
+                up_to = min(up_to, anew - 1)
+            return up_to < base
+
+        earlier = journal.read_earlier(helps)
+        if earlier is not None:
+            self._found = earlier
+            self._set_aside(state.run_id, above=up_to)
+
+    def _set_aside(self, run_id: str, *, above: int) -> None:
+        """Rename checkpoints of later steps, which are of a history that the run has left: it will have other models there."""
+        try:
+            set_aside(self.folder, run_id, above=above)
+        except ModelError as error:
+            self.tell(str(error))
 
     def _open(self, state: CoordinatorState) -> Journal:
         if self.journal is None:
@@ -125,7 +165,9 @@ class Restorer:
         return self.journal
 
     def _replayed(self, journal: Journal, trainer: Trainer, state: CoordinatorState, *, step: int | None) -> int | None:
-        recovered = journal.read()
+        if self._found is None:
+            self.look_back(state)
+        recovered, self._found = self._found, None
         if recovered is None:
             return None
 
@@ -149,6 +191,8 @@ class Restorer:
             raise ReplayFailed(message)
         if recovered.header.generation != state.generation or at < recovered.last_step:
             journal.rewind(at, generation=state.generation)
+        if at < recovered.last_step:
+            self._set_aside(state.run_id, above=at)
         return self._settled(journal, trainer, state, recovered, at=at)
 
     def _until(self, recovered: Recovered, state: CoordinatorState) -> int | None:
@@ -162,11 +206,11 @@ class Restorer:
         return max((step for step in signed_ends(state) if step in reach), default=None)
 
     def _settled(self, journal: Journal, trainer: Trainer, state: CoordinatorState, recovered: Recovered, *, at: int) -> int:
-        """Apply what the state accepted after the journal's last round."""
-        if at < recovered.last_step or recovered.header.generation != state.generation:
+        """Apply what the state accepted after step `at`, the journal's last one now."""
+        if recovered.header.generation != state.generation:
             return at
 
-        for settled in settled_rounds(state, recovered.pending, after=at):
+        for settled in settled_rounds(state, journal.pending, after=at):
             if settled.step > masters_due(state):
                 break
             payloads = [journal.payload(payload_hash) for _, payload_hash in settled.results]

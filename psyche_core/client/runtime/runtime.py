@@ -15,11 +15,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import assert_never
 
 import anyio
 from anyio.abc import TaskGroup
 
+from psyche_core.client.actions import Actions
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.machine import ClientMachine, Timeouts
 from psyche_core.client.model_sync.description import DescriptionExchange
@@ -30,14 +30,15 @@ from psyche_core.client.runtime.worker import Worker, plainly
 from psyche_core.coordinator.commands import Command, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, BlobRejected, CommandRefused, ModelError, PsycheError, TransportError, WireError
-from psyche_core.interfaces import Backend, Transport
+from psyche_core.interfaces import Backend, Opened, Transport
 from psyche_core.telemetry import events as telemetry
+from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import seal, sign_commitment, unseal
 from psyche_core.wire.signing import SecretKey
 
-logger = logging.getLogger("psyche.client")
+logger: logging.Logger = logging.getLogger("psyche.client")
 
 COMMAND_TIMEOUT = 10.0
 FETCH_TIMEOUT = 30.0
@@ -53,7 +54,7 @@ PASSING_REFUSALS = ("ClientsFull", "Halted")
 """Refusals of a join after which the machine asks again, or learns from the next state that the run is finished."""
 
 
-class ClientRuntime:
+class ClientRuntime(Actions[Awaitable[None]]):
     """Runs one client over an entered backend and an entered transport.
 
     build: opens model, optimizer and data for the run (see Worker). report: where events for people go. store: where we put the
@@ -84,6 +85,7 @@ class ClientRuntime:
         self._backend = backend
         self._transport = transport
         self._report = report
+        self._tasks: TaskGroup
         self._worker = Worker(
             build,
             transport=transport,
@@ -103,9 +105,11 @@ class ClientRuntime:
             timeouts=timeouts,
             can_store=store is not None,
         )
+        transport.check_messages(self._open)
         self._events, self._inbox = anyio.create_memory_object_stream[ev.Event](QUEUE_LENGTH)
         self._addresses: Mapping[bytes, bytes] = {}
         self._members: tuple[NodeIdentity, ...] = ()
+        self._stopped: ev.Stop | None = None
         self._failure: PsycheError | None = None
         self._leave_asked = False
         self._left = False
@@ -170,8 +174,8 @@ class ClientRuntime:
 
     async def _follow(self) -> ev.Stop | None:
         """Turn events into actions, see `_take_part`."""
-        stop: ev.Stop | None = None
         async with self._events, self._inbox, anyio.create_task_group() as tasks:
+            self._tasks = tasks
             for watch in (self._watch_states, self._watch_messages, self._watch_time):
                 tasks.start_soon(watch)
             async for event in self._inbox:
@@ -179,8 +183,8 @@ class ClientRuntime:
                 if self._leave_asked:
                     self._leave_asked, self._left = False, True
                     actions = [*actions, *self._machine.handle(ev.LeaveAsked(), anyio.current_time())]
-                stop = await self._carry_out(actions, tasks)
-                if stop is not None or self._failure is not None:
+                await self._carry_out_all(actions)
+                if self._stopped is not None or self._failure is not None:
                     break
 
             self._inbox.close()  # tasks that wait for queue space continue
@@ -188,7 +192,7 @@ class ClientRuntime:
                 with anyio.move_on_after(WITHDRAW_TIMEOUT):
                     await self._withdrawn.wait()
             tasks.cancel_scope.cancel()
-        return stop
+        return self._stopped
 
     async def _put(self, event: ev.Event) -> None:
         """Queue an event for the machine; waits for space."""
@@ -234,22 +238,29 @@ class ClientRuntime:
                 finished = update.state.run_state is RunState.Finished
                 if dict(update.addresses) != self._addresses:
                     self._addresses = dict(update.addresses)
-                    await self._set_peers()
+                    await self._connect()
                 await self._put(ev.StateSeen(update.state))
         except BackendError as error:
             if not finished:  # a server may close after the last state
                 self._fail(error)
 
+    def _open(self, message: bytes) -> Opened:
+        """Open a message of this run; raises WireError. There are no peers, and no messages, before a state."""
+        return Opened(*unseal(message, run=self.state.instance))
+
     async def _watch_messages(self) -> None:
+        refused = RepeatedProblem()
         while True:
             incoming = await self._transport.receive()
             try:
-                origin, message = unseal(incoming.message, run=self.state.instance)  # no peers, and no messages, before a state
-            except WireError as error:
-                logger.warning("a message handed over by %s was refused: %s", incoming.via[:4].hex(), error)
+                opened = incoming.opened or self._open(incoming.message)
+            except WireError as error:  # from a transport that does not check messages itself
+                if refused.failed():
+                    via, count = incoming.via[:4].hex(), refused.times
+                    logger.warning("a message handed over by %s was refused (%d since the last such line): %s", via, count, error)
                 continue
 
-            await self._put(ev.MessageSeen(origin, message))
+            await self._put(ev.MessageSeen(opened.origin, opened.content))
 
     async def _watch_time(self) -> None:
         peers: tuple[bytes, ...] = ()
@@ -273,63 +284,78 @@ class ClientRuntime:
 
     # -------------------------------------------------------------------------------------------- actions into I/O
 
-    async def _carry_out(self, actions: list[ev.Action], tasks: TaskGroup) -> ev.Stop | None:
+    async def _carry_out_all(self, actions: list[ev.Action]) -> None:
         for action in actions:
-            match action:
-                case ev.Stop():
-                    return action
-                case ev.Send(command=Withdraw()):
-                    self._withdrawn = anyio.Event()
-                    tasks.start_soon(self._withdraw, action.command, self._withdrawn)
-                case ev.Send():
-                    tasks.start_soon(self._send, action.command)
-                case ev.Join():
-                    tasks.start_soon(self._join)
-                case ev.SetPeers():
-                    self._members = action.members
-                    await self._set_peers()
-                case ev.Broadcast():
-                    await self._transport.broadcast(seal(self._key, self.state.instance, action.message), tag=action.tag)
-                case ev.FetchPayload():
-                    tasks.start_soon(self._fetch, action)
-                case ev.Expire():
-                    tasks.start_soon(self._worker.expire, action.before)
-                    tasks.start_soon(self._transport.expire, action.before)
-                case ev.KeepResults():
-                    await self._worker.keep(action)
-                case ev.Prefetch():
-                    tasks.start_soon(self._worker.prefetch, action.share)
-                case ev.Remind():
-                    tasks.start_soon(self._remind, action)
-                case ev.StoreModel():
-                    tasks.start_soon(self._store, action)
-                case ev.Tell():
-                    self._report(action.event)
-                case ev.Load() | ev.Train() | ev.Apply() | ev.Digest() | ev.CloseEpoch() | ev.TakeSnapshot() | ev.FetchModel():
-                    tasks.start_soon(self._work, action)
-                case _:
-                    assert_never(action)
-        return None
+            await self.carry_out(action)
+            if self._stopped is not None:
+                return
 
-    async def _set_peers(self) -> None:
+    async def _stop(self, action: ev.Stop) -> None:
+        self._stopped = action
+
+    async def _tell(self, action: ev.Tell) -> None:
+        self._report(action.event)
+
+    async def _join(self, action: ev.Join) -> None:  # noqa: ARG002 - carries nothing
+        self._tasks.start_soon(self._become_member)
+
+    async def _send(self, action: ev.Send) -> None:
+        if isinstance(action.command, Withdraw):
+            self._withdrawn = anyio.Event()
+            self._tasks.start_soon(self._withdraw, action.command, self._withdrawn)
+        else:
+            self._tasks.start_soon(self._ask, action.command)
+
+    async def _set_peers(self, action: ev.SetPeers) -> None:
+        self._members = action.members
+        await self._connect()
+
+    async def _broadcast(self, action: ev.Broadcast) -> None:
+        await self._transport.broadcast(seal(self._key, self.state.instance, action.message), tag=action.tag)
+
+    async def _fetch_payload(self, action: ev.FetchPayload) -> None:
+        self._tasks.start_soon(self._fetch, action)
+
+    async def _expire(self, action: ev.Expire) -> None:
+        self._tasks.start_soon(self._worker.expire, action.before)
+        self._tasks.start_soon(self._transport.expire, action.before)
+
+    async def _keep_results(self, action: ev.KeepResults) -> None:
+        await self._worker.keep(action)
+
+    async def _prefetch(self, action: ev.Prefetch) -> None:
+        self._tasks.start_soon(self._worker.prefetch, action.share)
+
+    async def _remind(self, action: ev.Remind) -> None:
+        self._tasks.start_soon(self._wait_and_remind, action)
+
+    async def _store_model(self, action: ev.StoreModel) -> None:
+        self._tasks.start_soon(self._store, action)
+
+    async def _work(self, action: ev.Work) -> None:
+        self._tasks.start_soon(self._do, action)
+
+    # -------------------------------------------------------------------------------------------- I/O that waits, in tasks
+
+    async def _connect(self) -> None:
         ours = self._backend.identity.p2p
         peers = {member.p2p: self._addresses.get(member.signer, b"") for member in self._members if member.p2p != ours}
         await self._transport.set_peers(peers)
 
-    async def _work(self, work: ev.Work) -> None:
+    async def _do(self, work: ev.Work) -> None:
         try:
             await self._put(await self._worker.do(work))
         except PsycheError as error:
             self._fail(error)
 
-    async def _remind(self, action: ev.Remind) -> None:
+    async def _wait_and_remind(self, action: ev.Remind) -> None:
         await anyio.sleep(action.seconds)
         await self._put(ev.Reminded(action.tag))
 
     async def _store(self, action: ev.StoreModel) -> None:
         await self._put(await self._worker.store(action))
 
-    async def _join(self) -> None:
+    async def _become_member(self) -> None:
         """Join once our model and data are open, however long the coordinator takes to answer; one request at a time."""
         if self._joining:
             return
@@ -366,11 +392,11 @@ class ClientRuntime:
 
     async def _withdraw(self, command: Command, answered: anyio.Event) -> None:
         try:
-            await self._send(command)
+            await self._ask(command)
         finally:
             answered.set()
 
-    async def _send(self, command: Command) -> None:
+    async def _ask(self, command: Command) -> None:
         """Send a command; retries twice after a timeout, because a lost statement slows the whole round down."""
         if isinstance(command, Witness):
             await self._worker.sync()  # save what we attest to first

@@ -76,7 +76,7 @@ from psyche_core.training.checkpoints.origin import SourceMissing
 from psyche_core.training.checkpoints.sources import model_name
 from psyche_core.types import BatchId
 
-logger = logging.getLogger("psyche.client")
+logger: logging.Logger = logging.getLogger("psyche.client")
 
 ENDS_THE_CLIENT = (UserError, RanksLost, PluginFailed)
 """Errors that no other member can help with."""
@@ -120,6 +120,7 @@ class Worker:
         self._prepared: tuple[ModelConfig, Resources] | None = None
         self._opening = anyio.Lock()
         self._run_id = ""
+        self._instance = b""
         self._sequence_length = 0
         self._generation = 0
         self._payloads = PayloadStore()
@@ -232,7 +233,7 @@ class Worker:
             self._bench = bench
         self._exchange.loaded_anew()
         self._take_run(work.state)
-        self._checkpoints.use(bench, run_id=self._run_id)
+        self._checkpoints.use(bench, run_id=self._run_id, instance=self._instance)
         digest = await anyio.to_thread.run_sync(bench.trainer.full_digest)
         if work.state.progress.step == 1:  # at later steps the run no longer uses these weights
             await self._validate(0)
@@ -244,7 +245,7 @@ class Worker:
 
     def _take_run(self, state: CoordinatorState) -> None:
         self._run_id, self._sequence_length = state.run_id, state.model.LLM.max_seq_len
-        self._generation = state.generation
+        self._instance, self._generation = state.instance, state.generation
 
     async def _offer(self, work: TakeSnapshot) -> SnapshotTaken | SnapshotFailed:
         """Offer the masters and the model's description; without a description only members that know the model can use them."""
@@ -282,7 +283,7 @@ class Worker:
                 self._bench = bench
                 self._take_run(work.build)
                 self._exchange.loaded_anew()
-                self._checkpoints.use(bench, run_id=self._run_id)
+                self._checkpoints.use(bench, run_id=self._run_id, instance=self._instance)
                 await self._checkpoints.fetched(work)
                 return ModelReady(done.digest, bench.trainer.max_payload_bytes, work.step)
             reason = done.reason

@@ -23,10 +23,18 @@ from pydantic import BaseModel
 from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
-from psyche_core.client.runtime.resources import ModelStore, Resources, Start
+from psyche_core.client.runtime.resources import Resources, Start
 from psyche_core.client.runtime.restoring import ReplayFailed, Restorer, signed_ends
 from psyche_core.client.runtime.runtime import ClientRuntime
-from psyche_core.client.setup.data_source import check_announced, data_source, first_samples, held_out_place
+from psyche_core.client.setup.data_source import (
+    check_announced,
+    check_vocabulary,
+    data_source,
+    first_items,
+    first_samples,
+    held_out_place,
+)
+from psyche_core.client.setup.model_store import open_store
 from psyche_core.client.setup.own_checks import expect_device, expect_held_out
 from psyche_core.client.setup.parallelism import parallelism_of
 from psyche_core.config.run_config import Choice, LLMConfig
@@ -122,7 +130,7 @@ async def train_client(
                 exchange=ModelExchange(transport, tell=tell, scratch=scratch, at_once=settings.max_concurrent_parameter_requests),
                 downloads_at_once=settings.max_concurrent_downloads,
                 descriptions=DescriptionExchange(transport, folder=_cache_folder(settings) / "descriptions"),
-                store=_open_store(settings),
+                store=open_store(settings),
                 explain=registry.explain,
             )
             tell(telemetry.Started("client", backend.identity.signer.hex(), settings.run_id, route))
@@ -306,6 +314,8 @@ def bench_builder(
         state = start.state
         llm = state.model.LLM
         expect_plugins(llm)
+        if restorer is not None and start.folder is None and use_journal:
+            restorer.look_back(state)
         origin = find_model(start)
         if settings.torch_threads is not None:
             torch.set_num_threads(settings.torch_threads)
@@ -349,6 +359,7 @@ def bench_builder(
         return trainer, replace(origin, step=step)
 
     validation: Samples | None = None
+    looked_at: Samples | None = None
     opened: dict[tuple[Choice, int], DataProvider] = {}
 
     async def provider(choice: Choice, llm: LLMConfig) -> DataProvider:
@@ -370,10 +381,18 @@ def bench_builder(
             validation = await first_samples(source, settings.validation_sequences, sequence_length=llm.max_seq_len)
         return validation
 
+    async def look_at_items(data: DataProvider, llm: LLMConfig) -> Samples | None:
+        """The first items of a dataset given as an object, read once: what is wrong with them is told before a round waits."""
+        nonlocal looked_at
+        if looked_at is None:
+            name = registry.label("data", llm.data_location.name)
+            looked_at = await first_items(data, sequence_length=llm.max_seq_len, name=name)
+        return looked_at
+
     async def check(state: CoordinatorState) -> None:
         llm = state.model.LLM
         await anyio.to_thread.run_sync(look_around, state)
-        await provider(llm.data_location, llm)
+        await look_at_items(await provider(llm.data_location, llm), llm)
         await held_out(llm)
 
     async def held_ends(state: CoordinatorState, step: int | None) -> tuple[tuple[int, bytes], ...]:
@@ -387,6 +406,7 @@ def bench_builder(
         llm = start.state.model.LLM
         trainer, origin = await anyio.to_thread.run_sync(open_trainer, start)
         data = await provider(llm.data_location, llm)
+        check_vocabulary(await look_at_items(data, llm), trainer.vocab_size)
         return Resources(
             trainer,
             data,
@@ -423,6 +443,7 @@ def _find_origin(settings: ClientSettings, start: Start, *, tell: Callable[[str]
     return find_origin(
         checkpoint,
         run_id=start.state.run_id,
+        instance=start.state.instance,
         base=settings.base,
         cache=_cache_folder(settings),
         own=settings.checkpoint_dir,
@@ -437,36 +458,6 @@ def _find_origin(settings: ClientSettings, start: Start, *, tell: Callable[[str]
 
 def _cache_folder(settings: ClientSettings) -> Path:
     return settings.cache_dir or default_folder()
-
-
-def _open_store(settings: ClientSettings) -> ModelStore | None:
-    """The user's store for models, used when it is our turn. Raises ConfigError."""
-    from psyche_core.training.checkpoints.sources import is_hub_name
-    from psyche_core.training.checkpoints.stores import BucketStore, FolderStore, HubStore, Keep
-
-    if settings.hub_repo is None and settings.gcs_bucket is None:
-        return None
-    if settings.hub_repo is not None and settings.gcs_bucket is not None:
-        message = "say one place for models: --hub-repo or --gcs-bucket"
-        raise ConfigError(message)
-    if settings.checkpoint_dir is None:
-        message = "storing models needs --checkpoint-dir: a model is saved there, then stored"
-        raise ConfigError(message)
-
-    keep = Keep(steps=settings.keep_steps, delete=settings.delete_old_steps)
-    if settings.gcs_bucket is not None:
-        return BucketStore(settings.gcs_bucket, prefix=settings.gcs_prefix, keep=keep)
-
-    assert settings.hub_repo is not None
-    if (settings.base / settings.hub_repo).is_dir():
-        return FolderStore(settings.hub_repo, base=settings.base, keep=keep)
-    if not is_hub_name(settings.hub_repo):
-        message = (
-            f"--hub-repo: there is no folder {settings.base / settings.hub_repo}, where {settings.hub_repo!r} would be (relative "
-            "ones start at --base); a repository of the Hub is written owner/name"
-        )
-        raise ConfigError(message)
-    return HubStore(settings.hub_repo)
 
 
 def _open_scratch(folder: Path | None) -> Scratch:

@@ -1,4 +1,4 @@
-"""Makes a run's data provider by name, and reads the first samples of held-out data."""
+"""Makes a run's data provider by name, and reads the first samples of held-out data and of datasets given as objects."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import anyio.to_thread
+import numpy as np
 
 from psyche_core.config.run_config import Choice
+from psyche_core.data.sequences import SequenceData
 from psyche_core.errors import ConfigError, DataError, PsycheError
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces import DataProvider
@@ -19,6 +21,8 @@ from psyche_core.types import BatchId
 from psyche_core.wire.signing import SecretKey
 
 READ_TIMEOUT = 60.0
+LOOKED_AT = 8
+"""Items of a dataset given as an object that are looked at before the run is joined; reading them may take time."""
 
 
 async def data_source(
@@ -67,6 +71,28 @@ def check_announced(provider: DataProvider, *, sequence_length: int, name: str) 
             f"{name} says that its sequences have {provider.sequence_length} tokens, those of this run have {sequence_length}"
         )
         raise DataError(message)
+
+
+async def first_items(provider: DataProvider, *, sequence_length: int, name: str) -> Samples | None:
+    """The first items of a dataset given as an object, None for any other provider. Raises DataError for one of no use."""
+    if not isinstance(provider, SequenceData):
+        return None
+    return await first_samples(provider, LOOKED_AT, sequence_length=sequence_length, name=name)
+
+
+def check_vocabulary(items: Samples | None, vocab_size: int) -> None:
+    """Check that the model knows the token ids of a dataset's first items. Raises DataError."""
+    if items is None:
+        return
+
+    ids = np.frombuffer(items.tokens, f"<u{items.token_size}").reshape(items.count, items.sequence_length)
+    for number, largest in enumerate(ids.max(axis=1)):
+        if largest >= vocab_size:
+            message = (
+                f"item {number} of the dataset holds token id {largest}, outside the model's vocabulary of {vocab_size}; "
+                "was the data made for this model?"
+            )
+            raise DataError(message)
 
 
 async def read_samples(

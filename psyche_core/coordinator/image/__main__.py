@@ -8,7 +8,7 @@ from psyche_core.coordinator.image.page import markdown, table
 
 
 def main(arguments: list[str]) -> int:
-    """Print the layout; 2 for arguments other than none or `--markdown`."""
+    """Print the layout and return the exit code: 0, or 2 for arguments other than none or `--markdown`."""
     if arguments not in ([], ["--markdown"]):
         print("usage: python -m psyche_core.coordinator.image [--markdown]", file=sys.stderr)
         return 2

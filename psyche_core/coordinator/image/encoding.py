@@ -1,8 +1,9 @@
-"""Coordinator states to images and back. An image is the whole state as one array of bytes of a fixed size.
+"""Converts coordinator states to images and back. An image is the whole state as one array of bytes of a fixed size.
 
-Every implementation of the coordinator (this one, the on-chain program) writes the same bytes for the same state, so comparing
-images compares states. The layout is a table (`layout`). Everything is checked in both directions, and `encode(decode(image)) ==
-image` for every image that is accepted. Nothing is repaired or guessed. Whether a state could have been reached is up to `apply`.
+Every implementation of the coordinator (this one, the on-chain program) writes the same bytes for the same state, so states can
+be compared by comparing images. The layout is a table (`layout`). Everything is checked in both directions, and
+`encode(decode(image)) == image` for every image that is accepted. Nothing is repaired or guessed. This module does not check
+whether `apply` could have produced a state.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ __all__ = ["SIZE", "VERSION", "decode", "encode", "offset"]
 
 
 def encode(state: CoordinatorState) -> bytes:
-    """The image of a state, SIZE bytes.
+    """Return the image of a state, SIZE bytes.
 
-    Raises ValueError with one sentence when the state is over a capacity of the layout or none that `apply` can work with.
+    Raises ValueError with one sentence if the state exceeds a capacity of the layout or if `apply` could not work with it.
     """
     image = IMAGE.write(state)
     _check(state)
@@ -30,7 +31,7 @@ def encode(state: CoordinatorState) -> bytes:
 
 
 def decode(image: bytes) -> CoordinatorState:
-    """The state of an image. Raises WireError and nothing else, naming the field and its byte, whatever `image` holds."""
+    """Return the state of an image. Raises only WireError, which names the field and its byte, whatever `image` contains."""
     if len(image) >= HEADER.size:
         _read_header(image)
     if len(image) != SIZE:
@@ -47,13 +48,13 @@ def decode(image: bytes) -> CoordinatorState:
 
 
 def offset(field: str) -> int:
-    """Byte of the image at which a field starts, such as `epoch.rounds[2].seed`. Raises KeyError for an unknown field."""
+    """Return the byte of the image at which a field such as `epoch.rounds[2].seed` starts. Raises KeyError if unknown."""
     path: Path = tuple(int(step) if step.isdecimal() else step for step in re.findall(r"\w+", field))
     return offset_of(IMAGE, path)
 
 
 def _read_header(image: bytes) -> None:
-    """Refuse another program's or another version's bytes before their size is judged."""
+    """Raise WireError for the bytes of another program or version. This comes before the size check, for a better message."""
     try:
         HEADER.read(image, 0)
     except FieldError as error:
@@ -65,7 +66,7 @@ def _wire_error(error: FieldError) -> WireError:
 
 
 def _check(state: CoordinatorState) -> None:
-    """What no single field can say, but computing with a state relies on. Raises FieldError."""
+    """Check conditions between fields on which functions on a state rely. Raises FieldError."""
     if not state.run_id:
         raise FieldError("expected a name, got nothing", "run_id")
 
@@ -79,7 +80,7 @@ def _check(state: CoordinatorState) -> None:
             text = f"expected consecutive heights, got {later.height} after {earlier.height}"
             raise FieldError(text, "epoch", "rounds", place, "height")
     for place, stored in enumerate(epoch.rounds):
-        clients = MAX_CLIENTS if epoch.unplayed else len(epoch.clients)  # of another epoch, with its own clients
+        clients = MAX_CLIENTS if epoch.unplayed else len(epoch.clients)  # unplayed: rounds of another epoch, with other clients
         _check_round(stored, clients, "epoch", "rounds", place)
     _check_signers(state.pending, "pending")
     _check_intervals(state.requeue, "requeue")

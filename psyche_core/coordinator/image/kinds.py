@@ -1,8 +1,8 @@
-"""Kinds of fields of a fixed binary image: how a value is stored in its bytes, and which bytes are refused.
+"""Kinds of fields of a fixed binary image: how a value is stored in its bytes, and which bytes are invalid.
 
-Numbers are little-endian, at multiples of their size. Every padding byte is a field of its own, so that a C structure with
-natural alignment (`#[repr(C)]`) has exactly these offsets. A value has one form only, and unused bytes are zero. Everything else
-is refused with a FieldError that names the path of the field. This module does not depend on the coordinator.
+Numbers are little-endian, at multiples of their size. Padding is written as fields of its own, so that a C structure with natural
+alignment (`#[repr(C)]`) has exactly these offsets. Each value has only one form, and unused bytes are zero. Anything else raises
+a FieldError that names the path of the field. This module does not depend on the coordinator.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from enum import IntEnum
 from typing import Any
 
 Path = tuple[str | int, ...]
-"""Names of fields and numbers of slots, from the outermost record inwards."""
+"""Names of fields and numbers of list slots, the outermost first."""
 
 _SHOWN_CHARACTERS = 80
 
 
 class FieldError(ValueError):
-    """A value or its bytes do not fit their place.
+    """A value, or its bytes, are not valid for a field.
 
-    text: what was expected and got. path: of the field, completed on the way out. byte: the first wrong byte within the field.
+    text: what was expected, and the actual value. path: of the field; each outer record adds its part while the error propagates.
+    byte: offset of the first wrong byte within the field.
     """
 
     def __init__(self, text: str, *path: str | int, byte: int = 0) -> None:
@@ -36,15 +37,15 @@ class FieldError(ValueError):
 
 
 def dotted(path: Path) -> str:
-    """A path as people write it: `epoch.rounds[2].seed`."""
+    """Return a path in readable form: `epoch.rounds[2].seed`."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
 
 
 class Kind(ABC):
-    """How a value lies in bytes.
+    """How a value is stored in bytes.
 
-    size, alignment: in bytes. title: for the documentation. parts: the fields inside, empty for a plain value. silent: whether
-    the bytes carry no value.
+    size, alignment: in bytes. title: for the documentation. parts: the fields inside, empty for a plain value. silent: True if
+    the bytes contain no value, as in padding.
     """
 
     silent = False
@@ -56,7 +57,7 @@ class Kind(ABC):
         self.parts = parts
 
     def part(self, step: str | int) -> Part:
-        """The field inside with this name, of a list the slot with this number. Raises KeyError when there is none."""
+        """Return the field with this name, or the slot of a list with this number. Raises KeyError if there is none."""
         for part in self.parts:
             if part.name == step:
                 return part
@@ -65,16 +66,16 @@ class Kind(ABC):
 
     @abstractmethod
     def write(self, value: Any) -> bytes:
-        """The `size` bytes of a value. Raises FieldError."""
+        """Return the `size` bytes of a value. Raises FieldError if it cannot be stored."""
 
     @abstractmethod
     def read(self, image: bytes, at: int) -> Any:
-        """The value whose bytes start at `at`; there are `size` of them. Raises FieldError."""
+        """Return the value whose `size` bytes start at offset `at`. Raises FieldError if the bytes are not valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A field of a kind: where it starts in it, what it is, what it means."""
+    """A field of a kind. offset: from the start of the containing kind, in bytes. note: its meaning, for the documentation."""
 
     name: str
     offset: int
@@ -83,7 +84,7 @@ class Part:
 
 
 def offset_of(kind: Kind, path: Path) -> int:
-    """Byte within `kind` at which the field at `path` starts. Raises KeyError when there is none."""
+    """Return the byte within `kind` at which the field at `path` starts. Raises KeyError if there is none."""
     offset = 0
     for step in path:
         inner = kind.part(step)
@@ -92,21 +93,21 @@ def offset_of(kind: Kind, path: Path) -> int:
 
 
 class Number(Kind):
-    """An unsigned integer."""
+    """An unsigned integer, little-endian. bits: 8, 16, 32 or 64."""
 
     def __init__(self, bits: int) -> None:
         super().__init__(size=bits // 8, alignment=bits // 8, title=f"u{bits}")
         self._limit = 2**bits
 
     def write(self, value: Any) -> bytes:
-        """Of an int within the range; no bool."""
+        """Return the bytes of an int. Raises FieldError for a bool, another type, or a number out of range."""
         if type(value) is not int or not 0 <= value < self._limit:
             raise FieldError(f"expected a whole number from 0 to {self._limit - 1}, got {shown(value)}")
 
         return value.to_bytes(self.size, "little")
 
     def read(self, image: bytes, at: int) -> int:
-        """An int."""
+        """Return the number."""
         return int.from_bytes(image[at : at + self.size], "little")
 
 
@@ -114,14 +115,14 @@ U8, U16, U32, U64 = Number(8), Number(16), Number(32), Number(64)
 
 
 class Enumeration(Kind):
-    """One of a few values as its number, in one byte."""
+    """One of a few values, stored as a number in one byte. values: the value of each number."""
 
     def __init__(self, title: str, values: Mapping[int, Any]) -> None:
         super().__init__(size=1, title=f"{title} (u8)")
-        self.values = dict(values)
+        self.values: dict[int, Any] = dict(values)
 
     def write(self, value: Any) -> bytes:
-        """Of one of the values, of exactly its type."""
+        """Return the byte of one of the values. The type must match exactly. Raises FieldError."""
         for number, known in self.values.items():
             if type(value) is type(known) and value == known:
                 return bytes([number])
@@ -129,7 +130,7 @@ class Enumeration(Kind):
         raise FieldError(f"expected one of {self._known()}, got {shown(value)}")
 
     def read(self, image: bytes, at: int) -> Any:
-        """One of the values."""
+        """Return the value. Raises FieldError for an unknown number."""
         number = image[at]
         if number not in self.values:
             raise FieldError(f"expected a number of {self._known()}, got {number}")
@@ -141,12 +142,12 @@ class Enumeration(Kind):
 
 
 def members(enumeration: type[IntEnum]) -> dict[int, IntEnum]:
-    """The values of an Enumeration over all members of an IntEnum."""
+    """Return the `values` of an Enumeration over all members of an IntEnum."""
     return {int(member): member for member in enumeration}
 
 
 def value_name(value: Any) -> str:
-    """What a value of an Enumeration is called."""
+    """Return the name of a value of an Enumeration."""
     return value.name if isinstance(value, IntEnum) else str(value)
 
 
@@ -160,22 +161,22 @@ class Bytes(Kind):
         super().__init__(size=size, title=f"{size} bytes")
 
     def write(self, value: Any) -> bytes:
-        """Of bytes of exactly the size."""
+        """Return the value itself. Raises FieldError unless it is bytes of exactly this size."""
         if type(value) is not bytes or len(value) != self.size:
             raise FieldError(f"expected {self.size} bytes, got {shown(value)}")
 
         return value
 
     def read(self, image: bytes, at: int) -> bytes:
-        """Bytes of the size."""
+        """Return the bytes."""
         return image[at : at + self.size]
 
 
 class Hex(Bytes):
-    """A fixed number of raw bytes whose value is text, two lower-case hexadecimal digits for each."""
+    """A fixed number of raw bytes. The value is a str with two lower-case hexadecimal digits for each byte."""
 
     def write(self, value: Any) -> bytes:
-        """Of a str of two digits for each byte."""
+        """Return the bytes of a str with two lower-case hexadecimal digits for each byte. Raises FieldError."""
         try:
             raw = bytes.fromhex(value)
         except (TypeError, ValueError):
@@ -186,18 +187,18 @@ class Hex(Bytes):
         return raw
 
     def read(self, image: bytes, at: int) -> Any:
-        """A str of two digits for each byte."""
+        """Return a str with two lower-case hexadecimal digits for each byte."""
         return super().read(image, at).hex()
 
 
 class Text(Kind):
-    """UTF-8 without NUL characters, filled up with zero bytes; a text may fill its place."""
+    """UTF-8 text without NUL characters, followed by zero bytes up to `size`. A text may have exactly `size` bytes."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size=size, title=f"text, {size} bytes")
 
     def write(self, value: Any) -> bytes:
-        """Of a str that fits."""
+        """Return the bytes of a str of at most `size` bytes of UTF-8. Raises FieldError."""
         if not isinstance(value, str):
             raise FieldError(f"expected a text, got {shown(value)}")
         try:
@@ -211,7 +212,7 @@ class Text(Kind):
         return encoded.ljust(self.size, b"\0")
 
     def read(self, image: bytes, at: int) -> str:
-        """A str without NUL."""
+        """Return the text. Raises FieldError for bytes after its end, or if it is not UTF-8."""
         encoded = image[at : at + self.size].rstrip(b"\0")
         if b"\0" in encoded:
             raise FieldError("expected nothing but zero bytes after the end of the text", byte=encoded.index(b"\0"))
@@ -222,13 +223,13 @@ class Text(Kind):
 
 
 class Bitmap(Kind):
-    """A set of small numbers, given ascending: number n is bit n % 8 of byte n // 8."""
+    """A set of small numbers, given in ascending order. Number n is bit n % 8 of byte n // 8."""
 
     def __init__(self, bits: int) -> None:
         super().__init__(size=bits // 8, title=f"bitmap of {bits}")
 
     def write(self, value: Any) -> bytes:
-        """Of ascending ints."""
+        """Return the bytes of ascending ints. Raises FieldError."""
         bits, last = bytearray(self.size), -1
         for number in value:
             if type(number) is not int or not last < number < 8 * self.size:
@@ -239,13 +240,13 @@ class Bitmap(Kind):
         return bytes(bits)
 
     def read(self, image: bytes, at: int) -> tuple[int, ...]:
-        """The ints, ascending."""
+        """Return the numbers, ascending."""
         bits = int.from_bytes(image[at : at + self.size], "little")
         return tuple(number for number in range(8 * self.size) if bits >> number & 1)
 
 
 class Padding(Kind):
-    """Zero bytes that move the next field to its alignment."""
+    """Zero bytes before a field, for its alignment. They have no value."""
 
     silent = True
 
@@ -253,16 +254,16 @@ class Padding(Kind):
         super().__init__(size=size, title=f"{size} zero bytes" if size > 1 else "zero byte")
 
     def write(self, value: Any) -> bytes:  # noqa: ARG002 - padding has no value
-        """Whatever the value: zero."""
+        """Return zero bytes; the value is ignored."""
         return bytes(self.size)
 
     def read(self, image: bytes, at: int) -> None:
-        """None, from nothing but zero."""
+        """Raise FieldError unless all bytes are zero."""
         expect_zero(image, at, self.size, "in padding")
 
 
 class Constant(Kind):
-    """Bytes that are the same in every image. mismatch: what to say about others, after `expected … and got …`."""
+    """Bytes that are the same in every image. mismatch: end of the error message about other bytes."""
 
     silent = True
 
@@ -272,26 +273,26 @@ class Constant(Kind):
         self._value = value
         self._mismatch = mismatch
 
-    def write(self, value: Any) -> bytes:  # noqa: ARG002 - its value is its own
-        """Whatever the value: the constant."""
+    def write(self, value: Any) -> bytes:  # noqa: ARG002 - the value is constant
+        """Return the bytes of the constant; the value is ignored."""
         return self._kind.write(self._value)
 
     def read(self, image: bytes, at: int) -> None:
-        """None, from nothing but the constant."""
+        """Raise FieldError unless the bytes are those of the constant."""
         found = self._kind.read(image, at)
         if found != self._value:
             raise FieldError(f"expected {shown(self._value)}, got {shown(found)}; {self._mismatch}")
 
 
 def expect_zero(image: bytes, start: int, size: int, where: str, *path: str | int, byte: int = 0) -> None:
-    """Refuse a stretch that is not all zero. byte: where it starts within the field at `path`."""
+    """Raise FieldError unless all `size` bytes from `start` are zero. byte: offset of `start` within the field at `path`."""
     found = image[start : start + size].lstrip(b"\0")
     if found:
         raise FieldError(f"expected zero {where}, got 0x{found[0]:02x}", *path, byte=byte + size - len(found))
 
 
 def expect_order(keys: Iterable[Any], rule: str, *path: str | int) -> None:
-    """Refuse keys that do not strictly ascend; the path ends with the first that does not."""
+    """Raise FieldError unless the keys are strictly ascending. The error's path ends with the first wrong position."""
     last: Any = None
     for place, key in enumerate(keys):
         if last is not None and not last < key:
@@ -301,6 +302,6 @@ def expect_order(keys: Iterable[Any], rule: str, *path: str | int) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value for a message: bytes in hex, cut to a line."""
+    """Return a value as text for a message: long bytes in hex, shortened to one line."""
     text = value.hex() if isinstance(value, bytes) and len(value) > 8 else repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

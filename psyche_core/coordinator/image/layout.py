@@ -1,8 +1,9 @@
 """The tables of the canonical image: every field of the coordinator's state, its place and its meaning.
 
-Encoding, decoding, offsets and docs/reference/canonical-image.md all follow from these tables. What the coordinator's rules need
-of the model has fields of its own; the other keys of `[model.LLM]` belong to plugins and are stored, as canonical CBOR, in
-`model.tables`. A change of any table is a new VERSION. The kinds in `kinds` and `records` decide which bytes are refused.
+Encoding, decoding, offsets and docs/reference/canonical-image.md are all made from these tables. The model settings that the
+coordinator's rules use have fields of their own; the other keys of `[model.LLM]` belong to plugins and are stored, as canonical
+CBOR, in `model.tables`. Every change of a table needs a new VERSION. The kinds in `kinds` and `records` decide which bytes are
+invalid.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ MAGIC = b"PsycheSt"
 VERSION = 3
 
 CHECKPOINT_KINDS = ("Ephemeral", "Dummy", "Hub", "P2P", "Gcs", "P2PGcs")
-"""Kinds of checkpoints in the order of their numbers, which are the reference's."""
+"""Kinds of checkpoints in the order of their numbers, which are those of the reference implementation."""
 
 RUN_STATE = Enumeration("RunState", members(RunState))
 CLIENT_STATE = Enumeration("ClientState", members(ClientState))
@@ -75,7 +76,7 @@ def _padding(size: int) -> tuple[str, Kind, str]:
 
 
 def _validated(table: type[_Table], plain: dict[str, Any], *path: str) -> _Table:
-    """A table of the run configuration. Raises FieldError for the field at `path`."""
+    """Return a validated table of the run configuration. Raises FieldError for the field at `path`."""
     try:
         return run_config.from_plain(table, plain)
     except ConfigError as error:
@@ -148,7 +149,7 @@ CONFIG = Record("CoordinatorConfig", _config, _CONFIG_FIELDS)
 
 
 def _checkpoint_fields(checkpoint: Choice) -> dict[str, Any]:
-    """Kind and texts of a checkpoint: repo_id and revision, or bucket and prefix."""
+    """Return the kind of a checkpoint and its two texts: repo_id and revision, or bucket and prefix."""
     table = CHECKPOINTS.get(checkpoint.name)
     if table is None:
         return {"kind": checkpoint.name, "first": "", "second": None}
@@ -193,7 +194,7 @@ def _model_fields(model: ModelConfig) -> dict[str, Any]:
 
 
 def _tables(model: ModelConfig) -> bytes:
-    """The model's keys that have no field of their own."""
+    """Return the canonical CBOR of the model's keys that have no field of their own. Raises FieldError."""
     try:
         return model_tables(model)
     except ConfigError as error:
@@ -353,7 +354,7 @@ _OTHER_VERSION = "update the older side"
 _HEADER_BYTES = 16
 
 SIZE = _HEADER_BYTES + Record("CoordinatorState", CoordinatorState, _STATE_FIELDS).size
-"""Bytes of every image."""
+"""Size of every image in bytes."""
 
 _HEADER: Fields = [
     ("magic", Constant(Bytes(8), MAGIC, mismatch=_OTHER_PROGRAM), f"the letters {MAGIC.decode()}"),

@@ -1,6 +1,6 @@
-"""The canonical image for people: its layout as a table for the terminal and as docs/reference/canonical-image.md.
+"""Describes the canonical image: its layout as a table for the terminal and as docs/reference/canonical-image.md.
 
-All text is made from the tables of `layout`, so it cannot differ from what the code does.
+The text is made from the tables of `layout`, so it always agrees with the code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from psyche_core.coordinator.image.records import List, Record
 _ACCOUNT_OVERHEAD_BYTES = 128
 _LAMPORTS_PER_BYTE = 6960
 RENT_EXEMPT_LAMPORTS = (_ACCOUNT_OVERHEAD_BYTES + SIZE) * _LAMPORTS_PER_BYTE
-"""Least balance of a Solana account of SIZE bytes that pays no rent."""
+"""Smallest balance, in lamports, at which a Solana account of SIZE bytes pays no rent."""
 
 _ENUMERATIONS = {
     "RunState": RUN_STATE,
@@ -70,7 +70,7 @@ writes the same bytes for the same state. This page is made from the code by
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a layout table. name: dotted, from where the table starts. offset, size: in bytes."""
+    """A row of a layout table. offset, size: in bytes. name: dotted path from the start of the table. note: the meaning."""
 
     offset: int
     size: int
@@ -80,7 +80,7 @@ class Row:
 
 
 def rows(kind: Kind) -> Iterator[Row]:
-    """The fields of a record in order, those inside its records included; a list's slots are one row."""
+    """Yield the fields of a record in order, including those of inner records. All slots of a list are one row."""
     for part in kind.parts:
         yield from _rows(part.kind, part.name, part.offset, part.note)
 
@@ -98,7 +98,7 @@ def _rows(kind: Kind, name: str, offset: int, note: str) -> Iterator[Row]:
 
 
 def slot_records(kind: Kind) -> dict[str, Record]:
-    """Records that stand in the slots of lists, by title, outer ones first."""
+    """Return the records that are stored in slots of lists, by title, outer ones first."""
     found: dict[str, Record] = {}
     for part in kind.parts:
         inner = part.kind
@@ -111,7 +111,7 @@ def slot_records(kind: Kind) -> dict[str, Record]:
 
 
 def table() -> str:
-    """The layout for a terminal, with the size."""
+    """Return the layout and the size as text for a terminal."""
     lines = [f"canonical image of the coordinator's state, layout version {VERSION}", ""]
     for title, record in {"the image": IMAGE, **slot_records(IMAGE)}.items():
         lines += [title if record is IMAGE else f"{title}, {record.size} bytes, from the start of its slot", ""]
@@ -123,7 +123,7 @@ def table() -> str:
 
 
 def markdown() -> str:
-    """The page docs/reference/canonical-image.md."""
+    """Return the text of docs/reference/canonical-image.md."""
     head = _HEAD.format(
         version=VERSION, size=SIZE, lamports=RENT_EXEMPT_LAMPORTS, sol=RENT_EXEMPT_LAMPORTS / 10**9, tables=MAX_TABLES_BYTES
     )

@@ -1,7 +1,7 @@
-"""Kinds of an image that hold other kinds: an optional value, a list of slots, some bytes, the fields of a record.
+"""Kinds of an image that contain other kinds: an optional value, a list of slots, some bytes, the fields of a record.
 
-Absent values and unused slots are zero, and are checked as strictly as the others. A table whose fields would not be at their
-natural alignment is refused: padding is written out in the table, never inserted.
+Absent values and unused slots are zero, and are checked as strictly as the others. A table with a field that is not at its
+natural alignment raises ValueError: padding must be written in the table and is never inserted.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Optional(Kind):
         self._start = start
 
     def write(self, value: Any) -> bytes:
-        """Of the value or None."""
+        """Return the bytes of the value, or of None. Raises FieldError."""
         if value is None:
             return bytes(self.size)
 
         return b"\1".ljust(self._start, b"\0") + self._item.write(value)
 
     def read(self, image: bytes, at: int) -> Any:
-        """The value or None."""
+        """Return the value, or None if it is absent. Raises FieldError."""
         found = {part.name: _read_part(part, image, at) for part in self.parts[:-1]}
         if found["present"]:
             return _read_part(self.parts[-1], image, at)
@@ -53,14 +53,14 @@ class Blob(Kind):
         self._capacity = capacity
 
     def write(self, value: Any) -> bytes:
-        """Of bytes that fit."""
+        """Return the stored form of at most `capacity` bytes. Raises FieldError."""
         if len(value) > self._capacity:
             raise FieldError(f"expected at most {self._capacity} bytes, got {len(value)}")
 
         return U32.write(len(value)) + bytes(4) + bytes(value).ljust(self._capacity, b"\0")
 
     def read(self, image: bytes, at: int) -> bytes:
-        """The bytes in use."""
+        """Return the bytes in use, without the zero bytes after them. Raises FieldError."""
         length, _ = (_read_part(part, image, at) for part in self.parts[:-1])
         if length > self._capacity:
             raise FieldError(f"expected at most {self._capacity}, got {length}", "length")
@@ -81,7 +81,7 @@ class List(Kind):
         self.capacity = capacity
 
     def part(self, step: str | int) -> Part:
-        """A slot by its number, or a field of the list by its name. Raises KeyError."""
+        """Return a slot by its number, or a field of the list by its name. Raises KeyError if there is none."""
         if isinstance(step, int) and 0 <= step < self.capacity:
             return Part(f"[{step}]", self._offset(step), self.item)
 
@@ -91,7 +91,7 @@ class List(Kind):
         return 8 + slot * self.item.size
 
     def write(self, value: Any) -> bytes:
-        """Of a sequence that fits."""
+        """Return the bytes of a sequence of at most `capacity` values. Raises FieldError."""
         if len(value) > self.capacity:
             raise FieldError(f"expected at most {self.capacity}, got {len(value)}")
 
@@ -106,7 +106,7 @@ class List(Kind):
         return b"".join(written).ljust(self.size, b"\0")
 
     def read(self, image: bytes, at: int) -> tuple[Any, ...]:
-        """The values in use, a tuple."""
+        """Return the values of the slots in use. Raises FieldError."""
         count, _ = (_read_part(part, image, at) for part in self.parts)
         if count > self.capacity:
             raise FieldError(f"expected at most {self.capacity}, got {count}", "count")
@@ -126,10 +126,11 @@ class List(Kind):
 
 
 class Record(Kind):
-    """Fields one after the other.
+    """Several fields, one after the other.
 
-    fields: name, kind and meaning of each. build: makes the value from its fields by keyword. split: the fields of a value by
-    name; without it they are its attributes. Raises ValueError when a field would not stand at its natural alignment.
+    fields: name, kind and meaning of each. build: makes the value from its fields, given as keyword arguments. split: returns the
+    fields of a value by name; without it they are the value's attributes. Raises ValueError if a field is not at its natural
+    alignment or if two fields have the same name.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class Record(Kind):
         self._split = split
 
     def write(self, value: Any) -> bytes:
-        """Of a value that has all fields."""
+        """Return the bytes of a value that has all fields. Raises FieldError."""
         values = self._split(value) if self._split is not None else None
         written = []
         for part in self.parts:
@@ -175,7 +176,7 @@ class Record(Kind):
         return b"".join(written)
 
     def read(self, image: bytes, at: int) -> Any:
-        """What `build` makes of the fields."""
+        """Return the value that `build` makes from the fields. Raises FieldError."""
         found = {part.name: _read_part(part, image, at) for part in self.parts}
         values = {part.name: found[part.name] for part in self.parts if not part.kind.silent}
         try:
@@ -187,7 +188,7 @@ class Record(Kind):
 
 
 def _read_part(part: Part, image: bytes, at: int) -> Any:
-    """A field of what starts at `at`, its name in the path of what it raises."""
+    """Read a field of the value that starts at `at`. Adds the field's name to the path of a FieldError."""
     try:
         return part.kind.read(image, at + part.offset)
     except FieldError as error:

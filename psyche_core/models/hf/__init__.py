@@ -1,1 +1,1 @@
-"""Implementation of the Hugging Face architectures; `psyche_core.builtin.hf_models` is the entry point."""
+"""Implementation of the Hugging Face architectures. `psyche_core.builtin.hf_models` registers them."""

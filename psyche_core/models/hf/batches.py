@@ -1,12 +1,12 @@
-"""Samples as tensors: token ids, labels to predict, and positions.
+"""Converts samples to tensors: token ids, labels to predict, and positions.
 
-- The tokens before place i predict label i. Nothing predicts a text's first token (the first of a row or of a text packed into
-  it), padding, or a label of -100. So packed texts give the same loss and gradient as one by one.
-- The model recognises texts packed in one row by their positions alone: where they do not count up by one, another text begins.
-  transformers makes block-diagonal attention of that.
+- The tokens before index i predict label i. The first token of a text (of a row, or of a text packed into a row), padding, and
+  labels of -100 are not predicted. So packed texts give the same loss and gradient as separate texts.
+- The model recognises texts packed in one row only by their positions: if a position is not the previous one plus 1, another text
+  begins. transformers then uses block-diagonal attention.
 
-Samples that do not fit the model are refused: ids out of its vocabulary, sequences or positions beyond the run's length, no
-prediction.
+Samples that do not fit the model raise ModelError: ids outside its vocabulary, sequences or positions beyond the run's length, or
+no token to predict.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from psyche_core.interfaces.data import IGNORED_LABEL, Samples
 class Batch:
     """B sequences of T tokens on the CPU, int64.
 
-    ids (B, T); targets (B, T - 1): the label that place i + 1 has, or IGNORED_LABEL; positions (B, T), None for 0, 1, 2, … in
-    every row; packed: whether some row holds several texts.
+    ids: (B, T). targets: (B, T - 1), the label of index i + 1, or IGNORED_LABEL. positions: (B, T), None for 0, 1, 2, … in every
+    row. packed: whether some row contains several texts.
     """
 
     ids: torch.Tensor
@@ -37,16 +37,16 @@ class Batch:
 
     @property
     def count(self) -> int:
-        """B."""
+        """Number of sequences B."""
         return int(self.ids.shape[0])
 
     @property
     def predictions(self) -> int:
-        """Tokens predicted."""
+        """Number of predicted tokens."""
         return int((self.targets != IGNORED_LABEL).sum())
 
     def split(self, size: int) -> Iterator[Batch]:
-        """Parts of `size` sequences; the last may be smaller."""
+        """Yield parts of `size` sequences; the last one may be smaller."""
         for start in range(0, self.count, size):
             rows = slice(start, start + size)
             positions = None if self.positions is None else self.positions[rows]
@@ -54,7 +54,7 @@ class Batch:
 
 
 def read_batch(samples: Samples, *, vocab_size: int, max_seq_len: int) -> Batch:
-    """Samples as a batch that fits the model. Raises ModelError."""
+    """Return samples as a batch. Raises ModelError if they do not fit the model. max_seq_len: in tokens."""
     if samples.count < 1 or not 2 <= samples.sequence_length <= max_seq_len:
         message = (
             f"a batch needs at least one sequence of 2 to {max_seq_len} tokens, got {samples.count} of {samples.sequence_length}"
@@ -70,7 +70,7 @@ def read_batch(samples: Samples, *, vocab_size: int, max_seq_len: int) -> Batch:
     if positions is None:
         return _batch(ids, labels[:, 1:], None, packed=False)
 
-    breaks = np.diff(positions, axis=1) != 1  # (B, T - 1): place i + 1 does not go on from place i
+    breaks = np.diff(positions, axis=1) != 1  # (B, T - 1): position i + 1 is not position i plus 1
     targets = np.where(breaks | _padding(samples)[:, 1:], IGNORED_LABEL, labels[:, 1:])
     return _batch(ids, targets, positions, packed=bool(breaks.any()))
 
@@ -90,7 +90,7 @@ def _batch(ids: NDArray[np.int64], targets: NDArray[np.int64], positions: NDArra
 
 
 def _table(samples: Samples, column: bytes, dtype: str) -> NDArray[np.int64]:
-    """Raw values in the shape of the tokens (B, T)."""
+    """Return the raw values of a column in the shape of the tokens (B, T)."""
     return np.frombuffer(column, dtype=dtype).astype(np.int64).reshape(samples.count, samples.sequence_length)
 
 
@@ -102,7 +102,7 @@ def _check_ids(ids: NDArray[np.int64], vocab_size: int, *, what: str) -> None:
 
 
 def _positions(samples: Samples, *, max_seq_len: int) -> NDArray[np.int64] | None:
-    """Each token's position in its own text (B, T); None where nothing is said about it."""
+    """Return each token's position in its own text (B, T), or None if the samples contain no information about positions."""
     if samples.position_ids is None and samples.sequence_lengths is None:
         return None
     if samples.position_ids is None:
@@ -113,7 +113,7 @@ def _positions(samples: Samples, *, max_seq_len: int) -> NDArray[np.int64] | Non
         message = f"position {int(positions.max())} is beyond the run's sequences of {max_seq_len} tokens"
         raise ModelError(message)
     for row, lengths in enumerate(_texts(samples)):
-        starts = np.cumsum(lengths)[:-1]  # of every text but the first
+        starts = np.cumsum(lengths)[:-1]  # start of every text except the first
         if bool((positions[row, starts] == positions[row, starts - 1] + 1).any()):
             message = f"position_ids of sample {row} count on where its sequence_lengths say that another text begins"
             raise ModelError(message)
@@ -121,18 +121,18 @@ def _positions(samples: Samples, *, max_seq_len: int) -> NDArray[np.int64] | Non
 
 
 def _texts(samples: Samples) -> tuple[tuple[int, ...], ...]:
-    """Lengths of the texts in each row."""
+    """Return the lengths of the texts in each row."""
     return samples.sequence_lengths or ((samples.sequence_length,),) * samples.count
 
 
 def _counting(lengths: tuple[int, ...], total: int) -> NDArray[np.int64]:
-    """0, 1, 2, … for each text, and for the padding after them."""
+    """Return 0, 1, 2, … for each text, and for the padding after them."""
     parts = (*lengths, total - sum(lengths))
     return np.concatenate([np.arange(part, dtype=np.int64) for part in parts])
 
 
 def _padding(samples: Samples) -> NDArray[np.bool_]:
-    """Places after the last text of each row (B, T)."""
+    """Return a mask (B, T) of the padding after the last text of each row."""
     filled = np.array([sum(lengths) for lengths in _texts(samples)])
     result: NDArray[np.bool_] = np.arange(samples.sequence_length) >= filled[:, None]
     return result

@@ -1,7 +1,8 @@
 """Reads and checks `config.json` of a model folder.
 
-The unchanged file is kept for checkpoints (`fields`). The configuration to build from has every dropout at zero, so that equal
-inputs give equal gradients. Quantised models are refused (their weights cannot be trained), and no code of a folder is run.
+The unchanged file is kept for checkpoints (`fields`). In the configuration from which the model is built, every dropout is zero,
+so that equal inputs give equal gradients. Quantised models raise ModelError, because their weights cannot be trained. No code
+from the folder is run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ MAX_CONFIG_BYTES: Final = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A model folder's configuration. fields: the JSON object as written; parsed: transformers' own, without dropout."""
+    """A model folder's configuration.
+
+    source: the folder. fields: the JSON object as written. parsed: the configuration object of transformers, without dropout.
+    """
 
     source: Path
     fields: Mapping[str, Any]
@@ -32,13 +36,13 @@ class Configuration:
 
     @property
     def model_type(self) -> str:
-        """Name of the architecture, as transformers has it."""
+        """Name of the architecture in transformers."""
         return str(self.fields["model_type"])
 
     def check_length(self, max_seq_len: int) -> None:
-        """Refuse a run whose sequences are longer than the model has positions for. Raises ModelError."""
+        """Raise ModelError if the run's sequences (max_seq_len tokens) are longer than the model has positions for."""
         limit = getattr(self.parsed.get_text_config(), "max_position_embeddings", None)
-        if limit is not None and 0 < limit < max_seq_len:  # some architectures say -1 for any
+        if limit is not None and 0 < limit < max_seq_len:  # some architectures use -1 for no limit
             message = (
                 f"the run trains sequences of {max_seq_len} tokens but {self.source / CONFIG_FILE} "
                 f"allows max_position_embeddings {limit}; change one of them"
@@ -47,7 +51,7 @@ class Configuration:
 
 
 def read_configuration(source: Path, *, required_types: tuple[str, ...] = ()) -> Configuration:
-    """The configuration in `source`. required_types: model types that will do; none for any. Raises ModelError."""
+    """Read the configuration in `source`. required_types: allowed model types, () for any. Raises ModelError."""
     fields = _read_fields(source)
     path, model_type = source / CONFIG_FILE, fields["model_type"]
     if required_types and model_type not in required_types:
@@ -64,7 +68,7 @@ def read_configuration(source: Path, *, required_types: tuple[str, ...] = ()) ->
     try:
         with quiet():
             parsed = transformers.AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # unknown model types and invalid fields come as several kinds
+    except Exception as error:  # unknown model types and invalid fields raise different exceptions
         message = f"transformers {transformers.__version__} cannot read {path} (model_type {model_type!r}): {first_line(error)}"
         raise ModelError(message) from error
 
@@ -94,7 +98,7 @@ def _read_fields(source: Path) -> dict[str, Any]:
 
 
 def read_small(path: Path, max_bytes: int) -> bytes:
-    """A file of at most `max_bytes`. Raises OSError, ValueError for a longer one."""
+    """Return the content of a file of at most `max_bytes`. Raises OSError, and ValueError for a longer file."""
     expect_regular(path)
     size = path.stat().st_size
     if size > max_bytes:
@@ -105,7 +109,7 @@ def read_small(path: Path, max_bytes: int) -> bytes:
 
 
 def _switch_dropout_off(parsed: Any) -> None:
-    """The module stays in eval mode, but a layer whose gradients are checkpointed must be told that it trains."""
+    """Set every dropout to zero. The module stays in eval mode, but layers with gradient checkpointing use training mode."""
     for part in {id(part): part for part in (parsed, parsed.get_text_config())}.values():
         for name, value in vars(part).items():
             if "drop" in name and isinstance(value, float):

@@ -1,6 +1,6 @@
-"""Devices by name.
+"""Finds devices by name.
 
-Several devices are always CUDA devices of one machine; the first one named owns the weights that are trained.
+Several devices are always CUDA devices of one machine; the first one in the name owns the weights that are trained.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from psyche_core.errors import NoSuchDevice
 
 
 def pick_devices(name: str) -> tuple[torch.device, ...]:
-    """`auto`, `cpu`, `mps`, `cuda`, `cuda:N` or `cuda:X,Y,…` as devices that exist here. Raises NoSuchDevice."""
+    """Return the devices for `auto`, `cpu`, `mps`, `cuda`, `cuda:N` or `cuda:X,Y,…`. Raises NoSuchDevice if one is missing."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     kind, colon, listed = name.partition(":")

@@ -1,7 +1,7 @@
-"""The contract of a model around one or more replicas of a transformers module.
+"""Implements the model interface with one or more replicas of a transformers module.
 
-With several devices, each computes its part of the micro-batches in a thread of its own, with the first one's weights. Gradients
-are summed on the first in the order of devices, so the sum does not depend on which was faster.
+With several devices, each device computes its part of the micro-batches in its own thread, with a copy of the first device's
+weights. Gradients are summed on the first device, in the order of devices, so the sum does not depend on their speed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from psyche_core.models.hf.replica import Replica
 from psyche_core.models.hf.saving import MAX_SHARD_BYTES, SAVED_DTYPES, Checkpoint, describe
 
 Work = Callable[[Replica, Sequence[Batch]], list[float]]
-"""What each replica does with its micro-batches: one number for each."""
+"""Function that processes a replica's micro-batches and returns one number for each."""
 
 
 class HfModel(Model):
     """A transformers causal LM. Build it with the factories of `psyche_core.builtin.hf_models`.
 
-    module: on any device, float32, eval mode. devices: at least one; the first owns the weights. dtype: compute dtype.
+    module: on any device, float32, eval mode. devices: at least one; the first owns the weights. dtype: compute dtype. Raises
+    ModelError if the module predicts a token from later tokens.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class HfModel(Model):
         self._configuration = configuration
         self._max_seq_len = max_seq_len
         self._vocab_size = int(module.get_input_embeddings().num_embeddings)  # type: ignore[operator]  # transformers types modules loosely
-        self._keeps_texts_apart = False  # not known before the first packed batch
+        self._keeps_texts_apart = False  # checked at the first packed batch
         if self._first.sees_later_tokens():
             message = (
                 f"model_type {configuration.model_type!r} in {configuration.source} predicts a token from what comes after it, "
@@ -64,19 +65,19 @@ class HfModel(Model):
 
     @property
     def description(self) -> Mapping[str, bytes]:
-        """config.json without what saving changes, and the tokenizer and generation files of the source."""
+        """config.json without the keys that saving changes, and the tokenizer and generation files of the source, by name."""
         return describe(self._configuration)
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the input embedding."""
+        """Number of rows of the input embedding."""
         return self._vocab_size
 
     def gradients(self, samples: Samples, *, micro_batch_size: int) -> float:
-        """Mean cross-entropy in nats per predicted token; its gradient is left in `.grad`.
+        """Return the mean cross-entropy in nats per predicted token, and store its gradient in `.grad` of the parameters.
 
-        Raises ModelError for samples that do not fit the model and NonFiniteError for a loss that is NaN or infinite; whatever
-        is raised, no gradient is left.
+        Raises ModelError for samples that do not fit the model and NonFiniteError for a loss that is NaN or infinite. After an
+        exception no parameter has a gradient.
         """
         batch = self._read(samples)
         self._drop_gradients()
@@ -91,7 +92,7 @@ class HfModel(Model):
         return mean
 
     def loss(self, samples: Samples, *, micro_batch_size: int) -> float:
-        """The same mean without gradients. A loss that is not finite is returned as it is."""
+        """Return the same mean without computing gradients. A loss that is not finite is also returned."""
         batch = self._read(samples)
         return self._measure(batch, micro_batch_size) / batch.predictions
 
@@ -105,9 +106,10 @@ class HfModel(Model):
     ) -> None:
         """Write config.json, safetensors, and generation config and tokenizer files if the source had them.
 
-        dtype: of the parameters on disk, float32 or bfloat16. max_shard_bytes: of one safetensors file; more become shards with
-        an index. A complete `directory` appears by renaming a finished sibling; an older one of that name is replaced. Beside
-        the model one layer's worth of memory is needed at most. Raises ModelError.
+        parameters: the values to save, by name. dtype: of the parameters on disk, float32 or bfloat16. max_shard_bytes: maximum
+        size of one safetensors file; a larger model is written as several files with an index. The folder is written under
+        another name and then renamed, so `directory` appears complete; an older one is replaced. Needs memory for at most one
+        layer in addition to the model. Raises ModelError.
         """
         if dtype not in SAVED_DTYPES:
             message = f"a model is saved as one of {', '.join(SAVED_DTYPES)}, got {dtype!r}"
@@ -130,7 +132,7 @@ class HfModel(Model):
         return batch
 
     def _accumulate(self, batch: Batch, micro_batch_size: int) -> float:
-        """Summed cross-entropy of the batch; leaves the gradient of the mean in our parameters' `.grad`."""
+        """Return the summed cross-entropy of the batch, and store the gradient of the mean in our parameters' `.grad`."""
         sums = self._spread(batch, micro_batch_size, functools.partial(Replica.accumulate, predictions=batch.predictions))
         for other in self._replicas[1:]:
             self._first.add_gradients(other)
@@ -138,11 +140,14 @@ class HfModel(Model):
         return sum(sums)
 
     def _measure(self, batch: Batch, micro_batch_size: int) -> float:
-        """The same sum without gradients."""
+        """Return the same sum without computing gradients."""
         return sum(self._spread(batch, micro_batch_size, Replica.measure))
 
     def _spread(self, batch: Batch, micro_batch_size: int, work: Work) -> list[float]:
-        """Every replica's numbers together; micro-batches go to the replicas in turn, none larger than is needed to use all."""
+        """Run `work` on all replicas and return all numbers.
+
+        The micro-batches are given to the replicas in turn. They are made smaller if otherwise some replicas would get none.
+        """
         count = len(self._replicas)
         micros = list(batch.split(min(micro_batch_size, -(-batch.count // count))))
         if count == 1:
@@ -159,7 +164,10 @@ class HfModel(Model):
             replica.drop_gradients()
 
     def _to_save(self, parameters: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], frozenset[str]]:
-        """The module's state with the given weights in place of ours, tied ones once; and the names of those weights."""
+        """Return the module's state with the given weights, tied ones once, and the names of the parameters.
+
+        Raises ModelError if a parameter is missing or has another shape.
+        """
         for name, own in self.parameters.items():
             if name not in parameters or parameters[name].shape != own.shape:
                 got = tuple(parameters[name].shape) if name in parameters else "nothing"
@@ -173,7 +181,7 @@ class HfModel(Model):
         for key, tensor in module.state_dict(keep_vars=True).items():
             known = ours.get(id(tensor))
             if known is not None:
-                weights[known] = parameters[known]  # further keys of a tied weight change nothing
+                weights[known] = parameters[known]  # a tied weight has several keys but is stored once
             elif key not in ignored:
                 weights[key] = tensor
         return weights, frozenset(self.parameters)

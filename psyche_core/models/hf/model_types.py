@@ -1,5 +1,5 @@
-"""Which model types of transformers each of our architectures takes; a module of its own, so that it can be read
-without torch.
+"""The model types of transformers that each of our architectures accepts. A separate module, so that it can be imported without
+torch.
 """
 
 from __future__ import annotations
@@ -11,4 +11,4 @@ from typing import Final
 MODEL_TYPES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {"HfLlama": ("llama",), "HfDeepseek": ("deepseek_v3", "deepseek_v2"), "HfAuto": ()}
 )
-"""`model_type` of config.json by architecture; none for any causal language model."""
+"""Allowed values of `model_type` in config.json by architecture; () for any causal language model."""

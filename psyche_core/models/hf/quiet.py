@@ -1,4 +1,4 @@
-"""Keeps transformers quiet, and its long errors short."""
+"""Suppresses log messages and progress bars of transformers, and shortens its long error messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import transformers
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars and only errors from transformers inside; its settings are put back after."""
+    """Suppress progress bars and all messages of transformers except errors inside the block. Then restore its settings."""
     log: Any = transformers.utils.logging
     verbosity = log.get_verbosity()
     bars = log.is_progress_bar_enabled()
@@ -26,6 +26,6 @@ def quiet() -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what an exception says, its type where it says nothing."""
+    """Return the first line of an exception's message, or its type if it has no message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -1,9 +1,10 @@
-"""A model as a complete folder: config.json, safetensors, and the tokenizer and generation config of its source.
+"""Writes a model as a complete folder: config.json, safetensors, and the tokenizer and generation config of its source.
 
-- Tensors have the names that checkpoints of the architecture have, which are not always the module's: transformers fuses the
-  experts of a layer into one tensor. They are split again here, layer by layer, so that one layer at most is held twice.
+- Tensors get the names that checkpoints of the architecture use. These can differ from the module's names, because transformers
+  fuses the experts of a layer into one tensor. They are split again here, layer by layer, so that at most one layer is in memory
+  twice.
 - A tied weight is written once, under its first name.
-- A complete folder appears by renaming a finished sibling, flushed to disk; an older one of that name is replaced.
+- The folder is written under another name, flushed to disk and renamed, so it appears complete; an older one is replaced.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ COPIED_FILES: Final = (
     "chat_template.jinja",
     "chat_template.json",
 )
-"""Copied from the source folder into every checkpoint, when present."""
+"""Files that are copied from the source folder into every checkpoint, if present."""
 
 SAVED_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -52,9 +53,9 @@ _CHANGED_BY_SAVING: Final = frozenset({"architectures", "dtype", "torch_dtype", 
 
 
 def describe(configuration: Configuration) -> dict[str, bytes]:
-    """The files that say how a model is built, equal for who has it from the Hub and who has it from a checkpoint of ours.
+    """Return the files that say how a model is built, by name.
 
-    Raises ModelError for a file that cannot be read.
+    They are the same for a model from the Hub and for one from our own checkpoint. Raises ModelError if a file cannot be read.
     """
     fields = {name: value for name, value in configuration.fields.items() if name not in _CHANGED_BY_SAVING}
     files = {CONFIG_FILE: (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()}
@@ -71,7 +72,11 @@ def describe(configuration: Configuration) -> dict[str, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is written. weights: tensors by the module's own names, tied ones once; converted: names of those cast."""
+    """A checkpoint to write.
+
+    weights: tensors by the module's own names, tied ones once. converted: names of the tensors that are converted to `dtype`.
+    dtype: float32 or bfloat16.
+    """
 
     module: Any
     configuration: Configuration
@@ -80,7 +85,7 @@ class Checkpoint:
     dtype: str
 
     def write(self, directory: Path, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
-        """Write it so that `directory` appears complete or not at all. Raises ModelError."""
+        """Write the checkpoint. `directory` appears complete or not at all. Raises ModelError."""
         try:
             with whole_folder(directory) as partial:
                 self._write_config(partial / CONFIG_FILE)
@@ -90,7 +95,7 @@ class Checkpoint:
                 groups = list(self._groups())
                 shards = into_shards([planned for group in groups for planned in self._plan(group)], max_bytes=max_shard_bytes)
                 ShardWriter(partial, shards).write(entry for group in groups for entry in on_disk(self.module, group).items())
-        except Exception as error:  # the file system, transformers and torch raise many kinds here; all mean "not saved"
+        except Exception as error:  # the file system, transformers and torch raise many exception types; all mean "not saved"
             message = f"cannot save the model to {directory}: {first_line(error)}"
             raise ModelError(message) from error
 
@@ -100,7 +105,7 @@ class Checkpoint:
         path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def _groups(self) -> Iterator[dict[str, torch.Tensor]]:
-        """The weights of each layer together, and all that belong to no layer."""
+        """Yield the weights of each layer as one group, and all other weights as another group."""
         groups: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in self.weights.items():
             layer = _LAYER.match(name)
@@ -108,7 +113,7 @@ class Checkpoint:
         yield from groups.values()
 
     def _plan(self, group: Mapping[str, torch.Tensor]) -> list[Planned]:
-        """What the group becomes on disk, from shapes alone."""
+        """Return the tensors that a group becomes on disk. Only the shapes of the weights are used."""
         dtype = SAVED_DTYPES[self.dtype]
         shapes = {
             name: torch.empty(tensor.shape, dtype=dtype if name in self.converted else tensor.dtype, device="meta")

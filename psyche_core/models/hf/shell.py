@@ -1,7 +1,8 @@
-"""A module built from config.json alone, for weights that come from elsewhere.
+"""Builds a module from config.json only, for weights that are received from another process.
 
-Parameters have memory that is not touched yet, so that a rank that will hold a part of them never needs memory for the whole.
-Buffers (rotary frequencies, routing biases) are taken from the sender. All else is as in a model that is built from a folder.
+The memory of parameters is allocated but not written, so that a rank that will hold a part of them never needs physical memory
+for all of them. Buffers (rotary frequencies, routing biases) are received from the sender. Everything else is as in a model that
+is built from a folder.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from psyche_core.models.hf.replica import checkpoint_gradients
 
 
 def build_shell(config: bytes, *, attention: str, gradient_checkpointing: bool) -> tuple[Any, Configuration]:
-    """The module on the CPU, float32, in eval mode; values of parameters and buffers are whatever was in memory.
+    """Return the module on the CPU, float32, in eval mode, and its configuration. Parameters and buffers are not initialised.
 
-    config: content of config.json. Raises ModelError.
+    config: content of config.json. attention: `auto` for the model's default. Raises ModelError.
     """
     with tempfile.TemporaryDirectory(prefix="psyche-shell-") as folder:
         (Path(folder) / CONFIG_FILE).write_bytes(config)
@@ -37,7 +38,7 @@ def build_shell(config: bytes, *, attention: str, gradient_checkpointing: bool) 
         for name, parameter in module.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name)
         module.to_empty(device="cpu")
-        for first, *others in names.values():  # to_empty unties
+        for first, *others in names.values():  # to_empty has separated tied parameters
             for other in others:
                 owner, _, own = other.rpartition(".")
                 setattr(module.get_submodule(owner), own, module.get_parameter(first))
@@ -45,13 +46,13 @@ def build_shell(config: bytes, *, attention: str, gradient_checkpointing: bool) 
             checkpoint_gradients(module)
     except ModelError:
         raise
-    except Exception as error:  # a broken config surfaces as almost any exception of transformers
+    except Exception as error:  # a wrong configuration can raise almost any exception in transformers
         message = f"cannot build model_type {configuration.model_type!r} without its weights: {first_line(error)}"
         raise ModelError(message) from error
     return module.eval(), configuration
 
 
 def write_buffers(module: torch.nn.Module, values: dict[str, torch.Tensor]) -> None:
-    """Give a shell its buffers. values: by name, exactly those of the module."""
+    """Write the buffers of a module built by `build_shell`. values: by name, exactly those of the module."""
     for name, buffer in module.named_buffers():
         buffer.copy_(values[name])

@@ -1,8 +1,8 @@
-"""safetensors files written tensor by tensor.
+"""Writes safetensors files tensor by tensor.
 
-The content of a file is planned from shapes alone, so its header can be written first and its tensors made one at a time. Values
-are converted in slices. No second copy of the model is held. Format: u64 length of the header, JSON header padded to 8 bytes,
-then the tensors' little-endian values without gaps.
+The content of a file is planned from shapes only, so its header can be written first and its tensors made one at a time. Values
+are converted in slices, so no second copy of the model is in memory. Format: length of the header (u64), JSON header padded to a
+multiple of 8 bytes, then the tensors' little-endian values without gaps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 import torch
 
 SLICE_VALUES: Final = 2**22
-"""Values converted and written at once."""
+"""Number of values that are converted and written at once."""
 
 _CODES: Final = {
     torch.float64: "F64",
@@ -35,7 +35,7 @@ _CODES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A tensor to be written: name, dtype in the file, and shape."""
+    """A tensor to be written. dtype: in the file."""
 
     name: str
     dtype: torch.dtype
@@ -43,12 +43,12 @@ class Planned:
 
     @property
     def byte_count(self) -> int:
-        """Its length in the file."""
+        """Its length in the file, in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 def into_shards(plan: Sequence[Planned], *, max_bytes: int) -> list[list[Planned]]:
-    """The plan cut into parts of at most `max_bytes`, in order; a tensor that is larger by itself gets a part of its own."""
+    """Divide the plan into parts of at most `max_bytes`, in order. A larger tensor gets a part of its own."""
     shards: list[list[Planned]] = [[]]
     held = 0
     for tensor in plan:
@@ -71,7 +71,7 @@ class ShardWriter:
         self._shards = {shard_name(number, len(shards)): shard for number, shard in enumerate(shards, start=1)}
 
     def write(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Write all of them, taking `tensors` one at a time. Raises OSError, ValueError for one that is not the next planned."""
+        """Write all shards, taking `tensors` one at a time. Raises OSError, and ValueError for a tensor in the wrong order."""
         for file_name, shard in self._shards.items():
             with (self._folder / file_name).open("wb") as file:
                 file.write(_header(shard))
@@ -94,7 +94,7 @@ class ShardWriter:
 
 
 def shard_name(number: int, count: int) -> str:
-    """Name of shard `number` (from 1) of `count`."""
+    """Return the file name of shard `number` (from 1) of `count`."""
     return "model.safetensors" if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
 
 

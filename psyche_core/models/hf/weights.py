@@ -1,8 +1,8 @@
-"""Weights of a model folder: which files, whether they are complete, and the module that holds them.
+"""Reads the weights of a model folder: finds the files, checks that they are complete, and loads them into the module.
 
-The folder decides: if it has safetensors, all of them are loaded, every tensor in its place; if it has none, weights are random.
-Half-precision checkpoints become float32. Anything that would silently replace trained weights is refused: a shard that is
-missing or cut short, another format, tensors that are missing, left over, of another shape, of integers or not finite.
+If the folder has safetensors files, all tensors are loaded; if it has none, the weights are random. Half-precision checkpoints
+become float32. Anything that would silently replace trained weights raises ModelError: a file that is missing or truncated,
+another format, and tensors that are missing, unexpected, of another shape, integers or not finite.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _OTHER_FORMATS: Final = ("*.bin", "*.pt", "*.pth", "*.gguf")
 
 
 def stored_tensors(source: Path) -> dict[str, str]:
-    """Names of the tensors in the folder's safetensors, with the code of their dtype; none where the model starts at random.
+    """Return the dtype codes of the tensors in the folder's safetensors files, by name; {} if the weights are random.
 
-    All files are there, whole and readable. Raises ModelError.
+    Checks that all files exist and are complete and readable. Raises ModelError.
     """
     if (source / WEIGHTS_FILE).exists():
         files: tuple[Path, ...] = (source / WEIGHTS_FILE,)
@@ -57,10 +57,10 @@ def stored_tensors(source: Path) -> dict[str, str]:
 
 
 def load_module(configuration: Configuration, stored: Mapping[str, str], *, attention: str | None) -> Any:
-    """The module with every tensor of the folder and no other, float32, on the CPU.
+    """Return the module with exactly the tensors of the folder, float32, on the CPU.
 
-    stored: what `stored_tensors` found. attention: None for the model's default. Raises ModelError, and whatever transformers
-    raises for a configuration it cannot build.
+    stored: the result of `stored_tensors`. attention: None for the model's default. Raises ModelError, and any exception that
+    transformers raises for a configuration it cannot build.
     """
     source = configuration.source
     auto: Any = transformers.AutoModelForCausalLM
@@ -77,7 +77,7 @@ def load_module(configuration: Configuration, stored: Mapping[str, str], *, atte
                 ignore_mismatched_sizes=True,  # so that they are reported below, by name
                 output_loading_info=True,
             )
-    except RuntimeError:  # tensors that it fuses do not fit together, which it tells its log only
+    except RuntimeError:  # tensors that it fuses do not fit together; it only logs which ones
         _refuse_unfitting(source, missing=sorted(_expected_names(configuration) - stored.keys()))
         raise
 
@@ -93,7 +93,7 @@ def load_module(configuration: Configuration, stored: Mapping[str, str], *, atte
 
 
 def on_disk(module: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors of a module by the names that checkpoints of its architecture have; whole layers at a time."""
+    """Return tensors of a module by the names that checkpoints of its architecture use. tensors: must be complete layers."""
     found: dict[str, torch.Tensor] = revert_weight_conversion(module, dict(tensors))
     return found
 
@@ -115,7 +115,7 @@ def _refuse_unfitting(source: Path, **problems: list[str]) -> None:
 
 
 def _read_index(path: Path) -> dict[str, list[str]]:
-    """Names of tensors by name of the shard that must hold them; every shard is there. Raises ModelError."""
+    """Return the names of tensors by the name of the shard that must contain them. Raises ModelError if a shard is missing."""
     try:
         weight_map: Any = json.loads(read_small(path, MAX_INDEX_BYTES))["weight_map"]
         shards: dict[str, list[str]] = {}
@@ -137,7 +137,7 @@ def _read_index(path: Path) -> dict[str, list[str]]:
 
 
 def _read_header(path: Path) -> dict[str, str]:
-    """Names and dtypes in a safetensors file's header, which must match the file's length. Raises ModelError."""
+    """Return the dtype codes by name from a safetensors file's header. Raises ModelError if it does not match the file."""
     try:
         expect_regular(path)
         with safe_open(path, framework="pt") as handle:
@@ -155,7 +155,7 @@ def _read_header(path: Path) -> dict[str, str]:
 
 
 def _refuse_unusable(source: Path) -> None:
-    """Random weights must never stand in for trained ones that we do not read."""
+    """Raise ModelError if the folder has weights that we do not read, because random weights must never replace trained ones."""
     for path in sorted(source.glob("*.safetensors")):
         message = (
             f"{path} is neither {WEIGHTS_FILE} nor named by a {INDEX_FILE}; add what is missing, or remove it to start at random"
@@ -170,7 +170,10 @@ def _refuse_unusable(source: Path) -> None:
 
 
 def _check_tie(module: Any, configuration: Configuration) -> None:
-    """Embeddings that differ are untied by transformers; a model built from config.json alone would have a parameter less."""
+    """Raise ModelError if the configuration ties the embeddings but the stored ones differ.
+
+    transformers unties them in this case, but a model built from config.json only would have one parameter less.
+    """
     output = module.get_output_embeddings()
     tied = getattr(configuration.parsed.get_text_config(), "tie_word_embeddings", False)
     if tied and output is not None and output.weight is not module.get_input_embeddings().weight:

@@ -1,1 +1,1 @@
-"""One model divided among several processes of one client; see docs/how-to/several-devices.md."""
+"""Divides one model among several processes of one client; see docs/how-to/several-devices.md."""

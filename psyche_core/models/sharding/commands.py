@@ -1,11 +1,11 @@
-"""What rank 0 sends to the other ranks: canonical CBOR, a list that begins with version and kind.
+"""The commands that rank 0 sends to the other ranks: canonical CBOR, a list that begins with version and kind.
 
-    [1, "build", settings]     once: how the model is built and divided
+    [1, "build", settings]     once per model: how the model is built and divided
     [1, "work", settings]      one call of `gradients` or `loss`
-    [1, "end"]
+    [1, "end", {}]             no more commands
 
-Everything is limited before it is decoded and every field is checked, so that a rank of another version says so and does not
-guess. Tensors are not sent this way: weights, samples and gradients follow by collectives.
+Sizes are checked before anything is decoded, and every field is checked, so that a rank with another version reports this and
+does not guess. Tensors are not sent in commands: weights, samples and gradients are sent by collectives after the command.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from psyche_core.wire.codec import encode as encode_cbor
 VERSION: Final = 1
 MAX_COMMAND_BYTES: Final = MAX_CONFIG_BYTES + 2**16
 MAX_SIZE: Final = 2**40
-"""Of any number in a command."""
+"""Upper bound (exclusive) of all numbers in a command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
     """How the model is built and divided.
 
-    config: content of its config.json. sharding: the engine, by plugin name. data, tensor: sizes of the groups. dtype, attention,
-    gradient_checkpointing: as in ModelContext.
+    config: content of its config.json. sharding: plugin name of the engine. data, tensor: sizes of the data and tensor groups.
+    dtype, attention, gradient_checkpointing: as in ModelContext.
     """
 
     config: bytes
@@ -44,10 +44,12 @@ class Build:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One call. train: gradients are wanted, and weights come first; otherwise only the loss.
+    """One call.
 
-    check: the digests of gradients that ranks must have in common are wanted, too. rows, length: of the batch. positions: it has
-    some; packed: rows hold several texts. micro_batch_size: sequences of one pass on one rank. predictions: in the whole batch.
+    train: whether gradients are computed, or only the loss. check: whether digests of gradients that must be equal on several
+    ranks are compared. rows, length: shape of the batch (sequences, tokens). positions: whether the batch has positions. packed:
+    whether rows contain several texts. micro_batch_size: sequences of one pass on one rank. predictions: number of predicted
+    tokens in the whole batch.
     """
 
     train: bool
@@ -62,7 +64,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """No more commands."""
+    """The last command: the rank ends."""
 
 
 Command = Build | Work | End
@@ -73,7 +75,7 @@ _TYPES: Final = {"bytes": bytes, "str": str, "int": int, "bool": bool}
 
 
 def encode(command: Command) -> bytes:
-    """The bytes of a command. Raises ValueError for a command that no rank would take."""
+    """Return the bytes of a command. Raises ValueError for a command that is too long."""
     encoded = encode_cbor([VERSION, _NAMES[type(command)], asdict(command)])
     if len(encoded) > MAX_COMMAND_BYTES:
         message = f"a command has at most {MAX_COMMAND_BYTES} bytes, got {len(encoded)}"
@@ -83,7 +85,7 @@ def encode(command: Command) -> bytes:
 
 
 def decode(data: bytes) -> Command:
-    """Read a command. Raises WireError and nothing else."""
+    """Read a command. Raises only WireError."""
     match decode_cbor(data, max_bytes=MAX_COMMAND_BYTES, max_depth=3, max_items=64):
         case [int(version), str(name), dict(given)] if type(version) is int:
             pass

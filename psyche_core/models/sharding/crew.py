@@ -1,7 +1,8 @@
-"""Rank 0's side of a group: starts and invites the others, sends them commands, notices when one ends, and ends them.
+"""Rank 0's side of a group: starts and invites the other ranks, sends them commands, detects failures, and ends them.
 
-After the first failure, everything raises RanksLost with the sentence that all ranks end with. The ranks started here are then
-killed; those of other machines end by what they read in the store. Nothing is retried: restarting the client restarts its ranks.
+After the first failure, all methods raise RanksLost with the same sentence with which all ranks end. The ranks started here are
+then killed; those on other machines end when they read the failure in the store. Nothing is retried: restarting the client
+restarts its ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _WAIT_FOR_REASON: Final = 30.0
 
 
 class Crew:
-    """See the module. device_name: as the user gave it. Raises ModelError when the ranks cannot be had."""
+    """The ranks of a group, see the module. device_name: as given by the user. Raises ModelError if the ranks cannot start."""
 
     def __init__(self, parallelism: Parallelism, *, device_name: str) -> None:
         self._lost = ""
@@ -52,7 +53,7 @@ class Crew:
             backend = "nccl" if device.type == "cuda" else "gloo"
             threads = parallelism.torch_threads or (1 if device.type == "cpu" else None)
             if threads is not None:
-                torch.set_num_threads(threads)  # ranks that share a processor fight over it otherwise
+                torch.set_num_threads(threads)  # otherwise ranks on the same CPU compete for its cores
             for rank in range(1, local_ranks):
                 arguments = (
                     *("--main-host", host, "--port", str(port), "--world-size", str(parallelism.ranks)),
@@ -71,9 +72,9 @@ class Crew:
         create_engine: Callable[[ShardingContext], ShardingEngine],
         buffers: Mapping[str, torch.Tensor],
     ) -> Part:
-        """Build a model's parts on all ranks, in place of those there were; rank 0's. buffers: of the whole module, by name.
+        """Build a model's parts on all ranks, replacing earlier ones, and return rank 0's part.
 
-        Raises RanksLost.
+        buffers: of the whole module, by name. Raises RanksLost.
         """
         with self._together():
             assert self._group is not None, "made with the crew"
@@ -86,7 +87,7 @@ class Crew:
 
     @property
     def processes(self) -> dict[int, int]:
-        """Process ids of the ranks that were started here."""
+        """Process ids of the ranks that were started here, by rank."""
         return self._local.processes
 
     def compute(
@@ -97,7 +98,10 @@ class Crew:
         weights: Mapping[str, torch.Tensor],
         into: Mapping[str, torch.nn.Parameter] | None = None,
     ) -> float:
-        """One call on all ranks; the summed loss. into: whose `.grad` the gradients become. Raises RanksLost."""
+        """Do one call on all ranks and return the summed loss in nats.
+
+        batch, weights: complete. into: parameters whose `.grad` is set to the gradients. Raises RanksLost.
+        """
         with self._together():
             assert self._group is not None, "made with the crew"
             assert self._part is not None, "a model is built first"
@@ -111,18 +115,18 @@ class Crew:
             return total
 
     def close(self) -> dict[int, int]:
-        """End all ranks in good order; exit codes of those started here. Idempotent."""
+        """End all ranks in an orderly way. Returns the exit codes of those started here, by rank. Idempotent."""
         if self._closed or self._lost or self._group is None or self._watch is None:
             self._give_up()
             return {}
 
-        self._watch.stop()  # first: that ranks end is no failure any more
+        self._watch.stop()  # first, because the end of a rank is no failure from now on
         try:
             self._group.send(End())
             if self._part is not None:
                 self._part.close()
             self._group.close()
-        except Exception:  # a rank ended just now; whatever it is, all that is left to do is to end the rest
+        except Exception:  # a rank has just failed: only the others remain to be ended
             self._give_up()
             return {}
 
@@ -157,7 +161,7 @@ class Crew:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """What all ranks do: whatever fails in it on any of them is the end of all, with one sentence."""
+        """Run a block in which all ranks take part. A failure on any rank ends all ranks, and raises RanksLost here."""
         if (lost := self._lost) or self._closed:
             raise RanksLost(lost or "the model was closed")
         try:
@@ -172,7 +176,7 @@ class Crew:
             raise RanksLost(self._lost) from error
 
     def _on_loss(self, sentence: str) -> None:
-        """From the watch's thread, or ours."""
+        """Record the first failure and end all ranks. Called in the watch's thread or in the caller's."""
         with self._losing:
             if self._lost:
                 return

@@ -1,7 +1,7 @@
-"""Which device a rank computes on.
+"""Chooses the device of a rank.
 
-One rank has one device. Ranks of one machine take the CUDA devices in order, or those that were named. Any number of ranks may
-share CPUs. Apple's GPUs cannot be used by several processes together.
+Each rank has one device. Ranks of one machine use the CUDA devices in order, or those in the device name. Any number of ranks may
+share CPUs. Apple GPUs cannot be used by several processes together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from psyche_core.models.hf.devices import pick_devices
 
 
 def rank_device(name: str, number: int) -> torch.device:
-    """The device of the `number`-th rank of this machine, by the name the user gave. Raises NoSuchDevice."""
+    """Return the device of rank `number` (from 0) of this machine. name: as given by the user. Raises NoSuchDevice."""
     if name in ("auto", "cuda"):
         name = "cpu" if name == "auto" and not torch.cuda.is_available() else f"cuda:{number}"
         return pick_devices(name)[0]

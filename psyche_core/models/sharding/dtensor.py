@@ -1,11 +1,12 @@
-"""The engine of torch itself: DTensor over the tensor group, FSDP2 over the data group.
+"""The sharding engine that uses torch itself: DTensor over the tensor group, FSDP2 over the data group.
 
-- Linear maps are cut by torch.distributed.tensor.parallel. Routed experts are cut as plain tensors, because their gate and up
-  projections are in one tensor that no DTensor placement describes, with the same two collectives around them.
-- The output map is cut by tokens if its size allows and it is not tied; input embeddings are whole on every rank of a tensor
-  group. FSDP2 divides them, like everything else, over the data group.
-- FSDP2 works on gloo when gradients are summed, not averaged (`set_force_sum_reduction_for_comms`); a sum is what we want.
-- Outside of a pass every rank holds its own piece only: weights are written anew before the next one, so nothing may be kept.
+- Linear layers are split by torch.distributed.tensor.parallel. Routed experts are split as plain tensors, with the same two
+  collectives around them, because their gate and up projections are in one tensor that no DTensor placement describes.
+- The output layer is split by vocabulary entries if its size is divisible and it is not tied. Input embeddings are complete on
+  every rank of a tensor group. FSDP2 divides them, like everything else, over the data group.
+- FSDP2 works on gloo only if gradients are summed and not averaged (`set_force_sum_reduction_for_comms`); we need the sum.
+- Outside of a pass, every rank holds only its own piece: weights are written again before the next pass, so ranks must not keep
+  complete weights.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from psyche_core.interfaces.sharding import Placement, RankGroup, ShardingEngine
 from psyche_core.models.sharding.plans import Plan, ends_with, plan_of
 
 _HEAD_COUNTS = ("num_heads", "num_key_value_heads")
-"""Attributes that older attention modules of transformers take their shapes from."""
+"""Attributes from which older attention modules of transformers take their shapes."""
 
 
 class DTensorEngine(ShardingEngine):
-    """See the module."""
+    """The engine `dtensor`, see the module."""
 
     def __init__(self, context: ShardingContext) -> None:
         super().__init__(context.group)
@@ -66,25 +67,25 @@ class DTensorEngine(ShardingEngine):
 
     @property
     def placements(self) -> Mapping[str, Placement]:
-        """By name, ascending."""
+        """How each parameter is divided, by name, ascending."""
         return MappingProxyType(self._placements)
 
     def weight(self, name: str) -> torch.Tensor:
-        """This rank's piece."""
+        """Return this rank's piece of a parameter."""
         return _local(self._parameters[name].data)
 
     def local_grad(self, name: str) -> torch.Tensor | None:
-        """This rank's piece; FSDP2 has summed it over the data group already."""
+        """Return this rank's piece of a gradient, or None if there is none. FSDP2 has already summed it over the data group."""
         gradient = self._parameters[name].grad
         return None if gradient is None else _local(gradient)
 
     def drop_gradients(self) -> None:
-        """Forget all gradients."""
+        """Delete all gradients."""
         for parameter in self._parameters.values():
             parameter.grad = None
 
     def finish(self) -> None:
-        """Add up the gradients of parameters that each rank used for its own heads only."""
+        """Sum the gradients of parameters that each rank used only for its own heads."""
         for name in self._partial:
             gradient = self.local_grad(name)
             assert gradient is not None, f"{name} is used in every pass"
@@ -96,7 +97,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _cut(module: Any, plan: Plan, group: RankGroup, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Placement]:
-    """Divide the module over the tensor group; how its cut parameters lie."""
+    """Divide the module over the tensor group. Returns the placements of the divided parameters, by name."""
     mesh = group.mesh["tensor"]
     cuts: dict[str, Placement] = {}
     styles: dict[str, Any] = {}
@@ -121,13 +122,13 @@ def _cut(module: Any, plan: Plan, group: RankGroup, shapes: Mapping[str, tuple[i
         (name,) = (name for name, part in module.named_modules() if part is head)
         styles[name] = ColwiseParallel(output_layouts=Replicate())
         cuts |= {f"{name}.{own}": Placement(shape=(), tensor_dim=0) for own, _ in head.named_parameters()}
-    parallelize_module(module, mesh, styles, src_data_rank=None)  # None: every rank cuts its own, nothing is sent yet
+    parallelize_module(module, mesh, styles, src_data_rank=None)  # None: every rank splits its own copy, nothing is sent
     assert cuts.keys() <= shapes.keys(), "a tied weight is cut by one name only"
     return cuts
 
 
 def _cut_experts(name: str, experts: Any, group: RankGroup) -> dict[str, Placement]:
-    """Each expert's inner values are divided; ranks add up what comes out."""
+    """Divide the inner dimension of each expert. The ranks sum the outputs. Returns the placements, by name."""
     cuts = {}
     for own, dim, halves in (("gate_up_proj", 1, 2), ("down_proj", 2, 1)):
         whole = getattr(experts, own)
@@ -162,7 +163,10 @@ def _add_up(values: torch.Tensor, group: RankGroup) -> torch.Tensor:
 
 
 class _Share(torch.autograd.Function):
-    """Values that all ranks have and each uses for its own part: their gradients are added up."""
+    """Identity in the forward pass; sums the gradients over the tensor group in the backward pass.
+
+    For values that are equal on all ranks, of which each rank uses them for its own part.
+    """
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, group: RankGroup) -> torch.Tensor:
@@ -177,7 +181,10 @@ class _Share(torch.autograd.Function):
 
 
 class _AddUp(torch.autograd.Function):
-    """Values of which each rank has a part: they are added up, and each part's gradient is that of the sum."""
+    """Sums values over the tensor group in the forward pass; passes the gradient unchanged in the backward pass.
+
+    For values of which each rank has one summand.
+    """
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, group: RankGroup) -> torch.Tensor:  # noqa: ARG004 - torch's
@@ -191,7 +198,7 @@ class _AddUp(torch.autograd.Function):
 
 
 def _divide_over_data(module: Any, group: RankGroup) -> None:
-    """FSDP2 layer by layer, and whatever is in no layer."""
+    """Apply FSDP2 to each layer, and to the module for parameters outside layers."""
     mesh = group.mesh["data"]
     for part in list(module.modules()):
         if isinstance(part, GradientCheckpointingLayer):

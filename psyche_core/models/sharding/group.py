@@ -1,8 +1,8 @@
-"""The ranks' connections: torch.distributed's default process group, as the contract of a group requires.
+"""The connections between ranks: implements the interface RankGroup with torch.distributed's default process group.
 
-gloo is used for CPUs, nccl for CUDA devices, one rank on each. The timeout of a collective is half an hour, since one rank may
-have more to compute; dead ranks are detected by `watch`. Ranks that wait for work wait at the store, without a timeout. A second
-group in one process is refused: torch has one default group.
+gloo is used for CPUs and nccl for CUDA devices, with one rank on each device. The timeout of a collective is half an hour,
+because one rank may have more to compute than another; `watch` detects dead ranks. Ranks without work wait at the store, without
+a timeout. A second group in one process raises ModelError, because torch has only one default group.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from psyche_core.models.sharding.rendezvous import Meeting, Store
 
 COLLECTIVE_SECONDS: Final = 1800.0
 WAIT_SECONDS: Final = 600.0
-"""Of one wait for work, after which the next begins."""
+"""Timeout of one wait for work. After it, the next wait begins."""
 
 _INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 _ABORT_SECONDS: Final = 5.0
 
 
 class TorchGroup(RankGroup):
-    """See the module.
+    """A rank's connections to the others, see the module.
 
-    store: a connection that nobody else uses. local: whether all ranks run on this machine; then they speak over loopback only.
+    store: a connection that no other code uses. local: whether all ranks run on this machine; then they use only loopback. Raises
+    ModelError if this process already has a group.
     """
 
     def __init__(self, store: Store, meeting: Meeting, *, rank: int, device: torch.device, local: bool) -> None:
@@ -66,7 +67,7 @@ class TorchGroup(RankGroup):
             )
 
     def divide(self, *, data: int, tensor: int) -> None:
-        """Collective: form data and tensor groups of these sizes, in place of those there were. Raises ModelError."""
+        """Form data and tensor groups of these sizes, replacing earlier ones. A collective call. Raises ModelError."""
         if data * tensor != dist.get_world_size():
             message = f"{dist.get_world_size()} ranks do not make {data} times {tensor}"
             raise ModelError(message)
@@ -76,34 +77,34 @@ class TorchGroup(RankGroup):
 
     @property
     def rank(self) -> int:
-        """Our number."""
+        """Number of this rank, from 0."""
         return self._rank
 
     @property
     def data_parallelism(self) -> int:
-        """Ranks of a data group."""
+        """Number of ranks in a data group."""
         return self._data
 
     @property
     def tensor_parallelism(self) -> int:
-        """Ranks of a tensor group."""
+        """Number of ranks in a tensor group."""
         return self._tensor
 
     @property
     def mesh(self) -> Any:
-        """All ranks, `data` by `tensor`."""
+        """The device mesh of all ranks with the dimensions `data` and `tensor`."""
         return self._mesh
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Overwrite the tensor on all ranks with rank 0's."""
+        """Overwrite the tensor on all ranks with that of rank 0."""
         dist.broadcast(tensor, src=0)
 
     def scatter(self, pieces: Sequence[torch.Tensor] | None, into: torch.Tensor) -> None:
-        """Each rank gets its own of rank 0's pieces."""
+        """Send one of rank 0's pieces to each rank, which receives it in `into`. pieces: one for each rank, only on rank 0."""
         dist.scatter(into, None if pieces is None else list(pieces), src=0)
 
     def gather(self, piece: torch.Tensor, *, over: Axes = "both") -> list[torch.Tensor] | None:
-        """Rank 0 gets the tensors of the ranks."""
+        """Return on rank 0 the tensors of all ranks (or of its data or tensor group), None on the other ranks."""
         group = None if over == "both" else self._mesh.get_group(over)
         size = {"both": self.size, "data": self._data, "tensor": self._tensor}[over]
         pieces = [torch.empty_like(piece) for _ in range(size)] if self._rank == 0 else None
@@ -115,17 +116,17 @@ class TorchGroup(RankGroup):
         dist.all_reduce(tensor, group=self._mesh.get_group(over))
 
     def send(self, command: Command) -> None:
-        """Rank 0: wake the others, and give them a command."""
+        """Rank 0: wake the other ranks and send them a command."""
         data = encode(command)
         self._store.set(str(self._number), "1")
         if self._number:
-            self._store.delete_key(str(self._number - 1))  # all have seen it: they answered it
+            self._store.delete_key(str(self._number - 1))  # all ranks have read it, because its command is done
         self._number += 1
         self.broadcast(torch.tensor([len(data)], dtype=torch.int64, device=self.device))
         self.broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device))
 
     def receive(self) -> Command:
-        """The others: wait for the next command, for as long as it takes. Raises WireError for one that cannot be read."""
+        """Other ranks: wait for the next command without a timeout. Raises WireError if it cannot be decoded."""
         while True:
             try:
                 self._store.wait([str(self._number)], timedelta(seconds=WAIT_SECONDS))
@@ -133,7 +134,7 @@ class TorchGroup(RankGroup):
             except DistNetworkError:
                 raise
             except DistStoreError:
-                continue  # nothing yet
+                continue  # timeout without a command
         self._number += 1
         length = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.broadcast(length)
@@ -145,19 +146,19 @@ class TorchGroup(RankGroup):
         return decode(bytes(data.cpu().numpy()))
 
     def close(self) -> None:
-        """Close the connections; all others do, too."""
+        """Close the connections. All ranks must call this."""
         dist.destroy_process_group()
 
     def abort(self) -> None:
-        """Close the connections though others are gone; whoever waits in a collective here gets an exception."""
-        # in a thread of its own: with some backends this itself waits for what can no longer happen
+        """Close the connections even if other ranks have ended. Threads that wait in a collective here get an exception."""
+        # in a separate thread, because with some backends the call itself waits for ranks that have ended
         abort = threading.Thread(target=_abort, name="abort of the group", daemon=True)
         abort.start()
         abort.join(_ABORT_SECONDS)
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Whether an exception means that another rank is gone, whose own sentence says more."""
+    """Whether an exception means that another rank has ended. The error sentence of that rank then explains the cause."""
     text = str(error)
     marks = ("gloo", "Gloo", "NCCL", "Connection", "connection", "ocket")
     return isinstance(error, DistError) or (isinstance(error, RuntimeError) and any(mark in text for mark in marks))
@@ -166,13 +167,13 @@ def is_lost_connection(error: BaseException) -> bool:
 def _abort() -> None:
     try:
         dist.distributed_c10d._abort_process_group()
-    except Exception:  # there is nothing left to be told: the group has failed already
+    except Exception:  # nothing to report: the group has already failed
         return
 
 
 @contextmanager
 def _same_excepthook() -> Iterator[None]:
-    """Torch puts a number before each line of tracebacks, for good; a client has words of its own for what went wrong."""
+    """Restore sys.excepthook after the block. Torch replaces it and adds the rank to each line of all later tracebacks."""
     before = sys.excepthook
     try:
         yield
@@ -182,7 +183,10 @@ def _same_excepthook() -> Iterator[None]:
 
 @contextmanager
 def _interface(*, local: bool) -> Iterator[None]:
-    """Gloo asks the environment which interface to use, and otherwise the name service for our own name."""
+    """Make gloo use loopback inside the block if all ranks run on this machine.
+
+    Gloo reads the interface from an environment variable. Without it, it looks up our own host name.
+    """
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     if not local or not loopback or _INTERFACE in os.environ:
         yield

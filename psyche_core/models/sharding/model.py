@@ -1,8 +1,8 @@
-"""Rank 0's model: the optimizer sees it whole, its computation is divided among the ranks.
+"""Rank 0's model: the optimizer uses the complete model, but its computation is divided among the ranks.
 
-`parameters` are whole float32 tensors on rank 0, with whole gradients. So optimizer, payloads, digests, checkpoints and sharing
-do not depend on the ranks, nor does a result, beyond rounding. Reading, refusing and saving are HfModel's. At the first gradients
-the ranks' digests are compared: a model that is divided wrongly is not trained.
+`parameters` are complete float32 tensors on rank 0, with complete gradients. So optimizer, payloads, digests, checkpoints and
+model sharing do not depend on the number of ranks; results differ only by rounding. HfModel reads and checks samples and saves
+the model. At the first call of `gradients`, digests of all ranks are compared, so that a wrongly divided model is not trained.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from psyche_core.models.sharding.devices import rank_device
 
 
 class ShardedModel(HfModel):
-    """A transformers causal LM among several processes.
+    """A transformers causal LM divided among several processes.
 
-    module, configuration: as for HfModel. context: says among how many, and how; its `parallelism` and `create_engine` are there.
-    crew: ranks that are there already and stay when the model is closed; None starts its own.
+    module, configuration: as for HfModel. context: its `parallelism` and `create_engine` must not be None. crew: existing ranks,
+    which are not ended by `close`; None starts new ones. Raises ModelError, and ValueError for an incomplete context.
     """
 
     def __init__(self, module: Any, *, configuration: Configuration, context: ModelContext, crew: Crew | None = None) -> None:
@@ -62,11 +62,11 @@ class ShardedModel(HfModel):
 
     @property
     def crew(self) -> Crew:
-        """The ranks, for those who look after processes."""
+        """The group of ranks, for code that manages processes."""
         return self._crew
 
     def close(self) -> None:
-        """End the other ranks. Idempotent."""
+        """End the other ranks if this model started them. Idempotent."""
         if self._own_crew:
             self._crew.close()
 

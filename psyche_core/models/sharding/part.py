@@ -1,7 +1,7 @@
-"""One rank's part of a divided model. Every rank has one and calls it alike; rank 0's also has the inputs and outputs.
+"""One rank's part of a divided model. All ranks call their parts in the same way; rank 0's part also has the inputs and outputs.
 
-Order of the collectives of one call: batch, weights (each call anew: the optimizer writes them in between), passes, sums of the
-losses, gradients, digests of the gradients that ranks must have in common.
+Order of the collectives of one call: batch, weights (sent for each call, because the optimizer writes them in between), passes,
+sums of the losses, gradients, and digests of the gradients that must be equal on all ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DIGEST_BYTES = 32
 
 
 class Part:
-    """See the module. buffers: of the whole module, by name, on rank 0; None on the others. Raises ModelError."""
+    """One rank's part, see the module. buffers: of the whole model, by name, on rank 0; None on others. Raises ModelError."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class Part:
 
     @property
     def engine(self) -> ShardingEngine:
-        """What divides the model."""
+        """The engine that divides the model."""
         return self._engine
 
     def work(self, work: Work, *, batch: Batch | None = None, weights: Mapping[str, torch.Tensor] | None = None) -> float:
-        """One call, without the gradients, which `gradient` gives. batch, weights: whole, on rank 0.
+        """Do the computation of one call; `gradients` collects the gradients after it. batch, weights: complete, only on rank 0.
 
-        Returns the cross-entropy summed over the batch in nats on rank 0; 0 on the others.
+        Returns on rank 0 the cross-entropy in nats, summed over the batch, and 0 on the other ranks.
         """
         group = self._group
         with self._on_device():
@@ -73,10 +73,10 @@ class Part:
             gathered = group.gather(total)
         if gathered is None:
             return 0.0
-        return sum(float(value) for value in gathered[:: group.tensor_parallelism])  # a tensor group's are one number
+        return sum(float(value) for value in gathered[:: group.tensor_parallelism])  # equal on all ranks of a tensor group
 
     def gradients(self, into: Mapping[str, torch.nn.Parameter] | None = None) -> None:
-        """Collect the whole gradients. into: rank 0's parameters, whose `.grad` they become."""
+        """Collect the complete gradients on rank 0. into: rank 0's parameters, whose `.grad` is set."""
         with self._on_device():
             for name in self._engine.placements:
                 whole = self._engine.gather_full(name)
@@ -84,7 +84,7 @@ class Part:
                     into[name].grad = whole
 
     def check(self) -> None:
-        """Compare the gradients that ranks of a tensor group must have in common. Rank 0 raises ModelError if they differ."""
+        """Compare the gradients that must be equal on all ranks of a tensor group. Rank 0 raises ModelError if they differ."""
         group, names = self._group, self._engine.replicated
         if group.tensor_parallelism == 1 or not names:
             return
@@ -107,11 +107,11 @@ class Part:
                     raise ModelError(message)
 
     def drop_gradients(self) -> None:
-        """Forget this rank's pieces."""
+        """Delete this rank's pieces of the gradients."""
         self._engine.drop_gradients()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release the engine."""
         self._engine.close()
 
     def _buffers(self, module: torch.nn.Module, given: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
@@ -140,7 +140,7 @@ class Part:
         return Batch(ids, targets, positions, work.packed)
 
     def _on_device(self) -> AbstractContextManager[object]:
-        """Which CUDA device is the current one belongs to the thread, and a client's threads change."""
+        """Make our CUDA device the current one. Needed in each call: it is set per thread, and the client's threads change."""
         device = self._group.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 

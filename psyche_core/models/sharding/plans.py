@@ -1,12 +1,13 @@
-"""How the layers of known architectures are divided over a tensor group, by the names that transformers gives their parts.
+"""How the layers of known architectures are divided over a tensor group, by the names of their modules in transformers.
 
-Attention is divided by heads, feed-forward by inner values, each routed expert likewise; what is not named is held whole by every
-rank. Architectures that are not listed here and sizes that cannot be divided are refused: a wrongly divided model trains, and
-nothing but its gradients shows the mistake.
+Attention is divided by heads; feed-forward layers and routed experts are divided by their inner dimension. Every rank holds a
+complete copy of everything else. Architectures that are not listed here and sizes that cannot be divided raise ModelError: a
+wrongly divided model would train without an error message, and only its gradients would show the mistake.
 
-Two cases need more than a cut. A parameter that each rank uses for its own heads only (Qwen3's norms of queries and keys) gets a
-part of its gradient on each rank. A value that every rank makes but uses for its own heads only (the rotary slice of DeepSeek's
-`kv_a_proj_with_mqa`) gets a part of its gradient on each, while the rest of the same tensor gets it whole.
+Two cases need more than a split. A parameter that each rank uses only for its own heads (Qwen3's norms of queries and keys) gets
+a part of its gradient on each rank. A value that every rank computes but uses only for its own heads (the rotary slice of
+DeepSeek's `kv_a_proj_with_mqa`) also gets a part of its gradient on each rank, while the rest of the same tensor gets its
+complete gradient.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from psyche_core.errors import ModelError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """An architecture's. Names are ends of module names, but for `partial`: of parameter names.
+    """The plan of an architecture. Names are ends of module names; in `partial` they are ends of parameter names.
 
-    column: linear maps cut by outputs; row: by inputs, after which ranks add up. partial: parameters used by a rank's own heads
-    only. experts: modules with fused weights of all routed experts, `gate_up_proj` (E, 2I, H) and `down_proj` (E, H, I).
-    shared_slice: maps whose outputs from config value `kv_lora_rank` on are used by a rank's own heads only. divided: config
-    values that must be multiples of the tensor group's size.
+    column: linear layers split by outputs. row: linear layers split by inputs; the ranks sum their outputs. divided: config
+    values that must be multiples of the tensor group's size. partial: parameters that each rank uses only for its own heads.
+    experts: modules with fused weights of all routed experts, `gate_up_proj` (E, 2I, H) and `down_proj` (E, H, I). shared_slice:
+    layers whose outputs from index `kv_lora_rank` (a config value) on are used by each rank only for its own heads.
     """
 
     column: tuple[str, ...]
@@ -70,11 +71,11 @@ PLANS: Final[Mapping[str, Plan]] = MappingProxyType(
         ),
     }
 )
-"""By model_type."""
+"""Plans by model_type."""
 
 
 def plan_of(model_type: str, *, config: Any, tensor_parallelism: int) -> Plan:
-    """The plan of an architecture. config: transformers' own, for its sizes. Raises ModelError."""
+    """Return the plan of an architecture. config: that of transformers, for its sizes. Raises ModelError."""
     plan = PLANS.get(model_type)
     if plan is None:
         message = (
@@ -92,5 +93,5 @@ def plan_of(model_type: str, *, config: Any, tensor_parallelism: int) -> Plan:
 
 
 def ends_with(name: str, ends: tuple[str, ...]) -> bool:
-    """Whether a dotted name is, or ends with, one of the others."""
+    """Whether a dotted name is equal to one of `ends` or ends with one of them, at a dot."""
     return any(name == end or name.endswith(f".{end}") for end in ends)

@@ -1,8 +1,9 @@
-"""The ranks of one machine as child processes: started, given the secret, checked, and ended.
+"""Starts the ranks of one machine as child processes, gives them the secret, checks them, and ends them.
 
-Each has a pipe to its stdin that carries the secret and then stays open. The system closes it when we end, kill -9 included, and
-then the child ends itself. Children lead sessions of their own, so that Ctrl-C reaches only the client, which leaves in order.
-Their stderr is kept, and its last line shown when one ends without a sentence of its own.
+Each child has a pipe to its stdin, through which it gets the secret and which then stays open. The system closes the pipe when
+the client ends, even after kill -9, and then the child ends itself. Each child has its own session, so that Ctrl-C reaches only
+the client, which then ends the children in an orderly way. The last lines of their stderr are kept; the last one is shown if a
+child ends without an error sentence.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _ERROR: Final = "Error: "
 
 
 class LocalRanks:
-    """Child processes, one for each of some ranks."""
+    """Child processes, one for each rank that was started here."""
 
     def __init__(self) -> None:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
@@ -33,11 +34,14 @@ class LocalRanks:
         self._readers: dict[int, threading.Thread] = {}
 
     def start(self, rank: int, arguments: Sequence[str], *, secret: bytes, threads: int | None) -> None:
-        """Start a rank's program: `python -m psyche_core.training.sidecar ARGUMENTS`."""
+        """Start a rank's program: `python -m psyche_core.training.sidecar ARGUMENTS`.
+
+        secret: of the group, sent through stdin. threads: CPU threads of the rank, None for the default.
+        """
         environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
-        child = subprocess.Popen(  # noqa: S603 - this very interpreter, and words of our own
+        child = subprocess.Popen(  # noqa: S603 - the same interpreter, with our own arguments
             [sys.executable, "-m", "psyche_core.training.sidecar", "--tethered", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -55,7 +59,7 @@ class LocalRanks:
             child.stdin.write(secret.hex().encode() + b"\n")
             child.stdin.flush()
         except BrokenPipeError:
-            return  # it ended already: `problem` says so
+            return  # it has already ended: `problem` reports it
 
     @property
     def processes(self) -> dict[int, int]:
@@ -63,11 +67,14 @@ class LocalRanks:
         return {rank: child.pid for rank, child in self._children.items()}
 
     def all_ended(self) -> bool:
-        """Whether none runs any more."""
+        """Whether all child processes have ended."""
         return all(child.poll() is not None for child in self._children.values())
 
     def problem(self, *, expected: Collection[int] = ()) -> str | None:
-        """A sentence when one has ended that should not have; its own where it left one. expected: exit codes that are fine."""
+        """Return a sentence if a child has ended with an unexpected exit code, else None.
+
+        It is the child's own error sentence if it wrote one. expected: exit codes that are no error.
+        """
         for rank, child in list(self._children.items()):
             code = child.poll()
             if code is not None and code not in expected:
@@ -75,7 +82,7 @@ class LocalRanks:
         return None
 
     def wait(self) -> dict[int, int]:
-        """Exit codes by rank, once all have ended of themselves; those that do not are killed after some seconds."""
+        """Wait until all children have ended and return their exit codes by rank. After END_SECONDS the others are killed."""
         end = time.monotonic() + END_SECONDS
         for child in self._children.values():
             try:
@@ -86,7 +93,7 @@ class LocalRanks:
         return self._reap()
 
     def kill(self) -> dict[int, int]:
-        """End all at once; exit codes by rank."""
+        """Kill all children and return their exit codes by rank."""
         for child in self._children.values():
             child.kill()
         for child in self._children.values():
@@ -105,7 +112,7 @@ class LocalRanks:
         return codes
 
     def _ended(self, rank: int, child: subprocess.Popen[bytes], code: int) -> str:
-        self._readers[rank].join(timeout=1.0)  # its last words may still be in the pipe
+        self._readers[rank].join(timeout=1.0)  # its last lines may still be in the pipe
         said = [line for line in list(self._said[rank]) if line.strip()]
         own = [line.removeprefix(_ERROR) for line in said if line.startswith(_ERROR)]
         if own:

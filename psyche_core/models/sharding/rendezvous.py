@@ -1,14 +1,15 @@
-"""How the ranks of a group find each other: a key-value store that rank 0 serves (torch's TCPStore).
+"""How the ranks of a group find each other: with a key-value store that rank 0 serves (torch's TCPStore). Its keys are:
 
     hello            rank 0: protocol, torch's version, number of ranks, backend, a nonce
-    join/R           rank R: where it runs, a proof that it knows the secret, and a number of its own
-    answer/R         rank 0: taken or refused, and a proof of its own
+    join/R           rank R: where it runs, a proof that it knows the secret, and a random number
+    answer/R         rank 0: accepted or rejected, and its own proof
     beat/R, failure  see `watch`; commands to ranks: see `commands` and `group`
 
-The secret is never sent, only HMAC-SHA256 of a nonce under it. The secret also names the place in the store where connections
-between ranks are arranged, so a process that does not know it does not find that place. Ranks with another torch are refused:
-collectives have no versions. Not protected: anyone who can reach the port can read and overwrite the store, and traffic between
-ranks is neither encrypted nor signed. Ranks belong in one trusted network; the store listens on loopback unless told otherwise.
+The secret is never sent, only HMAC-SHA256 of a nonce with the secret as key. The key prefix under which ranks set up their
+connections also depends on the secret, so a process without the secret does not find it. Ranks with another version of torch are
+rejected, because collectives have no versions. Not protected: anyone who can reach the port can read and overwrite the store, and
+traffic between ranks is neither encrypted nor signed. Use ranks only in one trusted network; by default the store listens on
+loopback.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from psyche_core.errors import ModelError, WireError
 from psyche_core.wire.codec import decode, encode
 
 Store: TypeAlias = TCPStore
-"""A connection to it; not to be shared between threads that wait."""
+"""A connection to the store. Threads that wait must not share one."""
 
 PROTOCOL: Final = 1
 MAX_BYTES: Final = 4096
@@ -45,7 +46,10 @@ LOOPBACK: Final = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """What all ranks of a group agree on. backend: gloo or nccl. prefix: where in the store connections are arranged."""
+    """Settings that are equal on all ranks of a group.
+
+    backend: gloo or nccl. prefix: key prefix in the store under which ranks set up their connections.
+    """
 
     world_size: int
     backend: str
@@ -53,7 +57,7 @@ class Meeting:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`HOST:PORT` as its two parts. Raises ModelError."""
+    """Split `HOST:PORT` into its two parts. Raises ModelError."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         message = f"{address!r} is no address to bind; write HOST:PORT, for instance 192.168.1.10:29400"
@@ -62,7 +66,10 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def serve_store(address: str | None) -> tuple[Store, str, int]:
-    """A store that others reach at host and port; on loopback, at a free port, without an address. Raises ModelError."""
+    """Start the store. Returns it and the host and port at which other ranks reach it. Raises ModelError.
+
+    address: `HOST:PORT` to listen on; None for a free port on loopback.
+    """
     host, port = split_address(address) if address else (LOOPBACK, 0)
     try:
         family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -75,16 +82,16 @@ def serve_store(address: str | None) -> tuple[Store, str, int]:
         raise ModelError(message) from error
 
     port = int(listener.getsockname()[1])
-    # a listener of our own, because torch's listens on every interface; the store takes the descriptor over and closes it
+    # we make the listener, because torch's own listens on every interface; the store then owns the descriptor and closes it
     reach = LOOPBACK if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
     store = Store(reach, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     return store, reach, port
 
 
 def reach_store(host: str, port: int, *, seconds: float = CONNECT_SECONDS) -> Store:
-    """A connection to rank 0's store. Raises ModelError."""
+    """Connect to rank 0's store; try for `seconds`. Raises ModelError."""
     end = time.monotonic() + seconds
-    while True:  # torch's own retries write warnings to the log for each attempt
+    while True:  # torch's own retries log a warning for each attempt
         try:
             with socket.create_connection((host, port), timeout=5.0):
                 break
@@ -112,9 +119,10 @@ def invite(
     problem: Callable[[], str | None],
     joined: Callable[[int, str], None] = lambda _rank, _where: None,
 ) -> Meeting:
-    """Rank 0: wait until all others have joined. problem: a sentence once waiting is in vain. joined: told rank and place.
+    """Rank 0: wait until all other ranks have joined. Raises ModelError.
 
-    Raises ModelError.
+    seconds: timeout. problem: returns a sentence if a rank has failed and waiting is useless, else None. joined: called with each
+    rank and the place where it runs.
     """
     nonce = secrets.token_bytes(16)
     _put(store, "hello", [PROTOCOL, torch.__version__, world_size, backend, nonce])
@@ -127,7 +135,7 @@ def invite(
             where = _where(store.get(f"join/{rank}"), _proof(secret, nonce, "join", rank))
             if where is None:
                 refused += 1
-                store.delete_key(f"join/{rank}")  # so that the right one can still come
+                store.delete_key(f"join/{rank}")  # so that the right process can still join
                 _put(store, f"answer/{rank}", [False, b""])
                 continue
 
@@ -144,7 +152,7 @@ def invite(
 
 
 def join(store: Store, *, rank: int, world_size: int, secret: bytes, seconds: float) -> Meeting:
-    """Another rank: be taken into the group. Raises ModelError."""
+    """Other ranks: join the group. seconds: timeout. Raises ModelError."""
     try:
         store.wait(["hello"], timedelta(seconds=seconds))
         fields = _read(store.get("hello"))
@@ -163,7 +171,7 @@ def join(store: Store, *, rank: int, world_size: int, secret: bytes, seconds: fl
 
         key, answer = f"join/{rank}", f"answer/{rank}"
         where = f"{socket.gethostname()}, process {os.getpid()}"
-        mine = encode([where, _proof(secret, nonce, "join", rank), secrets.token_bytes(8)]).hex()  # nobody else's
+        mine = encode([where, _proof(secret, nonce, "join", rank), secrets.token_bytes(8)]).hex()  # random bytes make it unique
         if bytes(store.compare_set(key, "", mine)) != mine.encode():
             message = f"rank {rank} has joined already; give each machine a --start-rank of its own"
             raise ModelError(message)
@@ -188,7 +196,7 @@ def _put(store: Store, key: str, fields: list[object]) -> None:
 
 
 def _read(value: bytes) -> object:
-    """Raises WireError."""
+    """Decode a value of the store. Raises WireError."""
     try:
         data = bytes.fromhex(value.decode())
     except ValueError as error:
@@ -202,7 +210,7 @@ def _proof(secret: bytes, nonce: bytes, what: str, rank: int) -> bytes:
 
 
 def _where(answer: bytes, proof: bytes) -> str | None:
-    """Where the rank that joins runs; None for one without the secret."""
+    """Return where the joining rank runs, or None if it does not know the secret."""
     try:
         match _read(answer):
             case [str(where), bytes(given), bytes()] if hmac.compare_digest(given, proof):

@@ -1,4 +1,4 @@
-"""The secret that processes of one group have in common, in a file."""
+"""Reads the shared secret of a group's processes from a file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ LEAST_BYTES: Final = 16
 
 
 def read_secret(path: Path) -> bytes:
-    """The file's content without white space around it.
+    """Return the file's content without white space at its start and end.
 
-    Raises IdentityError for a file that cannot be used or that others can read, and ValueError for one too short to be secret.
+    Raises IdentityError for a file that cannot be used or that others can read, and ValueError if it has less than LEAST_BYTES
+    bytes.
     """
     remedy = f"make one with `openssl rand -hex 32 > {path.name} && chmod 600 {path.name}`"
     secret = read_key_file(path, what="secret file", remedy=remedy).strip()

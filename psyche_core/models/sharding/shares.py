@@ -1,8 +1,8 @@
-"""Which rank works on which rows of a batch.
+"""Divides the rows of a batch among ranks.
 
-Shares are contiguous and differ by one row at most; the first ones are larger, as coordinators share out samples. All ranks make
-the same number of passes, because passes contain collectives. A rank that has no rows left makes a pass over a row of which
-nothing is predicted. No row is ever added to the training data.
+Shares are contiguous and differ by at most one row; the first ones are larger, as in the coordinator's assignment of samples. All
+ranks make the same number of passes, because passes contain collectives. A rank that has no rows left makes a pass over a row in
+which no token is predicted. So this pass adds nothing to the training data.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from psyche_core.models.hf.batches import Batch
 
 
 def rows_of(count: int, *, number: int, shares: int) -> range:
-    """Rows of share `number` of `shares`; may be empty."""
+    """Return the rows of share `number` (from 0) of `shares` in a batch of `count` rows; may be empty."""
     size, larger = divmod(count, shares)
     start = number * size + min(number, larger)
     return range(start, start + size + (number < larger))
 
 
 def pass_count(count: int, *, shares: int, micro_batch_size: int) -> int:
-    """Passes that every share makes: those of the largest."""
+    """Return the number of passes of every share, which is that of the largest share."""
     return -(-len(rows_of(count, number=0, shares=shares)) // micro_batch_size)
 
 
 def passes_of(batch: Batch, *, number: int, shares: int, micro_batch_size: int) -> Iterator[Batch]:
-    """The micro-batches of share `number`: as many as every other share has."""
+    """Yield the micro-batches of share `number`: the same number of micro-batches for every share."""
     rows = rows_of(batch.count, number=number, shares=shares)
     left = pass_count(batch.count, shares=shares, micro_batch_size=micro_batch_size)
     if rows:

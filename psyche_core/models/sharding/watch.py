@@ -1,9 +1,9 @@
-"""Watches the processes of a group: when one ends, all end, with one sentence that says which one and what to do.
+"""Watches the processes of a group: if one ends, all end, with one sentence that says which one and what to do.
 
-In each process a thread, with its own connection to the store, writes a beat twice a second and checks for failures. Rank 0
-checks the beats of all ranks and the processes it started, the others check rank 0's beat. All end with the first sentence under
-`failure`. The end of a process is noticed at once, the loss of a machine by its silence. Idle ranks beat, too, so waiting for
-hours is no failure.
+In each process a thread, with its own connection to the store, writes a heartbeat twice a second and checks for failures. Rank 0
+checks the heartbeats of all ranks and the processes it started; the other ranks check rank 0's heartbeat. All ranks end with the
+first sentence that is stored under the key `failure`. The end of a process is detected at once, the loss of a machine by missing
+heartbeats. Idle ranks also send heartbeats, so waiting for hours is not a failure.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from psyche_core.models.sharding.rendezvous import Store
 
 BEAT_SECONDS: Final = 0.5
 SILENT_SECONDS: Final = 60.0
-"""A rank whose beat does not change for so long is lost; far longer than a busy machine delays a thread."""
+"""Time without a new heartbeat after which a rank is lost. It is far longer than a busy machine delays a thread."""
 
 MAX_SENTENCE: Final = 600
 
 
 def report_failure(store: Store, sentence: str) -> None:
-    """Say why everybody has to end, unless somebody has said so already. Raises nothing: rank 0 may be gone."""
+    """Store why all ranks have to end, unless another reason is already stored. Never raises, because rank 0 may have ended."""
     try:
         store.compare_set("failure", "", sentence[:MAX_SENTENCE])
     except (DistError, RuntimeError):
@@ -33,10 +33,11 @@ def report_failure(store: Store, sentence: str) -> None:
 
 
 class Watch:
-    """See the module.
+    """The watch of one process, see the module.
 
-    others: who is watched by beats, rank -> where it runs. problem: a sentence when a process here has ended. lost: called once,
-    in the watching thread, with the sentence all end with.
+    store: a connection that no other thread uses. others: where each rank runs whose heartbeat is checked, by rank. lost: called
+    once, in the watching thread, with the sentence with which all ranks end. problem: returns a sentence if a local process has
+    ended, else None. silent_seconds: time without a heartbeat after which a rank is lost.
     """
 
     def __init__(
@@ -59,11 +60,11 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name=f"watch of rank {rank}", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the watching thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and wait until it has ended; from another thread. Idempotent."""
+        """Stop the watching thread and wait for its end, unless called in that thread. Idempotent."""
         self._stop.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
@@ -73,7 +74,7 @@ class Watch:
         while not self._stop.wait(BEAT_SECONDS):
             try:
                 sentence = self._problem() or self._look(seen)
-            except (DistError, RuntimeError):  # the store went with rank 0
+            except (DistError, RuntimeError):  # the store ended with rank 0
                 sentence = "the client (rank 0) is gone"
             if sentence is not None and not self._stop.is_set():
                 report_failure(self._store, sentence)

@@ -1,7 +1,7 @@
-"""What a rank other than 0 does: join, build its part, and follow rank 0's commands until the last one.
+"""The program of a rank other than 0: join the group, build its part, and execute rank 0's commands until the last one.
 
-On any error a rank ends itself with one sentence on stderr. It reports an error of its own to the others at once. When a
-collective fails, it first gives the watch time to report, because the watch may know which rank caused it.
+On any error a rank ends its process with one sentence on stderr. It reports its own errors to the other ranks at once. If a
+collective fails, it first waits for the watch to report, because the watch may know which rank caused the failure.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ EngineByName = Callable[[str], Callable[[ShardingContext], ShardingEngine]]
 def serve(
     host: str, port: int, *, rank: int, world_size: int, device: torch.device, secret: bytes, engines: EngineByName
 ) -> None:
-    """Be a rank until rank 0 ends it. engines: finds an engine's factory by plugin name. Raises ModelError for not being taken.
+    """Work as a rank until rank 0 ends the group.
 
-    Ends the process, with a sentence, for whatever goes wrong after that.
+    host, port: of rank 0's store. secret: of the group. engines: returns an engine's factory by plugin name. Raises ModelError if
+    the rank cannot join. After that, every error ends the process with a sentence on stderr.
     """
     store = reach_store(host, port)
     meeting = join(store, rank=rank, world_size=world_size, secret=secret, seconds=JOIN_SECONDS)
@@ -51,16 +52,16 @@ def serve(
         local = work_store.get("local") == b"1"
         group = TorchGroup(work_store, meeting, rank=rank, device=device, local=local)
         _work(group, engines, ended=watch.stop)
-    except Exception as error:  # whatever it is, the others must hear of it and nobody may be left waiting
+    except Exception as error:  # every error must be reported, so that no other rank waits for ever
         if is_lost_connection(error):
-            time.sleep(WAIT_FOR_REASON)  # the watch ends us meanwhile, if somebody says why
+            time.sleep(WAIT_FOR_REASON)  # the watch ends this process meanwhile if another rank reports the cause
         sentence = f"rank {rank}: {describe(error)}"
         report_failure(store, sentence)
         _end(sentence)
 
 
 def describe(error: BaseException) -> str:
-    """What went wrong in a rank, and what to do."""
+    """Return a text that says what went wrong in a rank and, if possible, what to do."""
     if is_out_of_memory(error):
         return "out of memory; try a smaller --micro-batch-size, --gradient-checkpointing or more --tensor-parallelism"
     text = first_line(error) if isinstance(error, Exception) else type(error).__name__
@@ -86,7 +87,7 @@ def _work(group: TorchGroup, engines: EngineByName, *, ended: Callable[[], None]
                         part.check()
                     part.drop_gradients()
             case End():
-                ended()  # rank 0 may be gone before us now
+                ended()  # from now on rank 0 may end first, which is no failure
                 if part is not None:
                     part.close()
                 group.close()
@@ -94,7 +95,7 @@ def _work(group: TorchGroup, engines: EngineByName, *, ended: Callable[[], None]
 
 
 def _end(sentence: str) -> None:
-    """At once: threads of torch may wait for what can no longer happen."""
+    """End the process at once. A normal exit could block, because threads of torch may wait for ranks that have ended."""
     try:
         sys.stderr.write(f"Error: {printable_lines(sentence)}\n")
         sys.stderr.flush()

@@ -1,8 +1,8 @@
 """Where checkpoints are stored: `{run_id}-step{step}` in one folder. The newest few are kept, each with its manifest.
 
-Only checkpoints of epoch ends count towards that number, because a run that goes back goes back to one of these. A checkpoint
-saved in mid-epoch is useful only for the next start: it replaces none of them, and is deleted when a newer one is there. A
-checkpoint of a history that the run has left gets a longer name, and is then neither counted nor deleted.
+Only checkpoints of epoch ends count towards that number, because a run can only go back to one of these. A checkpoint saved in
+mid-epoch is useful only for the next start: it does not replace a checkpoint of an epoch end, and is deleted when there is a
+newer checkpoint. A checkpoint of a discarded history gets a longer name; after that it is not counted and not deleted.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from psyche_core.storage.folders import remove_partial, whole_folder
 from psyche_core.training.checkpoints.manifest import CheckpointManifest, Facts, read_manifest, write_manifest
 
 _INSIDE = "model"
+_ABANDONED = "-abandoned"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def checkpoint_path(folder: Path, run_id: str, step: int) -> Path:
-    """The checkpoint after `step` applied steps. Characters of the run id that are awkward in file names become `_`."""
+    """Return the path of the checkpoint after step `step`. Characters of the run id that are unsafe in file names become `_`."""
     return folder / f"{_stem(run_id)}{step}"
 
 
 def checkpoints(folder: Path, run_id: str) -> list[Path]:
-    """This run's checkpoints in `folder`, oldest step first."""
+    """Return the paths of this run's checkpoints in `folder`, lowest step first."""
     stem = _stem(run_id)
     folders = (path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else ()
     found = [path for path in folders if path.name.startswith(stem) and path.name.removeprefix(stem).isdecimal()]
@@ -34,9 +35,10 @@ def checkpoints(folder: Path, run_id: str) -> list[Path]:
 
 
 def keep_last(folder: Path, run_id: str, count: int) -> list[Path]:
-    """Delete this run's checkpoints but the `count` newest of epochs' ends, and one in mid-epoch if that is the newest of all.
+    """Delete this run's old checkpoints.
 
-    Returns the deleted ones, oldest first. Raises ModelError.
+    The `count` newest checkpoints of epoch ends are kept, and the newest checkpoint of all even if it is in mid-epoch. Returns
+    the deleted paths, oldest first. Raises ModelError, and ValueError for a count below 1.
     """
     if count < 1:
         message = f"at least one checkpoint must be kept, got {count}"
@@ -55,46 +57,71 @@ def keep_last(folder: Path, run_id: str, count: int) -> list[Path]:
 
 
 def remove_between(folder: Path, run_id: str, *, after: int, before: int) -> None:
-    """Delete this run's checkpoints in mid-epoch of later steps than `after` and earlier ones than `before`. Raises OSError."""
+    """Delete this run's mid-epoch checkpoints of the steps between `after` and `before`, both exclusive. Raises OSError."""
     for path in checkpoints(folder, run_id):
         if after < _step(path, run_id) < before and _in_mid_epoch(path):
             shutil.rmtree(path)
 
 
 def remove_leftovers(folder: Path, run_id: str) -> None:
-    """Delete checkpoints of this run that killed processes left half written; no other process may be at them."""
+    """Delete unfinished checkpoints of this run that killed processes left. No other process may be using them."""
     remove_partial(folder, _stem(run_id))
 
 
 def set_aside(
     folder: Path, run_id: str, *, above: int, trusted: Callable[[CheckpointManifest], bool] = lambda _: True
 ) -> list[Path]:
-    """Rename this run's checkpoints of later steps than `above` to `{name}-abandoned`; their new paths, oldest step first.
+    """Rename this run's checkpoints of later steps than `above` to `{name}-abandoned`. Returns the new paths, lowest step first.
 
-    above: the last step that the run can have, after it went back. trusted: see `origin.belongs`; those it refuses are renamed
-    too, whatever their step. Raises ModelError.
+    above: the last step that the run can have, after it went back. trusted: see `origin.belongs`; checkpoints for which it
+    returns False are also renamed, whatever their step. Raises ModelError.
     """
     renamed: list[Path] = []
     for path in checkpoints(folder, run_id):
         if _step(path, run_id) <= above and _is_trusted(path, trusted):
             continue
 
-        target = abandoned_name(path)
-        try:
-            path.rename(target)
-        except OSError as error:
-            message = f"cannot set aside the checkpoint {path}, which the run has left behind: {error.strerror}"
-            raise ModelError(message) from error
-        renamed.append(target)
+        renamed.append(
+            _renamed(path, abandoned_name(path), f"cannot set aside the checkpoint {path}, which the run has left behind")
+        )
     return renamed
 
 
+def take_back(folder: Path, run_id: str, *, signed: Callable[[CheckpointManifest], bool]) -> list[Path]:
+    """Give checkpoints that were set aside their names back if members signed their models after all. Returns the new paths.
+
+    This happens if the coordinator, or a provider that speaks for it, showed an older state for a while. Raises ModelError.
+    """
+    renamed: list[Path] = []
+    for path in sorted(folder.glob(f"{_stem(run_id)}*{_ABANDONED}*")):
+        try:
+            manifest = read_manifest(path)
+        except ModelError:
+            continue  # damaged
+        if manifest is None or manifest.run_id != run_id or not signed(manifest):
+            continue
+
+        target = checkpoint_path(folder, run_id, manifest.step)
+        if not target.exists():
+            renamed.append(_renamed(path, target, f"cannot give the checkpoint {path} its name back"))
+    return renamed
+
+
+def _renamed(path: Path, target: Path, problem: str) -> Path:
+    """Rename a folder; returns its new path. problem: begins the message of the ModelError if the disk refuses."""
+    try:
+        return path.rename(target)
+    except OSError as error:
+        message = f"{problem}: {error.strerror}"
+        raise ModelError(message) from error
+
+
 def abandoned_name(path: Path) -> Path:
-    """The first free one of `{name}-abandoned`, `{name}-abandoned-2`, …"""
-    target, number = path.with_name(f"{path.name}-abandoned"), 1
+    """Return the first unused path of `{name}-abandoned`, `{name}-abandoned-2`, …"""
+    target, number = path.with_name(f"{path.name}{_ABANDONED}"), 1
     while target.exists():
         number += 1
-        target = path.with_name(f"{path.name}-abandoned-{number}")
+        target = path.with_name(f"{path.name}{_ABANDONED}-{number}")
     return target
 
 
@@ -102,7 +129,7 @@ def _is_trusted(path: Path, trusted: Callable[[CheckpointManifest], bool]) -> bo
     try:
         manifest = read_manifest(path)
     except ModelError:
-        return True  # damaged: nothing says that it is of another history
+        return True  # damaged: nothing shows that it belongs to another history
     return manifest is None or trusted(manifest)
 
 
@@ -110,7 +137,7 @@ def _in_mid_epoch(path: Path) -> bool:
     try:
         manifest = read_manifest(path)
     except ModelError:
-        return False  # damaged: what nobody can tell is not thrown away early
+        return False  # damaged: unknown, so it is not deleted early
     return manifest is not None and manifest.mid_epoch
 
 
@@ -123,14 +150,14 @@ def _stem(run_id: str) -> str:
 
 
 def name_of(run_id: str) -> str:
-    """A run id as the names of its files begin."""
+    """Return the run id as it is used at the start of file names: unsafe characters become `_`."""
     return _UNSAFE.sub("_", run_id)
 
 
 def save_checkpoint(directory: Path, facts: Facts, *, write: Callable[[Path], None]) -> None:
-    """Write a checkpoint that describes itself; `directory` appears whole, its manifest included, or not at all.
+    """Write a checkpoint with its manifest. `directory` appears complete or not at all.
 
-    write: writes the model into a folder it makes itself. Raises ModelError.
+    facts: for the manifest. write: writes the model into a folder that it creates itself. Raises ModelError.
     """
     try:
         with whole_folder(directory) as partial:

@@ -1,8 +1,8 @@
-"""Whose folder of checkpoints it is: a small file in it names the member that used it last for a run.
+"""Records which member uses a folder of checkpoints: a small file in it names the member that used it last for a run.
 
-Checkpoints and the journal do not say who wrote them, because the model is the same whoever saved it. So a folder of another
-member can be used and is not refused; but it may have been chosen by mistake, so the user is told. The file is only a note: if it
-cannot be read or written, everything goes on.
+Checkpoints and the journal do not say who wrote them, because the model is the same for all members. So a folder of another
+member can be used and is not an error; but the user may have chosen it by mistake, so the client shows a message. The file is
+only informative: if it cannot be read or written, the client continues.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _KEY_BYTES = 32
 
 
 def member_file(folder: Path, run_id: str) -> Path:
-    """Where a folder names its member."""
+    """Return the path of the file that names the member of a folder."""
     return folder / f".{name_of(run_id)}-member"
 
 
 def last_member(folder: Path, run_id: str) -> bytes | None:
-    """The public key of the member that used the folder last, None where nobody wrote it down."""
+    """Return the public key (32 bytes) of the member that used the folder last, or None if it is not known."""
     try:
         with open(member_file(folder, run_id), "rb", opener=regular) as file:
             key = bytes.fromhex(file.read(2 * _KEY_BYTES).decode("ascii"))
@@ -33,7 +33,7 @@ def last_member(folder: Path, run_id: str) -> bytes | None:
 
 
 def note_member(folder: Path, run_id: str, public: bytes) -> None:
-    """Write down who uses the folder from now on."""
+    """Record the member that uses the folder from now on. public: its public key, 32 bytes. Errors are ignored."""
     path = member_file(folder, run_id)
     partial = path.with_name(f"{path.name}.new")
     try:
@@ -41,4 +41,4 @@ def note_member(folder: Path, run_id: str, public: bytes) -> None:
             file.write(public.hex().encode() + b"\n")
         os.replace(partial, path)  # noqa: PTH105 - it replaces on every system
     except OSError:
-        return  # a disk that cannot take this says so where it matters
+        return  # a full or broken disk is reported when a checkpoint is saved

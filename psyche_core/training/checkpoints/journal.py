@@ -1,20 +1,23 @@
-"""The rounds a client applied since its last checkpoint, in a file beside it. They restore the exact masters after any crash.
+"""The rounds a client applied since its last checkpoint, in a file next to it. They restore the exact masters after any crash.
 
 `apply` is exact and payloads are small, so a checkpoint and the payloads applied since give the masters of the last round, bit
-for bit. A journal has one base, a step with the full digest of its masters, until `begin` gives it another; the caller calls
-`begin` with each checkpoint.
+for bit. A journal has one base: a step and the full digest of its masters. `begin` replaces the base; the caller calls it with
+each checkpoint.
 
-- `add_result` and `add_applied` write to memory, `sync` to the disk: what was synced survives any crash of process or machine.
-- A new journal is written beside the old one, flushed and renamed, so there is always a whole one.
-- A file that cannot be read to its end is used as far as it can be read. A journal of another run, generation or version is
-  renamed, not deleted.
-- A write error of the disk is one ModelError; the file stays as it was, and the next `sync` tries again. Only when more waits in
-  memory than the limit allows is the journal given up. It then takes nothing before the next `begin`, because a journal with a
-  gap is of no use.
-- One process at a time: it holds a lock on a file beside it, which ends with the process.
+- `add_result` and `add_applied` write to memory, `sync` writes to the disk. Synced data survives a crash of process or machine.
+- A new journal is written next to the old one, flushed and renamed, so there is always a complete one.
+- The journal before the present one is kept as `…-journal-earlier.bin`. A coordinator that was restored from an older state may
+  be at a step before the present base; `read_earlier` then returns to that journal.
+- If a file is damaged, its frames before the damage are used. A journal of another run, generation or version is renamed, not
+  deleted.
+- A write error of the disk raises ModelError; the file stays unchanged, and the next `sync` tries again. If the data in memory
+  exceeds the limit after such an error, the journal is abandoned: it accepts nothing before the next `begin`, because a journal
+  with a gap cannot be replayed.
+- Only one process at a time can use a journal: it holds a lock on a file next to it, which the system releases when the process
+  ends.
 
-Not thread-safe: one worker thread calls it. The caller decides what is applied, when a checkpoint is due, and which masters are
-right. The format is in `journal_records`, applying it again in `journal_replay`.
+Not thread-safe: call it from one worker thread. The caller decides what is applied, when a checkpoint is saved, and which masters
+are right. `journal_records` defines the format; `journal_replay` applies the rounds again.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import hashlib
 import io
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,31 +42,37 @@ from psyche_core.training.checkpoints.journal_file import JournalFile, named
 from psyche_core.training.checkpoints.journal_records import MAX_RECORD_BYTES, AppliedRound, Header, StoredResult
 
 LEAST_LIMIT: Final = 64 * 2**20
-"""Bytes that a journal may always have: thousands of rounds of a small model."""
+"""Smallest limit of a journal in bytes: thousands of rounds of a small model."""
 
 _COPY_BYTES: Final = 8 * 2**20
-"""Most that a copy keeps in memory, and a payload."""
+"""Number of bytes in memory from which a copy is synced; one payload more may be in memory."""
 
 
 def default_limit(model_bytes: int) -> int:
-    """How large a journal may become: twice the model, at least LEAST_LIMIT. model_bytes: of its float32 parameters.
+    """Return the default limit of a journal in bytes: twice the size of the model, but at least LEAST_LIMIT.
 
-    With 1-bit DisTrO that is hundreds of rounds; with AdamW, whose results have half the model's size, four results. A checkpoint
-    has the model's size, so beyond that it is cheaper to save one early than to write on.
+    model_bytes: size of its float32 parameters. With 1-bit DisTrO the limit is hundreds of rounds; with AdamW, whose results have
+    half the model's size, it is four results. A checkpoint has the model's size, so above this limit it is cheaper to save a
+    checkpoint early than to make the journal longer.
     """
     return max(LEAST_LIMIT, 2 * model_bytes)
 
 
 def journal_path(folder: Path, run_id: str) -> Path:
-    """The journal of a run in our folder of checkpoints."""
+    """Return the path of a run's journal in our folder of checkpoints."""
     return folder / f"{name_of(run_id)}-journal.bin"
 
 
-def claim(folder: Path, run_id: str) -> io.FileIO:
-    """Make a run's journal this process's alone, until what is returned is closed; makes the folder, reads nothing of it.
+def earlier_path(path: Path) -> Path:
+    """Where the journal before the one at `path` lies."""
+    return path.with_name(f"{path.stem}-earlier{path.suffix}")
 
-    Raises ConfigError when another process has it, when the folder cannot be written, and when something else than a file is in
-    the place of one of the journal's.
+
+def claim(folder: Path, run_id: str) -> io.FileIO:
+    """Lock a run's journal for this process, until the returned file is closed. Creates the folder; does not read the journal.
+
+    Raises ConfigError if another process has the lock, if the folder cannot be written, or if one of the journal's paths is not a
+    regular file.
     """
     path = journal_path(folder, run_id)
     guard = None
@@ -72,10 +81,12 @@ def claim(folder: Path, run_id: str) -> io.FileIO:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         guard = io.FileIO(path.with_name(f".{path.name}.lock"), "a", opener=regular)
-        for each in (path, _replacement_path(path)):
+        for each in (path, earlier_path(path), _replacement_path(path)):
             with contextlib.suppress(FileNotFoundError):
                 expect_regular(each)
         alone = lock(guard)
+        if alone and not path.exists() and _replacement_path(path).exists():
+            os.replace(_replacement_path(path), path)  # noqa: PTH105 - a process died between the two renames of `begin`
     except NotRegular as error:
         if guard is not None:
             guard.close()
@@ -96,15 +107,16 @@ def claim(folder: Path, run_id: str) -> io.FileIO:
 
 
 _REWOUND = 2
-"""Results of one slot and step that a return leaves: those of the two newest histories."""
+"""Number of results per slot and step that `rewind` keeps: those of the two newest histories."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What a journal holds. rounds: steps base_step + 1, base_step + 2, … without a gap; pending: results of later steps.
+    """Content of a journal.
 
-    payload: the bytes of a result by their SHA-256; reads the journal's file, as long as the journal is open and not begun anew.
-    Raises ModelError.
+    rounds: of steps base_step + 1, base_step + 2, … without a gap. pending: results of later steps. payload: returns the payload
+    with a SHA-256, or raises ModelError. It reads the journal's file, so it works only while the journal is open and before the
+    next `begin`.
     """
 
     header: Header
@@ -114,12 +126,12 @@ class Recovered:
 
     @property
     def last_step(self) -> int:
-        """The last step that can be replayed; the base's when no round was applied since."""
+        """The last step that can be replayed, or the step of the base if there are no rounds."""
         return self.header.base_step + len(self.rounds)
 
 
 class Journal:
-    """See the module; made by `open`. A context manager that closes it."""
+    """A run's journal, see the module. Made by `open`. As a context manager, it closes itself at the end of the block."""
 
     def __init__(self, path: Path, guard: io.FileIO, *, instance: bytes, limit_bytes: int, tell: Callable[[str], None]) -> None:
         self._path = path
@@ -129,7 +141,7 @@ class Journal:
         self._tell = tell
         self._file: JournalFile | None = None
         self._refused = False  # the last sync failed
-        self._gap = False  # what waited was given up
+        self._gap = False  # data that was not synced has been discarded
 
     @classmethod
     def open(
@@ -142,24 +154,24 @@ class Journal:
         tell: Callable[[str], None] = lambda _: None,
         guard: io.FileIO | None = None,
     ) -> Self:
-        """Take the journal of a run for this process; call `read` or `begin` next.
+        """Open the journal of a run for this process. Call `read` or `begin` next.
 
-        instance: the run's (32 bytes); limit_bytes: see `full`; tell: takes a sentence when something on the disk is not as it
-        was written; guard: of `claim`, None to claim it now. Raises what `claim` does.
+        instance: of the run (32 bytes). limit_bytes: see `full`. tell: called with a sentence if data on the disk is damaged or
+        belongs to another run. guard: the result of `claim`, None to call it now. Raises the same errors as `claim`.
         """
         taken = claim(folder, run_id) if guard is None else guard
         return cls(journal_path(folder, run_id), taken, instance=instance, limit_bytes=limit_bytes, tell=tell)
 
     def __enter__(self) -> Self:
-        """The journal itself."""
+        """Return the journal itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the journal."""
         self.close()
 
     def close(self) -> None:
-        """Let go of file and lock; what was not synced is lost. Idempotent."""
+        """Close the file and release the lock. Data that is not synced is lost. Idempotent."""
         self._adopt(None)
         self._guard.close()
 
@@ -167,56 +179,61 @@ class Journal:
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """Path of the journal."""
         return self._path
 
     @property
     def header(self) -> Header | None:
-        """The base it goes on from; None before `begin`, or a `read` that found one."""
+        """The base of the journal; None until `begin`, or a `read` that found a journal, sets it."""
         return None if self._file is None else self._file.header
 
     @property
     def last_step(self) -> int | None:
-        """The last applied step it was given, synced or not; the base's when there is none; None without a base."""
+        """The last applied step, synced or not; the step of the base if there is none; None without a base."""
         return None if self._file is None else self._file.last_step
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Another limit, see `full`."""
+        """Set another limit, see `full`."""
         self._limit = limit_bytes
 
     @property
     def size(self) -> int:
-        """Bytes of the file, with what waits for `sync`."""
+        """Size of the file in bytes, including data that is not synced."""
         return 0 if self._file is None else self._file.size
 
     @property
     def full(self) -> bool:
-        """Whether it is over its limit: time for a checkpoint and `begin`. It goes on taking what it is given."""
+        """Whether it exceeds its limit, so that a checkpoint and `begin` are due. It still accepts new data."""
         return self.size > self._limit
 
     @property
     def broken(self) -> bool:
-        """Whether it takes nothing before the next `begin`: there is no base, or a round was given up on a full disk."""
+        """Whether it accepts nothing before the next `begin`: it has no base, or data was discarded because the disk was full."""
         return self._file is None or self._gap
 
     # ------------------------------------------------------------------------------------------------------------ writing
 
     def begin(self, base_step: int, base_digest: bytes, generation: int) -> None:
-        """Replace the journal by one with a new base. base_digest: full digest (32 bytes) of the masters after that step.
+        """Replace the journal by one with a new base. base_digest: full digest (32 bytes) of the masters after base_step.
 
-        Results of the same generation and later steps go with it: a checkpoint may be saved while they are on their way. Delete
-        the older checkpoint only afterwards. Raises ModelError when the disk refuses; the old journal stays then, and goes on.
+        Results of later steps in the same generation are copied, because a checkpoint may be saved before they are applied. An
+        old journal of the same generation becomes the earlier one. Delete the older checkpoint only afterwards. Raises ModelError
+        on a disk error; then the old journal stays in use.
         """
         header = Header(instance=self._instance, generation=generation, base_step=base_step, base_digest=base_digest)
         old = self._file
-        with self._replacement(header) as new:
-            if old is not None and not self._gap and old.header.generation == generation:
+        kept = old is not None and not self._gap and old.header.generation == generation
+        if kept:
+            with contextlib.suppress(ModelError):
+                self.sync()  # what is still in memory is needed to go back to it
+        with self._replacement(header, keep=kept) as new:
+            if old is not None and kept:
                 _copy(old, (each for each in old.pending if each.step > base_step), new)
 
     def add_result(self, result: StoredResult, payload: bytes) -> bool:
-        """Add a verified result; False when it is there already. payload: what `result.payload_hash` is the SHA-256 of.
+        """Add a verified result. Returns False if it is already in the journal. payload: must match `result.payload_hash`.
 
-        Raises ModelError for a journal that is broken, for a payload of another hash, and for values out of range.
+        Raises ModelError if the journal is broken, if the payload has another hash, or for values out of range.
         """
         file = self._usable()
         if file.has_result(result.commitment):
@@ -233,15 +250,15 @@ class Journal:
         return True
 
     def add_applied(self, applied: AppliedRound) -> None:
-        """Add a round that was applied; its payloads must have been added with their results.
+        """Add a round that was applied. Its payloads must have been added before with their results.
 
-        Raises ModelError for a journal that is broken, for a step that does not follow the last one, for a payload that is not
-        here, and for values out of range.
+        Raises ModelError if the journal is broken, if the step is not the next one, if a payload is missing, or for values out of
+        range.
         """
         self._add(self._usable(), applied)
 
     def sync(self) -> None:
-        """Bring what was added to the disk; afterwards it outlasts a power cut. Raises ModelError; then call it again later."""
+        """Write all added data to the disk, so that it survives a power failure. Raises ModelError; then call it again later."""
         file = self._file
         if file is None or self._gap:
             return
@@ -259,12 +276,12 @@ class Journal:
         self._refused = False
 
     def rewind(self, step: int, *, generation: int | None = None) -> None:
-        """Keep only rounds up to `step`: the run went back. generation: the run's now; None: as it was.
+        """Keep only rounds up to `step`, because the run went back. generation: the run's new one; None if it has not changed.
 
-        Results of later steps stay where the generation does: a coordinator that was restored from an older state may yet decide
-        that they are accepted, and then nobody else may have them any more. Those of another generation go.
+        If the generation is the same, results of later steps are kept: a coordinator that was restored from an older state may
+        still accept them, and no other member may have them any more. With another generation they are removed.
 
-        Raises ModelError when the base is later than that step, or the disk refuses; nothing has changed then.
+        Raises ModelError if the base is later than `step`, or on a disk error; then nothing has changed.
         """
         file = self._file
         if file is None:
@@ -286,11 +303,48 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------------------ reading
 
-    def read(self, *, generation: int | None = None) -> Recovered | None:
-        """What the journal holds on the disk, None when there is none to go on with; afterwards it takes what comes next.
+    @property
+    def pending(self) -> tuple[StoredResult, ...]:
+        """Results of later steps than the last applied one."""
+        return () if self._file is None else tuple(self._file.pending)
 
-        A torn or damaged end is told and cut off. A journal of another run or version, or of another generation where one is
-        given, is told and set aside. Raises ModelError when the disk does not give it.
+    def read_earlier(self, helps: Callable[[Header, Sequence[AppliedRound]], bool]) -> Recovered | None:
+        """Return to the journal before this one and read it. Returns None, with nothing changed, if it does not help.
+
+        helps: given its base and its rounds; not called if it is of another run. The present journal, which belongs to a history
+        that the run has left, is set aside. Raises ModelError on a disk error.
+        """
+        path = earlier_path(self._path)
+        try:
+            file = JournalFile.load(path)
+        except (OSError, WireError):
+            return None  # most runs have none, and a damaged one is of no use
+
+        header, rounds = file.header, tuple(file.rounds)
+        file.close()
+        if header.instance != self._instance or not helps(header, rounds):
+            return None
+
+        self._adopt(None)
+        target = abandoned_name(self._path)
+        try:
+            with contextlib.suppress(OSError):  # without hard links the present one is lost
+                os.link(self._path, target)
+            os.replace(path, self._path)  # noqa: PTH105 - it replaces on every system
+        except OSError as error:
+            raise ModelError(self._unreadable(error)) from error
+
+        self._tell(
+            f"the coordinator went back to before our last checkpoint, so the journal that begins with step {header.base_step} "
+            f"is used; the newer one is of a history that the run has left, and lies in {target.name} now"
+        )
+        return self.read()
+
+    def read(self, *, generation: int | None = None) -> Recovered | None:
+        """Read the journal from the disk. Returns None if there is no usable one. After this, new data can be added.
+
+        An incomplete or damaged end is reported through `tell` and removed. A journal of another run or version, or of another
+        generation if one is given, is reported and renamed. Raises ModelError if the disk cannot be read.
         """
         self._adopt(None)
         try:
@@ -317,11 +371,11 @@ class Journal:
             )
         self._adopt(file)
         found = Recovered(header=header, rounds=tuple(file.rounds), pending=tuple(file.pending), payload=self.payload)
-        file.rounds = []  # they are the caller's now
+        file.rounds = []  # the caller has them now
         return found
 
     def payload(self, payload_hash: bytes) -> bytes:
-        """The bytes with this SHA-256. Raises ModelError when the journal does not hold them (any more)."""
+        """Return the payload with this SHA-256. Raises ModelError if it is not in the journal, or not any more."""
         try:
             if self._file is not None:
                 return self._file.payload(payload_hash)
@@ -352,7 +406,7 @@ class Journal:
             raise ModelError(message) from error
 
     def _make_room(self, count: int) -> None:
-        """Give up what waits when a disk that refuses would have it grow without end. Raises ModelError then."""
+        """Discard unsynced data if the disk failed and the data would exceed the limit. Raises ModelError in this case."""
         file = self._usable()
         if self._refused and file.waiting + count > self._limit:
             file.drop_waiting()
@@ -360,15 +414,25 @@ class Journal:
             self._usable()
 
     @contextmanager
-    def _replacement(self, header: Header) -> Iterator[JournalFile]:
-        """A new file to fill, which takes the place of the journal's when the block ends. Raises ModelError."""
-        path = _replacement_path(self._path)
+    def _replacement(self, header: Header, *, keep: bool = False) -> Iterator[JournalFile]:
+        """A new file to fill, which takes the place of the journal's when the block ends. Raises ModelError.
+
+        keep: whether the old one becomes the earlier one.
+        """
+        path, earlier = _replacement_path(self._path), earlier_path(self._path)
         try:
             new = JournalFile.create(path, header)
             try:
                 yield new
                 new.sync()
-                os.replace(path, self._path)  # noqa: PTH105 - it replaces on every system
+                if keep:
+                    os.replace(self._path, earlier)  # noqa: PTH105 - it replaces on every system
+                try:
+                    os.replace(path, self._path)  # noqa: PTH105
+                except OSError:
+                    if keep:
+                        os.replace(earlier, self._path)  # noqa: PTH105
+                    raise
             except BaseException:
                 new.close()
                 with contextlib.suppress(OSError):
@@ -403,12 +467,12 @@ class Journal:
 
 
 def _replacement_path(path: Path) -> Path:
-    """Where a journal's successor is written until it is whole."""
+    """Return the path where the new file of a journal is written until it is complete."""
     return path.with_name(f".{path.name}.new")
 
 
 def _newest(records: Iterable[StoredResult | AppliedRound], *, after: int) -> set[StoredResult | AppliedRound]:
-    """The newest results of each slot and later step: a run that goes back again and again leaves no more than these."""
+    """Return the newest results of each slot and step after `after`. So a run that goes back often does not keep ever more."""
     found: dict[tuple[int, int], deque[StoredResult]] = {}
     for each in records:
         if isinstance(each, StoredResult) and each.step > after:
@@ -417,7 +481,7 @@ def _newest(records: Iterable[StoredResult | AppliedRound], *, after: int) -> se
 
 
 def _copy(source: JournalFile, records: Iterable[StoredResult | AppliedRound], target: JournalFile) -> None:
-    """Records and the payloads they name. Raises OSError, WireError."""
+    """Copy records and the payloads they refer to into `target`. Raises OSError, WireError."""
     for record in records:
         for each in named(record):
             if not target.has_payload(each):

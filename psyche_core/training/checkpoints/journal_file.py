@@ -1,8 +1,9 @@
-"""One file of a journal: read to the last whole frame, and appended to.
+"""One file of a journal: reads all complete frames, and appends to them.
 
-It knows the place of each payload and which results are in the file. Appended data waits in memory until `sync`. Synced data is
-not written again, so a failed write loses nothing written before it. A record that does not fit those before it is refused: a
-step that does not follow, a payload that is not in the file. `journal` decides which file it is.
+It stores the position of each payload and which results are in the file. Appended data stays in memory until `sync`. Synced data
+is not written again, so a failed write does not damage data written before it. A record that does not fit the earlier records
+raises WireError: for example a step that is not the next one, or a payload that is not in the file. `journal` decides which file
+is used.
 """
 
 from __future__ import annotations
@@ -34,31 +35,35 @@ from psyche_core.training.checkpoints.journal_records import (
 
 
 class JournalFile:
-    """Made by `create` or `load`. header: its first frame. last_step: the last one applied; step of the base when none was.
+    """A file of a journal, made by `create` or `load`.
 
-    synced_step: the same of what is on the disk. pending: results of later steps than the last. rounds: those that `load` found;
-    lost: bytes behind the last whole frame that it cut off.
+    header: content of its first frame. last_step: step of the last applied round, or of the base if there is none. synced_step:
+    the same for the data that is on the disk. pending: results of later steps than last_step. rounds: the rounds that `load`
+    found. lost: number of bytes after the last complete frame that `load` removed.
     """
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
         self._end = 0
         self._check = START
-        self._payloads: dict[bytes, tuple[int, int]] = {}  # where the body lies, and its length
+        self._payloads: dict[bytes, tuple[int, int]] = {}  # position and length of the body
         self._commitments: set[bytes] = set()
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
         self._waiting_payloads: dict[bytes, bytes] = {}
         self.header: Header
-        self.last_step = 0
-        self.synced_step = 0
+        self.last_step: int = 0
+        self.synced_step: int = 0
         self.rounds: list[AppliedRound] = []
         self.pending: list[StoredResult] = []
-        self.lost = 0
+        self.lost: int = 0
 
     @classmethod
     def create(cls, path: Path, header: Header) -> Self:
-        """A new file in place of any of that name, not flushed yet. Raises OSError, and WireError for a header out of range."""
+        """Create a new file, replacing one with this name; it is not flushed yet.
+
+        Raises OSError, and WireError for a header with values out of range.
+        """
         body = encode_record(header)
         made = cls(io.FileIO(path, "w+", opener=regular))
         try:
@@ -72,7 +77,10 @@ class JournalFile:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Open a file, read all that is whole and cut off the rest. Raises OSError, and WireError without a header to go by."""
+        """Open a file, read all complete frames and remove the bytes after them.
+
+        Raises OSError, and WireError if it does not start with a valid header.
+        """
         made = cls(io.FileIO(path, "r+", opener=regular))
         try:
             made._load()
@@ -82,29 +90,32 @@ class JournalFile:
         return made
 
     def close(self) -> None:
-        """Let go of the file; what waits is lost. Idempotent."""
+        """Close the file. Data that is not synced is lost. Idempotent."""
         self._file.close()
 
     @property
     def size(self) -> int:
-        """Bytes, with those that wait."""
+        """Length in bytes, including data that is not synced."""
         return self._end + self._waiting_bytes
 
     @property
     def waiting(self) -> int:
-        """Bytes that wait for `sync`."""
+        """Number of bytes that are not synced."""
         return self._waiting_bytes
 
     def has_payload(self, payload_hash: bytes) -> bool:
-        """Whether a payload is here, synced or not."""
+        """Whether a payload is in the file, synced or not. payload_hash: its SHA-256."""
         return payload_hash in self._payloads
 
     def has_result(self, commitment: bytes) -> bool:
-        """Whether a result is here, synced or not."""
+        """Whether a result is in the file, synced or not. commitment: the result's, 32 bytes."""
         return commitment in self._commitments
 
     def payload(self, payload_hash: bytes) -> bytes:
-        """A payload's bytes. Raises KeyError for one that is not here, WireError for one that changed on the disk, OSError."""
+        """Return a payload's bytes. payload_hash: its SHA-256.
+
+        Raises KeyError if it is not in the file, WireError if its bytes on the disk have changed, OSError.
+        """
         waiting = self._waiting_payloads.get(payload_hash)
         if waiting is not None:
             return waiting
@@ -119,20 +130,20 @@ class JournalFile:
         return found
 
     def add_payload(self, payload: bytes, digest: bytes) -> None:
-        """Append a payload, once. digest: its SHA-256."""
+        """Append a payload unless it is already in the file. digest: its SHA-256."""
         if digest not in self._payloads:
             self._payloads[digest] = (self.size + FRAME.size, len(payload))
             self._waiting_payloads[digest] = payload
             self._append(Kind.Payload, payload, digest)
 
     def add(self, record: StoredResult | AppliedRound) -> None:
-        """Append a record. Raises WireError, and has changed nothing then, for one that cannot be written or does not fit."""
+        """Append a record. Raises WireError if it cannot be encoded or does not fit; then nothing has changed."""
         body = encode_record(record)
         self._take(record)
         self._append(kind_of(record), body, hashlib.sha256(body).digest())
 
     def sync(self) -> None:
-        """Bring what waits to the disk. Raises OSError; it waits on then, and the file is as it was."""
+        """Write all data to the disk that is not synced. Raises OSError; then the file is unchanged, the data still in memory."""
         if not self._waiting:
             return
 
@@ -145,7 +156,7 @@ class JournalFile:
             os.fsync(self._file.fileno())
         except OSError:
             with contextlib.suppress(OSError):
-                self._file.truncate(self._end)  # what is behind would be read as damage
+                self._file.truncate(self._end)  # otherwise `load` would report these bytes as damage
             raise
 
         self._end += self._waiting_bytes
@@ -153,11 +164,11 @@ class JournalFile:
         self.synced_step = self.last_step
 
     def drop_waiting(self) -> None:
-        """Give up what waits; nothing may be appended any more."""
+        """Discard data that is not synced. After this, nothing may be appended."""
         self._waiting, self._waiting_bytes, self._waiting_payloads = [], 0, {}
 
     def records(self) -> Iterator[StoredResult | AppliedRound]:
-        """Results and rounds that were synced, as they lie in the file. Raises OSError, WireError."""
+        """Yield the synced results and rounds in the order of the file. Raises OSError, WireError."""
         at, check = len(START), START
         while at < self._end:
             self._file.seek(at)
@@ -181,7 +192,7 @@ class JournalFile:
 
         self._take_header(first.record)
         self._end, self._check = first.at + first.length, first.check
-        with contextlib.suppress(WireError):  # what comes from there on does not count
+        with contextlib.suppress(WireError):  # a damaged frame and all frames after it are ignored
             while (frame := read_frame(self._file, before=self._check, left=size - self._end)) is not None:
                 self._take_frame(frame)
                 self._end, self._check = frame.at + frame.length, frame.check
@@ -209,7 +220,7 @@ class JournalFile:
         self.last_step = self.synced_step = header.base_step
 
     def _take(self, record: StoredResult | AppliedRound) -> None:
-        """Know of a record. Raises WireError for one that does not fit those before it."""
+        """Add a record to the indices in memory. Raises WireError if it does not fit the earlier records."""
         for each in named(record):
             if each not in self._payloads:
                 message = f"payload {each.hex()[:16]}… of step {record.step} is not in the journal"
@@ -234,5 +245,5 @@ class JournalFile:
 
 
 def named(record: StoredResult | AppliedRound) -> tuple[bytes, ...]:
-    """The payloads a record speaks of, by SHA-256."""
+    """Return the SHA-256 of each payload that a record refers to."""
     return (record.payload_hash,) if isinstance(record, StoredResult) else record.payload_hashes

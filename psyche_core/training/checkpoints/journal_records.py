@@ -6,9 +6,9 @@
             SHA-256 of the body
 
 The first frame is the header. Bodies of header, results and rounds are canonical CBOR lists in the order of the fields below; the
-body of a payload is the payload itself. Each check covers all frames before it, so frames that pass are the beginning of what was
-written, never a selection from it. A payload is in a file once, before the first record that names its SHA-256. A body that is
-too long is refused before it is read; one that breaks these rules is refused before it is used.
+body of a payload is the payload itself. Each check also covers all frames before it, so valid frames are always the first frames
+that were written, without gaps. A payload is in a file once, before the first record that contains its SHA-256. A body that is
+too long raises WireError before it is read, and one that breaks these rules before it is used.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ START: Final = MAGIC + bytes((VERSION,))
 FRAME: Final = struct.Struct("<BQ8s")
 CHECK_BYTES: Final = 8
 MAX_RECORD_BYTES: Final = 64 * 1024
-"""Longest body that is CBOR: more than a share of 512 intervals or a round of 256 results takes."""
+"""Maximum length of a CBOR body: larger than a share with 512 intervals or a round with 256 results needs."""
 
 CHUNK_BYTES: Final = 1024 * 1024
 NO_DIGEST: Final = bytes(32)
-"""Stands for a digest that is not known."""
+"""Stands for an unknown digest."""
 
 
 class Kind(IntEnum):
-    """What a frame holds."""
+    """Kind of content of a frame."""
 
     Header = 0
     Payload = 1
@@ -48,10 +48,10 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Whose journal it is, and the masters it goes on from.
+    """The run of a journal, and the masters from which it continues (its base).
 
-    instance: the run's (32 bytes); generation: how often that run had gone back; base_step: the last step in the masters that
-    `base_digest` (full digest, 32 bytes) is of.
+    instance: of the run (32 bytes). generation: how often that run had gone back. base_step: the last step in the base masters.
+    base_digest: full digest (32 bytes) of the base masters.
     """
 
     instance: bytes
@@ -62,9 +62,10 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResult:
-    """A verified result. seed: the round's (u64), 0 where it is not known; trainer: p2p key; signer: the trainer's identity.
+    """A verified result.
 
-    commitment, payload_hash, trainer, signer: 32 bytes; signature: 64 bytes, the trainer's over `commitment`.
+    seed: of the round (u64), 0 if unknown. commitment: 32 bytes. payload_hash: SHA-256 of the payload. signature: the trainer's
+    signature of the commitment, 64 bytes. trainer: the trainer's p2p key, 32 bytes. signer: the signer of its identity, 32 bytes.
     """
 
     epoch: int
@@ -82,10 +83,10 @@ class StoredResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedRound:
-    """A round whose accepted results went into the masters.
+    """A round whose accepted results were applied to the masters.
 
-    learning_rate: the one used, every bit of it; results: commitment and SHA-256 of the payload (32 bytes each) of every accepted
-    result, in the order of the round; statements: digest of the round's statements (32 bytes, NO_DIGEST: not known).
+    learning_rate: the exact float64 value that was used. results: commitment and SHA-256 of the payload (32 bytes each) of every
+    accepted result, in the order of the round. statements: digest of the round's statements (32 bytes), NO_DIGEST if unknown.
     """
 
     epoch: int
@@ -108,8 +109,8 @@ Record = Header | StoredResult | AppliedRound
 class Frame:
     """A frame that was read and whose check is right.
 
-    at: where its body begins in the file; length: of the body; digest: SHA-256 of the body; check: for the next frame. record:
-    what the body says, None for a payload.
+    at: position of its body in the file. length: of the body in bytes. digest: SHA-256 of the body. check: of this frame, needed
+    for the next one. record: the decoded body, None for a payload.
     """
 
     kind: Kind
@@ -121,7 +122,7 @@ class Frame:
 
 
 def kind_of(record: Record) -> Kind:
-    """The kind of frame a record goes into."""
+    """Return the kind of frame for a record."""
     match record:
         case Header():
             return Kind.Header
@@ -132,7 +133,7 @@ def kind_of(record: Record) -> Kind:
 
 
 def encode_record(record: Record) -> bytes:
-    """The body of a record. Raises WireError for what `decode_record` would refuse."""
+    """Return the body of a record. Raises WireError for a record that `decode_record` would reject."""
     match record:
         case Header():
             value: list[Any] = [record.instance, record.generation, record.base_step, record.base_digest]
@@ -160,7 +161,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(kind: Kind, body: bytes) -> Record:
-    """Read the body of a header, result or round. Raises WireError and nothing else."""
+    """Read the body of a header, result or round. Raises only WireError."""
     value = decode(body, max_bytes=MAX_RECORD_BYTES, max_depth=4, max_items=4 * MAX_SHARE_INTERVALS)
     match kind, value:
         case Kind.Header, [instance, generation, base_step, base_digest]:
@@ -203,16 +204,16 @@ def decode_record(kind: Kind, body: bytes) -> Record:
 
 
 def frame_head(kind: Kind, length: int, digest: bytes, *, before: bytes) -> bytes:
-    """What stands in front of a body. digest: SHA-256 of the body; before: check of the frame before, or START."""
+    """Return the head of a frame. digest: SHA-256 of the body. before: check of the previous frame, or START for the first."""
     summed = before + bytes((kind,)) + length.to_bytes(8, "little") + digest
     return FRAME.pack(kind, length, hashlib.sha256(summed).digest()[:CHECK_BYTES])
 
 
 def read_frame(file: BinaryIO, *, before: bytes, left: int) -> Frame | None:
-    """Read the frame that begins where the file stands; None at the end.
+    """Read the frame at the file's current position. Returns None at the end of the file.
 
-    before: see `frame_head`; left: bytes of the file from here on. A payload is read through and not kept. Raises WireError for a
-    frame that is cut or damaged; OSError.
+    before: see `frame_head`. left: number of bytes from here to the end of the file. A payload is read to check it but not kept
+    in memory. Raises WireError for a frame that is incomplete or damaged, OSError.
     """
     if not left:
         return None

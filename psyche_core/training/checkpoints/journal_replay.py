@@ -1,8 +1,8 @@
 """Apply a journal's rounds again, to restore the masters of its last round.
 
-Every round gets the learning rate it had, whatever the schedule says now. A newly built trainer has no results of its own that
-wait to be settled, so no result counts as our own: masters depend on payloads and rates alone. Replay starts only from the
-journal's own base masters. The caller compares the result with what the run's members signed.
+Every round is applied with its original learning rate, even if the schedule has changed. A newly built trainer has no results of
+its own that are not settled, so no result counts as our own: the masters depend only on payloads and rates. Replay starts only
+from the journal's base masters. The caller compares the result with the digest that the run's members signed.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from psyche_core.training.checkpoints.journal import Recovered
 
 
 class Replayable(Protocol):
-    """What is needed of a trainer."""
+    """The methods of a trainer that replay needs."""
 
     def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool, learning_rate: float | None = None) -> None:
         """Apply a step's accepted payloads to the masters."""
 
     def full_digest(self) -> bytes:
-        """SHA-256 over all masters."""
+        """Return the digest of all masters, 32 bytes."""
 
 
 def replay(trainer: Replayable, recovered: Recovered, *, until: int, start: int | None = None) -> int:
-    """Apply the recorded rounds up to step `until`, or as far as there are any; the last step in the masters then.
+    """Apply the recorded rounds up to step `until`, or as far as the journal goes. Returns the last step in the masters then.
 
-    start: the last step in the trainer's masters now; None: the journal's base. It is later than the base where a checkpoint was
-    saved and the journal not begun anew with it. Raises ModelError, after which the masters fit no step unless none was applied:
-    for masters that are not the base's, steps the journal does not have, and payloads that cannot be had or do not fit, saying at
-    which step.
+    start: the last step in the trainer's masters now; None for the journal's base. It is later than the base if a checkpoint was
+    saved but the journal was not restarted with it. Raises ModelError for masters that are not those of the base, for steps that
+    are not in the journal, and for payloads that cannot be read or do not fit the model; the message names the step. If a round
+    was already applied when this raises, the masters do not match any step.
     """
     base = recovered.header.base_step
     at = base if start is None else start

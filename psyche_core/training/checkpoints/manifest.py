@@ -1,9 +1,9 @@
-"""What a checkpoint folder holds, written beside it as `psyche.json`: whose model it is and the SHA-256 of all its parts.
+"""The manifest of a checkpoint folder, the file `psyche.json` in it: which model it is, and the SHA-256 of all its parts.
 
-Each tensor has its own digest, over its bytes as stored in the safetensors file, so that a damaged shard can be told from a
-damaged model. Every other file has one digest over its bytes. Reading and writing need no torch: the header of a safetensors file
-is JSON. Data from outside is limited in size before it is read. A folder is refused if listed files are missing, changed, or
-longer or shorter than listed; files that are not listed are ignored and not read.
+Each tensor has its own digest, over its bytes as stored in the safetensors file, so that a damaged file can be distinguished from
+a different model. Every other file has one digest over its bytes. Reading and writing do not need torch: the header of a
+safetensors file is JSON. The size of data from other machines is checked before it is read. A folder is invalid if listed files
+are missing, changed, or longer or shorter than listed; files that are not listed are ignored and not read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,7 +24,7 @@ from psyche_core.regular_files import regular
 MANIFEST_FILE = "psyche.json"
 MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 100 * 2**20
-"""The limit of the safetensors format itself."""
+"""The limit that the safetensors format itself has."""
 
 CHUNK_BYTES = 4 * 2**20
 WEIGHTS = ".safetensors"
@@ -35,10 +35,12 @@ _FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,200}$")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Whose model it is. step: the last one applied; epoch: of that step; data_index: first sample never yet assigned.
+    """Which model a checkpoint contains.
 
-    digest: full digest of the masters (32 bytes, see `digest.full_digest`), empty where it is not known. generation: how often
-    the run had gone back, which tells apart two sets of masters of one step. mid_epoch: whether the epoch went on after it.
+    step: the last one applied. epoch: the epoch of that step. data_index: first sample that was never assigned. digest: full
+    digest of the masters (32 bytes, see `digest.full_digest`), empty if unknown. generation: how often the run had gone back; it
+    distinguishes different masters of the same step. mid_epoch: whether it was saved before the end of the epoch. instance: of
+    the run (32 bytes); it distinguishes runs that were begun anew under the same name. Empty for a model of no run.
     """
 
     run_id: str
@@ -48,14 +50,15 @@ class Facts:
     digest: bytes = b""
     generation: int = 0
     mid_epoch: bool = False
+    instance: bytes = b""
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class TensorEntry(_Table):
-    """A tensor. file: name of the one it lies in; dtype: as safetensors writes it."""
+    """A tensor. file: name of its safetensors file. dtype: as written by safetensors. sha256: of its bytes, 64 hex digits."""
 
     file: _FileName
     dtype: Annotated[str, Field(max_length=16)]
@@ -64,20 +67,20 @@ class TensorEntry(_Table):
 
 
 class FileEntry(_Table):
-    """A file that holds no tensors: configuration, tokenizer."""
+    """A file without tensors: configuration or tokenizer. bytes: its length. sha256: of its bytes, 64 hex digits."""
 
     bytes: Annotated[int, Field(ge=0)]
     sha256: _Digest
 
 
 class CheckpointManifest(_Table):
-    """The content of `psyche.json`.
+    """The content of `psyche.json`. The fields are those of `Facts`, and the tensors and other files by name.
 
-    Version 1 had neither digest nor generation, and is still read. Version 3 is written for what only its owner reads: a
-    checkpoint in mid-epoch.
+    Version 1 has no digest and no generation, versions up to 3 have no instance. They can still be read, but a member does not
+    take its own ones for checkpoints of its run, unless their digest is signed.
     """
 
-    version: Literal[1, 2, 3]
+    version: Literal[1, 2, 3, 4]
     run_id: Annotated[str, Field(min_length=1, max_length=64)]
     step: Annotated[int, Field(ge=0, lt=2**32)]
     epoch: Annotated[int, Field(ge=0, lt=2**32)]
@@ -85,17 +88,18 @@ class CheckpointManifest(_Table):
     digest: _Digest | None = None
     generation: Annotated[int, Field(ge=0, lt=2**32)] = 0
     mid_epoch: bool = False
+    instance: _Digest | None = None
     tensors: dict[str, TensorEntry]
     files: dict[_FileName, FileEntry]
 
     @property
     def file_names(self) -> tuple[str, ...]:
-        """All files of the checkpoint but the manifest, ascending."""
+        """Names of all files of the checkpoint except the manifest, ascending."""
         return tuple(sorted({*self.files, *(entry.file for entry in self.tensors.values())}))
 
 
 def write_manifest(directory: Path, facts: Facts) -> CheckpointManifest:
-    """Describe the files that lie in a folder. Raises ModelError; OSError for what the disk refuses."""
+    """Write and return the manifest for the files in a folder. Raises ModelError, and OSError for errors of the disk."""
     tensors: dict[str, TensorEntry] = {}
     files: dict[str, FileEntry] = {}
     for path in sorted(directory.iterdir()):
@@ -107,15 +111,14 @@ def write_manifest(directory: Path, facts: Facts) -> CheckpointManifest:
                 tensors[name] = entry
         elif path.name != MANIFEST_FILE:
             files[path.name] = FileEntry(bytes=path.stat().st_size, sha256=_digest_of(path, 0, path.stat().st_size))
-    told = {**asdict(facts), "digest": facts.digest.hex() or None}
-    manifest = CheckpointManifest(version=3 if facts.mid_epoch else 2, **told, tensors=tensors, files=files)
-    unsaid = set() if facts.mid_epoch else {"mid_epoch"}
-    (directory / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1, exclude=unsaid) + "\n", encoding="utf-8")
+    told = {**asdict(facts), "digest": facts.digest.hex() or None, "instance": facts.instance.hex() or None}
+    manifest = CheckpointManifest(version=4, **told, tensors=tensors, files=files)
+    (directory / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
     return manifest
 
 
 def read_manifest(directory: Path) -> CheckpointManifest | None:
-    """The manifest in a folder, None when there is none. Raises ModelError for one that cannot be read."""
+    """Return the manifest in a folder, or None if there is none. Raises ModelError if it cannot be read."""
     path = directory / MANIFEST_FILE
     try:
         with open(path, "rb", opener=regular) as file:
@@ -134,7 +137,7 @@ def read_manifest(directory: Path) -> CheckpointManifest | None:
 
 
 def parse_manifest(text: bytes, *, source: str) -> CheckpointManifest:
-    """Read the content of a manifest. Raises ModelError."""
+    """Read the content of a manifest. source: its name, for messages. Raises ModelError."""
     try:
         return CheckpointManifest.model_validate_json(text, strict=False)
     except ValidationError as error:
@@ -145,7 +148,7 @@ def parse_manifest(text: bytes, *, source: str) -> CheckpointManifest:
 
 
 def verify(directory: Path, manifest: CheckpointManifest) -> None:
-    """Compare a folder with its manifest. Raises ModelError for the first difference; reads every listed byte."""
+    """Compare a folder with its manifest. Reads every listed byte. Raises ModelError for the first difference."""
     by_file: dict[str, dict[str, TensorEntry]] = {}
     for name, entry in manifest.tensors.items():
         by_file.setdefault(entry.file, {})[name] = entry
@@ -175,7 +178,7 @@ def _compare(path: Path, listed: Mapping[str, TensorEntry]) -> None:
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, TensorEntry]]:
-    """The tensors of a safetensors file with their digests. Raises ModelError for a file that is none."""
+    """Yield the tensors of a safetensors file with their digests. Raises ModelError for a file in another format."""
     start, header = _header(path)
     size = path.stat().st_size
     for name, entry in header.items():
@@ -194,7 +197,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, TensorEntry]]:
 
 
 def _header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Where the tensors begin, and the header."""
+    """Return the position of the first tensor in the file, and the header. Raises ModelError."""
     try:
         with open(path, "rb", opener=regular) as file:
             length = int.from_bytes(file.read(8), "little")
@@ -219,14 +222,14 @@ def _digest_of(path: Path, first: int, count: int) -> str:
         while left:
             chunk = file.read(min(left, CHUNK_BYTES))
             if not chunk:
-                break  # cut meanwhile: the digest is another one
+                break  # the file became shorter: the digest will differ
             digest.update(chunk)
             left -= len(chunk)
     return digest.hexdigest()
 
 
 def total_bytes(manifest: CheckpointManifest) -> int:
-    """About how much there is to fetch: tensors by dtype and shape, and the listed files."""
+    """Return the approximate size of a checkpoint in bytes: tensors by dtype and shape, and the other listed files."""
     widths = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
     values = sum(widths.get(entry.dtype, 1) * math.prod(entry.shape) for entry in manifest.tensors.values())
     return values + sum(entry.bytes for entry in manifest.files.values())

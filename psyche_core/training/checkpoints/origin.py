@@ -1,11 +1,11 @@
-"""Where a member's model comes from when it starts: its own checkpoint, the place the run names, or nowhere on this machine.
+"""Where a member loads its model from at its start: its own checkpoint, the location in the run configuration, or other members.
 
-A member's own checkpoint of the run comes first, under two conditions. It must not be newer than the run (a run that began anew
-under the same name). It must belong to the run's present history: to the state's generation, or to an epoch end that a quorum
-signed. Its step tells the client what it still has to get. If the run's model is a stored one, our own checkpoint is used when it
-is newer; but if the coordinator says that the epoch begins with the stored one, every member takes that. A local folder of the
-run's name is a starting point only where the members hold the model (P2P), and then only for how the model is built. In that case
-the network is not asked, because the members have everything. A damaged checkpoint of our own is reported and skipped.
+A member's own checkpoint of the run comes first, under two conditions. It must not be newer than the run, which happens if a run
+starts again under the same name. It must belong to the run's present history: to the state's generation, or to an epoch end that
+a quorum signed. Its step tells the client which later steps are missing. If the run's model is a stored one, our own checkpoint
+is used if it is newer. But if the coordinator says that the epoch begins with the stored model, every member loads the stored
+model. If the members hold the model (P2P), a local folder with the name in the configuration is used only for how the model is
+built, and nothing is downloaded, because the members have everything. A damaged checkpoint of our own is reported and skipped.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ _NO_ENDS: Mapping[int, bytes] = MappingProxyType({})
 
 
 class SourceMissing(ModelError):
-    """Nothing on this machine says how the run's model is built, and the other members do."""
+    """This machine has no files that say how the run's model is built. The other members can provide them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """A folder to build the model from.
 
-    step: the last one whose results are in it; None for the model the run names. stored_step: the one that this says it is of.
+    step: for our own checkpoint, the last step whose results are in it; otherwise None. stored_step: for a stored model, the step
+    in its manifest; None if it has none for this run.
     """
 
     folder: Path
@@ -45,6 +46,7 @@ def find_origin(
     checkpoint: Choice,
     *,
     run_id: str,
+    instance: bytes,
     base: Path,
     cache: Path,
     own: Path | None,
@@ -56,20 +58,21 @@ def find_origin(
     stored_step: int | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Origin:
-    """Where to build the model from; may download, so call it in a worker thread.
+    """Find the folder to build the model from. May download, so call it in a worker thread.
 
-    own: folder of our own checkpoints, None for none; at_most: the newest step the run can have; fresh: leave those out.
-    generation, ends: see `belongs`. from_checkpoint: whether the epoch begins with the stored model. stored_step: the step that
-    the coordinator says the stored model is of; None: not known, so it is looked at. base, cache, tell: see `sources.find`.
-    Raises SourceMissing, and ModelError with what to do.
+    own: folder of our own checkpoints, None for none. at_most: the newest step that the run can have. fresh: ignore our own
+    checkpoints. instance, generation, ends: see `belongs`. from_checkpoint: whether the epoch begins with the stored model.
+    stored_step: step of the stored model according to the coordinator; None if unknown, then the stored model is read to find
+    out. base, cache, tell: see `sources.find`. Raises SourceMissing, and ModelError with a message that says what to do.
     """
     tell = tell or _silence
     is_stored = checkpoint.name not in FROM_MEMBERS
     saved = None
     if own is not None and not fresh and not (is_stored and from_checkpoint):
-        saved = newest_own(own, run_id, at_most=at_most, trusted=belongs(generation, ends), tell=tell)
+        saved = newest_own(own, run_id, at_most=at_most, trusted=belongs(instance, generation, ends), tell=tell)
     if is_stored:
-        return _newer(saved, checkpoint, run_id=run_id, base=base, cache=cache, stored_step=stored_step, tell=tell)
+        ours = (run_id, instance)
+        return _newer(saved, checkpoint, ours=ours, base=base, cache=cache, stored_step=stored_step, tell=tell)
 
     if saved is not None:
         return saved
@@ -82,20 +85,27 @@ def find_origin(
     raise SourceMissing(message)
 
 
-def belongs(generation: int, ends: Mapping[int, bytes]) -> Callable[[CheckpointManifest], bool]:
-    """Whether a checkpoint is of the run's history: what a quorum signed for its step, or else of the run's generation.
+def belongs(instance: bytes, generation: int, ends: Mapping[int, bytes]) -> Callable[[CheckpointManifest], bool]:
+    """Return a function that says whether a checkpoint belongs to the run's history.
 
-    A coordinator that was restored from an older state plays steps anew in the same generation: what was saved of them before is
-    not what members signed since. generation: the state's; ends: full digest (32 bytes) by step of the signed ends in the state.
+    If a quorum signed a digest for the checkpoint's step, the digests must be equal; otherwise instance and generation must be
+    equal. A run that was begun anew under the same name has another instance. The generation alone is not enough, because a
+    coordinator that was restored from an older state repeats steps in the same generation with other results. instance (32
+    bytes), generation: of the state. ends: full digest (32 bytes) by step, of the signed ends in the
+    state.
     """
 
     def check(manifest: CheckpointManifest) -> bool:
         if manifest.step in ends and manifest.digest:
             return _is_end(manifest, ends)
 
-        return manifest.generation == generation
+        return (_instance(manifest), manifest.generation) == (instance, generation)
 
     return check
+
+
+def _instance(manifest: CheckpointManifest) -> bytes:
+    return bytes.fromhex(manifest.instance or "")
 
 
 def newest_own(
@@ -106,7 +116,10 @@ def newest_own(
     trusted: Callable[[CheckpointManifest], bool] = lambda _: True,
     tell: Callable[[str], None],
 ) -> Origin | None:
-    """The newest whole checkpoint of this run in our own folder, of no later step than `at_most`. trusted: see `belongs`."""
+    """Return the newest complete checkpoint of this run in our own folder, up to step `at_most`, or None if there is none.
+
+    trusted: see `belongs`. tell: called with a sentence for each checkpoint that is skipped.
+    """
     for path in reversed(checkpoints(folder, run_id)):
         try:
             manifest = read_manifest(path)
@@ -114,8 +127,8 @@ def newest_own(
                 continue
             if not trusted(manifest):
                 tell(
-                    f"our own checkpoint {path} is passed over: the run went back and has left what it is of (its generation is "
-                    f"{manifest.generation})"
+                    f"our own checkpoint {path} is passed over: it belongs to an earlier run of this name, or to a history that "
+                    f"the run has left (its generation is {manifest.generation})"
                 )
                 continue
             verify(path, manifest)
@@ -130,9 +143,10 @@ def newest_own(
 def held(
     folder: Path, run_id: str, ends: Mapping[int, bytes], *, tell: Callable[[str], None] | None = None
 ) -> tuple[tuple[int, bytes], ...]:
-    """The signed epoch ends of which a whole checkpoint lies in our folder, oldest first; reads every byte of them.
+    """Return (step, digest) of the signed epoch ends for which our folder has a complete checkpoint, oldest first.
 
-    ends: full digest (32 bytes) by step. A damaged one is told.
+    This reads every byte of these checkpoints. ends: full digest (32 bytes) by step. tell: called with a sentence for each
+    damaged checkpoint.
     """
     found: list[tuple[int, bytes]] = []
     for path in checkpoints(folder, run_id):
@@ -149,6 +163,11 @@ def held(
     return tuple(found)
 
 
+def is_signed(ends: Mapping[int, bytes]) -> Callable[[CheckpointManifest], bool]:
+    """Return a function that says whether a checkpoint is a signed end. ends: full digest (32 bytes) by step."""
+    return lambda manifest: _is_end(manifest, ends)
+
+
 def _is_end(manifest: CheckpointManifest, ends: Mapping[int, bytes]) -> bool:
     digest = ends.get(manifest.step)
     return digest is not None and manifest.digest == digest.hex()
@@ -158,15 +177,19 @@ def _newer(
     saved: Origin | None,
     checkpoint: Choice,
     *,
-    run_id: str,
+    ours: tuple[str, bytes],
     base: Path,
     cache: Path,
     stored_step: int | None,
     tell: Callable[[str], None],
 ) -> Origin:
-    """The newer one of our own checkpoint and the stored model; our own, too, where the stored one cannot be had."""
+    """Return the newer one of our own checkpoint and the stored model, or our own if the stored one is unavailable.
+
+    ours: the run's id and instance; the step of a stored model of another run says nothing here. Raises ModelError if there is
+    neither.
+    """
     if saved is not None and saved.step is not None and stored_step is not None and saved.step > stored_step:
-        return saved  # nothing needs to be downloaded to know
+        return saved  # known without a download
 
     try:
         folder = sources.find(checkpoint, base=base, cache=cache, tell=tell)
@@ -177,11 +200,11 @@ def _newer(
         tell(f"the stored model cannot be had, so our own checkpoint of step {saved.step} is used: {error}")
         return saved
 
-    stored = None if manifest is None or manifest.run_id != run_id else manifest.step
+    stored = manifest.step if manifest is not None and ours == (manifest.run_id, _instance(manifest)) else None
     if saved is not None and saved.step is not None and (stored is None or saved.step > stored):
         return saved
     return Origin(folder, stored_step=stored)
 
 
 def _silence(sentence: str) -> None:
-    """Nobody listens."""
+    """Ignore the sentence."""

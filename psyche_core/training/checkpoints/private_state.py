@@ -1,8 +1,9 @@
 """The state of the optimizer that only one replica has (momentum, residuals), on its own disk, for its own next start.
 
-It is one file in the folder of our checkpoints, replaced at each epoch's end by flush and rename. It names the digest of the
-masters it belongs to, and is loaded only by a replica with exactly those. It is never sent to anybody. A file that cannot be used
-is reported and kept: training goes on without it, a little worse for a while. torch is imported when it is used.
+It is one file in the folder of our checkpoints, replaced at each epoch's end by flush and rename. It contains the digest of the
+masters it belongs to, and is loaded only if the replica has exactly these masters. It is never sent to other members. A file that
+cannot be used is reported and kept; training continues without it, slightly worse for a while. torch is imported only when it is
+used.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _DIGEST = "masters_sha256"
 
 
 def private_path(folder: Path, run_id: str) -> Path:
-    """The file of a run in our folder of checkpoints."""
+    """Return the path of a run's private state in our folder of checkpoints."""
     return folder / f".{checkpoint_path(Path(), run_id, 0).name.removesuffix('-step0')}-private.safetensors"
 
 
 def save_private(path: Path, state: Mapping[str, Any], *, masters: bytes) -> None:
-    """Write a private state. masters: their full digest (32 bytes). Raises ModelError."""
+    """Write a private state. state: tensors by name. masters: full digest (32 bytes) of the masters. Raises ModelError."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -47,7 +48,10 @@ def save_private(path: Path, state: Mapping[str, Any], *, masters: bytes) -> Non
 
 
 def load_private(path: Path, *, masters: bytes) -> dict[str, Any] | None:
-    """The private state of a replica with these masters; None when there is none. Raises ModelError for a damaged file."""
+    """Return the private state that was saved with these masters, or None if there is none.
+
+    masters: their full digest (32 bytes). Raises ModelError for a damaged file.
+    """
     if not path.is_file():
         return None
 

@@ -1,11 +1,11 @@
-"""From a checkpoint's location to a folder on this machine: the Hub, a bucket, a folder, or an earlier download.
+"""Finds the folder of a checkpoint on this machine, and downloads it if necessary: from the Hub, a bucket or a local folder.
 
-A local folder of the repository's name comes first, as in transformers. Only `owner/name` is a name on the Hub; everything else
-is a path, so that a mistyped path never asks the network. A finished download is not downloaded again, and works without a
-network; an interrupted one is resumed. A bucket's checkpoint is put in the cache only after every byte was compared with its
-manifest, if it has one. Only safetensors and JSON are fetched, never code or pickle. The *description* of a model is its
-checkpoint without the weights, for a client that gets the weights from other members. Kinds that name no place are refused.
-Everything blocks: call it in a worker thread.
+A local folder with the repository's name comes first, as in transformers. Only `owner/name` is a name on the Hub; everything else
+is a path, so that a mistyped path never causes a network request. A finished download is not downloaded again and works without a
+network; an interrupted one is resumed. If a bucket's checkpoint has a manifest, it is put in the cache only after every byte was
+compared with the manifest. Only safetensors, JSON, tokenizer and template files are fetched, never code or pickle. The
+*description* of a model is its checkpoint without the weights, for a client that gets the weights from other members. Checkpoint
+kinds without a location raise ModelError. All functions block: call them in a worker thread.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.AS
 _HUB_EXTRA = "a model on the Hub needs huggingface_hub: pip install 'psyche-core[train]'"
 
 Tell = Callable[[str], None]
-"""Takes a sentence about a long download."""
+"""Function that shows a sentence about a long download."""
 
 
 def find(checkpoint: Choice, *, base: Path, cache: Path, weights: bool = True, tell: Tell | None = None) -> Path:
-    """The folder of a checkpoint, downloaded where it has to be.
+    """Return the folder of a checkpoint. Downloads it if necessary.
 
-    checkpoint: `model.LLM.checkpoint`. base: folder that a relative local one starts from. cache: where downloads of buckets go;
-    the Hub's go into its own. weights: False for the description only. Raises ModelError with what to do,
-    NoSuchModel where there is none.
+    checkpoint: `model.LLM.checkpoint`. base: folder at which a relative local path starts. cache: folder for downloads from
+    buckets; downloads from the Hub go to the Hub's own cache. weights: False for the description only. Raises NoSuchModel if
+    there is no such checkpoint, and ModelError with a message that says what to do.
     """
     settings = checkpoint.settings or {}
     tell = tell or _silence
@@ -56,23 +56,23 @@ def find(checkpoint: Choice, *, base: Path, cache: Path, weights: bool = True, t
 
 
 def _silence(sentence: str) -> None:
-    """Nobody listens."""
+    """Ignore the sentence."""
 
 
 def model_name(llm: LLMConfig) -> str:
-    """What people call the model a run begins with: where it is stored, and its architecture."""
+    """Return a readable name of the model with which a run begins: its location and its architecture."""
     settings = llm.checkpoint.settings or {}
     place = settings.get("repo_id") or "/".join(filter(None, (settings.get("bucket"), settings.get("prefix"))))
     return f"{place!r} ({llm.architecture})" if place else llm.architecture
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether a checkpoint's `repo_id` can be a repository of the Hub, `owner/name`, and not only a path."""
+    """Whether a checkpoint's `repo_id` has the form of a repository of the Hub, `owner/name`. Otherwise it is a path."""
     return _HUB_NAME.fullmatch(text) is not None
 
 
 def local_folder(checkpoint: Choice, *, base: Path) -> Path | None:
-    """The local folder that a checkpoint names, None when there is none. Raises ModelError for one with a revision."""
+    """Return the local folder of a checkpoint, or None if there is none. Raises NoSuchModel if it also has a revision."""
     settings = checkpoint.settings or {}
     if checkpoint.name not in ("Hub", "P2P"):
         return None
@@ -122,7 +122,7 @@ def _hub(settings: dict[str, Any], *, base: Path, weights: bool, tell: Tell) -> 
             "(`hf auth login`, or HF_TOKEN) if it is private"
         )
         raise NoSuchModel(message) from error
-    except Exception as error:  # no network, no space: several families; what is in the cache may do
+    except Exception as error:  # no network or no space: many exception types; the cache may have the files
         try:
             found = hub.snapshot_download(
                 repo, revision=revision, allow_patterns=patterns, ignore_patterns=ignored, local_files_only=True
@@ -176,7 +176,10 @@ def _bucket(settings: dict[str, Any], *, cache: Path, weights: bool, tell: Tell)
 
 
 def _without_manifest(store: ObjectStore, start: str, *, where: str, cache: Path, weights: bool, tell: Tell) -> Path:
-    """A checkpoint that another tool put there: what it is can only be told by names, so it is fetched anew each time."""
+    """Fetch a checkpoint without a manifest, stored by another tool.
+
+    Without a manifest we cannot know whether it has changed, so it is downloaded again each time.
+    """
     names = [name.removeprefix(start) for name in store.names(start)]
     wanted = [name for name in names if "/" not in name and _is_wanted(name, weights=weights)]
     if "config.json" not in wanted:
@@ -197,7 +200,7 @@ def _download(store: ObjectStore, start: str, names: Iterable[str], *, into: Pat
 
 
 def _place(cache: Path, where: str, version: str, kind: str) -> Path:
-    """Where a bucket's checkpoint is kept: names of buckets are not names of folders, so a hash stands for them."""
+    """Return the folder for a bucket's checkpoint. It uses a hash, because names of buckets are not valid folder names."""
     return cache / "checkpoints" / f"{hashlib.sha256(where.encode()).hexdigest()[:16]}-{version}-{kind}"
 
 

@@ -1,13 +1,15 @@
 """Where a run's models are stored for later members: a Hub repository, a bucket, or a folder that all members can read.
 
-A store takes a whole checkpoint folder and returns the location that the coordinator is told (`model.LLM.checkpoint`). Every step
-has its own place (a commit, a prefix, a folder), so that a reader never sees another one being written. The manifest is written
-last: a checkpoint without one is not finished. Old ones are deleted only when the new one is there, and only if requested.
-Libraries are imported when a store is used. Who stores and when is up to the client.
+A store uploads a complete checkpoint folder and returns the location that the client reports to the coordinator
+(`model.LLM.checkpoint`). Every step has its own place (a commit, a prefix, a folder), so that a reader never sees an unfinished
+checkpoint of another step. The manifest is written last: a checkpoint without one is not complete. Old checkpoints are deleted
+only after the new one is complete, and only if requested. Libraries are imported when a store is used. The client decides when to
+store.
 """
 
 from __future__ import annotations
 
+import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,23 +24,25 @@ from psyche_core.storage.object_store import ObjectStore, open_bucket
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path, checkpoints
 from psyche_core.training.checkpoints.manifest import MANIFEST_FILE
 
+logger: logging.Logger = logging.getLogger(__name__)
+
 HUB_EXTRA = "storing on the Hub needs huggingface_hub: pip install 'psyche-core[train]'"
 MAX_NAME_BYTES = 64
-"""Longest string of a location in a run configuration."""
+"""Maximum length in bytes of a string of a location in a run configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Which stored steps stay. steps: the newest so many; delete: whether older ones are deleted at all."""
+    """Which stored steps are kept. steps: number of newest steps to keep. delete: whether older ones are deleted at all."""
 
     steps: int = 3
     delete: bool = False
 
 
 class HubStore:
-    """A repository of the Hub: one commit a step. repo: `owner/name`; token: None for the one that is logged in.
+    """A repository of the Hub, with one commit per step. Old steps stay in the repository's history.
 
-    endpoint: of another Hub; None for the usual one. Old steps stay in the repository's history.
+    repo: `owner/name`. token: None to use the stored login. endpoint: URL of another Hub, None for the default.
     """
 
     def __init__(self, repo: str, *, token: str | None = None, endpoint: str | None = None) -> None:
@@ -47,7 +51,10 @@ class HubStore:
         self._endpoint = endpoint
 
     async def put(self, directory: Path, *, run_id: str, step: int) -> Choice:
-        """One commit with the folder's files; files of older steps that it does not have are deleted in it. Raises StoreError."""
+        """Make one commit with the folder's files and return its location. Raises StoreError.
+
+        The commit also deletes weight files of older steps that the folder does not have.
+        """
         return await anyio.to_thread.run_sync(lambda: self._put(directory, run_id=run_id, step=step))
 
     def _put(self, directory: Path, *, run_id: str, step: int) -> Choice:
@@ -66,7 +73,7 @@ class HubStore:
                 commit_description=f"Run {run_id}, stored by a member of the run.",
                 delete_patterns=["*.safetensors", "*.safetensors.index.json"],
             )
-        except Exception as error:  # huggingface_hub raises the families of its own, of its HTTP client and of the system
+        except Exception as error:  # huggingface_hub raises its own exceptions, those of its HTTP client and those of the system
             message = f"the Hub did not take it into {self._repo}: {_first_line(error)}"
             raise StoreError(message) from error
 
@@ -74,7 +81,10 @@ class HubStore:
 
 
 class BucketStore:
-    """A bucket of Google Cloud Storage, or of S3 (`s3://name`), or a folder by URL (`file:///…`): one prefix a step."""
+    """A bucket of Google Cloud Storage, or of S3 (`s3://name`), or a folder by URL (`file:///…`), with one prefix per step.
+
+    bucket: its name or URL. prefix: folder in the bucket, None for its top. keep: which steps are kept, default `Keep()`.
+    """
 
     def __init__(self, bucket: str, *, prefix: str | None = None, keep: Keep | None = None) -> None:
         self._bucket = bucket
@@ -82,7 +92,7 @@ class BucketStore:
         self._keep = keep or Keep()
 
     async def put(self, directory: Path, *, run_id: str, step: int) -> Choice:
-        """All files under `PREFIX/RUN-stepN`, the manifest last. Raises StoreError."""
+        """Store all files under `PREFIX/RUN-stepN`, the manifest last, and return the location. Raises StoreError."""
         return await anyio.to_thread.run_sync(lambda: self._put(directory, run_id=run_id, step=step))
 
     def _put(self, directory: Path, *, run_id: str, step: int) -> Choice:
@@ -94,11 +104,14 @@ class BucketStore:
         for path in sorted(paths, key=lambda path: path.name == MANIFEST_FILE):
             store.put_file(f"{folder}/{path.name}", path)
         if self._keep.delete:
-            self._delete_old(store, run_id)
+            try:
+                self._delete_old(store, run_id)
+            except StoreError as error:  # the new model is stored, and that is what counts
+                logger.warning("old models of run %s were not deleted: %s", run_id, error)
         return Choice("Gcs", {"bucket": self._bucket, "prefix": folder})
 
     def _delete_old(self, store: ObjectStore, run_id: str) -> None:
-        """Delete older steps of this run but the newest few. What cannot be deleted stays: the new one is stored all the same."""
+        """Delete all steps of this run except the newest ones. Raises StoreError."""
         stem = checkpoint_path(Path(), run_id, 0).name.removesuffix("0")
         start = f"{self._prefix}/" if self._prefix else ""
         names = store.names(start)
@@ -108,9 +121,9 @@ class BucketStore:
 
 
 class FolderStore:
-    """A folder that all members can read, such as a network drive. location: as it stands in the run configuration.
+    """A folder that all members can read, such as a network drive.
 
-    base: folder that a relative location starts from.
+    location: as written in the run configuration. base: folder at which a relative location starts. keep: which steps are kept.
     """
 
     def __init__(self, location: str, *, base: Path, keep: Keep | None = None) -> None:
@@ -119,7 +132,7 @@ class FolderStore:
         self._keep = keep or Keep()
 
     async def put(self, directory: Path, *, run_id: str, step: int) -> Choice:
-        """A copy as `LOCATION/RUN-stepN`. Raises StoreError."""
+        """Copy the folder to `LOCATION/RUN-stepN` and return the location. Raises StoreError."""
         name = checkpoint_path(Path(), run_id, step).name
         location = f"{self._location}/{name}"
         _check_length("the folder with the step's own", location)
@@ -131,16 +144,19 @@ class FolderStore:
             with whole_folder(target) as partial:
                 for path in directory.iterdir():
                     shutil.copyfile(path, partial / path.name)
-            if self._keep.delete:
-                for old in checkpoints(target.parent, run_id)[: -self._keep.steps]:
-                    shutil.rmtree(old)
         except OSError as error:
             message = f"cannot copy it to {target}: {error.strerror or error}"
             raise StoreError(message) from error
 
+        try:
+            for old in checkpoints(target.parent, run_id)[: -self._keep.steps] if self._keep.delete else ():
+                shutil.rmtree(old)
+        except OSError as error:
+            logger.warning("old models of run %s were not deleted: %s", run_id, error)
+
 
 def _step_of(name: str, stem: str) -> str | None:
-    """The step in `RUN-stepN/file`."""
+    """Return the step N in `RUN-stepN/file` as text, or None for other names. stem: `RUN-step`."""
     folder, slash, _ = name.partition("/")
     number = folder.removeprefix(stem)
     return number if slash and folder.startswith(stem) and number.isdecimal() else None

@@ -9,14 +9,14 @@ from psyche_core.types import BatchId
 class TestDummyData(DataConformance):
     source_can_break = False
 
-    def provider(self, source):
+    def provider(self, source: object) -> DummyData:
         return DummyData(sequence_length=self.sequence_length)
 
-    def expected(self):
+    def expected(self) -> list[bytes]:
         return [bytes(self.sequence_length * self.token_size)]
 
 
-async def test_b58_length_is_the_runs():
+async def test_b58_length_is_the_runs() -> None:
     provider = DummyData.from_context(DataContext(settings=None, sequence_length=77))
 
     samples = await provider.read([BatchId(0, 2)], timeout=1.0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,12 +13,14 @@ import torch
 
 from psyche_core.builtin.hf_models import create_auto, create_llama
 from psyche_core.errors import ModelError, NonFiniteError
+from psyche_core.hookspecs import ModelContext
 from psyche_core.interfaces.data import IGNORED_LABEL, Samples
 from psyche_core.models.hf.configuration import read_configuration
 from psyche_core.models.hf.model import HfModel
 from psyche_core.models.memory import peak_tensor_bytes
 from psyche_core.testing.model import ModelConformance, gradients_of
 from psyche_core.testing.tiny_models import GPT2, LLAMA, TINY_MODELS
+from tests.unit.builtin.conftest import ModelFolder
 
 samples = ModelConformance().samples
 EVERY_MODEL = pytest.mark.parametrize("config", TINY_MODELS.values(), ids=TINY_MODELS)
@@ -39,22 +43,32 @@ def packed(model: HfModel) -> Samples:
     return replace(given, labels=struct.pack("<60i", *labels), sequence_lengths=lengths)
 
 
+def attention_of(model: HfModel) -> str:
+    config: Any = model._first.module.config
+    name: str = config._attn_implementation
+    return name
+
+
 @EVERY_MODEL
-def test_eager_and_fused_attention_agree(model_folder, model_context, config: Any) -> None:
+def test_eager_and_fused_attention_agree(
+    model_folder: ModelFolder, model_context: Callable[..., ModelContext], config: Any
+) -> None:
     source = model_folder(config)
     eager, fused = (create_auto(model_context(source, attention=attention)) for attention in ("eager", "sdpa"))
-    assert eager._first.module.config._attn_implementation == "eager"
-    assert fused._first.module.config._attn_implementation == "sdpa"
+    assert attention_of(eager) == "eager"
+    assert attention_of(fused) == "sdpa"
     assert_equal_gradients(eager, fused, samples(eager))
     assert_equal_gradients(eager, fused, packed(eager))
 
 
-def test_attention_is_fused_where_nothing_is_said(model_folder, model_context) -> None:
-    assert create_auto(model_context(model_folder()))._first.module.config._attn_implementation == "sdpa"
+def test_attention_is_fused_where_nothing_is_said(model_folder: ModelFolder, model_context: Callable[..., ModelContext]) -> None:
+    assert attention_of(create_auto(model_context(model_folder()))) == "sdpa"
 
 
 @EVERY_MODEL
-def test_bfloat16_compute_keeps_float32_weights_and_comes_close(model_folder, model_context, config: Any) -> None:
+def test_bfloat16_compute_keeps_float32_weights_and_comes_close(
+    model_folder: ModelFolder, model_context: Callable[..., ModelContext], config: Any
+) -> None:
     source = model_folder(config)
     exact, rounded = (create_auto(model_context(source, dtype=dtype)) for dtype in ("float32", "bfloat16"))
     given = samples(exact)
@@ -68,7 +82,9 @@ def test_bfloat16_compute_keeps_float32_weights_and_comes_close(model_folder, mo
         assert tensor.grad.dtype == torch.float32
 
 
-def test_gradients_of_micro_batches_add_up_in_float32(model_folder, model_context) -> None:
+def test_gradients_of_micro_batches_add_up_in_float32(
+    model_folder: ModelFolder, model_context: Callable[..., ModelContext]
+) -> None:
     """64 equal sequences, one at a time: a sum in bfloat16 would be off by parts in a hundred."""
     model = create_llama(model_context(model_folder(), dtype="bfloat16"))
     one = samples(model, count=1, sequence_length=16)
@@ -82,7 +98,9 @@ def test_gradients_of_micro_batches_add_up_in_float32(model_folder, model_contex
 
 @EVERY_MODEL
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_checkpointed_gradients_are_the_plain_ones(model_folder, model_context, config: Any, dtype: str) -> None:
+def test_checkpointed_gradients_are_the_plain_ones(
+    model_folder: ModelFolder, model_context: Callable[..., ModelContext], config: Any, dtype: str
+) -> None:
     source = model_folder(config)
     plain, again = (create_auto(model_context(source, dtype=dtype, gradient_checkpointing=on)) for on in (False, True))
     for given in (samples(plain), packed(plain)):
@@ -92,17 +110,21 @@ def test_checkpointed_gradients_are_the_plain_ones(model_folder, model_context, 
 
 
 @EVERY_MODEL
-def test_checkpointed_gradients_take_less_memory(model_folder, model_context, config: Any) -> None:
+def test_checkpointed_gradients_take_less_memory(
+    model_folder: ModelFolder, model_context: Callable[..., ModelContext], config: Any
+) -> None:
     source = model_folder(config, num_hidden_layers=8, n_layer=8)
     peaks = []
     for on in (False, True):
         model = create_auto(model_context(source, gradient_checkpointing=on))
         given = samples(model, count=8, sequence_length=16)
-        peaks.append(peak_tensor_bytes(lambda model=model, given=given: model.gradients(given, micro_batch_size=8)))
+        peaks.append(peak_tensor_bytes(partial(model.gradients, given, micro_batch_size=8)))
     assert peaks[1] < 0.6 * peaks[0]
 
 
-def test_an_architecture_without_layers_to_checkpoint_is_refused(model_folder, model_context) -> None:
+def test_an_architecture_without_layers_to_checkpoint_is_refused(
+    model_folder: ModelFolder, model_context: Callable[..., ModelContext]
+) -> None:
     source = model_folder(
         {"model_type": "openai-gpt", "vocab_size": 61, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
     )
@@ -111,7 +133,9 @@ def test_an_architecture_without_layers_to_checkpoint_is_refused(model_folder, m
         create_auto(model_context(source, gradient_checkpointing=True))
 
 
-def test_an_architecture_that_mixes_packed_texts_is_refused_at_the_first_of_them(model_folder, model_context) -> None:
+def test_an_architecture_that_mixes_packed_texts_is_refused_at_the_first_of_them(
+    model_folder: ModelFolder, model_context: Callable[..., ModelContext]
+) -> None:
     """A state space model carries its state over a text's end, whatever positions say."""
     mamba = {"model_type": "mamba", "vocab_size": 61, "hidden_size": 32, "state_size": 4, "num_hidden_layers": 2}
     model = create_auto(model_context(model_folder(mamba)))
@@ -124,7 +148,9 @@ def test_an_architecture_that_mixes_packed_texts_is_refused_at_the_first_of_them
 # ------------------------------------------------------------------------------------------------------- several devices
 
 
-def on_devices(model_folder, model_context, count: int, config: Any = LLAMA, **changes: Any) -> HfModel:
+def on_devices(
+    model_folder: ModelFolder, model_context: Callable[..., ModelContext], count: int, config: Any = LLAMA, **changes: Any
+) -> HfModel:
     """The same model on so many devices; all of them are this machine's CPU, as no flag would have it."""
     source = model_folder(config, name=f"for {count} devices")
     single = create_auto(model_context(source))
@@ -139,7 +165,9 @@ def on_devices(model_folder, model_context, count: int, config: Any = LLAMA, **c
 
 @EVERY_MODEL
 @pytest.mark.parametrize("count", [2, 3])
-def test_several_devices_give_the_gradient_of_one(model_folder, model_context, config: Any, count: int) -> None:
+def test_several_devices_give_the_gradient_of_one(
+    model_folder: ModelFolder, model_context: Callable[..., ModelContext], config: Any, count: int
+) -> None:
     single, several = (on_devices(model_folder, model_context, number, config) for number in (1, count))
     assert list(several.parameters) == list(single.parameters)
     for given in (samples(single), samples(single, count=1), packed(single)):
@@ -147,7 +175,9 @@ def test_several_devices_give_the_gradient_of_one(model_folder, model_context, c
         assert several.loss(given, micro_batch_size=2) == pytest.approx(single.loss(given, micro_batch_size=2), abs=1e-5)
 
 
-def test_several_devices_give_the_same_bits_each_time(model_folder, model_context) -> None:
+def test_several_devices_give_the_same_bits_each_time(
+    model_folder: ModelFolder, model_context: Callable[..., ModelContext]
+) -> None:
     model = on_devices(model_folder, model_context, 4)
     given = samples(model, count=11)
     loss, first = model.gradients(given, micro_batch_size=1), gradients_of(model)
@@ -156,7 +186,9 @@ def test_several_devices_give_the_same_bits_each_time(model_folder, model_contex
         assert all(torch.equal(gradient, first[name]) for name, gradient in gradients_of(model).items())
 
 
-def test_several_devices_follow_the_weights_of_the_first(model_folder, model_context) -> None:
+def test_several_devices_follow_the_weights_of_the_first(
+    model_folder: ModelFolder, model_context: Callable[..., ModelContext]
+) -> None:
     """The optimizer writes the first one's weights only."""
     single, several = (on_devices(model_folder, model_context, number, GPT2) for number in (1, 2))
     for model in (single, several):
@@ -166,7 +198,9 @@ def test_several_devices_follow_the_weights_of_the_first(model_folder, model_con
     assert_equal_gradients(single, several, samples(single))
 
 
-def test_every_device_has_work_when_there_is_enough(model_folder, model_context) -> None:
+def test_every_device_has_work_when_there_is_enough(
+    model_folder: ModelFolder, model_context: Callable[..., ModelContext]
+) -> None:
     """Six sequences and a micro-batch of 8 on three devices: two each, not all on the first."""
     model = on_devices(model_folder, model_context, 3)
     seen: list[tuple[int, int]] = []
@@ -179,7 +213,9 @@ def test_every_device_has_work_when_there_is_enough(model_folder, model_context)
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_a_device_that_fails_leaves_no_gradient_anywhere(model_folder, model_context, broken: int) -> None:
+def test_a_device_that_fails_leaves_no_gradient_anywhere(
+    model_folder: ModelFolder, model_context: Callable[..., ModelContext], broken: int
+) -> None:
     model = on_devices(model_folder, model_context, 2)
 
     def fail(*_: Any) -> None:
@@ -192,7 +228,9 @@ def test_a_device_that_fails_leaves_no_gradient_anywhere(model_folder, model_con
     assert all(parameter.grad is None for replica in model._replicas for parameter in replica.parameters.values())
 
 
-def test_a_loss_that_is_not_finite_on_a_further_device_is_found(model_folder, model_context) -> None:
+def test_a_loss_that_is_not_finite_on_a_further_device_is_found(
+    model_folder: ModelFolder, model_context: Callable[..., ModelContext]
+) -> None:
     model = on_devices(model_folder, model_context, 2)
     given = samples(model, count=2)
     with torch.no_grad():
@@ -207,7 +245,7 @@ def test_a_loss_that_is_not_finite_on_a_further_device_is_found(model_folder, mo
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_gives_the_cpus_gradient(model_folder, model_context, dtype: str) -> None:
+def test_a_gpu_gives_the_cpus_gradient(model_folder: ModelFolder, model_context: Callable[..., ModelContext], dtype: str) -> None:
     source = model_folder()
     cpu, gpu = (create_llama(model_context(source, device=device, dtype=dtype)) for device in ("cpu", "cuda"))
     tolerance = 1e-4 if dtype == "float32" else 0.03
@@ -220,7 +258,7 @@ def test_a_gpu_gives_the_cpus_gradient(model_folder, model_context, dtype: str) 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_gpus_give_the_gradient_of_one(model_folder, model_context) -> None:
+def test_two_gpus_give_the_gradient_of_one(model_folder: ModelFolder, model_context: Callable[..., ModelContext]) -> None:
     source = model_folder()
     one, two = (create_llama(model_context(source, device=device)) for device in ("cuda:0", "cuda:0,1"))
     assert_equal_gradients(one, two, samples(one), tolerance=1e-4)

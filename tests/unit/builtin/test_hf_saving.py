@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from safetensors.torch import load_file
 
 from psyche_core.builtin.hf_models import create_auto, create_llama
 from psyche_core.errors import ModelError
+from psyche_core.hookspecs import ModelContext
 from psyche_core.models.hf.tensor_files import SLICE_VALUES, Planned, ShardWriter, into_shards
 from psyche_core.models.memory import peak_tensor_bytes
 from psyche_core.testing.tiny_models import DEEPSEEK_V3, LLAMA, TINY_MODELS
+from tests.unit.builtin.conftest import ModelFolder
 
 AUTO: Any = transformers.AutoModelForCausalLM
 
@@ -33,7 +36,7 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("config", TINY_MODELS.values(), ids=TINY_MODELS)
 def test_transformers_loads_what_was_saved_and_would_have_saved_the_same(
-    tmp_path: Path, model_folder, model_context, config: Any
+    tmp_path: Path, model_folder: ModelFolder, model_context: Callable[..., ModelContext], config: Any
 ) -> None:
     model = create_auto(model_context(model_folder(config)))
     masters = {name: tensor.detach() * 2 for name, tensor in model.parameters.items()}
@@ -50,7 +53,9 @@ def test_transformers_loads_what_was_saved_and_would_have_saved_the_same(
     assert all(torch.equal(tensor, theirs[name]) and tensor.dtype == torch.float32 for name, tensor in ours.items())
 
 
-def test_a_second_generation_has_the_same_files(tmp_path: Path, model_folder, model_context) -> None:
+def test_a_second_generation_has_the_same_files(
+    tmp_path: Path, model_folder: ModelFolder, model_context: Callable[..., ModelContext]
+) -> None:
     """What was loaded from a checkpoint is written under the same names, fused experts among them."""
     for name, source in (("first", model_folder(DEEPSEEK_V3)), ("second", tmp_path / "first")):
         model = create_auto(model_context(source))
@@ -59,7 +64,9 @@ def test_a_second_generation_has_the_same_files(tmp_path: Path, model_folder, mo
     assert (tmp_path / "first" / "config.json").read_bytes() == (tmp_path / "second" / "config.json").read_bytes()
 
 
-def test_configuration_is_the_sources_own(tmp_path: Path, model_folder, model_context) -> None:
+def test_configuration_is_the_sources_own(
+    tmp_path: Path, model_folder: ModelFolder, model_context: Callable[..., ModelContext]
+) -> None:
     """With the keys that we do not know, and without what transformers' version of today would add; dropout is still in it."""
     source = model_folder(attention_dropout=0.25, torch_dtype="bfloat16", rope_theta=500.0, remark={"kept": True})
     model = create_llama(model_context(source))
@@ -69,7 +76,9 @@ def test_configuration_is_the_sources_own(tmp_path: Path, model_folder, model_co
     assert json.loads((tmp_path / "saved" / "config.json").read_text()) == expected
 
 
-def test_generation_config_and_tokenizer_travel_with_the_checkpoint(tmp_path: Path, model_folder, model_context) -> None:
+def test_generation_config_and_tokenizer_travel_with_the_checkpoint(
+    tmp_path: Path, model_folder: ModelFolder, model_context: Callable[..., ModelContext]
+) -> None:
     source = model_folder()
     # do_sample false with a temperature: transformers reads it but refuses to save it
     (source / "generation_config.json").write_text('{"temperature": 0.6, "do_sample": false}')
@@ -87,7 +96,9 @@ def test_generation_config_and_tokenizer_travel_with_the_checkpoint(tmp_path: Pa
 
 
 @pytest.mark.parametrize("config", [LLAMA, DEEPSEEK_V3], ids=["llama", "deepseek"])
-def test_shards_stay_under_their_limit_and_hold_everything(tmp_path: Path, model_folder, model_context, config: Any) -> None:
+def test_shards_stay_under_their_limit_and_hold_everything(
+    tmp_path: Path, model_folder: ModelFolder, model_context: Callable[..., ModelContext], config: Any
+) -> None:
     limit = 20_000
     model = create_auto(model_context(model_folder(config)))
     model.save(tmp_path / "whole", parameters=model.parameters)
@@ -116,7 +127,9 @@ def test_a_tensor_over_the_limit_has_a_shard_of_its_own() -> None:
     assert [[tensor.name for tensor in shard] for shard in into_shards(plan, max_bytes=16)] == [["a"], ["b"], ["c", "d"]]
 
 
-def test_bfloat16_checkpoints_hold_rounded_parameters(tmp_path: Path, model_folder, model_context) -> None:
+def test_bfloat16_checkpoints_hold_rounded_parameters(
+    tmp_path: Path, model_folder: ModelFolder, model_context: Callable[..., ModelContext]
+) -> None:
     model = create_auto(model_context(model_folder(DEEPSEEK_V3)))
     model.save(tmp_path / "saved", parameters=model.parameters, dtype="bfloat16")
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["dtype"] == "bfloat16"
@@ -128,7 +141,7 @@ def test_bfloat16_checkpoints_hold_rounded_parameters(tmp_path: Path, model_fold
         assert torch.equal(tensor, model.parameters[name].bfloat16().float())
 
 
-def test_other_dtypes_are_refused(tmp_path: Path, model_folder, model_context) -> None:
+def test_other_dtypes_are_refused(tmp_path: Path, model_folder: ModelFolder, model_context: Callable[..., ModelContext]) -> None:
     model = create_llama(model_context(model_folder()))
     with pytest.raises(ModelError, match="float32, bfloat16, got 'float16'"):
         model.save(tmp_path / "saved", parameters=model.parameters, dtype="float16")
@@ -137,7 +150,12 @@ def test_other_dtypes_are_refused(tmp_path: Path, model_folder, model_context) -
 @pytest.mark.parametrize("config", [LLAMA, DEEPSEEK_V3], ids=["llama", "deepseek"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_saving_takes_no_second_copy_of_the_model(
-    tmp_path: Path, model_folder, model_context, config: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    model_folder: ModelFolder,
+    model_context: Callable[..., ModelContext],
+    config: Any,
+    dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("psyche_core.models.hf.tensor_files.SLICE_VALUES", 256)
     model = create_auto(model_context(model_folder(config, num_hidden_layers=8)))
@@ -168,7 +186,9 @@ def full_disk() -> Any:
     signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_full_disk_leaves_the_older_checkpoint(tmp_path: Path, model_folder, model_context, full_disk: None) -> None:
+def test_a_full_disk_leaves_the_older_checkpoint(
+    tmp_path: Path, model_folder: ModelFolder, model_context: Callable[..., ModelContext], full_disk: None
+) -> None:
     target = tmp_path / "saved"
     target.mkdir()
     (target / "older.txt").write_text("older")
@@ -180,7 +200,7 @@ def test_a_full_disk_leaves_the_older_checkpoint(tmp_path: Path, model_folder, m
 
 
 def test_files_and_folder_are_flushed_before_the_name_appears(
-    tmp_path: Path, model_folder, model_context, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model_folder: ModelFolder, model_context: Callable[..., ModelContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name that survives a power cut must stand for a whole checkpoint: every file is on disk before the rename."""
     flushed: list[Path] = []

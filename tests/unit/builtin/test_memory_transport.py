@@ -22,7 +22,7 @@ class TestMemoryTransport(TransportConformance):
             mesh = [await stack.enter_async_context(MemoryTransport(self.network, bytes([n + 1]) * 32)) for n in range(count)]
             for endpoint in mesh:
                 await endpoint.set_peers({other.peer_id: other.address for other in mesh if other is not endpoint})
-            yield mesh
+            yield [*mesh]
 
     def cut(self, one: Transport, other: Transport) -> None:
         self.network.disconnect(one.peer_id, other.peer_id)
@@ -31,7 +31,7 @@ class TestMemoryTransport(TransportConformance):
         self.network.reconnect(one.peer_id, other.peer_id)
 
 
-async def test_endpoints_from_a_context_meet_only_in_a_shared_network():
+async def test_endpoints_from_a_context_meet_only_in_a_shared_network() -> None:
     network = MemoryNetwork()
     contexts = [TransportContext(run_id="run", key=SecretKey(bytes([n]) * 32)) for n in range(3)]
     async with (
@@ -46,7 +46,7 @@ async def test_endpoints_from_a_context_meet_only_in_a_shared_network():
         assert alone.stats.peers == ()
 
 
-async def test_one_key_attaches_once():
+async def test_one_key_attaches_once() -> None:
     network = MemoryNetwork()
     async with MemoryTransport(network, b"k" * 32):
         with pytest.raises(TransportError, match="already"):
@@ -54,7 +54,7 @@ async def test_one_key_attaches_once():
                 pass
 
 
-async def test_a_flood_from_one_member_does_not_crowd_out_another():
+async def test_a_flood_from_one_member_does_not_crowd_out_another() -> None:
     network = MemoryNetwork()
     limits = LogLimits(own_messages=3)
     async with (
@@ -71,7 +71,7 @@ async def test_a_flood_from_one_member_does_not_crowd_out_another():
         assert [incoming.message for incoming in await received(reader, 4)] == [b"\0", b"\1", b"\2", b"honest"]
 
 
-async def test_a_message_is_announced_again_only_to_who_lacks_it():
+async def test_a_message_is_announced_again_only_to_who_lacks_it() -> None:
     """Links that come back and members that come late cost one message for each that lacks it, whoever asks and how often."""
     network = MemoryNetwork()
     async with (

@@ -10,6 +10,7 @@ import pytest
 from lone_run import DISTRO, RUN
 
 from psyche_core.testing.tiny_models import LLAMA, VOCABULARY
+from tests.unit.cli.conftest import Psyche
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def arguments(tmp_path: Path) -> list[str]:
     return ["bench", "convergence", *paths, *small]
 
 
-def test_each_recipe_is_trained_once_with_each_seed(psyche, arguments: list[str], tmp_path: Path) -> None:
+def test_each_recipe_is_trained_once_with_each_seed(psyche: Psyche, arguments: list[str], tmp_path: Path) -> None:
     first = psyche(*arguments, "--seeds", "1", "--json")
     assert first.code == 0, first.err
     runs = json.loads(first.out)["runs"]
@@ -56,13 +57,13 @@ def test_each_recipe_is_trained_once_with_each_seed(psyche, arguments: list[str]
     assert [run["settings"]["learning_rate"] for run in both[6:]] == [0.004, 0.004]
 
 
-def test_another_experiment_s_report_is_not_gone_on_with(psyche, arguments: list[str]) -> None:
+def test_another_experiment_s_report_is_not_gone_on_with(psyche: Psyche, arguments: list[str]) -> None:
     assert psyche(*arguments, "--seeds", "1").code == 0
     other = psyche(*[*arguments, "--seeds", "1", "--steps", "7"])
     assert other.code == 2
     assert "another experiment" in other.err
 
 
-def test_numbers_that_are_none_are_refused(psyche, arguments: list[str]) -> None:
+def test_numbers_that_are_none_are_refused(psyche: Psyche, arguments: list[str]) -> None:
     refused = psyche(*arguments, "--topk", "8;16")
     assert (refused.code, "'8;16'" in refused.err) == (2, True)

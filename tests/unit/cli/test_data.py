@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -15,6 +17,7 @@ from psyche_core.builtin.local_data import LocalData, LocalSettings
 from psyche_core.config.run_config import parse_data_file
 from psyche_core.hookspecs import DataContext
 from psyche_core.types import BatchId
+from tests.unit.cli.conftest import Psyche
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -53,14 +56,16 @@ def texts(tmp_path: Path) -> Path:
 
 
 def tokens(path: Path, dtype: str = "<u2") -> list[int]:
-    return numpy.fromfile(path, dtype=dtype).tolist()
+    values: list[int] = numpy.fromfile(path, dtype=dtype).tolist()
+    return values
 
 
 def text_of(ids: list[int], model: Path) -> str:
-    return tokenizers.Tokenizer.from_file(str(model / "tokenizer.json")).decode(ids, skip_special_tokens=False)
+    text: str = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json")).decode(ids, skip_special_tokens=False)
+    return text
 
 
-def test_every_document_is_there_and_ends(psyche, tmp_path, texts, model):
+def test_every_document_is_there_and_ends(psyche: Psyche, tmp_path: Path, texts: Path, model: Path) -> None:
     out = tmp_path / "corpus"
     result = psyche("data", "tokenize", texts, "--tokenizer", model, "--out", out)
 
@@ -74,7 +79,7 @@ def test_every_document_is_there_and_ends(psyche, tmp_path, texts, model):
     assert f"{len(ids):,} tokens to train on; 3 documents of 2 files" in result.out
 
 
-async def test_what_it_says_to_write_works(psyche, tmp_path, texts, model):
+async def test_what_it_says_to_write_works(psyche: Psyche, tmp_path: Path, texts: Path, model: Path) -> None:
     out = tmp_path / 'odd "name" é'
     result = psyche("data", "tokenize", texts, "--tokenizer", model, "--out", out, "--seq-len", 64)
     ids = tokens(out / "train" / "tokens.bin")
@@ -92,7 +97,7 @@ async def test_what_it_says_to_write_works(psyche, tmp_path, texts, model):
         assert provider.num_sequences == len(ids) // 64
 
 
-def test_a_share_is_held_out(psyche, tmp_path, texts, model):
+def test_a_share_is_held_out(psyche: Psyche, tmp_path: Path, texts: Path, model: Path) -> None:
     out = tmp_path / "corpus"
     psyche("data", "tokenize", texts, "--tokenizer", model, "--out", out, "--held-out", "0.5")
 
@@ -104,7 +109,7 @@ def test_a_share_is_held_out(psyche, tmp_path, texts, model):
     assert (rest, lines) == ("short</s>", "I say </s> and go on</s>")
 
 
-def test_threads_and_pieces_change_nothing(tmp_path, texts, model, monkeypatch):
+def test_threads_and_pieces_change_nothing(tmp_path: Path, texts: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes: the library reads the number of threads only once."""
     contents = []
     for number, workers in enumerate((1, 3)):
@@ -125,7 +130,7 @@ def test_threads_and_pieces_change_nothing(tmp_path, texts, model, monkeypatch):
 
 
 @pytest.mark.parametrize(("more", "size"), [(0, 2), (65_536 - 258, 2), (65_537 - 258, 4)])
-def test_token_size_follows_the_vocabulary(psyche, tmp_path, texts, more, size):
+def test_token_size_follows_the_vocabulary(psyche: Psyche, tmp_path: Path, texts: Path, more: int, size: int) -> None:
     model = save_tokenizer(tmp_path / "model", more=more)
     result = psyche("data", "tokenize", texts, "--tokenizer", model, "--out", tmp_path / "out", "--json", "--seq-len", 100)
 
@@ -136,7 +141,7 @@ def test_token_size_follows_the_vocabulary(psyche, tmp_path, texts, more, size):
     assert found["sequences"] == found["tokens"]["train"] // 100
 
 
-def test_four_bytes_can_be_asked_for_and_two_refused(psyche, tmp_path, texts, model):
+def test_four_bytes_can_be_asked_for_and_two_refused(psyche: Psyche, tmp_path: Path, texts: Path, model: Path) -> None:
     psyche("data", "tokenize", texts, "--tokenizer", model, "--out", tmp_path / "out", "--token-size", 4)
     assert text_of(tokens(tmp_path / "out" / "train" / "tokens.bin", "<u4"), model).startswith(POEM)
 
@@ -156,7 +161,9 @@ def test_four_bytes_can_be_asked_for_and_two_refused(psyche, tmp_path, texts, mo
         ("<s>", {}, {"token": "<s>", "id": 0}),
     ],
 )
-def test_the_end_of_a_text_can_be_chosen(psyche, tmp_path, texts, eos, config, expected):
+def test_the_end_of_a_text_can_be_chosen(
+    psyche: Psyche, tmp_path: Path, texts: Path, eos: str, config: dict[str, Any], expected: dict[str, Any] | None
+) -> None:
     model = save_tokenizer(tmp_path / "model", **config)
     result = psyche("data", "tokenize", texts, "--tokenizer", model, "--out", tmp_path / "out", "--eos", eos, "--json")
 
@@ -174,7 +181,9 @@ def test_the_end_of_a_text_can_be_chosen(psyche, tmp_path, texts, eos, config, e
         (["--tokenizer", "nowhere"], "there is no tokenizer at nowhere"),
     ],
 )
-def test_a_failure_leaves_nothing_behind(psyche, tmp_path, texts, model, arguments, sentence):
+def test_a_failure_leaves_nothing_behind(
+    psyche: Psyche, tmp_path: Path, texts: Path, model: Path, arguments: list[str], sentence: str
+) -> None:
     result = psyche("data", "tokenize", texts, "--tokenizer", model, "--out", tmp_path / "out", *arguments)
 
     assert (result.code, sentence in result.err) == (2, True), result.err
@@ -182,27 +191,28 @@ def test_a_failure_leaves_nothing_behind(psyche, tmp_path, texts, model, argumen
 
 
 @pytest.mark.parametrize(("place", "said"), [("nobooks", "No such file"), ("empty", "has no texts; expected files named")])
-def test_a_place_without_texts_is_the_user_s_to_mend(psyche, tmp_path, model, place, said):
+def test_a_place_without_texts_is_the_user_s_to_mend(psyche: Psyche, tmp_path: Path, model: Path, place: str, said: str) -> None:
     (tmp_path / "empty").mkdir()
     result = psyche("data", "tokenize", tmp_path / place, "--tokenizer", model, "--out", tmp_path / "out")
 
     assert (result.code, said in result.err, len(result.err.splitlines())) == (2, True, 1), result.err
 
 
-def test_a_full_disk_leaves_nothing_behind(psyche, tmp_path, texts, model, monkeypatch):
-    from psyche_core.data import tokenizing
+def test_a_full_disk_leaves_nothing_behind(
+    psyche: Psyche, tmp_path: Path, texts: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
-    def full(descriptor):
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tokenizing.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     result = psyche("data", "tokenize", texts, "--tokenizer", model, "--out", tmp_path / "out")
 
     assert (result.code, "No space left on device; nothing of it was kept" in result.err) == (1, True), result.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "texts"]
 
 
-def test_only_our_own_folder_is_replaced(psyche, tmp_path, texts, model):
+def test_only_our_own_folder_is_replaced(psyche: Psyche, tmp_path: Path, texts: Path, model: Path) -> None:
     command = ["data", "tokenize", texts, "--tokenizer", model, "--out", tmp_path / "out"]
     (tmp_path / "out").mkdir()
     assert psyche(*command).code == 0  # an empty folder is as good as none
@@ -219,19 +229,21 @@ def test_only_our_own_folder_is_replaced(psyche, tmp_path, texts, model):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "model", "out", "texts"]
 
 
-def test_no_text_is_a_sentence(psyche, tmp_path, model):
+def test_no_text_is_a_sentence(psyche: Psyche, tmp_path: Path, model: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     result = psyche("data", "tokenize", tmp_path / "empty.txt", "--tokenizer", model, "--out", tmp_path / "out")
 
     assert (result.code, "the 1 files have no text to train on" in result.err) == (2, True)
 
 
-def inspected(psyche, *arguments: object) -> tuple[dict, int]:
+def inspected(psyche: Psyche, *arguments: object) -> tuple[dict[str, Any], int]:
     result = psyche("data", "inspect", *arguments, "--json")
     return json.loads(result.out), result.code
 
 
-def test_inspect_shows_both_parts_with_the_folders_own_tokenizer(psyche, tmp_path, texts, model):
+def test_inspect_shows_both_parts_with_the_folders_own_tokenizer(
+    psyche: Psyche, tmp_path: Path, texts: Path, model: Path
+) -> None:
     out = tmp_path / "corpus"
     psyche("data", "tokenize", texts, "--tokenizer", model, "--out", out, "--held-out", "0.2", "--token-size", 4)
 
@@ -253,7 +265,7 @@ def test_inspect_shows_both_parts_with_the_folders_own_tokenizer(psyche, tmp_pat
     assert f"{len(ids):,}" in shown.out
 
 
-def test_inspect_shows_a_sample_from_where_it_is_told(psyche, tmp_path):
+def test_inspect_shows_a_sample_from_where_it_is_told(psyche: Psyche, tmp_path: Path) -> None:
     for name, first in (("a.bin", 0), ("b.bin", 10)):
         numpy.arange(first, first + 10, dtype="<u2").tofile(tmp_path / name)
 
@@ -271,7 +283,9 @@ def test_inspect_shows_a_sample_from_where_it_is_told(psyche, tmp_path):
         ("<u2", False, (2, "a guess")),
     ],
 )
-def test_inspect_finds_out_the_token_size(psyche, tmp_path, dtype, header, expected):
+def test_inspect_finds_out_the_token_size(
+    psyche: Psyche, tmp_path: Path, dtype: str, header: bool, expected: tuple[int, str]
+) -> None:
     values = numpy.random.default_rng(3).integers(0, 50_000, 5000).astype(dtype)
     if header:
         numpy.save(tmp_path / "a.npy", values)
@@ -286,7 +300,7 @@ def test_inspect_finds_out_the_token_size(psyche, tmp_path, dtype, header, expec
     assert (part["tokens"], part["ids"]) == (5000, [int(values.min()), int(values.max())])
 
 
-def test_inspect_says_what_is_wrong_and_goes_on(psyche, tmp_path, model):
+def test_inspect_says_what_is_wrong_and_goes_on(psyche: Psyche, tmp_path: Path, model: Path) -> None:
     numpy.array([3, 4, 5, 400], "<u2").tofile(tmp_path / "a.bin")
     (tmp_path / "b.bin").write_bytes(bytes([3, 0, 4, 0, 5, 0, 6]))
     numpy.save(tmp_path / "c.npy", numpy.zeros(4, "<f4"))
@@ -311,7 +325,7 @@ def test_inspect_says_what_is_wrong_and_goes_on(psyche, tmp_path, model):
     assert shown.out.count("problem: ") == 5
 
 
-def test_inspect_reads_parquet(psyche, tmp_path, model):
+def test_inspect_reads_parquet(psyche: Psyche, tmp_path: Path, model: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
     rows = [[10 + row] * 4 for row in range(6)]
@@ -338,7 +352,7 @@ def test_inspect_reads_parquet(psyche, tmp_path, model):
     assert "train.parquet has rows of 4 tokens, not of 8" in problems
 
 
-def test_text_cannot_play_with_the_terminal(psyche, tmp_path, model):
+def test_text_cannot_play_with_the_terminal(psyche: Psyche, tmp_path: Path, model: Path) -> None:
     (tmp_path / "evil.txt").write_text("a\x1b[31mred\x07 [bold]b")
     psyche("data", "tokenize", tmp_path / "evil.txt", "--tokenizer", model, "--out", tmp_path / "out")
 
@@ -351,7 +365,7 @@ def test_text_cannot_play_with_the_terminal(psyche, tmp_path, model):
 @pytest.mark.parametrize(
     ("place", "sentence", "code"), [("nowhere", "there is nothing at", 2), ("empty", "has no token files", 2)]
 )
-def test_nothing_to_inspect_is_a_sentence(psyche, tmp_path, place, sentence, code):
+def test_nothing_to_inspect_is_a_sentence(psyche: Psyche, tmp_path: Path, place: str, sentence: str, code: int) -> None:
     (tmp_path / "empty").mkdir()
     result = psyche("data", "inspect", tmp_path / place)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -26,6 +27,7 @@ from psyche_core.errors import (
     UnknownHost,
     UserError,
 )
+from tests.unit.cli.conftest import Psyche
 
 LEAVES = [
     ("bench", "convergence"),
@@ -67,14 +69,14 @@ def test_a_group_s_help_and_its_commands_help_load_no_torch(group: str) -> None:
     assert not {"torch", "numpy", "iroh"} & modules
 
 
-def test_version(psyche) -> None:
+def test_version(psyche: Psyche) -> None:
     result = psyche("--version")
     assert (result.code, result.out) == (0, f"psyche {__version__}\n")
 
 
 def test_every_command_is_in_the_table_of_these_tests() -> None:
     context = click.Context(cli)
-    found = []
+    found: list[tuple[str, ...]] = []
     for group_name in cli.own:
         group = cli.get_command(context, group_name)
         assert group is not None
@@ -84,13 +86,13 @@ def test_every_command_is_in_the_table_of_these_tests() -> None:
 
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=" ".join)
-def test_every_command_teaches_by_an_example(psyche, leaf: tuple[str, ...]) -> None:
+def test_every_command_teaches_by_an_example(psyche: Psyche, leaf: tuple[str, ...]) -> None:
     result = psyche(*leaf, "--help")
     assert result.code == 0
     assert f"  psyche {' '.join(leaf)}" in result.out.split("Example:")[1]
 
 
-def test_short_help_in_the_table_is_the_command_s_own(psyche) -> None:
+def test_short_help_in_the_table_is_the_command_s_own(psyche: Psyche) -> None:
     context = click.Context(cli)
     for name in cli.own:
         command = cli.get_command(context, name)
@@ -99,7 +101,7 @@ def test_short_help_in_the_table_is_the_command_s_own(psyche) -> None:
         assert summary in " ".join(psyche("--help").out.split())
 
 
-def test_an_unknown_command_is_a_usage_error(psyche) -> None:
+def test_an_unknown_command_is_a_usage_error(psyche: Psyche) -> None:
     result = psyche("cleint")
     assert result.code == 2
     assert "No such command 'cleint'" in result.err
@@ -144,7 +146,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(module: str,
     assert described[1] == 2
 
 
-def test_a_user_error_is_one_sentence_on_stderr(psyche, tmp_path) -> None:
+def test_a_user_error_is_one_sentence_on_stderr(psyche: Psyche, tmp_path: Path) -> None:
     result = psyche("client", "show-identity", "-i", tmp_path / "none.key")
     assert result.code == 2
     assert result.out == ""
@@ -152,7 +154,7 @@ def test_a_user_error_is_one_sentence_on_stderr(psyche, tmp_path) -> None:
     assert len(result.err.splitlines()) == 1
 
 
-def test_a_failure_s_words_are_shown_and_not_obeyed(psyche, monkeypatch) -> None:
+def test_a_failure_s_words_are_shown_and_not_obeyed(psyche: Psyche, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise CommandRefused("Code\x1b[2J", "come closer\r\x1b]0;x\x07 \u202e\nsecond line")
 
@@ -188,7 +190,7 @@ def test_a_log_line_goes_where_standard_error_is_now() -> None:
     assert done.stderr == ""
 
 
-def test_ctrl_c_is_130_without_a_traceback(psyche, monkeypatch) -> None:
+def test_ctrl_c_is_130_without_a_traceback(psyche: Psyche, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -198,7 +200,7 @@ def test_ctrl_c_is_130_without_a_traceback(psyche, monkeypatch) -> None:
     assert "Traceback" not in result.err
 
 
-def test_a_defect_keeps_its_traceback(monkeypatch) -> None:
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 

@@ -11,6 +11,7 @@ import pytest
 
 from psyche_core import hookspecs
 from psyche_core.cli import plugin_commands
+from tests.unit.cli.conftest import Psyche
 
 Install = Callable[[str, dict[str, str], str], None]
 
@@ -86,21 +87,21 @@ def test_the_group_and_the_kind_are_those_of_the_hooks() -> None:
     assert plugin_commands._KIND.removesuffix(".") in hookspecs.KINDS
 
 
-def test_a_plugins_command_is_listed_without_importing_it_and_run_by_its_name(install: Install, psyche) -> None:
+def test_a_plugins_command_is_listed_without_importing_it_and_run_by_its_name(install: Install, psyche: Psyche) -> None:
     install("throwaway", {"command.throwaway": "throwaway_command"}, COMMAND.format(loaded="throwaway"))
     assert "throwaway from throwaway; psyche throwaway --help" in " ".join(psyche("--help").out.split())
     assert "throwaway_command" not in sys.modules
     assert psyche("throwaway").out == "hello\n"
 
 
-def test_a_plugin_cannot_take_the_place_of_our_command(install: Install, psyche) -> None:
+def test_a_plugin_cannot_take_the_place_of_our_command(install: Install, psyche: Psyche) -> None:
     install("throwaway", {"command.plugins": "throwaway_command"}, COMMAND.format(loaded="throwaway"))
     help_text = psyche("--help").out
     assert help_text.count("\n  plugins ") == 1
     assert "See which plugins are installed" in psyche("plugins", "--help").out
 
 
-def test_a_broken_plugins_command_says_why_in_a_sentence(install: Install, psyche) -> None:
+def test_a_broken_plugins_command_says_why_in_a_sentence(install: Install, psyche: Psyche) -> None:
     install("throwaway", {"command.throwaway": "throwaway_command"}, "raise OSError('out of paper')")
     result = psyche("throwaway")
     assert result.code == 2
@@ -108,20 +109,20 @@ def test_a_broken_plugins_command_says_why_in_a_sentence(install: Install, psych
     assert "Traceback" not in result.err
 
 
-def test_what_is_no_command_is_refused(install: Install, psyche) -> None:
+def test_what_is_no_command_is_refused(install: Install, psyche: Psyche) -> None:
     install("throwaway", {"command.throwaway": "throwaway_command"}, COMMAND.format(loaded="'hello'"))
     result = psyche("throwaway")
     assert (result.code, "brings a str where a click command is expected" in result.err) == (2, True)
 
 
-def test_our_own_command_that_is_not_installed_says_what_to_install(psyche, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_command_that_is_not_installed_says_what_to_install(psyche: Psyche, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin_commands, "plugin_commands", dict)
     result = psyche("run-manager", "list-runs")
     assert (result.code, "pip install 'psyche-core[solana]'" in result.err) == (2, True)
 
 
 def test_a_backends_options_stand_in_the_help_only_when_it_is_chosen(
-    install: Install, psyche, monkeypatch: pytest.MonkeyPatch
+    install: Install, psyche: Psyche, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("throwaway", {"backend.throwaway": "throwaway_backend"}, BACKEND)
     assert "--seat" not in psyche("client", "train", "--help").out
@@ -134,7 +135,7 @@ def test_a_backends_options_stand_in_the_help_only_when_it_is_chosen(
     assert "-q, --seat" in psyche("client", "train", "--help").out
 
 
-def test_a_backends_options_reach_it(install: Install, psyche, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backends_options_reach_it(install: Install, psyche: Psyche, monkeypatch: pytest.MonkeyPatch) -> None:
     install("throwaway", {"backend.throwaway": "throwaway_backend"}, BACKEND)
     monkeypatch.setenv("PSYCHE_SEAT", "9")
     monkeypatch.setenv("PSYCHE_HAT", "red")
@@ -145,7 +146,7 @@ def test_a_backends_options_reach_it(install: Install, psyche, monkeypatch: pyte
     assert "seat=9" in psyche(*words).err
 
 
-def test_a_backends_broken_rules_are_sentences(install: Install, psyche) -> None:
+def test_a_backends_broken_rules_are_sentences(install: Install, psyche: Psyche) -> None:
     install("throwaway", {"backend.throwaway": "throwaway_backend"}, BACKEND)
     words = ("client", "train", "--run-id", "r", "--backend", "throwaway", "--logs", "none")
     result = psyche(*words, "--seat", "0")
@@ -154,18 +155,18 @@ def test_a_backends_broken_rules_are_sentences(install: Install, psyche) -> None
     assert (result.code, "--server-addr means nothing to the backend throwaway" in result.err) == (2, True)
 
 
-def test_another_backends_options_are_unknown(psyche) -> None:
+def test_another_backends_options_are_unknown(psyche: Psyche) -> None:
     result = psyche("client", "train", "--run-id", "r", "--server-addr", "127.0.0.1:1", "--seat", "5")
     assert (result.code, "No such option" in result.err) == (2, True)
 
 
-def test_a_backend_that_needs_an_address_says_so(psyche) -> None:
+def test_a_backend_that_needs_an_address_says_so(psyche: Psyche) -> None:
     result = psyche("client", "train", "--run-id", "r", "--logs", "none")
     assert result.code == 2
     assert "--server-addr is needed for tcp (or the environment variable PSYCHE_SERVER_ADDR)" in result.err
 
 
-def test_an_unknown_backend_is_a_sentence(psyche) -> None:
+def test_an_unknown_backend_is_a_sentence(psyche: Psyche) -> None:
     result = psyche("client", "train", "--run-id", "r", "--backend", "carrier-pigeon")
     assert result.code == 2
     assert "no backend plugin is named carrier-pigeon" in result.err

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from psyche_core.training.checkpoints.manifest import Facts, write_manifest
+from tests.unit.cli.conftest import Psyche
 
 STATE = Path(__file__).parents[3] / "examples/local_testnet/state.toml"
 
@@ -22,7 +23,7 @@ def make_checkpoint(folder: Path, *, run_id: str = "first-light") -> Path:
     return folder
 
 
-def test_a_local_folder_is_checked_and_named(psyche, tmp_path: Path) -> None:
+def test_a_local_folder_is_checked_and_named(psyche: Psyche, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model")
     result = psyche("predownload", "--hub-repo", "model", "--base", tmp_path)
     assert result.code == 0
@@ -30,7 +31,7 @@ def test_a_local_folder_is_checked_and_named(psyche, tmp_path: Path) -> None:
     assert str(folder) in result.out
 
 
-def test_what_a_stranger_wrote_into_a_checkpoint_cannot_write_to_the_terminal(psyche, tmp_path: Path) -> None:
+def test_what_a_stranger_wrote_into_a_checkpoint_cannot_write_to_the_terminal(psyche: Psyche, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", run_id="evil\x1b[2J\n\u202e")
     result = psyche("predownload", "--hub-repo", folder)
     assert result.code == 0
@@ -38,7 +39,7 @@ def test_what_a_stranger_wrote_into_a_checkpoint_cannot_write_to_the_terminal(ps
     assert result.out.rstrip("\n").isprintable()
 
 
-def test_a_damaged_model_is_one_sentence(psyche, tmp_path: Path) -> None:
+def test_a_damaged_model_is_one_sentence(psyche: Psyche, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model")
     shard = folder / "model.safetensors"
     shard.write_bytes(shard.read_bytes()[:-4] + b"evil")
@@ -48,7 +49,7 @@ def test_a_damaged_model_is_one_sentence(psyche, tmp_path: Path) -> None:
     assert "Traceback" not in result.err
 
 
-def test_a_bucket_is_downloaded_into_the_cache(psyche, tmp_path: Path) -> None:
+def test_a_bucket_is_downloaded_into_the_cache(psyche: Psyche, tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory() as bucket:
         make_checkpoint(Path(bucket) / "runs/x-step7")
         arguments = ["--gcs-bucket", f"file://{bucket}", "--gcs-prefix", "runs/x-step7", "--cache-dir", tmp_path / "cache"]
@@ -60,7 +61,14 @@ def test_a_bucket_is_downloaded_into_the_cache(psyche, tmp_path: Path) -> None:
     assert (folder / "model.safetensors").is_file()
 
 
-def test_a_run_file_names_the_model_from_any_folder(psyche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_names_the_model(psyche: Psyche, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    result = psyche("predownload", "--model-store", folder.as_uri())
+    assert result.code == 0
+    assert str(folder) in result.out
+
+
+def test_a_run_file_names_the_model_from_any_folder(psyche: Psyche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = psyche("predownload", "--state", STATE)
     assert result.code == 0
@@ -72,18 +80,20 @@ def test_a_run_file_names_the_model_from_any_folder(psyche, tmp_path: Path, monk
     [
         ([], "say which model"),
         (["--hub-repo", "a", "--gcs-bucket", "b"], "say which model"),
+        (["--model-store", "gs://abc", "--gcs-bucket", "b"], "say which model"),
+        (["--model-store", "nowhere"], "is no place for models; expected hf://"),
         (["--gcs-bucket", "b", "--revision", "c"], "--revision belongs to --hub-repo"),
         (["--hub-repo", "a", "--gcs-prefix", "c"], "--gcs-prefix to --gcs-bucket"),
     ],
 )
-def test_unclear_questions_are_refused(psyche, arguments: list[str], sentence: str) -> None:
+def test_unclear_questions_are_refused(psyche: Psyche, arguments: list[str], sentence: str) -> None:
     result = psyche("predownload", *arguments)
     assert result.code == 2
     assert sentence in result.err
 
 
 @pytest.mark.parametrize("made", [False, True], ids=["missing", "empty"])
-def test_a_folder_that_is_missing_or_empty_can_be_mended(psyche, tmp_path: Path, made: bool) -> None:
+def test_a_folder_that_is_missing_or_empty_can_be_mended(psyche: Psyche, tmp_path: Path, made: bool) -> None:
     if made:
         (tmp_path / "model").mkdir()
     result = psyche("predownload", "--hub-repo", "./model", "--base", tmp_path)
@@ -91,7 +101,7 @@ def test_a_folder_that_is_missing_or_empty_can_be_mended(psyche, tmp_path: Path,
     assert ("is empty; expected a model" if made else "there is no folder") in result.err
 
 
-def test_a_bucket_without_a_checkpoint_can_be_mended(psyche, tmp_path: Path) -> None:
+def test_a_bucket_without_a_checkpoint_can_be_mended(psyche: Psyche, tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory() as bucket:
         result = psyche("predownload", "--gcs-bucket", f"file://{bucket}", "--cache-dir", tmp_path / "cache")
     assert result.code == 2

@@ -8,6 +8,8 @@ import itertools
 import os
 import re
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from psyche_core.coordinator.commands import ClientsExited
 from psyche_core.coordinator.state import Client, Progress
 from psyche_core.errors import ConfigError, IdentityError, UserError
 from psyche_core.plugins import PluginRegistry
+from psyche_core.storage.held_folder import held_for_state
 from psyche_core.telemetry.events import (
     Event,
     MemberWithdrew,
@@ -256,3 +259,52 @@ def test_a_server_s_data_folder_that_is_missing_or_empty_can_be_mended(
     result = psyche("server", "run", *files, "--server-port", 0, "--logs", "none")
     assert result.code == 2
     assert ("has no token files; expected files named" if made else "cannot look for token files in") in result.err
+
+
+@pytest.mark.anyio
+async def test_a_second_server_of_the_same_folder_is_refused(local_testnet: Any, tmp_path: Path) -> None:
+    """Two histories went into one file. Who only looks at what is saved may do so meanwhile."""
+    folder, saved = local_testnet(), tmp_path / "saved"
+    files = {"state": folder / "state.toml", "data_config": folder / "data.toml", "save_state_dir": saved}
+    started = anyio.Event()
+    report = EventBus(lambda event: started.set() if isinstance(event, Started) else None)
+    options = load_settings(ServerSettings, {**files, "server_port": 0})
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            group.start_soon(serve_run, options, PluginRegistry.discover(), report)
+            await started.wait()
+            with pytest.raises(UserError, match=f"^another server keeps its state in {saved}; end that one first"):
+                await serve_run(options, PluginRegistry.discover(), EventBus())
+            Store(saved, "local-testnet").load()
+            group.cancel_scope.cancel()
+    with held_for_state(saved, argument="--save-state-dir"):
+        pass
+
+
+def test_a_folder_in_use_is_exit_code_2(psyche: Any, local_testnet: Any, tmp_path: Path) -> None:
+    folder = local_testnet()
+    files = ("--state", folder / "state.toml", "--data-config", folder / "data.toml", "--save-state-dir", tmp_path)
+    with held_for_state(tmp_path, argument="--save-state-dir"):
+        result = psyche("server", "run", *files, "--server-port", 0, "--logs", "none")
+    assert result.code == 2
+    assert f"another server keeps its state in {tmp_path}; end that one first" in result.err
+
+
+def test_a_server_stopped_by_sigterm_ends_with_the_documented_exit_code(psyche: Any, local_testnet: Any) -> None:
+    """Supervisors compare it: 128 + 15, as 130 is that of Ctrl-C."""
+    folder = local_testnet()
+    command = [sys.executable, "-m", "psyche_core", "server", "run", f"--state={folder / 'state.toml'}"]
+    command += [f"--data-config={folder / 'data.toml'}", "--server-port=0", "--logs=json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        assert server.stdout is not None
+        try:
+            while '"started"' not in (line := server.stdout.readline()):
+                assert line, "the server ended"
+            server.terminate()
+            server.stdout.read()
+            assert server.wait(30) == 143
+        finally:
+            server.kill()
+    assert "143 after SIGTERM" in " ".join(psyche("server", "run", "--help").out.split())
+    policy = (Path(__file__).parents[3] / "docs" / "policy.md").read_text()
+    assert "exit codes 0, 1, 2, 130 (SIGINT) and 143 (SIGTERM)" in policy

@@ -102,7 +102,7 @@ def test_help_says_what_a_number_counts() -> None:
         waiting: float = Field(default=1.0, json_schema_extra={"unit": "SECONDS"})
         share: float = 0.5
 
-    units = {}
+    units: dict[str | None, object] = {}
     for settings in (ClientSettings, ServerSettings, TestnetSettings, Told):
 
         @click.command()
@@ -123,7 +123,7 @@ def test_an_unknown_name_is_refused() -> None:
 
 
 @pytest.mark.parametrize("cls", [ClientSettings, ServerSettings, TestnetSettings])
-def test_every_setting_is_an_option_with_help_and_no_default_of_its_own(cls: type) -> None:
+def test_every_setting_is_an_option_with_help_and_no_default_of_its_own(cls: type[BaseModel]) -> None:
     @click.command()
     @settings_options(cls)
     def command(**_: object) -> None: ...

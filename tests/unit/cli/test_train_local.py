@@ -18,6 +18,7 @@ from psyche_core.testing.toy_model import ToyModel, toy_samples
 from psyche_core.training.checkpoints.manifest import read_manifest
 from psyche_core.training.local_run import LocalRun
 from psyche_core.training.trainer import Trainer
+from tests.unit.cli.conftest import Psyche
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def told(out: str, kind: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("optimizer", [ADAMW, DISTRO], ids=["AdamW", "DisTrO"])
-def test_a_model_learns_and_is_saved(psyche, base: Path, optimizer: str) -> None:
+def test_a_model_learns_and_is_saved(psyche: Psyche, base: Path, optimizer: str) -> None:
     (base / "state.toml").write_text(RUN.replace('"PLACE"', '{ Local = "tokens" }') + optimizer)
     held_out = ("--validation-data", str(base / "tokens" / "validation"), "--validation-every", "5")
     result = psyche(*arguments(base, *held_out, "--checkpoint-dir", str(base / "saved")))
@@ -60,14 +61,14 @@ def test_a_model_learns_and_is_saved(psyche, base: Path, optimizer: str) -> None
     assert (manifest.run_id, manifest.step, manifest.data_index) == ("alone", 12, 12 * 8)
 
 
-def test_members_share_each_round(psyche, base: Path) -> None:
+def test_members_share_each_round(psyche: Psyche, base: Path) -> None:
     results = [psyche(*arguments(base, "--members", str(members), "--steps", "4")) for members in (1, 3)]
     assert [result.code for result in results] == [0, 0]
     tokens = [[event["tokens"] for event in told(result.out, "step_trained")] for result in results]
     assert tokens == [[8 * 16] * 4] * 2
 
 
-def test_data_of_a_server_is_asked_for_otherwise(psyche, base: Path) -> None:
+def test_data_of_a_server_is_asked_for_otherwise(psyche: Psyche, base: Path) -> None:
     (base / "state.toml").write_text(RUN.replace('"PLACE"', '{ Server = "127.0.0.1:1" }') + ADAMW)
     refused = psyche(*arguments(base))
     assert (refused.code, "--data" in refused.err) == (2, True)
@@ -82,12 +83,14 @@ def test_data_of_a_server_is_asked_for_otherwise(psyche, base: Path) -> None:
         (("--device", "cuda:77"), "device cuda:77 was asked for, but torch "),
     ],
 )
-def test_what_is_not_on_this_machine_is_the_user_s_to_mend(psyche, base: Path, options: tuple[str, ...], said: str) -> None:
+def test_what_is_not_on_this_machine_is_the_user_s_to_mend(
+    psyche: Psyche, base: Path, options: tuple[str, ...], said: str
+) -> None:
     refused = psyche(*arguments(base, *options))
     assert (refused.code, said in refused.err, refused.out) == (2, True, ""), refused.err
 
 
-def test_more_members_than_samples_are_refused(psyche, base: Path) -> None:
+def test_more_members_than_samples_are_refused(psyche: Psyche, base: Path) -> None:
     refused = psyche(*arguments(base, "--members", "9"))
     assert refused.code == 2
     assert "8 samples is not enough for 9 members" in refused.err
@@ -115,7 +118,7 @@ def test_results_are_applied_two_steps_late_and_replicas_stay_equal() -> None:
 
 @pytest.mark.parametrize("given", [True, False], ids=["--data", "state.toml"])
 @pytest.mark.parametrize("made", [False, True], ids=["missing", "empty"])
-def test_a_data_folder_that_is_missing_or_empty_can_be_mended(psyche, base: Path, made: bool, given: bool) -> None:
+def test_a_data_folder_that_is_missing_or_empty_can_be_mended(psyche: Psyche, base: Path, made: bool, given: bool) -> None:
     """The exit code said that the run had failed."""
     shutil.rmtree(base / "tokens")
     if made:

@@ -25,7 +25,46 @@ from psyche_core.p2p.manifest import Manifest, Piece, Table, parameter_table
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.wire.signing import SecretKey
-from world import INSTANCE, RUN
+
+RUN = """
+run_id = "world"
+[config]
+warmup_time = 20
+cooldown_time = 2
+max_round_train_time = 10
+round_witness_time = 2
+epoch_time = 400
+total_steps = {total_steps}
+init_min_clients = {min_clients}
+min_clients = {min_clients}
+witness_nodes = {witness_nodes}
+global_batch_size_start = 12
+global_batch_size_end = 12
+global_batch_size_warmup_tokens = 0
+verification_percent = 0
+waiting_for_members_extra_time = 2
+rounds_per_epoch = {rounds_per_epoch}
+[model.LLM]
+max_seq_len = 16
+cold_start_warmup_steps = 0
+architecture = "HfLlama"
+data_type = "Pretraining"
+data_location = "Dummy"
+[model.LLM.checkpoint.Hub]
+repo_id = "model"
+[model.LLM.lr_schedule.Constant]
+base_lr = 0.01
+warmup_init_lr = 0.0
+warmup_steps = 0
+[model.LLM.optimizer.AdamW]
+betas = [0.9, 0.95]
+weight_decay = 0.1
+eps = 1e-8
+"""
+"""The file of a run, to be filled in."""
+
+INSTANCE = hashlib.sha256(b"world").digest()
+"""Of every run in these tests."""
 
 QUICK = RUN.replace("cooldown_time = 2", "cooldown_time = 1").replace("extra_time = 2", "extra_time = 1")
 """These seconds are real ones here."""
@@ -92,7 +131,7 @@ class ChainTrainer:
     def differing(self, manifest: Manifest) -> tuple[int, ...]:
         return () if manifest.hashes == (hashlib.sha256(self.weights).digest(),) else (0,)
 
-    def install(self, manifest: Manifest, pieces: Mapping[int, bytes]) -> None:
+    def install(self, manifest: Manifest, pieces: Mapping[int, bytes | memoryview]) -> None:
         self.weights = bytes(pieces.get(0, self.weights))
         self.installed.append(manifest.step)
 
@@ -121,6 +160,7 @@ class Party:
         self.backend = backend
         self.timeouts = Timeouts(peers=2.0)
         self.runtime = ClientRuntime
+        self.transport = MemoryTransport
         self.events: list[list[telemetry.Event]] = [[] for _ in trainers]
         self.runtimes: dict[int, ClientRuntime] = {}
         self.failures: dict[int, Exception] = {}
@@ -134,7 +174,7 @@ class Party:
 
         async with (
             self.backend(self.coordinator, key) as backend,
-            MemoryTransport(self.network, key.public) as transport,
+            self.transport(self.network, key.public) as transport,
             DummyData(sequence_length=16) as data,
         ):
             self.transports[index] = transport

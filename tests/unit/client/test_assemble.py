@@ -24,9 +24,9 @@ from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.cli.failures import describe_failure
 from psyche_core.client.runtime.resources import Start
 from psyche_core.client.runtime.runtime import ClientRuntime
-from psyche_core.client.setup.assemble import _open_store, bench_builder, train_client
+from psyche_core.client.setup.assemble import bench_builder, train_client
 from psyche_core.config.run_config import parse_run_file
-from psyche_core.config.settings import ClientSettings, load_settings
+from psyche_core.config.settings import ClientSettings
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, ConfigError, UserError
@@ -39,7 +39,6 @@ from psyche_core.training.checkpoints.checkpoint import checkpoint_path, save_ch
 from psyche_core.training.checkpoints.folder_member import last_member, member_file, note_member
 from psyche_core.training.checkpoints.journal import claim, journal_path
 from psyche_core.training.checkpoints.manifest import Facts
-from psyche_core.training.checkpoints.stores import FolderStore, HubStore
 from psyche_core.wire.signing import SecretKey
 
 RUN = """
@@ -74,8 +73,8 @@ optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8, cli
 @pytest.mark.parametrize("wrong", [{"base": "nosuch"}, {"checkpoint_dir": "a-file"}], ids=["base", "checkpoints"])
 async def test_folders_that_are_none_are_told_before_anything_is_joined(tmp_path: Path, wrong: dict[str, str]) -> None:
     (tmp_path / "a-file").write_text("")
-    folders = {name: tmp_path / value for name, value in wrong.items()}
-    settings = ClientSettings(**{"run_id": "world", "server_addr": "127.0.0.1:9", "base": tmp_path, **folders})
+    given: dict[str, Any] = {"run_id": "world", "server_addr": "127.0.0.1:9", "base": tmp_path}
+    settings = ClientSettings(**(given | {name: tmp_path / value for name, value in wrong.items()}))
     with pytest.raises(ConfigError, match=r"--(base|checkpoint-dir) .* (is no folder|is a file); give"):
         await train_client(settings, PluginRegistry.discover(), EventBus(lambda _: None))
 
@@ -233,7 +232,7 @@ def without_shard(model: Path) -> None:
 
 def with_weights(model: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     """Whole weights of the model's architecture, then changed."""
-    module = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(model))
+    module = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(model))  # type: ignore[no-untyped-call]  # left untyped
     weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     change(weights)
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
@@ -483,7 +482,8 @@ async def test_from_what_a_client_goes_on_is_told(base: Path, stack: AsyncExitSt
     trainer: Any = (await client.build(Start(client.state))).trainer
     assert resumed(client) == [telemetry.Resumed(str(saved), None, None, 3)]
 
-    facts = Facts(run_id="assembled", step=2, epoch=0, data_index=8, digest=trainer.full_digest())
+    digest, instance = trainer.full_digest(), client.state.instance
+    facts = Facts(run_id="assembled", step=2, epoch=0, data_index=8, digest=digest, instance=instance)
     save_checkpoint(checkpoint_path(saved, "assembled", 2), facts, write=trainer.save)
     await client.build(Start(client.state))
     await client.build(Start(client.state))
@@ -498,16 +498,6 @@ async def test_a_client_that_begins_with_its_run_goes_on_from_nothing_and_says_n
 
 def resumed(client: Client) -> list[telemetry.Resumed]:
     return [event for event in client.told if isinstance(event, telemetry.Resumed)]
-
-
-def test_a_folder_for_models_that_is_not_there_is_no_repository_of_ours(base: Path) -> None:
-    """Else a mistyped folder would be made as a repository under whoever is logged in."""
-    given = {"run_id": "r", "server_addr": "memory:1", "base": base, "checkpoint_dir": base / "saved"}
-    with pytest.raises(ConfigError, match=f"--hub-repo: there is no folder {base}/models, .* is written owner/name"):
-        _open_store(load_settings(ClientSettings, given | {"hub_repo": "models"}))
-    (base / "models").mkdir()
-    assert isinstance(_open_store(load_settings(ClientSettings, given | {"hub_repo": "models"})), FolderStore)
-    assert isinstance(_open_store(load_settings(ClientSettings, given | {"hub_repo": "owner/name"})), HubStore)
 
 
 async def test_options_reach_the_model(base: Path, stack: AsyncExitStack) -> None:

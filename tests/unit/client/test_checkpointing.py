@@ -67,7 +67,9 @@ class Member:
         trainer: Any = self.masters
         data: Any = None
         self.checkpointer.use(
-            Resources(trainer, data, checkpoints=folder, keep_checkpoints=self._keep_two, journal=self.journal), run_id=RUN_ID
+            Resources(trainer, data, checkpoints=folder, keep_checkpoints=self._keep_two, journal=self.journal),
+            run_id=RUN_ID,
+            instance=INSTANCE,
         )
 
     def _keep_two(self, directory: Path) -> None:
@@ -261,18 +263,41 @@ async def test_a_full_disk_is_told_once_not_each_round_and_so_is_its_end(member:
     assert len(member.problems()) == 1
 
 
-async def test_checkpoints_that_the_disk_refuses_are_told_once_and_so_is_the_first_that_it_takes(member: Member) -> None:
+async def test_checkpoints_that_the_disk_refuses_are_told_at_each_epoch_s_end_and_so_is_the_first_that_it_takes(
+    member: Member,
+) -> None:
     member.masters.refuse = True
     for step in (1, 2, 3):
         await member.apply(step)
         await member.end_epoch()
-    (problem,) = member.problems()
-    assert problem.startswith("the checkpoint of step 1 was not saved: ")
-    assert problem.endswith("No space left on device")
+    for step, problem in zip((1, 2, 3), member.problems(), strict=True):
+        assert problem.startswith(f"the checkpoint of step {step} was not saved: ")
+        assert problem.endswith("No space left on device")
     member.masters.refuse = False
     for step in (4, 5):
         await member.apply(step)
         await member.end_epoch()
     assert member.mended() == ["checkpoints are saved again"]
     assert member.steps() == [4, 5]
-    assert len(member.problems()) == 1
+    assert len(member.problems()) == 3
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["nothing", "a checkpoint"])
+async def test_who_leaves_a_full_disk_is_told_what_is_on_it(tmp_path: Path, saved: bool) -> None:
+    """The next start was said to replay a journal that the disk had refused, too."""
+    member = Member(tmp_path)
+    try:
+        if saved:
+            await member.apply(1)
+            await member.end_epoch()
+        member.journal.close()  # as where it could never be begun
+        member.journal.path.unlink()
+        member.masters.refuse = True
+        await member.apply(2 if saved else 1)
+        member.told.clear()
+        await member.checkpointer.leave()
+    finally:
+        member.journal.close()
+    there = "the next start goes on from the checkpoint a-run-step1"
+    nothing = "nothing of this run is on this disk; the next start gets the model from the other members"
+    assert member.problems()[-1].endswith(f"No space left on device; {there if saved else nothing}")

@@ -15,7 +15,7 @@ from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.buffers import MAX_CHECKS, PayloadBuffer
 from psyche_core.interfaces.data import Samples
 from psyche_core.telemetry import events as telemetry
-from world import Member, World
+from stage import Member, Stage
 
 ROUNDS = 12
 """More than are kept for laggards: the bytes of the first round would be gone twice over."""
@@ -114,8 +114,8 @@ async def test_the_bytes_stay_with_the_transport_for_who_asks_for_them_late() ->
 
 def test_payloads_that_were_lost_are_asked_for_again() -> None:
     """A worker that lost bytes in whatever way answers PayloadsLost: the round is applied when they are here again."""
-    world = World(3)
-    loser, lost = world.members[0], []
+    world = Stage(3)
+    loser, lost = world.members[0], list[bytes]()
 
     def lose(member: Member, work: ev.Work) -> ev.WorkDone | None:
         if member is not loser or not isinstance(work, ev.Apply) or work.step != 3 or lost:
@@ -138,7 +138,8 @@ def test_payloads_that_were_lost_are_asked_for_again() -> None:
 
 
 def test_payloads_that_nobody_has_any_more_lead_to_a_resync() -> None:
-    world = World(3, total_steps=120, rounds_per_epoch=120)
+    world = Stage(3, total_steps=120, rounds_per_epoch=120)
+    world.train_delay = lambda member: 1.0
     loser, lost = world.members[0], set[bytes]()
 
     def lose(member: Member, work: ev.Work) -> ev.WorkDone | None:
@@ -151,7 +152,7 @@ def test_payloads_that_nobody_has_any_more_lead_to_a_resync() -> None:
     world.drop = lambda source, target, payload_hash: target is loser and payload_hash in lost
     world.run()
     assert [event for event in loser.told if isinstance(event, telemetry.Resynced)]
-    assert {member.weights for member in world.members} == {world.members[1].weights}
+    assert {member.masters for member in world.members} == {world.members[1].masters}
     assert all(member.stop is not None and member.stop.success for member in world.members)
 
 

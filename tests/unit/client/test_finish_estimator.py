@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.finish_estimator import TURNS, FinishEstimator
-from tests.unit.client.world import Member, World
+from stage import Member, Stage
 
 seconds = st.floats(min_value=0.001, max_value=1e4)
 
@@ -85,8 +86,7 @@ def test_never_more_than_half_of_the_training_ahead_and_never_after_its_expected
 def test_the_journeys_between_two_rounds_pass_while_the_members_train() -> None:
     def idle_seconds(*, ahead: bool) -> float:
         """Mean seconds between two trainings of a member, in a run of one epoch."""
-        world = World(4, total_steps=12, rounds_per_epoch=12)
-        world.delay = lambda member: 0.1
+        world = Stage(4, total_steps=12, rounds_per_epoch=12, link_seconds=0.1)
         world.reminds = ahead
         began: list[float] = []
 
@@ -97,7 +97,7 @@ def test_the_journeys_between_two_rounds_pass_while_the_members_train() -> None:
 
         world.train_delay = trains
         world.run()
-        assert len({member.weights for member in world.members}) == 1
+        assert len({member.masters for member in world.members}) == 1
         assert len(began) == 12
         return sum(later - earlier - 4.0 for earlier, later in pairwise(began)) / 11
 
@@ -107,7 +107,7 @@ def test_the_journeys_between_two_rounds_pass_while_the_members_train() -> None:
 
 
 def test_who_stalls_after_it_said_finished_is_waited_for_in_the_next_round() -> None:
-    world = World(4, total_steps=12, rounds_per_epoch=12)
+    world = Stage(4, total_steps=12, rounds_per_epoch=12)
     world.train_delay = lambda member: 2.0
     slow = world.members[2]
     world.run(until=lambda: world.state.progress.step == 6)
@@ -116,20 +116,22 @@ def test_who_stalls_after_it_said_finished_is_waited_for_in_the_next_round() -> 
     world.train_delay = lambda member: 2.0
     world.run()
 
-    assert len({member.weights for member in world.members}) == 1
+    assert len({member.masters for member in world.members}) == 1
     assert [step for step, _ in slow.applied] == list(range(1, 13))
     assert not any(settled.refused for settled in world.settled())
 
 
 def test_a_training_that_fails_after_finished_was_said_is_refused_and_trained_again() -> None:
-    world = World(4, total_steps=12, rounds_per_epoch=12)
+    world = Stage(4, total_steps=12, rounds_per_epoch=12)
     world.train_delay = lambda member: 2.0
     failing = world.members[1]
-    world.fails = lambda member, work: member is failing and work.step == 6
+    world.breaks = lambda member, work: (
+        ev.TrainFailed(work.height, "no samples") if member is failing and isinstance(work, ev.Train) and work.step == 6 else None
+    )
     world.run()
 
     refused = [(settled.step, len(settled.refused)) for settled in world.settled() if settled.refused]
     assert refused == [(6, 1)]
-    assert len({member.weights for member in world.members}) == 1
+    assert len({member.masters for member in world.members}) == 1
     assert world.state.lost_samples == 0
     assert not world.state.requeue

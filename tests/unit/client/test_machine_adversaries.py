@@ -8,26 +8,26 @@ from typing import Any
 import pytest
 
 from psyche_core.client.machine import events as ev
-from psyche_core.client.machine.buffers import MAX_EARLY_PER_SENDER, MAX_EARLY_SENDERS, EarlyMessages
 from psyche_core.client.machine.round import MAX_CANDIDATES
 from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.commands import Equivocation
+from psyche_core.simulator.keys import INSTANCE, signed_by
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import BatchId, ClientState, RunState
-from psyche_core.wire.messages import Finished, ModelDigest, Result, commitment_hash, sign_commitment
-from world import INSTANCE, Member, World
+from psyche_core.wire.messages import Finished, ModelDigest, Result, commitment_hash
+from stage import Member, Stage
 
 
-def training_world() -> tuple[World, Member, Member]:
+def training_world() -> tuple[Stage, Member, Member]:
     """A world in the middle of training step 3, nobody done yet, with an honest client and the liar."""
-    world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
+    world = Stage(4, total_steps=8, rounds_per_epoch=8)
     world.run(until=lambda: world.state.progress.step == 3 and world.state.run_state is RunState.RoundTrain)
     world.train_delay = lambda member: 5.0
     world.run(until=lambda: all(m.machine.notes.newest == 2 and m.busy for m in world.members))  # type: ignore[union-attr]
     return world, world.members[0], world.members[3]
 
 
-def a_result(world: World, liar: Member, *, payload_hash: bytes = b"x" * 32, resigned: bool = False, **changes: object) -> Result:
+def a_result(world: Stage, liar: Member, *, payload_hash: bytes = b"x" * 32, resigned: bool = False, **changes: object) -> Result:
     """A well signed result of the liar for its share of the current round, changed as asked.
 
     resigned: the commitment is made and signed again after the change, as a clever liar would.
@@ -42,10 +42,10 @@ def a_result(world: World, liar: Member, *, payload_hash: bytes = b"x" * 32, res
         step=record.round.step,
         seed=record.round.seed,
         share=share,
-        trainer=liar.key.public,
+        trainer=liar.identity.p2p,
         payload_hash=payload_hash,
     )
-    signature = sign_commitment(liar.key, INSTANCE, commitment)
+    signature = signed_by(liar.index, commitment)
     result = Result(notes.number, record.height, record.round.step, share, payload_hash, 50, commitment, signature)
     result = replace(result, **changes)  # type: ignore[arg-type]  # fields by name
     if not resigned:
@@ -57,15 +57,15 @@ def a_result(world: World, liar: Member, *, payload_hash: bytes = b"x" * 32, res
         step=result.step,
         seed=record.round.seed,
         share=result.share,
-        trainer=liar.key.public,
+        trainer=liar.identity.p2p,
         payload_hash=result.payload_hash,
     )
     assert isinstance(again, bytes)
-    return replace(result, commitment=again, signature=sign_commitment(liar.key, INSTANCE, again))
+    return replace(result, commitment=again, signature=signed_by(liar.index, again))
 
 
-def hear(world: World, honest: Member, liar: Member, message: Result | Finished | ModelDigest) -> list[ev.Action]:
-    return honest.machine.handle(ev.MessageSeen(liar.key.public, message), world.now)
+def hear(world: Stage, honest: Member, liar: Member, message: Result | Finished | ModelDigest) -> list[ev.Action]:
+    return honest.machine.handle(ev.MessageSeen(liar.identity.p2p, message), world.now)
 
 
 def test_a_true_announcement_starts_one_download() -> None:
@@ -137,6 +137,7 @@ def test_proof_is_repeated_until_its_share_is_void_whatever_its_member_was_eject
     (proof,) = proofs(first + hear(world, honest, liar, a_result(world, liar, payload_hash=b"b" * 32)))
 
     slot = liar.machine.notes.slot  # type: ignore[union-attr]
+    assert slot is not None
     clients = tuple(
         replace(client, state=ClientState.Ejected) if place == slot else client
         for place, client in enumerate(world.state.epoch.clients)
@@ -154,7 +155,7 @@ def test_proof_is_repeated_until_its_share_is_void_whatever_its_member_was_eject
 def test_another_clients_share_cannot_be_answered() -> None:
     world, honest, liar = training_world()
     result = a_result(world, liar)
-    actions = honest.machine.handle(ev.MessageSeen(world.members[1].key.public, result), world.now)
+    actions = honest.machine.handle(ev.MessageSeen(world.members[1].identity.p2p, result), world.now)
     assert not [a for a in actions if isinstance(a, ev.FetchPayload)]
 
 
@@ -166,27 +167,28 @@ def test_a_stranger_is_not_heard() -> None:
 
 def test_19_a_payload_that_does_not_fit_costs_its_sender_the_round_and_nobody_else_anything() -> None:
     """Reference client 9.1-3 and 9.2-13: a bad result was left out by some and crashed others."""
-    world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
+    world = Stage(4, total_steps=8, rounds_per_epoch=8)
     liar = world.members[3]
     world.invalid = lambda member, payload_hash: payload_hash in liar.own
     world.run(until=lambda: all(m.stop is not None for m in world.members if m is not liar), limit=2000)
 
     assert world.state.run_state is RunState.Finished
-    assert len({member.weights for member in world.members[:3]}) == 1
+    assert len({member.masters for member in world.members[:3]}) == 1
     assert all(not set(results) & liar.own for _, results in world.members[0].applied)
 
 
 def test_an_accepted_payload_that_our_table_refuses_is_left_out_and_the_difference_is_noticed() -> None:
     """The check is the same everywhere, so this is a broken client or a lying quorum: it must not hang, and not go on unlike."""
-    world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
+    world = Stage(4, total_steps=8, rounds_per_epoch=8)
     source, target = world.members[0], world.members[3]
+    target.liar = True
     world.invalid = lambda member, payload_hash: member is target and payload_hash in source.own
     world.run(until=lambda: all(member.stop is not None for member in world.members), limit=900)
 
     assert target.stop is not None
     assert [event for event in target.told if isinstance(event, telemetry.Problem) and "differs" in event.message]
     if target.stop.success:  # what it could not read, it took from the others' model
-        assert target.weights == world.members[1].weights
+        assert target.masters == world.members[1].masters
 
 
 def test_a_false_digest_of_one_member_moves_nobody() -> None:
@@ -195,12 +197,3 @@ def test_a_false_digest_of_one_member_moves_nobody() -> None:
     assert honest.stop is None
     world.run(until=lambda: world.state.progress.step == 6)
     assert honest.stop is None
-
-
-def test_early_messages_are_bounded() -> None:
-    early = EarlyMessages()
-    for sender in range(MAX_EARLY_SENDERS + 50):
-        for height in range(50):
-            early.hold(sender.to_bytes(32, "big"), Finished(0, height))
-    held = sum(len(early.take(0, height)) for height in range(50))
-    assert held == MAX_EARLY_SENDERS * MAX_EARLY_PER_SENDER

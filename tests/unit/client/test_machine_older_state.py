@@ -11,8 +11,9 @@ from psyche_core.client.machine.machine import ClientMachine
 from psyche_core.coordinator import apply
 from psyche_core.coordinator.commands import Tick, WarmupWitness
 from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.simulator.keys import RUN_ID, identity_of
 from psyche_core.types import RunState
-from world import World
+from stage import Stage
 
 STEP = 3
 """Trained when the state was saved that the coordinator goes on from."""
@@ -20,12 +21,12 @@ STEP = 3
 ENDED = (RunState.Cooldown, RunState.WaitingForMembers, RunState.Warmup, RunState.Finished)
 
 
-def states(world: World, *, reseeded_at: int | None = None) -> list[CoordinatorState]:
+def states(world: Stage, *, reseeded_at: int | None = None) -> list[CoordinatorState]:
     """All states of a run. reseeded_at: the step from whose training on chance is another one."""
     seen = [world.state]
     if reseeded_at is not None:
         world.run(until=lambda: training(world.state, reseeded_at))
-        world.random.seed(reseeded_at)
+        world.server._chance.seed(reseeded_at)
         seen = [world.state]
 
     def finished() -> bool:
@@ -43,8 +44,7 @@ def training(state: CoordinatorState, step: int) -> bool:
 
 def begins_anew(known: CoordinatorState, seen: CoordinatorState) -> bool:
     """Whether a client that knew the one state takes the other for that of a coordinator that went back."""
-    member = World(1).members[0]
-    machine = ClientMachine(member.machine.identity, "world", sign=lambda _: bytes(64))
+    machine = ClientMachine(identity_of(0), RUN_ID, sign=lambda _: bytes(64))
     machine.handle(ev.StateSeen(known), 0.0)
     machine.handle(ev.StateSeen(seen), 1.0)
     return machine.stopped is not None and machine.stopped.again
@@ -64,8 +64,8 @@ def cut_and_begun_again(state: CoordinatorState) -> Iterator[CoordinatorState]:
     yield state
 
 
-def run(*, rounds_per_epoch: int) -> World:
-    return World(3, total_steps=9, rounds_per_epoch=rounds_per_epoch, seed=1)
+def run(*, rounds_per_epoch: int) -> Stage:
+    return Stage(3, total_steps=9, rounds_per_epoch=rounds_per_epoch, seed=1)
 
 
 def test_a_coordinator_that_goes_on_never_seems_to_go_back() -> None:

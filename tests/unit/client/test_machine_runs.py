@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.machine import ClientMachine
 from psyche_core.client.machine.timeouts import Timeouts
-from psyche_core.coordinator.commands import ClientsExited, Command, HealthCheck, Withdraw, Witness
+from psyche_core.coordinator.commands import ClientsExited, HealthCheck, Withdraw, Witness
+from psyche_core.simulator.replica_watch import ProgressWatch
+from psyche_core.simulator.script import Fault
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import BatchId, NodeIdentity, RunState
-from world import Member, World
+from stage import Member, Stage
 
 
-def assert_all_equal(world: World) -> None:
-    weights = {member.weights for member in world.survivors()}
+def assert_all_equal(world: Stage) -> None:
+    weights = {member.masters for member in world.survivors()}
     assert len(weights) == 1, [m.applied for m in world.survivors()]
 
 
@@ -26,7 +28,7 @@ def sample_numbers(shares: list[tuple[BatchId, ...]]) -> list[int]:
     return [number for share in shares for batch in share for number in range(batch.first, batch.last + 1)]
 
 
-def accepted_samples(world: World) -> list[int]:
+def accepted_samples(world: Stage) -> list[int]:
     """Samples of every accepted share, from what the trainers were given and the coordinator decided."""
     found: list[int] = []
     for event in world.settled():
@@ -41,7 +43,7 @@ def accepted_samples(world: World) -> list[int]:
 @pytest.mark.parametrize("clients", [1, 2, 3, 8])
 @pytest.mark.parametrize("witness_nodes", [0, 1])
 def test_a_quiet_run_applies_every_trained_round_on_all_replicas(clients: int, witness_nodes: int) -> None:
-    world = World(clients, witness_nodes=witness_nodes, seed=clients)
+    world = Stage(clients, witness_nodes=witness_nodes, seed=clients)
     world.run()
 
     assert world.state.run_state is RunState.Finished
@@ -55,7 +57,7 @@ def test_a_quiet_run_applies_every_trained_round_on_all_replicas(clients: int, w
 
 
 def test_every_epoch_end_is_compared_and_equal() -> None:
-    world = World(3)
+    world = Stage(3)
     world.run()
 
     for member in world.members:
@@ -67,7 +69,7 @@ def test_every_epoch_end_is_compared_and_equal() -> None:
 
 def test_rounds_end_long_before_their_time_limit() -> None:
     """Opportunistic witnessing: with everybody present, rounds take as long as training, not max_round_train_time."""
-    world = World(3, total_steps=12, rounds_per_epoch=12)
+    world = Stage(3, total_steps=12, rounds_per_epoch=12)
     started = world.now
     world.run()
 
@@ -78,7 +80,7 @@ def test_rounds_end_long_before_their_time_limit() -> None:
 
 def test_no_sample_is_lost_or_applied_twice_when_a_client_dies() -> None:
     """F2 and F14 with a crash in the middle of a round."""
-    world = World(4, total_steps=12, rounds_per_epoch=6, min_clients=2)
+    world = Stage(4, total_steps=12, rounds_per_epoch=6)
     victim = world.members[1]
     world.run(until=lambda: world.state.progress.step == 3 and world.state.run_state is RunState.RoundTrain)
     world.kill(victim)
@@ -90,14 +92,15 @@ def test_no_sample_is_lost_or_applied_twice_when_a_client_dies() -> None:
     assert samples == sorted(set(samples))
     assert samples == list(range(len(samples)))
     exited = [event for event in world.coordinator_events if isinstance(event, ClientsExited)]
-    assert [event.slots for event in exited] == [(1,)], "the dead client is reported and dropped, nobody else"
+    slot = world.epoch_clients[0].index(victim.identity)
+    assert [event.slots for event in exited] == [(slot,)], "the dead client is reported and dropped, nobody else"
     assert not [code for command, code in world.refused if isinstance(command, HealthCheck)]
-    assert all(victim.machine.identity not in member.peer_sets[-1] for member in world.survivors())
+    assert all(victim.index not in member.peers for member in world.survivors())
 
 
 @pytest.mark.parametrize("victims", [(0,), (2,), (0, 1)])
 def test_survivors_stay_equal_and_finish(victims: tuple[int, ...]) -> None:
-    world = World(4, total_steps=10, rounds_per_epoch=5, min_clients=2, seed=7)
+    world = Stage(4, total_steps=10, rounds_per_epoch=5, seed=7)
     world.run(until=lambda: world.state.progress.step == 4)
     for victim in victims:
         world.kill(world.members[victim])
@@ -109,7 +112,7 @@ def test_survivors_stay_equal_and_finish(victims: tuple[int, ...]) -> None:
 
 
 def test_a_trainer_that_is_a_little_slower_is_waited_for_and_loses_nothing() -> None:
-    world = World(3, total_steps=6, rounds_per_epoch=6)
+    world = Stage(3, total_steps=6, rounds_per_epoch=6)
     slow = world.members[2]
     world.train_delay = lambda member: 0.4 if member is slow else 0.3
     world.run(limit=900)
@@ -120,21 +123,21 @@ def test_a_trainer_that_is_a_little_slower_is_waited_for_and_loses_nothing() -> 
 
 def test_a_trainer_slower_than_the_round_is_left_out_not_followed() -> None:
     """Its samples come again (F14), the others go on, and it stays equal because it still applies what is accepted."""
-    world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
+    world = Stage(4, total_steps=8, rounds_per_epoch=8)
     slow = world.members[3]
     world.train_delay = lambda member: 60.0 if member is slow else 0.3
     world.run(until=lambda: all(m.stop is not None for m in world.members if m is not slow), limit=2000)
 
     assert world.state.run_state is RunState.Finished
     others = [member for member in world.members if member is not slow]
-    assert len({member.weights for member in others}) == 1
+    assert len({member.masters for member in others}) == 1
     samples = sorted(accepted_samples(world))
     assert samples == sorted(set(samples))
 
 
 def test_a_payload_missing_at_one_client_is_fetched_from_another_holder() -> None:
     """F11: client 2 cannot reach client 0 at all, so it needs client 1's copies."""
-    world = World(3, total_steps=6, rounds_per_epoch=3)
+    world = Stage(3, total_steps=6, rounds_per_epoch=3)
     source, target = world.members[0], world.members[2]
     world.drop = lambda s, t, payload_hash: s is source and t is target
     world.run(limit=900)
@@ -145,7 +148,7 @@ def test_a_payload_missing_at_one_client_is_fetched_from_another_holder() -> Non
 
 def test_18_an_accepted_payload_that_comes_late_is_waited_for() -> None:
     """F11. Reference client 9.2-18: who missed a consensus payload died, and a batch it never heard of was skipped (9.1-2)."""
-    world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
+    world = Stage(4, total_steps=8, rounds_per_epoch=8)
     source, target = world.members[0], world.members[3]
     world.run(until=lambda: world.state.progress.step == 3)
     until = world.now + 15
@@ -164,7 +167,7 @@ def resynced(member: Member) -> list[int]:
     return [event.step for event in member.told if isinstance(event, telemetry.Resynced)]
 
 
-def fetches(world: World) -> list[ev.FetchModel]:
+def fetches(world: Stage) -> list[ev.FetchModel]:
     """Filled with what members order from now on."""
     seen: list[ev.FetchModel] = []
 
@@ -178,7 +181,7 @@ def fetches(world: World) -> list[ev.FetchModel]:
 
 def test_31_an_accepted_payload_nobody_gives_makes_the_client_resync_not_die() -> None:
     """Reference client 9.3-31: a laggard that missed one consensus payload terminated."""
-    world = World(4, total_steps=16, rounds_per_epoch=16, min_clients=2)
+    world = Stage(4, total_steps=16, rounds_per_epoch=16)
     source, target = world.members[0], world.members[3]
     world.run(until=lambda: world.state.progress.step == 3)
     withheld = set(source.own)
@@ -193,20 +196,20 @@ def test_31_an_accepted_payload_nobody_gives_makes_the_client_resync_not_die() -
 
 
 def test_a_withheld_payload_everybody_lacks_costs_its_trainer_the_round_only() -> None:
-    world = World(4, total_steps=6, rounds_per_epoch=6, min_clients=2)
+    world = Stage(4, total_steps=6, rounds_per_epoch=6)
     liar = world.members[0]
     world.drop = lambda s, t, payload_hash: s is liar
     world.run(until=lambda: all(m.stop is not None for m in world.members[1:]), limit=2000)
 
     assert world.state.run_state is RunState.Finished
-    assert len({member.weights for member in world.members[1:]}) == 1
+    assert len({member.masters for member in world.members[1:]}) == 1
 
 
 def test_1_a_client_with_another_model_takes_the_others_before_the_first_round() -> None:
     """Reference client 9.1-1: no hash of the weights was ever exchanged."""
-    world = World(4)
+    world = Stage(4)
     odd = world.members[1]
-    odd.weights = b"\x01" * 32
+    odd.odd = True
     world.run()
 
     assert resynced(odd)[0] == 0
@@ -216,22 +219,23 @@ def test_1_a_client_with_another_model_takes_the_others_before_the_first_round()
 
 
 def test_without_a_majority_for_any_model_nobody_trains_on_unlike_replicas() -> None:
-    world = World(3)
-    for number, member in enumerate(world.members):
-        member.weights = bytes([number]) * 32
+    world = Stage(3)
+    world.progress = ProgressWatch(bound=5000.0, calm_after=0.0)
+    for member in world.members:
+        member.odd = member.liar = True
     world.run(limit=5000)
 
     ended_well = [member for member in world.members if member.stop is not None and member.stop.success]
     assert len(ended_well) < 3
-    assert len({member.weights for member in ended_well}) <= 1
+    assert len({member.masters for member in ended_well}) <= 1
     assert not [member.trained for member in world.members if member not in ended_well and member.trained]
 
 
 def test_a_replica_that_drifts_during_an_epoch_is_repaired_in_the_same_epoch() -> None:
-    world = World(4, total_steps=24, rounds_per_epoch=24, min_clients=2)
+    world = Stage(4, total_steps=24, rounds_per_epoch=24)
     odd = world.members[2]
     world.run(until=lambda: world.state.progress.step == 5)
-    odd.weights = b"\x02" * 32
+    odd.spoil(bit=2)
     seen = fetches(world)
     world.run()
 
@@ -245,17 +249,17 @@ def test_a_replica_that_drifts_during_an_epoch_is_repaired_in_the_same_epoch() -
 
 def test_replicas_that_changed_between_epochs_are_not_passed_on_and_find_out_themselves() -> None:
     """Two of three holders, each with another wrong model: no majority could tell a joiner which one is right."""
-    world = World(3, total_steps=12, rounds_per_epoch=6)
+    world = Stage(3, late=1, total_steps=12, rounds_per_epoch=6)
     world.run(until=lambda: world.state.progress.step == 3)
-    late = world.add_member()
+    late = world.arrive()
     sound, *odd = world.members[:3]
     world.run(until=lambda: all(member.machine.notes.closed for member in (sound, *odd)))  # type: ignore[union-attr]  # each has
     for number, member in enumerate(odd, start=1):
-        member.weights = bytes([number]) * 32
-    right = sound.weights
+        member.spoil(bit=number)
+    right = sound.masters
     world.run(until=lambda: bool(resynced(late)))
 
-    assert late.weights == right
+    assert late.masters == right
     world.run()
     assert [resynced(member) for member in (sound, *odd, late)] == [[], [6], [6], [6]]
     assert all("by itself" in str(member.told) for member in odd)
@@ -265,25 +269,25 @@ def test_replicas_that_changed_between_epochs_are_not_passed_on_and_find_out_the
 
 def test_leaving_when_asked_withdraws_and_the_others_go_on() -> None:
 
-    world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
+    world = Stage(4, total_steps=8, rounds_per_epoch=8)
     leaver = world.members[1]
     world.run(until=lambda: world.state.progress.step == 3)
-    world._feed(leaver, ev.LeaveAsked())
+    leaver.ask_to_leave()
     world.run(limit=900)
 
     assert leaver.stop is not None
     assert leaver.stop.success
     others = [member for member in world.members if member is not leaver]
-    assert len({member.weights for member in others}) == 1
+    assert len({member.masters for member in others}) == 1
     assert world.state.run_state is RunState.Finished
 
 
 def test_who_leaves_last_waits_for_nobody_to_take_its_results() -> None:
-    world = World(1, total_steps=8, rounds_per_epoch=8, min_clients=1, max_round_train_time=60)
+    world = Stage(1, total_steps=8, rounds_per_epoch=8, min_clients=1, max_round_train_time=60)
     (last,) = world.members
     world.run(until=lambda: world.state.progress.step == 3)
     asked = world.now
-    world._feed(last, ev.LeaveAsked())
+    last.ask_to_leave()
     world.run(until=lambda: last.stop is not None)
     assert last.stop is not None
     assert last.stop.success
@@ -291,7 +295,7 @@ def test_who_leaves_last_waits_for_nobody_to_take_its_results() -> None:
 
 
 def test_a_client_still_training_when_the_next_epoch_begins_finishes_the_last_one_first() -> None:
-    world = World(4, total_steps=9, rounds_per_epoch=3, min_clients=2)
+    world = Stage(4, total_steps=9, rounds_per_epoch=3)
     slow = world.members[3]
     world.run(until=lambda: world.state.progress.step == 3 and world.state.run_state is RunState.RoundTrain)
     world.train_delay = lambda member: 3.0 if member is slow else 0.3
@@ -306,9 +310,9 @@ def test_a_client_still_training_when_the_next_epoch_begins_finishes_the_last_on
 
 def test_7_a_late_joiner_gets_the_model_from_the_members_at_the_next_epoch() -> None:
     """Reference client 9.1-7: one that finished its start late joined training without the missed applies."""
-    world = World(3, total_steps=12, rounds_per_epoch=6)
+    world = Stage(3, late=1, total_steps=12, rounds_per_epoch=6)
     world.run(until=lambda: world.state.progress.step == 3)
-    late = world.add_member()
+    late = world.arrive()
     seen = fetches(world)
     world.run()
 
@@ -322,11 +326,18 @@ def test_7_a_late_joiner_gets_the_model_from_the_members_at_the_next_epoch() -> 
 
 def test_a_restarted_client_never_signs_a_second_result_for_a_share() -> None:
     # Long enough to give up on what only the earlier process announced: nobody repeats it here.
-    world = World(4, total_steps=60, rounds_per_epoch=60, min_clients=2)
+    world = Stage(4, total_steps=60, rounds_per_epoch=60)
     gone = world.members[3]
     world.run(until=lambda: world.state.progress.step == 6 and bool(gone.own))
+    world.train_delay = lambda member: 0.1 if member is gone else 9.5
+    world.run(until=lambda: gone.trained[-1][1] == 8)
+    world.train_delay = lambda member: 0.4
     before = {(epoch, step) for epoch, step, _ in gone.trained}
-    world.restart(gone)
+    world.restart(gone)  # it has the model again while the others still train the round in which it signed a result
+    world.run(until=lambda: gone.running and gone.machine.masters_at is not None)
+    current = world.state.current_round
+    assert current is not None
+    assert current.step == 8
     world.run()
 
     after = [(epoch, step) for epoch, step, _ in gone.trained]
@@ -336,10 +347,14 @@ def test_a_restarted_client_never_signs_a_second_result_for_a_share() -> None:
     assert_all_equal(world)
 
 
+def skipping(clients: int) -> Fault:
+    """States come late, and then only some of them."""
+    return Fault(kind="slow-rpc", start=0.0, duration=1500.0, nodes=tuple(range(clients)), amount=1.0)
+
+
 def test_a_client_that_misses_states_follows_all_the_same() -> None:
     """Reference client 9.1-8: a skipped coordinator state left the step machine in the old round."""
-    world = World(3, total_steps=20, rounds_per_epoch=7, seed=3)
-    world.skip_states = True
+    world = Stage(3, total_steps=20, rounds_per_epoch=7, seed=3, faults=(skipping(3),))
     world.run(limit=1500)
 
     assert_all_equal(world)
@@ -357,8 +372,7 @@ def test_a_client_that_misses_states_follows_all_the_same() -> None:
 def test_whatever_the_timing_survivors_are_equal_and_no_sample_is_applied_twice(
     seed: int, clients: int, witness_nodes: int, skip: bool, kill_at: int | None
 ) -> None:
-    world = World(clients, seed=seed, witness_nodes=witness_nodes, min_clients=2)
-    world.skip_states = skip
+    world = Stage(clients, seed=seed, witness_nodes=witness_nodes, faults=(skipping(clients),) if skip else ())
     world.train_delay = lambda member: world.random.choice([0.1, 0.5, 3.0])
     if kill_at is not None and clients > 3:
         world.run(until=lambda: world.state.progress.step >= kill_at, limit=2000)
@@ -368,7 +382,7 @@ def test_whatever_the_timing_survivors_are_equal_and_no_sample_is_applied_twice(
 
     finished = [member for member in world.survivors() if member.stop is not None and member.stop.success]
     assert finished
-    assert len({member.weights for member in finished}) == 1
+    assert len({member.masters for member in finished}) == 1
     samples = accepted_samples(world)
     assert len(samples) == len(set(samples))
     everything = sorted(samples + sample_numbers([world.state.requeue]))
@@ -376,30 +390,21 @@ def test_whatever_the_timing_survivors_are_equal_and_no_sample_is_applied_twice(
 
 
 def test_statements_carry_the_witness_s_own_figures() -> None:
-    world = World(2, total_steps=3, rounds_per_epoch=3)
-    sent: list[Witness] = []
-    take = world._command
-
-    def note(command: Command, sender: Member | None) -> None:
-        if isinstance(command, Witness):
-            sent.append(command)
-        take(command, sender)
-
-    world._command = note  # type: ignore[method-assign]  # listens, and passes everything on
+    world = Stage(2, total_steps=3, rounds_per_epoch=3)
     for member in world.members:
-        world._feed(member, ev.BandwidthSeen(1234.0))
+        member.hear(ev.BandwidthSeen(1234.0))
     world.run()
 
-    metadata = sent[-1].metadata
+    metadata = [command.metadata for command in world.commands if isinstance(command, Witness)][-1]
     assert metadata is not None
-    assert (metadata.bandwidth_per_sec, metadata.tokens_per_sec, metadata.loss) == (1234.0, 200.0, 5.0)
+    assert (metadata.bandwidth_per_sec, metadata.tokens_per_sec, metadata.loss) == (1234.0, 128.0, 2.0)
 
 
 def test_who_starts_while_witnesses_speak_loads_once_the_round_is_decided() -> None:
     """What they are about to accept would be missing in the model that it loads, see `LOADABLE`."""
-    world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
+    world = Stage(4, total_steps=8, rounds_per_epoch=8)
     world.run(until=lambda: world.state.progress.step == 4 and world.state.run_state is RunState.RoundTrain)
-    key = world.members[0].key.public
+    key = world.members[0].identity.p2p
     anew = ClientMachine(NodeIdentity(key, key), world.state.run_id, sign=lambda _: bytes(64), timeouts=Timeouts())
     speaking = replace(world.state, run_state=RunState.RoundWitness)
     assert not [action for action in anew.handle(ev.StateSeen(speaking), 0.0) if isinstance(action, ev.Load)]
@@ -408,10 +413,10 @@ def test_who_starts_while_witnesses_speak_loads_once_the_round_is_decided() -> N
 
 
 def test_who_is_leaving_while_the_coordinator_goes_back_leaves_and_does_not_begin_anew() -> None:
-    world = World(4, total_steps=40, rounds_per_epoch=40, min_clients=2)
+    world = Stage(4, total_steps=40, rounds_per_epoch=40)
     world.run(until=lambda: world.state.progress.step == 4)
     leaver, older = world.members[0], world.state
-    world.run(until=lambda: leaver.machine.state.progress.step == 8)
+    world.run(until=lambda: leaver.machine.state is not None and leaver.machine.state.progress.step == 8)
     leaver.machine.handle(ev.LeaveAsked(), world.now)
     actions = leaver.machine.handle(ev.StateSeen(older), world.now)
     assert [type(action.command) for action in actions if isinstance(action, ev.Send)] == [Withdraw]

@@ -11,7 +11,7 @@ from psyche_core.coordinator.missed_duties import MAX_MISSED
 from psyche_core.coordinator.state import Client, CoordinatorState
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import ClientState, RunState
-from world import Member, World, with_a_slow_member_dropped
+from stage import Member, Stage, with_a_slow_member_dropped
 
 OWN_PLACE = (telemetry.WaitsForEpoch, telemetry.Dropped, telemetry.CameBack)
 
@@ -21,9 +21,9 @@ def own_place(member: Member) -> list[telemetry.Event]:
 
 
 def test_who_joins_in_the_middle_of_an_epoch_is_told_once_that_it_takes_part_from_the_next_on() -> None:
-    world = World(3, total_steps=12, rounds_per_epoch=6)
+    world = Stage(3, late=1, total_steps=12, rounds_per_epoch=6)
     world.run(until=lambda: world.state.progress.step == 3)
-    late = world.add_member()
+    late = world.arrive()
     world.run()
 
     assert own_place(late) == [telemetry.WaitsForEpoch(0)]
@@ -37,26 +37,26 @@ def test_who_is_slower_than_all_others_is_told_that_it_was_dropped_why_and_that_
     dropped, back = own_place(slow)
     assert isinstance(dropped, telemetry.Dropped)
     assert (dropped.epoch, dropped.why, dropped.returns) == (0, "late", True)
-    assert dropped.height == world.state.epoch.clients[world.epoch_clients[0].index(slow.machine.identity)].exited_height
+    assert dropped.height == world.state.epoch.clients[world.epoch_clients[0].index(slow.identity)].exited_height
     assert back == telemetry.CameBack(0)
     assert not any(own_place(member) for member in world.members if member is not slow)
 
 
 def test_who_is_asked_to_leave_is_not_told_that_it_was_dropped() -> None:
-    world = World(4, total_steps=12, rounds_per_epoch=6)
+    world = Stage(4, total_steps=12, rounds_per_epoch=6)
     world.run(until=lambda: world.state.progress.step == 3)
-    world._feed(world.members[0], ev.LeaveAsked())
+    world.members[0].ask_to_leave()
     world.run()
     assert not any(own_place(member) for member in world.members)
 
 
 def told_after(change: dict[str, object], *, ready: bool = True, phase: RunState | None = None) -> telemetry.Dropped:
     """What a member is told when a state comes in which its slot has changed so."""
-    world = World(3, total_steps=12, rounds_per_epoch=12)
+    world = Stage(3, total_steps=12, rounds_per_epoch=12)
     member = world.members[1]
     world.run(until=lambda: world.state.progress.step == 4 and member.machine.state is world.state)
     state = world.state
-    slot = state.slot_of(member.machine.identity)
+    slot = state.slot_of(member.identity)
     assert slot is not None
     clients: list[Client] = list(state.epoch.clients)
     clients[slot] = replace(clients[slot], **change)  # type: ignore[arg-type]

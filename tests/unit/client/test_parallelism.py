@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+from party import RUN
 from psyche_core.builtin import hooks
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
@@ -23,7 +24,6 @@ from psyche_core.hookspecs import ModelRegistration, Parallelism
 from psyche_core.testing.tiny_models import LLAMA
 from psyche_core.training.build import Compute, build_model, build_trainer
 from psyche_core.types import BatchId
-from world import RUN
 
 
 def settings(**given: Any) -> TrainLocalSettings:

@@ -1,28 +1,32 @@
+from collections.abc import Iterable
+
 from psyche_core.client.machine.digests import DigestBook
-from psyche_core.client.machine.resync_state import Resync
+from psyche_core.client.machine.resync_state import Offered, Resync
 from psyche_core.wire.messages import ModelDigest, ModelOffer
 
 RIGHT, WRONG = b"r" * 32, b"w" * 32
 
 
-def offer(manifest_hash):
+def offer(manifest_hash: bytes) -> ModelOffer:
     return ModelOffer(0, 3, manifest_hash, 100, b"d" * 32, 10)
 
 
-def asking(*, alike=frozenset(), unlike=frozenset()):
+def asking(*, alike: Iterable[int] = frozenset(), unlike: Iterable[int] = frozenset()) -> Resync:
     repair = Resync(alike=frozenset(alike), unlike=frozenset(unlike))
     repair.begin("changed by itself", astray=True)
     assert repair.asks(3, 0.0)
     return repair
 
 
-def choice(repair, healthy, members, *, waited=False, settle_for_fewer=False):
+def choice(
+    repair: Resync, healthy: Iterable[int], members: Iterable[int], *, waited: bool = False, settle_for_fewer: bool = False
+) -> Offered | None:
     return repair.choice(
         frozenset(healthy), frozenset(members), now=1.0, waited=waited, settle_for_fewer=settle_for_fewer and waited
     )
 
 
-def test_who_changed_by_itself_believes_those_that_had_its_masters_though_they_are_healthy_no_more():
+def test_who_changed_by_itself_believes_those_that_had_its_masters_though_they_are_healthy_no_more() -> None:
     repair = asking(alike={0, 1, 3}, unlike={4})
     repair.offered(4, offer(WRONG))
     assert choice(repair, {4}, {0, 1, 3, 4}, waited=True, settle_for_fewer=True) is None
@@ -34,7 +38,7 @@ def test_who_changed_by_itself_believes_those_that_had_its_masters_though_they_a
     assert (found.manifest_hash, found.slots) == (RIGHT, (0, 3))
 
 
-def test_the_only_healthy_member_is_not_believed_before_the_others_had_time_to_speak():
+def test_the_only_healthy_member_is_not_believed_before_the_others_had_time_to_speak() -> None:
     repair, members = asking(), {0, 1, 3, 4}
     repair.offered(4, offer(WRONG))
     assert choice(repair, {4}, members) is None
@@ -47,7 +51,7 @@ def test_the_only_healthy_member_is_not_believed_before_the_others_had_time_to_s
         assert found.manifest_hash == RIGHT
 
 
-def test_when_the_others_stay_silent_the_healthy_ones_are_enough():
+def test_when_the_others_stay_silent_the_healthy_ones_are_enough() -> None:
     repair = asking()
     repair.offered(4, offer(RIGHT))
     assert choice(repair, {4}, {0, 1, 3, 4}) is None
@@ -56,7 +60,7 @@ def test_when_the_others_stay_silent_the_healthy_ones_are_enough():
     assert found.manifest_hash == RIGHT
 
 
-def test_the_others_have_time_from_our_question_and_from_the_first_answer():
+def test_the_others_have_time_from_our_question_and_from_the_first_answer() -> None:
     repair = asking()
     assert not repair.waited(100.0, seconds=10.0), "nobody has offered anything"
     repair.offered(4, offer(WRONG))
@@ -67,21 +71,21 @@ def test_the_others_have_time_from_our_question_and_from_the_first_answer():
     assert repair.waited(115.2, seconds=10.0), "later answers begin no other wait"
 
 
-def test_an_old_offer_is_no_answer():
+def test_an_old_offer_is_no_answer() -> None:
     repair = asking()
     repair.offered(4, ModelOffer(0, 2, WRONG, 100, b"d" * 32, 10))
     assert not repair.waited(5.0, seconds=10.0)
     assert not repair.waited(50.0, seconds=10.0)
 
 
-def test_who_was_ejected_has_no_voice():
+def test_who_was_ejected_has_no_voice() -> None:
     repair = asking()
     for slot in (0, 1, 3):
         repair.offered(slot, offer(WRONG))
     assert choice(repair, {4}, {4}, waited=True) is None
 
 
-def test_what_was_known_of_others_is_forgotten_with_the_repair():
+def test_what_was_known_of_others_is_forgotten_with_the_repair() -> None:
     repair = asking(alike={0}, unlike={4})
     repair.over()
     assert (repair.alike, repair.unlike) == (frozenset(), frozenset())
@@ -90,24 +94,24 @@ def test_what_was_known_of_others_is_forgotten_with_the_repair():
 SEED = 11
 
 
-def said(book, digest, *, ended):
+def said(book: DigestBook, digest: bytes, *, ended: bool) -> None:
     book.ours = digest
     book.note_own(0, ended=ended, seed=SEED)
 
 
-def test_digests_say_who_had_the_same_when_we_said_it():
+def test_digests_say_who_had_the_same_when_we_said_it() -> None:
     book = DigestBook()
     book.add(1, ModelDigest(0, False, RIGHT, SEED))
     book.add(2, ModelDigest(0, True, RIGHT, SEED))
     book.add(3, ModelDigest(0, True, WRONG, SEED))
     assert book.compared(RIGHT) == (frozenset(), frozenset()), "we have not said it"
     said(book, RIGHT, ended=False)
-    assert book.compared(RIGHT) == ({1}, frozenset())
+    assert book.compared(RIGHT) == (frozenset({1}), frozenset())
     said(book, RIGHT, ended=True)
-    assert book.compared(RIGHT) == ({2}, {3})
+    assert book.compared(RIGHT) == (frozenset({2}), frozenset({3}))
 
 
-def test_what_was_said_in_a_history_that_the_coordinator_forgot_is_not_compared():
+def test_what_was_said_in_a_history_that_the_coordinator_forgot_is_not_compared() -> None:
     book = DigestBook()
     for peer in (1, 2, 3):
         book.add(peer, ModelDigest(0, True, WRONG, SEED - 1))
@@ -121,7 +125,7 @@ def test_what_was_said_in_a_history_that_the_coordinator_forgot_is_not_compared(
     assert book.heard(ended=True) == {1}
 
 
-def test_one_peer_s_digests_of_many_seeds_are_bounded():
+def test_one_peer_s_digests_of_many_seeds_are_bounded() -> None:
     book = DigestBook()
     for seed in range(100):
         book.add(1, ModelDigest(0, True, RIGHT, seed))
@@ -131,7 +135,7 @@ def test_one_peer_s_digests_of_many_seeds_are_bounded():
     assert book.heard(ended=True) == {1}
 
 
-def test_digests_of_another_step_say_nothing_about_who_is_right():
+def test_digests_of_another_step_say_nothing_about_who_is_right() -> None:
     book = DigestBook()
     for peer in (1, 2, 3):
         book.add(peer, ModelDigest(0, False, RIGHT, SEED))
@@ -139,7 +143,7 @@ def test_digests_of_another_step_say_nothing_about_who_is_right():
     assert book.compared(b"after a step".ljust(32)) == (frozenset(), frozenset())
 
 
-def test_where_nobody_said_the_same_nobody_is_disbelieved():
+def test_where_nobody_said_the_same_nobody_is_disbelieved() -> None:
     book = DigestBook()
     book.add(1, ModelDigest(0, True, RIGHT, SEED))
     said(book, WRONG, ended=True)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import threading
+from collections import Counter
+from collections.abc import Callable
 
 import anyio
 import pytest
-from anyio.abc import TaskGroup
 
-from party import ChainTrainer, Party, trainers
+from party import INSTANCE, ChainTrainer, Party, trainers
 from psyche_core.builtin.memory_backend import MemoryBackend
+from psyche_core.builtin.memory_transport import MemoryTransport
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.machine import Timeouts
 from psyche_core.client.runtime import runtime as runtime_module
@@ -19,11 +22,11 @@ from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.coordinator.commands import Command, Withdraw, Witness
 from psyche_core.errors import BackendClosed, CommandRefused, ModelError
 from psyche_core.interfaces.backend import StateUpdate
+from psyche_core.interfaces.transport import Opened
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import RunState
-from psyche_core.wire.messages import Finished, seal
+from psyche_core.wire.messages import Finished, Message, seal, unseal
 from psyche_core.wire.signing import SecretKey
-from world import INSTANCE
 
 
 @pytest.mark.slow
@@ -79,6 +82,50 @@ async def test_garbage_from_a_peer_reaches_nobody() -> None:
 
     assert party.ended(0).success
     assert party.ended(1).success
+
+
+class Unchecked(MemoryTransport):
+    """A transport of before there were checks."""
+
+    def check_messages(self, check: Callable[[bytes], Opened]) -> None:
+        """Not here."""
+
+
+@pytest.mark.parametrize("transport", [MemoryTransport, Unchecked])
+async def test_each_message_is_opened_once_and_garbage_is_told_now_and_then(
+    transport: type[MemoryTransport], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened: Counter[bytes] = Counter()
+
+    def counted(data: bytes, *, run: bytes) -> tuple[bytes, Message]:
+        opened[data] += 1
+        return unseal(data, run=run)
+
+    monkeypatch.setattr(runtime_module, "unseal", counted)
+    caplog.set_level(logging.WARNING, logger="psyche.client")
+    party = Party(trainers(2), min_clients=2)
+    party.transport = transport
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(party.member, 0)
+        tasks.start_soon(party.member, 1)
+        while len(party.transports) < 2 or not party.transports[0].stats.peers:
+            party.coordinator.tick()
+            await anyio.sleep(0.05)
+        for number in range(50):
+            await party.transports[1].broadcast(b"%d" % number, tag=0)
+        last = seal(SecretKey.generate(), INSTANCE, Finished(0, 0))
+        await party.transports[1].broadcast(last, tag=0)
+        while not opened[last] and transport is Unchecked:
+            await anyio.sleep(0.05)
+        party.runtimes[0].leave()
+        party.runtimes[1].leave()
+
+    assert all(opened[b"%d" % number] == 1 for number in range(50))
+    assert len(opened) > 50, "and what the members say themselves"
+    assert all(count == 1 for count in opened.values())
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (1 if transport is Unchecked else 0)
 
 
 async def test_leaving_withdraws_before_it_ends() -> None:
@@ -231,9 +278,9 @@ async def test_who_leaves_loses_nothing_it_trained() -> None:
 class Ponderous(ClientRuntime):
     """Takes its time over every event, so that the queue is full whenever anything arrives."""
 
-    async def _carry_out(self, actions: list[ev.Action], tasks: TaskGroup) -> ev.Stop | None:
+    async def _carry_out_all(self, actions: list[ev.Action]) -> None:
         await anyio.sleep(0.005)
-        return await super()._carry_out(actions, tasks)
+        await super()._carry_out_all(actions)
 
 
 async def test_when_the_queue_is_full_nothing_that_matters_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

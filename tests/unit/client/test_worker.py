@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import anyio
 import pytest
 import torch
 from blockbuster import blockbuster_ctx
 
+from party import RUN
 from psyche_core.builtin.adamw import AdamW
 from psyche_core.builtin.adamw_settings import AdamWSettings
 from psyche_core.builtin.dummy_data import DummyData
@@ -38,7 +39,6 @@ from psyche_core.training.checkpoints.private_state import private_path
 from psyche_core.training.trainer import Trainer
 from psyche_core.types import BatchId
 from psyche_core.wire import codec
-from world import RUN
 
 SHAPES = {**TOY_SHAPES, "big.weight": (3, PIECE_BYTES // 8 + 5), "layers.1.norm.weight": (64,)}
 PIECES = len(SHAPES) + 1
@@ -551,7 +551,7 @@ async def test_a_checkpoint_that_is_saved_is_not_said_to_be_lost(tmp_path: Path,
                 raise ModelError("cannot delete the old checkpoint")
 
         one.worker._bench = replace(one.worker.bench, keep_checkpoints=keep)
-        one.worker._checkpoints.use(one.worker.bench, run_id=run_state().run_id)
+        one.worker._checkpoints.use(one.worker.bench, run_id=run_state().run_id, instance=run_state().instance)
         if part == "private":
             private_path(tmp_path, run_state().run_id).mkdir()  # a file cannot take a folder's place
         closed = await one.worker.do(ev.CloseEpoch(0, 3, 24))
@@ -567,7 +567,7 @@ async def test_a_checkpoint_that_is_saved_is_not_said_to_be_lost(tmp_path: Path,
 class Newcomer(Member):
     """A member that has nothing to build the model from."""
 
-    folders: ClassVar[list[Path]]
+    folders: list[Path]
 
     async def _build(self, start: Start) -> Resources:
         if start.folder is None:

@@ -89,7 +89,8 @@ class Scene:
             case "Tick":
                 return Tick()
             case "Join":
-                return run.joining(identity[5])
+                joining: Command = run.joining(identity[5])
+                return joining
             case "Withdraw":
                 return Withdraw(identity[0])
             case "WarmupWitness":

@@ -1,6 +1,7 @@
 """The seeded shuffle against the reference's vectors and the published ChaCha8 key stream."""
 
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import pytest
@@ -42,14 +43,14 @@ LARGE = [
 ]
 
 
-def polynomial_hash(items) -> int:
+def polynomial_hash(items: Iterable[int]) -> int:
     value = 0
     for item in items:
         value = (value * 1000003 + item) % 2**64
     return value
 
 
-def check(count, seed, first, expected) -> None:
+def check(count: int, seed: str, first: list[int], expected: int) -> None:
     order = shuffled_order(count, SEEDS[seed])
 
     assert list(order[: len(first)]) == first
@@ -57,12 +58,12 @@ def check(count, seed, first, expected) -> None:
 
 
 @pytest.mark.parametrize(("count", "seed", "first", "expected"), VECTORS)
-def test_order_equals_the_reference(count, seed, first, expected):
+def test_order_equals_the_reference(count: int, seed: str, first: list[int], expected: int) -> None:
     check(count, seed, first, expected)
 
 
 @pytest.mark.parametrize(("count", "seed", "first", "expected"), LARGE)
-def test_order_of_a_hundred_thousand_equals_the_reference(count, seed, first, expected):
+def test_order_of_a_hundred_thousand_equals_the_reference(count: int, seed: str, first: list[int], expected: int) -> None:
     check(count, seed, first, expected)
 
 
@@ -82,14 +83,14 @@ PLAIN_DRAWS = [
 
 
 @pytest.mark.parametrize(("count", "seed", "expected"), PLAIN_DRAWS)
-def test_plain_draws_equal_the_reference(count, seed, expected):
+def test_plain_draws_equal_the_reference(count: int, seed: str, expected: int) -> None:
     words = chacha8_words(SEEDS[seed])
 
     assert polynomial_hash(uniform_below(bound, words) for bound in range(count, 1, -1)) == expected
 
 
 @pytest.mark.parametrize("fast_from", [0, 1_000_000])
-def test_backward_order_swaps_by_plain_draws(fast_from):
+def test_backward_order_swaps_by_plain_draws(fast_from: int) -> None:
     words = chacha8_words(SEEDS["B"])
     expected = list(range(3000))
     for place in reversed(range(1, 3000)):
@@ -101,17 +102,17 @@ def test_backward_order_swaps_by_plain_draws(fast_from):
 
 @pytest.mark.parametrize("order", [shuffled_order, backward_order])
 @pytest.mark.parametrize("count", [0, 1, 2, 13, 65_534, 65_535, 65_536, 65_537, 65_538, 65_539, 300_000])
-def test_numpy_changes_no_order(order, count):
+def test_numpy_changes_no_order(order: Callable[..., Sequence[int]], count: int) -> None:
     assert order(count, SEEDS["A"], fast_from=0) == order(count, SEEDS["A"], fast_from=1_000_000)
 
 
 @settings(deadline=None)
 @given(st.integers(0, 3000), st.binary(min_size=32, max_size=32))
-def test_numpy_changes_no_order_of_any_seed(count, seed):
+def test_numpy_changes_no_order_of_any_seed(count: int, seed: bytes) -> None:
     assert backward_order(count, seed, fast_from=0) == backward_order(count, seed, fast_from=1_000_000)
 
 
-def test_draws_that_need_their_correction_word_are_the_same_with_numpy():
+def test_draws_that_need_their_correction_word_are_the_same_with_numpy() -> None:
     fast_draws = pytest.importorskip("psyche_core.data.fast_draws")
     bounds = range(2**31 + 7, 2**31 + 7 + 2000)  # every second draw needs it
     words = chacha8_words(SEEDS["A"])
@@ -122,7 +123,7 @@ def test_draws_that_need_their_correction_word_are_the_same_with_numpy():
     assert len(stretches) > 500
 
 
-def test_without_numpy_large_orders_are_the_same(monkeypatch):
+def test_without_numpy_large_orders_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = shuffled_order(5000, SEEDS["A"])
     monkeypatch.setitem(sys.modules, "numpy", None)
     monkeypatch.delitem(sys.modules, "psyche_core.data.fast_draws", raising=False)
@@ -130,13 +131,13 @@ def test_without_numpy_large_orders_are_the_same(monkeypatch):
     assert shuffled_order(5000, SEEDS["A"], fast_from=0) == expected
 
 
-def test_key_stream_equals_the_published_chacha8_vector():
+def test_key_stream_equals_the_published_chacha8_vector() -> None:
     stream = b"".join(word.to_bytes(4, "little") for word in islice(chacha8_words(bytes(32)), 4))
 
     assert stream == bytes.fromhex("3e00ef2f895f40d67f5bb8e81f09a5a1")
 
 
-def test_number_of_lanes_changes_no_word():
+def test_number_of_lanes_changes_no_word() -> None:
     seed = SEEDS["A"]
 
     wide, narrow = (list(islice(chacha8_words(seed, lanes=lanes), 1000)) for lanes in (1024, 3))
@@ -146,21 +147,21 @@ def test_number_of_lanes_changes_no_word():
 
 
 @given(st.integers(0, 500), st.binary(min_size=32, max_size=32))
-def test_every_order_is_a_permutation(count, seed):
+def test_every_order_is_a_permutation(count: int, seed: bytes) -> None:
     assert sorted(shuffled_order(count, seed)) == list(range(count))
 
 
-def test_a_short_seed_is_refused():
+def test_a_short_seed_is_refused() -> None:
     with pytest.raises(ValueError, match="32 bytes, got 5"):
         shuffled_order(3, b"short")
 
 
-def test_too_many_sequences_are_refused():
+def test_too_many_sequences_are_refused() -> None:
     with pytest.raises(DataError, match="cannot be shuffled"):
         shuffled_order(MAX_SEQUENCES + 1, bytes(32))
 
 
-def test_setting_spells_the_reference_way():
+def test_setting_spells_the_reference_way() -> None:
     adapter = TypeAdapter(Shuffle)
 
     assert shuffle_seed(adapter.validate_python("DontShuffle")) is None

@@ -1,7 +1,12 @@
 """The saved index of a data set: used while it fits, made again and said once when it does not."""
 
+from __future__ import annotations
+
 import logging
 import os
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,46 +14,46 @@ from hypothesis import strategies as st
 
 from psyche_core.data import dataset_index as room
 from psyche_core.data.data_shuffle import shuffled_order
-from psyche_core.data.dataset_index import FileContents, FileStamp, dataset_index
+from psyche_core.data.dataset_index import DatasetIndex, FileContents, FileStamp, dataset_index
 from psyche_core.errors import DataError
 
 SEED = bytes(range(1, 33))
 
 
 @pytest.fixture(autouse=True)
-def _always_saved(monkeypatch):
+def _always_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "WORTH_SEQUENCES", 0)
 
 
 class Folder:
     """A folder of files whose contents are their own lengths, and how often one was examined."""
 
-    def __init__(self, path, count=3):
+    def __init__(self, path: Path, count: int = 3) -> None:
         self.path = path
         self.examined = 0
         for number in range(count):
             (path / f"{number}.bin").write_bytes(bytes(number + 1))
 
-    def index(self, *, seed=SEED, cache=None, kind="test"):
-        def examine(file):
+    def index(self, *, seed: bytes | None = SEED, cache: Path | None = None, kind: str = "test") -> DatasetIndex:
+        def examine(file: FileStamp) -> FileContents:
             self.examined += 1
             return FileContents(start=7, counts=(file.size, 0))
 
         files = [FileStamp.of(path) for path in sorted(self.path.glob("*.bin"))]
         return dataset_index(files, examine, key={"kind": kind}, seed=seed, cache=cache)
 
-    def saved(self):
+    def saved(self) -> list[Path]:
         return sorted(self.path.glob(".psyche-index-*"))
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> Folder:
     path = tmp_path / "data"
     path.mkdir()
     return Folder(path)
 
 
-def test_a_second_look_examines_no_file(folder, caplog):
+def test_a_second_look_examines_no_file(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     first = folder.index()
     again = folder.index()
 
@@ -59,7 +64,7 @@ def test_a_second_look_examines_no_file(folder, caplog):
     assert not caplog.records
 
 
-def test_without_a_seed_there_is_no_order(folder, monkeypatch):
+def test_without_a_seed_there_is_no_order(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "WORTH_FILES", 0)
     folder.index(seed=None)
 
@@ -68,7 +73,9 @@ def test_without_a_seed_there_is_no_order(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("change", ["size", "time", "removed", "added", "renamed"])
-def test_changed_files_are_examined_again_and_it_is_said_once(folder, caplog, change):
+def test_changed_files_are_examined_again_and_it_is_said_once(
+    folder: Folder, caplog: pytest.LogCaptureFixture, change: str
+) -> None:
     folder.index()
     target = folder.path / "1.bin"
     if change == "size":
@@ -94,7 +101,9 @@ def test_changed_files_are_examined_again_and_it_is_said_once(folder, caplog, ch
 
 @pytest.mark.parametrize("seed", [SEED, None])
 @pytest.mark.parametrize("kind", ["test", "other"])
-def test_every_way_of_reading_has_an_index_of_its_own(folder, monkeypatch, seed, kind):
+def test_every_way_of_reading_has_an_index_of_its_own(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, seed: bytes | None, kind: str
+) -> None:
     monkeypatch.setattr(room, "WORTH_FILES", 0)
     folder.index()
     folder.index(seed=seed, kind=kind)
@@ -104,7 +113,7 @@ def test_every_way_of_reading_has_an_index_of_its_own(folder, monkeypatch, seed,
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_a_damaged_index_is_made_again(folder, data):
+def test_a_damaged_index_is_made_again(folder: Folder, data: st.DataObject) -> None:
     good = folder.index()
     (place,) = folder.saved()
     content = place.read_bytes()
@@ -127,7 +136,7 @@ def test_a_damaged_index_is_made_again(folder, data):
     assert place.read_bytes() == content
 
 
-def test_damage_is_said_once(folder, caplog):
+def test_damage_is_said_once(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     folder.index()
     (place,) = folder.saved()
     place.write_bytes(b"rubbish")
@@ -139,10 +148,10 @@ def test_damage_is_said_once(folder, caplog):
     assert "cannot be used (it is not a data index of this version); it is made again" in caplog.text
 
 
-def test_a_read_only_folder_has_its_index_in_the_cache(folder, tmp_path, monkeypatch):
+def test_a_read_only_folder_has_its_index_in_the_cache(folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = room._write
 
-    def refuse_the_folder(place, pieces):
+    def refuse_the_folder(place: Path, pieces: Sequence[bytes | array[int]]) -> None:
         if place.parent == folder.path:
             raise PermissionError(13, "Permission denied")  # root may write anywhere, so the mode would not do
         real(place, pieces)
@@ -156,8 +165,8 @@ def test_a_read_only_folder_has_its_index_in_the_cache(folder, tmp_path, monkeyp
     assert folder.saved() == []
 
 
-def test_where_nothing_can_be_written_it_still_works(folder, monkeypatch):
-    def refuse(place, pieces):
+def test_where_nothing_can_be_written_it_still_works(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(place: Path, pieces: Sequence[bytes | array[int]]) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(room, "_write", refuse)
@@ -166,24 +175,26 @@ def test_where_nothing_can_be_written_it_still_works(folder, monkeypatch):
     assert folder.examined == 6
 
 
-def test_an_unfinished_write_leaves_nothing_behind(folder, monkeypatch):
-    def full_disk(descriptor):
+def test_an_unfinished_write_leaves_nothing_behind(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(room.os, "fsync", full_disk)
+    monkeypatch.setattr(os, "fsync", full_disk)
     folder.index()
 
     assert sorted(path.name for path in folder.path.iterdir()) == ["0.bin", "1.bin", "2.bin"]
 
 
-def test_small_data_sets_leave_no_index(folder, monkeypatch):
+def test_small_data_sets_leave_no_index(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "WORTH_SEQUENCES", 7)
     folder.index()
 
     assert folder.saved() == []
 
 
-def test_an_outdated_index_of_a_data_set_that_shrank_is_complained_of_once(folder, monkeypatch, caplog):
+def test_an_outdated_index_of_a_data_set_that_shrank_is_complained_of_once(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     folder.index()
     monkeypatch.setattr(room, "WORTH_SEQUENCES", 1000)
     (folder.path / "2.bin").unlink()
@@ -194,7 +205,7 @@ def test_an_outdated_index_of_a_data_set_that_shrank_is_complained_of_once(folde
     assert len(caplog.records) == 1
 
 
-def test_two_ways_to_one_file_do_not_overwrite_each_other(tmp_path):
+def test_two_ways_to_one_file_do_not_overwrite_each_other(tmp_path: Path) -> None:
     for name in ("a.bin", "b.bin"):
         (tmp_path / name).write_bytes(bytes(4))
     for name in ("a.bin", "b.bin"):
@@ -203,6 +214,6 @@ def test_two_ways_to_one_file_do_not_overwrite_each_other(tmp_path):
     assert len(list(tmp_path.glob(".psyche-index-*"))) == 2
 
 
-def test_an_unreadable_file_is_named(tmp_path):
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read the data file .*gone\.bin: No such file"):
         FileStamp.of(tmp_path / "gone.bin")

@@ -2,6 +2,7 @@
 
 import random
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -22,14 +23,14 @@ from psyche_core.types import BatchId
 SEED = bytes(range(1, 33))
 
 
-def reference_order(lengths, weights, seed=None) -> list[tuple[int, int]]:
+def reference_order(lengths: Sequence[int], weights: Sequence[float], seed: bytes | None = None) -> list[tuple[int, int]]:
     """The mixture as the reference describes it, with its two whole arrays."""
     total = sum(weights)
     shares = [weight / total for weight in weights]
     drawn = [0] * len(lengths)
     order = []
     for place in range(sum(lengths)):
-        best, chosen = -float("inf"), None
+        best, chosen = -float("inf"), -1
         for source, share in enumerate(shares):
             error = share * max(place, 1) - drawn[source]
             if lengths[source] and error > best:
@@ -50,7 +51,7 @@ LENGTHS = st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(any)
 
 @settings(max_examples=200)
 @given(st.data(), LENGTHS, st.none() | st.binary(min_size=32, max_size=32), st.integers(1, 40))
-def test_order_equals_the_model_of_the_reference(data, lengths, seed, block):
+def test_order_equals_the_model_of_the_reference(data: st.DataObject, lengths: list[int], seed: bytes | None, block: int) -> None:
     weights = data.draw(
         st.lists(st.floats(0.001, 1000) | st.integers(1, 5).map(float), min_size=len(lengths), max_size=len(lengths))
     )
@@ -62,7 +63,7 @@ def test_order_equals_the_model_of_the_reference(data, lengths, seed, block):
 
 
 @given(LENGTHS)
-def test_weights_by_length_draw_every_sample_once(lengths):
+def test_weights_by_length_draw_every_sample_once(lengths: list[int]) -> None:
     index = MixtureIndex(lengths)
 
     places = [index.locate(place) for place in range(len(index))]
@@ -72,20 +73,20 @@ def test_weights_by_length_draw_every_sample_once(lengths):
 
 
 @given(LENGTHS, st.none() | st.binary(min_size=32, max_size=32), st.integers(0, 2**63))
-def test_a_place_past_the_last_wraps_around(lengths, seed, place):
+def test_a_place_past_the_last_wraps_around(lengths: list[int], seed: bytes | None, place: int) -> None:
     index = MixtureIndex(lengths, shuffle_seed=seed)
 
     assert index.locate(place) == index.locate(place % sum(lengths))
 
 
-def test_a_known_order():
+def test_a_known_order() -> None:
     index = MixtureIndex([2, 4], [3.0, 1.0])
 
     # errors 3/4 k - a, 1/4 k - b: (.75, .25) (-.25, .25) (.5, -.5) (.25, -.25) (0, 0 -> first) (-.25, .25)
     assert [index.locate(place) for place in range(6)] == [(0, 0), (1, 0), (0, 1), (0, 0), (0, 1), (1, 1)]
 
 
-def test_shares_are_kept_over_many_blocks():
+def test_shares_are_kept_over_many_blocks() -> None:
     random_numbers = random.Random(5)
     lengths = [40_000, 3, 20_000, 0, 9_000]
     weights = [0.5, 0.1, 0.25, 0.05, 0.1]
@@ -100,13 +101,13 @@ def test_shares_are_kept_over_many_blocks():
     assert shares[1] == pytest.approx(0.1 / 0.95, abs=0.06)
 
 
-def test_more_than_256_sources_are_told_apart():
+def test_more_than_256_sources_are_told_apart() -> None:
     index = MixtureIndex([1] * 300)
 
     assert sorted(index.locate(place) for place in range(300)) == [(source, 0) for source in range(300)]
 
 
-def test_order_takes_five_bytes_a_sample():
+def test_order_takes_five_bytes_a_sample() -> None:
     index = MixtureIndex([30_000, 20_000], [1, 3], shuffle_seed=SEED)
 
     assert isinstance(index._sources, bytearray)
@@ -128,12 +129,12 @@ def test_order_takes_five_bytes_a_sample():
         ([1] * 65_537, None, "at most 65536 sources"),
     ],
 )
-def test_what_cannot_be_mixed_is_refused(lengths, weights, sentence):
+def test_what_cannot_be_mixed_is_refused(lengths: list[int], weights: list[float], sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
         MixtureIndex(lengths, weights)
 
 
-def test_weights_are_added_in_their_order():
+def test_weights_are_added_in_their_order() -> None:
     weights = [0.1] * 10
 
     assert normalised_weights([1] * 10, weights)[0] == 0.1 / 0.9999999999999999
@@ -182,7 +183,7 @@ class Fixed(DataProvider):
     def num_sequences(self) -> int:
         return self._samples.count
 
-    async def read(self, batches, *, timeout):
+    async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
         from psyche_core.data.sample_rows import picked
 
         self.asked.append(list(batches))
@@ -196,7 +197,7 @@ def little(size: int, *values: int) -> bytes:
     return b"".join(value.to_bytes(size, "little", signed=value < 0) for value in values)
 
 
-async def test_forms_that_differ_become_the_richer_one():
+async def test_forms_that_differ_become_the_richer_one() -> None:
     plain = Fixed(Samples(little(2, 1, 2, 3, 65535), 2, 2, 2))
     rich = Fixed(
         Samples(
@@ -223,7 +224,7 @@ async def test_forms_that_differ_become_the_richer_one():
     )
 
 
-async def test_a_read_asks_every_source_once_and_for_nothing_twice():
+async def test_a_read_asks_every_source_once_and_for_nothing_twice() -> None:
     one, other = (Fixed(Samples(little(2, *range(4)), 4, 1, 2)) for _ in range(2))
     async with MixtureData([one, other]) as provider:
         await provider.read([BatchId(0, 7), BatchId(0, 7)], timeout=5.0)
@@ -233,7 +234,7 @@ async def test_a_read_asks_every_source_once_and_for_nothing_twice():
     assert other.asked == [[BatchId(0, 3)]]
 
 
-async def test_a_source_that_does_not_open_closes_the_others(tmp_path):
+async def test_a_source_that_does_not_open_closes_the_others(tmp_path: Path) -> None:
     good = Fixed(Samples(little(2, 1), 1, 1, 2))
     provider = MixtureData([good, LocalData(tmp_path, sequence_length=1, token_size=2)])
 
@@ -244,14 +245,15 @@ async def test_a_source_that_does_not_open_closes_the_others(tmp_path):
     assert good.closed == 1
 
 
-async def test_a_source_that_fails_is_not_waited_beyond():
+async def test_a_source_that_fails_is_not_waited_beyond() -> None:
     class Broken(Fixed):
-        async def read(self, batches, *, timeout):
+        async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
             raise DataError("the disk is gone")
 
     class Stuck(Fixed):
-        async def read(self, batches, *, timeout):
+        async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
             await anyio.sleep_forever()
+            raise AssertionError
 
     rows = Samples(little(2, 1, 2), 2, 1, 2)
     async with MixtureData([Stuck(rows), Broken(rows)]) as provider:
@@ -259,7 +261,7 @@ async def test_a_source_that_fails_is_not_waited_beyond():
             await provider.read([BatchId(0, 3)], timeout=60.0)
 
 
-def test_sources_of_different_lengths_are_refused():
+def test_sources_of_different_lengths_are_refused() -> None:
     sources = [Fixed(Samples(bytes(2 * length), 1, length, 2)) for length in (3, 5)]
 
     with pytest.raises(DataError, match=r"one sequence length, got \[3, 5\]"):

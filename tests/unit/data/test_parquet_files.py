@@ -1,12 +1,14 @@
 """Which Parquet files make up a split."""
 
+from pathlib import Path
+
 import pytest
 
-from psyche_core.data.parquet_files import parquet_paths
+from psyche_core.data.parquet_files import SplitName, parquet_paths
 from psyche_core.errors import DataError
 
 
-def chosen(root, *names, split="train"):
+def chosen(root: Path, *names: str, split: SplitName = "train") -> list[str]:
     for name in names:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,15 +28,15 @@ def chosen(root, *names, split="train"):
         (["b.parquet", "a.parquet", "notes.txt"], ["a.parquet", "b.parquet"]),  # nothing is named after a split
     ],
 )  # fmt: skip
-def test_split_is_found(tmp_path, names, expected):
+def test_split_is_found(tmp_path: Path, names: list[str], expected: list[str]) -> None:
     assert chosen(tmp_path, *names) == expected
 
 
-def test_another_split_can_be_named(tmp_path):
+def test_another_split_can_be_named(tmp_path: Path) -> None:
     assert chosen(tmp_path, "train-0.parquet", "validation-0.parquet", split="validation") == ["validation-0.parquet"]
 
 
-def test_a_file_is_itself(tmp_path):
+def test_a_file_is_itself(tmp_path: Path) -> None:
     (tmp_path / "rows").write_bytes(b"")
 
     assert parquet_paths(tmp_path / "rows") == [tmp_path / "rows"]
@@ -50,6 +52,6 @@ def test_a_file_is_itself(tmp_path):
         (["train-00000-of-00003.parquet", "train-00002-of-00003.parquet"], r"has 2 of 3 Parquet files \(number 1 is missing\)"),
     ],
 )
-def test_what_is_no_split_is_refused(tmp_path, names, sentence):
+def test_what_is_no_split_is_refused(tmp_path: Path, names: list[str], sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
         chosen(tmp_path, *names)

@@ -1,6 +1,8 @@
 """Rows of Parquet files: every integer type, lengths, blocks kept and dropped, damage."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +22,7 @@ LENGTH = 4
 SEED = bytes(range(1, 33))
 
 
-def little(values, signed=False) -> bytes:
+def little(values: Iterable[int], signed: bool = False) -> bytes:
     return b"".join(value.to_bytes(4, "little", signed=signed) for value in values)
 
 
@@ -28,7 +30,7 @@ def row(number: int) -> list[int]:
     return [100 * number + step for step in range(LENGTH)]
 
 
-def write(path: Path, numbers, *, kind=None, group=3, **columns) -> Path:
+def write(path: Path, numbers: Iterable[int], *, kind: Any = None, group: int = 3, **columns: Any) -> Path:
     kind = kind or pa.list_(pa.int32())
     table = {"inputs": pa.array([row(number) for number in numbers], type=kind)}
     table |= {name: pa.array(values) for name, values in columns.items()}
@@ -36,13 +38,13 @@ def write(path: Path, numbers, *, kind=None, group=3, **columns) -> Path:
     return path
 
 
-def opened(*paths, **options) -> ParquetRows:
+def opened(*paths: Path, **options: Any) -> ParquetRows:
     return ParquetRows(list(paths), sequence_length=LENGTH, **options)
 
 
 @pytest.mark.parametrize("value", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
 @pytest.mark.parametrize("lists", ["list", "large", "fixed"])
-def test_any_integer_lists_are_taken(tmp_path, value, lists):
+def test_any_integer_lists_are_taken(tmp_path: Path, value: str, lists: str) -> None:
     kind = pa.type_for_alias(value)
     kind = {"list": pa.list_(kind), "large": pa.large_list(kind), "fixed": pa.list_(kind, LENGTH)}[lists]
     pq.write_table(pa.table({"inputs": pa.array([[1, 2, 3, 4], [5, 6, 7, 100]], type=kind)}), tmp_path / "a.parquet")
@@ -50,7 +52,7 @@ def test_any_integer_lists_are_taken(tmp_path, value, lists):
     assert opened(tmp_path / "a.parquet").read([1, 0]).tokens == little([5, 6, 7, 100, 1, 2, 3, 4])
 
 
-def test_all_columns_arrive(tmp_path):
+def test_all_columns_arrive(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.parquet",
         range(2),
@@ -81,7 +83,15 @@ def test_all_columns_arrive(tmp_path):
     seed=st.none() | st.just(SEED),
     reads=st.lists(st.lists(st.integers(0, 60), max_size=12), max_size=4),
 )
-def test_every_read_gives_the_rows_asked_for(tmp_path_factory, counts, group, block_rows, kept_rows, seed, reads):
+def test_every_read_gives_the_rows_asked_for(
+    tmp_path_factory: pytest.TempPathFactory,
+    counts: list[int],
+    group: int,
+    block_rows: int,
+    kept_rows: int,
+    seed: bytes | None,
+    reads: list[list[int]],
+) -> None:
     folder = tmp_path_factory.mktemp("rows")
     numbers = iter(range(100))
     paths = [
@@ -99,13 +109,13 @@ def test_every_read_gives_the_rows_asked_for(tmp_path_factory, counts, group, bl
         assert rows._kept_bytes == sum(len(block.tokens) for block in rows._kept.values()) <= kept_rows * bytes_a_row
 
 
-def test_rows_are_read_once_while_they_are_kept(tmp_path, monkeypatch):
+def test_rows_are_read_once_while_they_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.parquet", range(40), group=10)
     rows = opened(path, block_bytes=5 * 4 * LENGTH)
     started = []
-    real = room.group_blocks
+    real = parquet_reading.group_blocks
     monkeypatch.setattr(
-        room, "group_blocks", lambda file, group, **options: started.append(group) or real(file, group, **options)
+        room, "group_blocks", lambda file, group, **options: (started.append(group), real(file, group, **options))[1]
     )
 
     for index in range(40):
@@ -123,19 +133,19 @@ def test_rows_are_read_once_while_they_are_kept(tmp_path, monkeypatch):
     assert started == [0, 1, 0, 0]
 
 
-def test_a_big_row_group_is_never_held_whole(tmp_path, monkeypatch):
+def test_a_big_row_group_is_never_held_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.parquet", range(3000), group=3000)
     rows = opened(path, block_bytes=100 * 4 * LENGTH, cache_bytes=300 * 4 * LENGTH)
     sizes = []
     real = parquet_reading._samples
-    monkeypatch.setattr(parquet_reading, "_samples", lambda table, *rest: sizes.append(table.num_rows) or real(table, *rest))
+    monkeypatch.setattr(parquet_reading, "_samples", lambda table, *rest: (sizes.append(table.num_rows), real(table, *rest))[1])
 
     assert rows.read([2999]).tokens == little(row(2999))
     assert sizes == [100] * 30
     assert rows._kept_bytes <= 300 * 4 * LENGTH
 
 
-def test_parts_of_columns_are_their_own_numbers():
+def test_parts_of_columns_are_their_own_numbers() -> None:
     lists = pa.array([[1, 2], [3, 4], [5, 6]], type=pa.list_(pa.uint32()))
 
     flat = parquet_reading._flat(pa.chunked_array([lists.slice(1)]), "inputs", pa.uint32(), 2)
@@ -143,13 +153,13 @@ def test_parts_of_columns_are_their_own_numbers():
     assert flat == little([3, 4, 5, 6])
 
 
-def test_row_counts_are_saved_and_checked(tmp_path, monkeypatch):
+def test_row_counts_are_saved_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psyche_core.data.dataset_index.WORTH_FILES", 1)
     path = write(tmp_path / "a.parquet", range(5))
     opened(path)
     calls = []
-    real = room.row_groups
-    monkeypatch.setattr(room, "row_groups", lambda file: calls.append(file) or real(file))
+    real = parquet_reading.row_groups
+    monkeypatch.setattr(room, "row_groups", lambda file: (calls.append(file), real(file))[1])
 
     assert len(opened(path)) == 5
     assert calls == []
@@ -170,7 +180,7 @@ TOKENS = {"inputs": [[1, 2, 3, 4]]}
         (TOKENS | {"labels": [7]}, "the column labels of .* is of type int64"),
     ],
 )
-def test_columns_of_another_kind_are_refused(tmp_path, columns, sentence):
+def test_columns_of_another_kind_are_refused(tmp_path: Path, columns: Any, sentence: str) -> None:
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
 
     with pytest.raises(DataError, match=sentence):
@@ -194,7 +204,7 @@ def test_columns_of_another_kind_are_refused(tmp_path, columns, sentence):
         (TOKENS | {"sequence_lengths": [[0, 0]]}, "sequence_lengths of sample 0"),
     ],
 )
-def test_rows_of_another_form_are_refused_when_read(tmp_path, columns, sentence):
+def test_rows_of_another_form_are_refused_when_read(tmp_path: Path, columns: Any, sentence: str) -> None:
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     rows = opened(tmp_path / "a.parquet")
 
@@ -203,7 +213,7 @@ def test_rows_of_another_form_are_refused_when_read(tmp_path, columns, sentence)
             rows.read([0, 1])
 
 
-def test_a_file_without_the_columns_of_the_first_is_refused(tmp_path):
+def test_a_file_without_the_columns_of_the_first_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", [1], labels=[[1, 2, 3, 4]])
     write(tmp_path / "b.parquet", [2])
 
@@ -211,7 +221,7 @@ def test_a_file_without_the_columns_of_the_first_is_refused(tmp_path):
         opened(tmp_path / "a.parquet", tmp_path / "b.parquet")
 
 
-def test_no_rows_are_a_clear_error(tmp_path):
+def test_no_rows_are_a_clear_error(tmp_path: Path) -> None:
     pq.write_table(pa.table({"inputs": pa.array([], type=pa.list_(pa.int32()))}), tmp_path / "a.parquet")
 
     with pytest.raises(DataError, match=r"the 1 Parquet files .* have no rows"):
@@ -219,14 +229,14 @@ def test_no_rows_are_a_clear_error(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"rubbish" * 100])
-def test_what_is_no_parquet_file_is_refused(tmp_path, content):
+def test_what_is_no_parquet_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.parquet").write_bytes(content)
 
     with pytest.raises(DataError, match=r"a\.parquet cannot be read as a Parquet file .*; is it whole\?"):
         opened(tmp_path / "a.parquet")
 
 
-def test_damage_inside_is_a_data_error(tmp_path):
+def test_damage_inside_is_a_data_error(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", range(2000), group=2000)
     content = bytearray(path.read_bytes())
     content[10 : len(content) // 2] = bytes(len(content) // 2 - 10)
@@ -237,7 +247,7 @@ def test_damage_inside_is_a_data_error(tmp_path):
         rows.read(range(2000))
 
 
-def test_a_file_that_changed_is_refused(tmp_path):
+def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", range(5))
     rows = opened(path)
     rows.read([0])
@@ -247,7 +257,7 @@ def test_a_file_that_changed_is_refused(tmp_path):
         rows.read([0])
 
 
-def test_missing_pyarrow_is_one_sentence(tmp_path, monkeypatch):
+def test_missing_pyarrow_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.parquet", range(5))
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
 

@@ -1,6 +1,10 @@
 """Documents from text files: none lost, none twice, cut where they may be cut."""
 
 import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,14 +17,14 @@ from psyche_core.errors import DataError
 TEXTS = st.text(st.sampled_from("ab é\U0001f600\n"), max_size=200)
 
 
-def write(folder, files):
+def write(folder: Path, files: Mapping[str, bytes | str]) -> None:
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def test_folders_are_searched_in_the_order_of_paths(tmp_path):
+def test_folders_are_searched_in_the_order_of_paths(tmp_path: Path) -> None:
     write(tmp_path, {"b/x.txt": "", "a/y.md": "", "a/z.jsonl": "", "a/code.py": "", "c.TXT": ""})
 
     names = [path.relative_to(tmp_path).as_posix() for path in text_paths([tmp_path / "b" / "x.txt", tmp_path])]
@@ -28,16 +32,16 @@ def test_folders_are_searched_in_the_order_of_paths(tmp_path):
     assert names == ["b/x.txt", "a/y.md", "a/z.jsonl", "c.TXT"]
 
 
-def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, {"a/x.txt": "", "b.txt": ""})
-    real = text_documents.os.scandir
+    real = os.scandir
 
-    def refuse(place):
+    def refuse(place: Any) -> Any:
         if str(place).endswith("/a"):
             raise PermissionError(13, "Permission denied", str(place))
         return real(place)
 
-    monkeypatch.setattr(text_documents.os, "scandir", refuse)  # root may look everywhere, so the mode would not do
+    monkeypatch.setattr(os, "scandir", refuse)  # root may look everywhere, so the mode would not do
 
     with pytest.raises(DataError, match=r"cannot look for texts in .*/a: Permission denied"):
         text_paths([tmp_path])
@@ -46,7 +50,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "sentence"), [("nowhere", "No such file"), ("empty", r"has no texts; expected files named \*")]
 )
-def test_nothing_to_read_is_an_error(tmp_path, source, sentence):
+def test_nothing_to_read_is_an_error(tmp_path: Path, source: str, sentence: str) -> None:
     (tmp_path / "empty").mkdir()
 
     with pytest.raises(DataError, match=sentence):
@@ -55,7 +59,9 @@ def test_nothing_to_read_is_an_error(tmp_path, source, sentence):
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(TEXTS, min_size=1, max_size=3), st.sampled_from([0.0, 0.1, 0.5, 0.99]), st.integers(1, 50), st.integers(8, 60))
-def test_pieces_are_the_text(tmp_path_factory, texts, held_out, piece_bytes, longest):
+def test_pieces_are_the_text(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], held_out: float, piece_bytes: int, longest: int
+) -> None:
     folder = tmp_path_factory.mktemp("texts")
     write(folder, {f"{number}.txt": text for number, text in enumerate(texts)})
     with pytest.MonkeyPatch.context() as patch:
@@ -94,13 +100,13 @@ def test_pieces_are_the_text(tmp_path_factory, texts, held_out, piece_bytes, lon
             assert "\n" not in text.encode()[max(0, training - 1) : -1].decode(errors="replace"), "it could have been cut"
 
 
-def test_line_ends_and_the_byte_order_mark_are_no_text(tmp_path):
+def test_line_ends_and_the_byte_order_mark_are_no_text(tmp_path: Path) -> None:
     write(tmp_path, {"a.txt": b"\xef\xbb\xbfone\r\ntwo\r\n"})
 
     assert [piece.text for piece in pieces(text_paths([tmp_path]))] == ["one\ntwo\n"]
 
 
-def test_lines_are_documents_and_held_out_whole(tmp_path):
+def test_lines_are_documents_and_held_out_whole(tmp_path: Path) -> None:
     records = [{"text": f"document {number}", "id": number} for number in range(40)]
     write(tmp_path, {"a.jsonl": "\n".join(map(json.dumps, records[:13])), "b.jsonl": "\n\n".join(map(json.dumps, records[13:]))})
 
@@ -129,14 +135,14 @@ def test_lines_are_documents_and_held_out_whole(tmp_path):
         ("a.jsonl", b'{"text": "\\ud800"}', "line 1 of .* has half a character"),
     ],
 )
-def test_what_is_no_text_is_refused_with_its_place(tmp_path, name, content, sentence):
+def test_what_is_no_text_is_refused_with_its_place(tmp_path: Path, name: str, content: bytes, sentence: str) -> None:
     write(tmp_path, {name: content})
 
     with pytest.raises(DataError, match=sentence):
         list(pieces(text_paths([tmp_path])))
 
 
-def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_documents, "LONGEST_LINE", 100)
     write(tmp_path, {"a.jsonl": json.dumps({"text": "x" * 200})})
 
@@ -144,7 +150,7 @@ def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
         list(pieces(text_paths([tmp_path])))
 
 
-def test_a_file_that_goes_away_is_named(tmp_path):
+def test_a_file_that_goes_away_is_named(tmp_path: Path) -> None:
     write(tmp_path, {"a.txt": "x"})
     paths = text_paths([tmp_path])
     paths[0].unlink()

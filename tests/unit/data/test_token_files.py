@@ -2,8 +2,10 @@
 
 import io
 import os
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -16,7 +18,7 @@ from psyche_core.data.token_files import SequenceIndex, TokenFiles, adjacent_run
 from psyche_core.errors import DataError
 
 
-def write(path: Path, values, dtype="<u2") -> None:
+def write(path: Path, values: Iterable[int], dtype: str = "<u2") -> None:
     path.write_bytes(numpy.asarray(values, dtype=dtype).tobytes())
 
 
@@ -26,7 +28,7 @@ def rows(files: TokenFiles) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("tokens", "sequences"), [(4, 1), (5, 1), (7, 1), (8, 2), (12, 3), (13, 3)])
-def test_b55_exact_multiples_keep_their_last_sequence(tmp_path, tokens, sequences):
+def test_b55_exact_multiples_keep_their_last_sequence(tmp_path: Path, tokens: int, sequences: int) -> None:
     write(tmp_path / "a.bin", range(tokens))
 
     files = TokenFiles(tmp_path, sequence_length=4, token_size=2)
@@ -34,7 +36,7 @@ def test_b55_exact_multiples_keep_their_last_sequence(tmp_path, tokens, sequence
     assert rows(files) == [list(range(at, at + 4)) for at in range(0, 4 * sequences, 4)]
 
 
-def test_b55_files_count_in_the_order_of_their_names(tmp_path):
+def test_b55_files_count_in_the_order_of_their_names(tmp_path: Path) -> None:
     for name in ("b.bin", "a.ds", "c.npy", "B.bin"):
         write(tmp_path / name, [ord(name[0])] * 2)
     write(tmp_path / "notes.txt", [0, 0])
@@ -42,14 +44,14 @@ def test_b55_files_count_in_the_order_of_their_names(tmp_path):
     assert [row[0] for row in rows(TokenFiles(tmp_path, sequence_length=2, token_size=2))] == [ord(letter) for letter in "Babc"]
 
 
-def test_b55_a_file_shorter_than_a_sequence_gives_none(tmp_path):
+def test_b55_a_file_shorter_than_a_sequence_gives_none(tmp_path: Path) -> None:
     write(tmp_path / "a.bin", [1, 2, 3])
     write(tmp_path / "b.bin", [4, 5, 6, 7])
 
     assert rows(TokenFiles(tmp_path, sequence_length=4, token_size=2)) == [[4, 5, 6, 7]]
 
 
-def test_only_short_files_are_a_clear_error(tmp_path):
+def test_only_short_files_are_a_clear_error(tmp_path: Path) -> None:
     write(tmp_path / "a.bin", [1, 2, 3])
 
     with pytest.raises(
@@ -58,12 +60,12 @@ def test_only_short_files_are_a_clear_error(tmp_path):
         TokenFiles(tmp_path, sequence_length=4, token_size=2)
 
 
-def test_folder_without_token_files_is_a_clear_error(tmp_path):
+def test_folder_without_token_files_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no token files; expected files named \*\.bin, \*\.ds, \*\.npy"):
         token_paths(tmp_path)
 
 
-def test_a_single_file_of_any_name_is_taken(tmp_path):
+def test_a_single_file_of_any_name_is_taken(tmp_path: Path) -> None:
     write(tmp_path / "tokens", [1, 2])
 
     assert rows(TokenFiles(tmp_path / "tokens", sequence_length=2, token_size=2)) == [[1, 2]]
@@ -71,7 +73,7 @@ def test_a_single_file_of_any_name_is_taken(tmp_path):
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 @pytest.mark.parametrize(("dtype", "size"), [("<u2", 2), ("<u4", 4)])
-def test_numpy_header_is_not_tokens(tmp_path, dtype, size, version):
+def test_numpy_header_is_not_tokens(tmp_path: Path, dtype: str, size: int, version: tuple[int, int]) -> None:
     tokens = numpy.arange(12, dtype=dtype).reshape(3, 4)
     with (tmp_path / "a.npy").open("wb") as stream:
         numpy.lib.format.write_array(stream, tokens, version=version)
@@ -79,32 +81,32 @@ def test_numpy_header_is_not_tokens(tmp_path, dtype, size, version):
     assert rows(TokenFiles(tmp_path, sequence_length=4, token_size=size)) == tokens.tolist()
 
 
-def npy_bytes(array) -> bytes:
+def npy_bytes(array: numpy.ndarray[Any, Any]) -> bytes:
     stream = io.BytesIO()
     numpy.save(stream, array)
     return stream.getvalue()
 
 
 @pytest.mark.parametrize("dtype", [">u2", "<i2", "<u4", "<f2"])
-def test_numpy_file_of_another_type_is_refused(dtype):
+def test_numpy_file_of_another_type_is_refused(dtype: str) -> None:
     with pytest.raises(DataError, match=r"x\.npy holds numpy type .*, expected '<u2'"):
         npy_data_start(npy_bytes(numpy.zeros(8, dtype)), token_size=2, name="x.npy")
 
 
-def test_numpy_file_in_columns_is_refused():
+def test_numpy_file_in_columns_is_refused() -> None:
     with pytest.raises(DataError, match="column by column"):
         npy_data_start(npy_bytes(numpy.asfortranarray(numpy.zeros((3, 4), "<u2"))), token_size=2, name="x.npy")
 
 
 @given(st.binary(max_size=80))
-def test_a_broken_numpy_header_is_a_data_error(tail):
+def test_a_broken_numpy_header_is_a_data_error(tail: bytes) -> None:
     head = b"\x93NUMPY\x01\x00" + tail
     with pytest.raises(DataError):
         npy_data_start(head, token_size=2, name="x.npy")
 
 
 @pytest.mark.parametrize("damage", ["cut", "rewritten", "removed"])
-def test_a_file_that_changed_is_refused(tmp_path, damage):
+def test_a_file_that_changed_is_refused(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "a.bin"
     write(path, range(8))
     files = TokenFiles(tmp_path, sequence_length=4, token_size=2)
@@ -120,14 +122,14 @@ def test_a_file_that_changed_is_refused(tmp_path, damage):
         files.read([1])
 
 
-def test_half_a_token_at_the_end_is_said_and_not_read(tmp_path, caplog):
+def test_half_a_token_at_the_end_is_said_and_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a.bin").write_bytes(bytes([1, 0, 2, 0, 3, 0, 4]))
 
     assert rows(TokenFiles(tmp_path, sequence_length=1, token_size=2)) == [[1], [2], [3]]
     assert "a.bin ends with 1 bytes that are no whole token of 2 bytes; was it cut" in caplog.text
 
 
-def test_a_numpy_file_that_was_cut_is_refused(tmp_path):
+def test_a_numpy_file_that_was_cut_is_refused(tmp_path: Path) -> None:
     numpy.save(tmp_path / "a.npy", numpy.arange(100, dtype="<u2").reshape(20, 5))
     content = (tmp_path / "a.npy").read_bytes()
     (tmp_path / "a.npy").write_bytes(content[:-51])
@@ -137,7 +139,7 @@ def test_a_numpy_file_that_was_cut_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("shape", ["(-1,)", "(2.0,)", "5", "('a',)"])
-def test_a_numpy_file_without_a_shape_is_refused(shape):
+def test_a_numpy_file_without_a_shape_is_refused(shape: str) -> None:
     header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': {shape}, }}".encode()
     head = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
 
@@ -145,7 +147,7 @@ def test_a_numpy_file_without_a_shape_is_refused(shape):
         npy_data_start(head, token_size=2, name="x.npy", size=1000)
 
 
-def test_an_unreadable_file_of_a_folder_is_named(tmp_path, monkeypatch):
+def test_an_unreadable_file_of_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a.bin", range(8))
     write(tmp_path / "b.bin", range(8))
     real = os.access
@@ -157,7 +159,7 @@ def test_an_unreadable_file_of_a_folder_is_named(tmp_path, monkeypatch):
         TokenFiles(tmp_path, sequence_length=4, token_size=2)
 
 
-def test_a_file_cut_while_it_is_mapped_does_not_kill_the_process(tmp_path):
+def test_a_file_cut_while_it_is_mapped_does_not_kill_the_process(tmp_path: Path) -> None:
     write(tmp_path / "a.bin", range(50_000))
     files = TokenFiles(tmp_path, sequence_length=10_000, token_size=2)
     files.read([0])
@@ -168,12 +170,12 @@ def test_a_file_cut_while_it_is_mapped_does_not_kill_the_process(tmp_path):
 
 
 @pytest.mark.parametrize("when", ["before the copy", "after the copy"])
-def test_a_change_during_a_read_is_noticed(tmp_path, monkeypatch, when):
+def test_a_change_during_a_read_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     write(tmp_path / "a.bin", range(8))
     files = TokenFiles(tmp_path, sequence_length=4, token_size=2)
     real = TokenFiles._copied
 
-    def change_meanwhile(self, views, pieces):
+    def change_meanwhile(self: Any, views: Any, pieces: list[Any]) -> Any:
         if when == "before the copy":
             os.utime(tmp_path / "a.bin", ns=(7, 7))
         copied = real(self, views, pieces)
@@ -194,7 +196,7 @@ def open_below(folder: Path) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="counts mappings the way Linux shows them")
-def test_few_of_many_files_are_open_at_once(tmp_path, monkeypatch):
+def test_few_of_many_files_are_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(40):
         write(tmp_path / f"{number:02}.bin", range(10 * number, 10 * number + 8))
     files = TokenFiles(tmp_path, sequence_length=4, token_size=2, most_open=5)
@@ -214,7 +216,7 @@ def test_few_of_many_files_are_open_at_once(tmp_path, monkeypatch):
     assert open_below(tmp_path) == 0
 
 
-def test_threads_may_read_at_once(tmp_path):
+def test_threads_may_read_at_once(tmp_path: Path) -> None:
     for number in range(12):
         write(tmp_path / f"{number:02}.bin", [number] * 4000)
     files = TokenFiles(tmp_path, sequence_length=4, token_size=2, most_open=2)
@@ -233,7 +235,9 @@ def test_threads_may_read_at_once(tmp_path):
     seed=st.none() | st.binary(min_size=32, max_size=32),
     wanted=st.lists(st.integers(0, 2**62), max_size=10),
 )
-def test_every_read_gives_the_sequences_asked_for(tmp_path_factory, counts, strays, header, seed, wanted):
+def test_every_read_gives_the_sequences_asked_for(
+    tmp_path_factory: pytest.TempPathFactory, counts: list[int], strays: int, header: bool, seed: bytes | None, wanted: list[int]
+) -> None:
     folder = tmp_path_factory.mktemp("tokens")
     sequences, token = [], 0
     for number, count in enumerate(counts):
@@ -253,7 +257,7 @@ def test_every_read_gives_the_sequences_asked_for(tmp_path_factory, counts, stra
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=8).filter(any), st.none() | st.binary(min_size=32, max_size=32))
-def test_every_place_is_found_once(counts, seed):
+def test_every_place_is_found_once(counts: list[int], seed: bytes | None) -> None:
     index = SequenceIndex(counts, shuffle_seed=seed)
 
     places = [index.locate(number) for number in range(len(index))]
@@ -265,12 +269,12 @@ def test_every_place_is_found_once(counts, seed):
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=40), st.integers(1, 5))
-def test_runs_unfold_to_the_places(places, at_most):
+def test_runs_unfold_to_the_places(places: list[tuple[int, int]], at_most: int) -> None:
     runs = list(adjacent_runs(places, at_most=at_most))
 
     assert [(file, first + step) for file, first, count in runs for step in range(count)] == places
     assert all(count <= at_most for _, _, count in runs)
 
 
-def test_neighbours_are_one_run():
+def test_neighbours_are_one_run() -> None:
     assert list(adjacent_runs([(0, 3), (0, 4), (1, 5), (1, 7)], at_most=10)) == [(0, 3, 2), (1, 5, 1), (1, 7, 1)]

@@ -93,8 +93,14 @@ def test_a_message_of_many_items_is_refused_before_a_value_is_built() -> None:
     assert peak(lambda: decode(data, max_bytes=8 * MIB)) <= CONSTANT
 
 
-leaves = st.none() | st.booleans() | st.integers(-(2**64), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
-leaves |= st.text(max_size=8) | st.binary(max_size=8)
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**64), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.binary(max_size=8)
+)
 keys = st.integers(0, 99) | st.text(max_size=2)
 trees = st.recursive(
     leaves,

@@ -1,17 +1,19 @@
 """What `Samples` hold: tokens, and the optional columns of prepared data."""
 
+from typing import Any
+
 import pytest
 
 from psyche_core.interfaces.data import Samples
 
 
-def test_columns_are_optional():
+def test_columns_are_optional() -> None:
     samples = Samples(bytes(12), 2, 3, 2)
 
     assert (samples.labels, samples.position_ids, samples.sequence_lengths) == (None, None, None)
 
 
-def test_all_columns_fit():
+def test_all_columns_fit() -> None:
     Samples(bytes(12), 2, 3, 2, labels=bytes(24), position_ids=bytes(24), sequence_lengths=((1, 2), (2,)))
     Samples(b"", 0, 3, 2, labels=b"", position_ids=b"", sequence_lengths=())
 
@@ -29,6 +31,7 @@ def test_all_columns_fit():
         ({"sequence_lengths": ((3,), (2, 2))}, "got 2 lengths, together 4"),
     ],
 )
-def test_what_does_not_fit_is_refused(columns, sentence):
+def test_what_does_not_fit_is_refused(columns: dict[str, Any], sentence: str) -> None:
+    usual: dict[str, Any] = {"tokens": bytes(12), "count": 2, "sequence_length": 3, "token_size": 2}
     with pytest.raises(ValueError, match=sentence):
-        Samples(**({"tokens": bytes(12), "count": 2, "sequence_length": 3, "token_size": 2} | columns))
+        Samples(**(usual | columns))

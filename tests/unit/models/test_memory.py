@@ -39,14 +39,14 @@ def test_what_the_backward_pass_needs_is_counted() -> None:
         value = weight
         for _ in range(layers):
             value = value.sin()
-        value.sum().backward()
+        value.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     assert peak_tensor_bytes(lambda: compute(8)) - peak_tensor_bytes(lambda: compute(4)) == 4 * MB
 
 
 def test_the_same_computation_takes_the_same_each_time() -> None:
     def compute() -> None:
-        torch.nn.functional.linear(torch.ones(64, 64, requires_grad=True), torch.ones(8, 64)).sum().backward()
+        torch.nn.functional.linear(torch.ones(64, 64, requires_grad=True), torch.ones(8, 64)).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     assert len({peak_tensor_bytes(compute) for _ in range(5)}) == 1
 

@@ -3,12 +3,12 @@ import hashlib
 from psyche_core.p2p.blob_store import BlobStore
 
 
-def put(store, blob, *, tag, own=False):
+def put(store: BlobStore, blob: bytes, *, tag: int, own: bool = False) -> tuple[bytes, bool]:
     name = hashlib.sha256(blob).digest()
     return name, store.put(name, blob, tag=tag, own=own)
 
 
-def test_keeps_until_the_tag_expires():
+def test_keeps_until_the_tag_expires() -> None:
     store = BlobStore()
     name, kept = put(store, b"blob", tag=3)
     assert kept
@@ -20,7 +20,7 @@ def test_keeps_until_the_tag_expires():
     assert put(store, b"blob", tag=3)[1] is False
 
 
-def test_a_blob_put_again_or_touched_keeps_the_higher_tag():
+def test_a_blob_put_again_or_touched_keeps_the_higher_tag() -> None:
     store = BlobStore()
     name, _ = put(store, b"blob", tag=3)
     put(store, b"blob", tag=1)
@@ -31,7 +31,7 @@ def test_a_blob_put_again_or_touched_keeps_the_higher_tag():
     assert store.total_bytes == 4
 
 
-def test_makes_room_fetched_first_then_by_tag_then_by_age():
+def test_makes_room_fetched_first_then_by_tag_then_by_age() -> None:
     store = BlobStore(max_blobs=3)
     own, _ = put(store, b"own", tag=0, own=True)
     first, _ = put(store, b"first", tag=5)
@@ -42,7 +42,7 @@ def test_makes_room_fetched_first_then_by_tag_then_by_age():
     assert put(store, b"low", tag=1)[1] is False
 
 
-def test_bytes_are_bounded():
+def test_bytes_are_bounded() -> None:
     store = BlobStore(max_bytes=10)
     assert put(store, b"x" * 11, tag=1)[1] is False
     put(store, b"x" * 6, tag=1)

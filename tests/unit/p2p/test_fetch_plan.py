@@ -4,13 +4,13 @@ A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 ALL = (A, B, C)
 
 
-def test_sources_come_first_in_their_order_then_members():
+def test_sources_come_first_in_their_order_then_members() -> None:
     plan = FetchPlan([C, B])
     asked = [plan.begin(members=ALL, reachable=ALL) for _ in range(4)]
     assert asked == [C, B, A, None]
 
 
-def test_who_is_no_member_or_not_reachable_is_not_asked():
+def test_who_is_no_member_or_not_reachable_is_not_asked() -> None:
     plan = FetchPlan([C, B])
     assert plan.begin(members=(A, B), reachable=(A, C)) == A
     assert plan.begin(members=(A, B), reachable=(A, C)) is None
@@ -20,7 +20,7 @@ def test_who_is_no_member_or_not_reachable_is_not_asked():
     assert plan.begin(members=(A, B), reachable=(A, B)) == B
 
 
-def test_everybody_saying_no_is_not_found_and_a_false_answer_is_rejected():
+def test_everybody_saying_no_is_not_found_and_a_false_answer_is_rejected() -> None:
     for answer, expected in (
         (Answer.ABSENT, Outcome.NOT_FOUND),
         (Answer.FALSE, Outcome.REJECTED),
@@ -34,7 +34,7 @@ def test_everybody_saying_no_is_not_found_and_a_false_answer_is_rejected():
         assert plan.outcome((A, B)) is expected
 
 
-def test_a_lost_peer_is_asked_again_a_few_times():
+def test_a_lost_peer_is_asked_again_a_few_times() -> None:
     plan = FetchPlan([A])
     for _ in range(MAX_LOST):
         assert plan.begin(members=(A,), reachable=(A,)) == A
@@ -43,14 +43,14 @@ def test_a_lost_peer_is_asked_again_a_few_times():
     assert plan.outcome((A,)) is Outcome.NOT_FOUND
 
 
-def test_added_sources_are_asked_before_other_members():
+def test_added_sources_are_asked_before_other_members() -> None:
     plan = FetchPlan([A])
     plan.begin(members=ALL, reachable=ALL)
     plan.add([C])
     assert plan.begin(members=ALL, reachable=ALL) == C
 
 
-def test_who_is_doubted_is_asked_after_all_others_and_still_asked():
+def test_who_is_doubted_is_asked_after_all_others_and_still_asked() -> None:
     plan = FetchPlan([C, B])
     asked = [plan.begin(members=ALL, reachable=ALL, doubted={C}) for _ in range(4)]
     assert asked == [B, A, C, None]

@@ -3,12 +3,14 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psyche_core.errors import WireError
+from psyche_core.interfaces.transport import Opened
 from psyche_core.p2p.message_log import PREFIX_BYTES, LogLimits, MessageLog, Verdict
 
 ALICE, BOB = b"a" * 32, b"b" * 32
 
 
-def test_a_message_is_read_once_however_often_it_comes():
+def test_a_message_is_read_once_however_often_it_comes() -> None:
     log = MessageLog()
     assert log.add_from(ALICE, b"one", tag=1, relayed=False) == (Verdict.NEW, hashlib.sha256(b"one").digest())
     assert log.add_from(BOB, b"one", tag=9, relayed=True)[0] is Verdict.KNOWN
@@ -20,7 +22,7 @@ def test_a_message_is_read_once_however_often_it_comes():
     assert log.add_from(BOB, b"one", tag=9, relayed=True)[0] is Verdict.KNOWN
 
 
-def test_our_own_message_is_not_read_and_not_added_twice():
+def test_our_own_message_is_not_read_and_not_added_twice() -> None:
     log = MessageLog()
     assert log.add_own(b"mine", tag=1) is not None
     assert log.add_own(b"mine", tag=1) is None
@@ -28,7 +30,7 @@ def test_our_own_message_is_not_read_and_not_added_twice():
     assert not log.has_unread
 
 
-def test_expired_messages_are_dropped_and_refused():
+def test_expired_messages_are_dropped_and_refused() -> None:
     log = MessageLog()
     log.add_from(ALICE, b"old", tag=4, relayed=False)
     log.add_from(ALICE, b"new", tag=5, relayed=False)
@@ -40,7 +42,7 @@ def test_expired_messages_are_dropped_and_refused():
     assert log.add_from(ALICE, b"older", tag=4, relayed=False)[0] is Verdict.EXPIRED
 
 
-def test_a_message_that_expired_unread_may_come_again():
+def test_a_message_that_expired_unread_may_come_again() -> None:
     log = MessageLog(limits=LogLimits(tag_ahead=1))
     log.expire(0)
     log.add_from(ALICE, b"early", tag=100, relayed=False)  # tag lowered to 1: our view is behind
@@ -49,7 +51,7 @@ def test_a_message_that_expired_unread_may_come_again():
     assert log.add_from(ALICE, b"early", tag=100, relayed=False)[0] is Verdict.NEW
 
 
-def test_tags_far_ahead_are_lowered_also_those_that_came_before_ours():
+def test_tags_far_ahead_are_lowered_also_those_that_came_before_ours() -> None:
     log = MessageLog(limits=LogLimits(tag_ahead=10))
     log.add_from(ALICE, b"before", tag=2**60, relayed=False)
     log.add_own(b"mine", tag=100)
@@ -59,7 +61,7 @@ def test_tags_far_ahead_are_lowered_also_those_that_came_before_ours():
     assert len(log) == 0
 
 
-def test_own_share_is_an_offence_and_relayed_share_is_not():
+def test_own_share_is_an_offence_and_relayed_share_is_not() -> None:
     log = MessageLog(limits=LogLimits(own_messages=2, relayed_messages=3, own_bytes=100, relayed_bytes=100))
     own = [log.add_from(ALICE, bytes([n]), tag=1, relayed=False)[0] for n in range(3)]
     relayed = [log.add_from(ALICE, bytes([n]), tag=1, relayed=True)[0] for n in range(10, 14)]
@@ -70,13 +72,13 @@ def test_own_share_is_an_offence_and_relayed_share_is_not():
     assert log.add_from(ALICE, b"room again", tag=2, relayed=False)[0] is Verdict.NEW
 
 
-def test_shares_count_bytes():
+def test_shares_count_bytes() -> None:
     log = MessageLog(limits=LogLimits(own_bytes=10))
     assert log.add_from(ALICE, b"x" * 10, tag=1, relayed=False)[0] is Verdict.NEW
     assert log.add_from(ALICE, b"y", tag=1, relayed=False)[0] is Verdict.OFFENCE
 
 
-def test_memory_of_past_ids_is_bounded():
+def test_memory_of_past_ids_is_bounded() -> None:
     log = MessageLog(limits=LogLimits(remembered=2))
     for n in range(3):
         log.add_from(ALICE, bytes([n]), tag=n, relayed=False)
@@ -91,13 +93,15 @@ def test_memory_of_past_ids_is_bounded():
     right=st.lists(st.tuples(st.binary(min_size=1, max_size=4), st.integers(0, 50)), max_size=20),
     before=st.integers(0, 50),
 )
-def test_two_logs_that_exchange_what_the_other_lacks_agree(left, right, before):
+def test_two_logs_that_exchange_what_the_other_lacks_agree(
+    left: list[tuple[bytes, int]], right: list[tuple[bytes, int]], before: int
+) -> None:
     logs = MessageLog(), MessageLog()
     for log, messages in zip(logs, (left, right), strict=True):
         log.expire(0)
         for message, tag in messages:
             log.add_own(message, tag=tag)
-    tags = {}
+    tags: dict[bytes, set[int]] = {}
     for message, tag in (*left, *right):
         tags.setdefault(message, set()).add(tag)
     one, two = logs
@@ -112,7 +116,7 @@ def test_two_logs_that_exchange_what_the_other_lacks_agree(left, right, before):
     assert all(len(prefix) == PREFIX_BYTES for prefix in one.prefixes(3))
 
 
-def test_what_came_is_given_once_to_be_told_to_others_and_is_bounded_where_nobody_asks():
+def test_what_came_is_given_once_to_be_told_to_others_and_is_bounded_where_nobody_asks() -> None:
     log = MessageLog(limits=LogLimits(own_messages=20_000, own_bytes=2**30))
     for n in range(10_000):
         log.add_from(ALICE, n.to_bytes(4, "big"), tag=1, relayed=False)
@@ -122,7 +126,7 @@ def test_what_came_is_given_once_to_be_told_to_others_and_is_bounded_where_nobod
     assert log.take_received() == []
 
 
-def test_what_expired_before_it_was_told_is_not_told():
+def test_what_expired_before_it_was_told_is_not_told() -> None:
     log = MessageLog()
     log.add_from(ALICE, b"old", tag=1, relayed=False)
     log.add_from(ALICE, b"new", tag=2, relayed=False)
@@ -130,7 +134,7 @@ def test_what_expired_before_it_was_told_is_not_told():
     assert [entry.message for entry in log.take_received()] == [b"new"]
 
 
-def test_messages_are_found_by_their_short_ids_while_they_live():
+def test_messages_are_found_by_their_short_ids_while_they_live() -> None:
     log = MessageLog()
     _, message_id = log.add_from(ALICE, b"one", tag=1, relayed=False)
     entry = log.find(message_id[:PREFIX_BYTES])
@@ -138,3 +142,156 @@ def test_messages_are_found_by_their_short_ids_while_they_live():
     assert entry.message == b"one"
     log.expire(2)
     assert log.find(message_id[:PREFIX_BYTES]) is None
+
+
+# ------------------------------------------------------------------------------------------------------ with a check
+
+US, CAROL, STRANGER = b"u" * 32, b"c" * 32, b"s" * 32
+
+
+def signed(author: bytes, text: bytes) -> bytes:
+    return author + b"signed " + text
+
+
+def checked(*members: bytes, **limits: int) -> MessageLog:
+    def check(message: bytes) -> Opened:
+        if message[32:39] != b"signed ":
+            error = "nobody signed it"
+            raise WireError(error)
+
+        return Opened(message[:32], message[39:])
+
+    log = MessageLog(own=US, limits=LogLimits(**limits))
+    log.check_with(check)
+    log.set_members(members)
+    return log
+
+
+def passed(log: MessageLog) -> list[bytes]:
+    return [entry.message for entry in log.lacking(())]
+
+
+def test_what_is_read_was_opened_by_the_check() -> None:
+    log = checked(ALICE)
+    log.add_from(ALICE, signed(ALICE, b"hello"), tag=1, relayed=False)
+    entry = log.read()
+    assert entry is not None
+    assert entry.opened == Opened(ALICE, b"hello")
+
+
+def test_false_messages_are_kept_by_nobody_and_several_are_an_offence_whoever_else_is_right() -> None:
+    log = checked(ALICE, BOB, false_messages=2)
+    assert log.add_from(ALICE, b"junk", tag=1, relayed=True)[0] is Verdict.FALSE
+    assert log.add_from(BOB, b"junk", tag=1, relayed=True)[0] is Verdict.FALSE
+    assert log.add_from(ALICE, signed(BOB, b"mine, says Alice"), tag=1, relayed=False)[0] is Verdict.OFFENCE
+    assert log.offence == "it handed over 2 false messages; the last: another signed what it said to be its own"
+    assert len(log) == 0
+    assert log.prefixes(9) == []
+    assert not log.has_unread
+    assert log.take_received() == []
+
+
+def test_a_peer_whose_share_is_full_costs_no_check() -> None:
+    log = checked(ALICE, relayed_messages=1, own_messages=1)
+    log.add_from(ALICE, signed(ALICE, b"own"), tag=1, relayed=False)
+    assert log.add_from(ALICE, b"junk", tag=1, relayed=False)[0] is Verdict.OFFENCE
+    assert "share" in log.offence
+    assert log.add_from(BOB, signed(ALICE, b"passed on"), tag=1, relayed=True)[0] is Verdict.NEW
+    assert log.add_from(BOB, b"junk", tag=1, relayed=True)[0] is Verdict.IGNORED
+
+
+def test_who_says_its_own_messages_to_be_of_others_uses_up_its_own_share() -> None:
+    log = checked(ALICE, own_messages=2)
+    verdicts = [log.add_from(ALICE, signed(ALICE, b"%d" % n), tag=1, relayed=True)[0] for n in range(3)]
+    assert verdicts == [Verdict.NEW, Verdict.NEW, Verdict.OFFENCE]
+
+
+def test_messages_of_unknown_keys_wait_to_be_passed_on_and_little_of_them_is_kept() -> None:
+    log = checked(ALICE, BOB, unknown_messages=2)
+    empty = log.digest()
+    first, second, third = (signed(STRANGER, b"%d" % n) for n in range(3))
+    verdicts = [log.add_from(ALICE, message, tag=1, relayed=True)[0] for message in (first, second, third)]
+    assert verdicts == [Verdict.NEW, Verdict.NEW, Verdict.IGNORED]
+    assert log.add_from(ALICE, b"junk", tag=1, relayed=True)[0] is Verdict.IGNORED, "not even checked"
+    assert log.add_from(BOB, third, tag=1, relayed=True)[0] is Verdict.NEW
+    assert passed(log) == []
+    assert log.take_received() == []
+    assert log.digest() == empty
+    assert len(log.prefixes(9)) == 3, "what we hold need not be given to us"
+    log.set_members((ALICE, BOB, STRANGER))
+    assert sorted(passed(log)) == [first, second, third]
+    assert sorted(entry.message for entry in log.take_received()) == [first, second, third]
+    assert log.digest() != empty
+    assert log.add_from(ALICE, signed(CAROL, b"room again"), tag=1, relayed=True)[0] is Verdict.NEW
+
+
+def test_who_has_left_counts_as_a_member_until_its_time_has_expired() -> None:
+    log = checked(ALICE, BOB)
+    log.add_own(signed(US, b"now"), tag=5)
+    log.add_from(ALICE, signed(BOB, b"before"), tag=5, relayed=True)
+    log.set_members((ALICE,))
+    log.add_from(ALICE, signed(BOB, b"testament"), tag=5, relayed=True)
+    assert len(passed(log)) == 3
+    log.expire(6)
+    log.add_from(ALICE, signed(BOB, b"long gone"), tag=6, relayed=True)
+    assert passed(log) == []
+
+
+def test_our_own_messages_that_come_back_after_a_restart_are_passed_on() -> None:
+    log = checked(ALICE)
+    log.add_from(ALICE, signed(US, b"before the crash"), tag=1, relayed=True)
+    assert len(passed(log)) == 1
+
+
+def test_an_author_is_passed_on_up_to_its_share_whoever_hands_it_over() -> None:
+    """What is over it is read all the same."""
+    log = checked(ALICE, BOB, CAROL, passed_messages=3)
+    for n in range(4):
+        assert log.add_from(ALICE, signed(ALICE, b"direct %d" % n), tag=n, relayed=False)[0] is Verdict.NEW
+    assert log.add_from(BOB, signed(ALICE, b"by Bob"), tag=5, relayed=True)[0] is Verdict.NEW
+    assert log.add_from(BOB, signed(CAROL, b"of another"), tag=5, relayed=True)[0] is Verdict.NEW
+    assert passed(log) == [*(signed(ALICE, b"direct %d" % n) for n in range(3)), signed(CAROL, b"of another")]
+    read = []
+    while (entry := log.read()) is not None:
+        read.append(entry.message)
+    assert len(read) == 6
+    log.expire(1)
+    assert signed(ALICE, b"direct 3") in passed(log), "there is room again"
+
+
+def test_who_gives_each_of_us_other_messages_without_end_does_not_keep_us_comparing() -> None:
+    logs = [checked(ALICE, BOB, CAROL, passed_messages=3) for _ in range(2)]
+    for index, log in enumerate(logs):
+        log.add_from(CAROL, signed(CAROL, b"for all"), tag=1, relayed=False)
+        for n in range(5):
+            log.add_from(ALICE, signed(ALICE, b"%d for %d" % (n, index)), tag=1, relayed=False)
+    assert logs[0].digest() == logs[1].digest()
+    logs[0].add_from(CAROL, signed(CAROL, b"another"), tag=1, relayed=False)
+    assert logs[0].digest() != logs[1].digest()
+
+
+def test_each_member_that_says_to_have_a_message_is_asked_once_and_only_a_few_are() -> None:
+    log = MessageLog()
+    assert [log.wants(b"x" * 16, ALICE) for _ in range(4)] == [True, False, False, False]
+    assert [log.wants(b"x" * 16, peer) for peer in (BOB, CAROL, STRANGER)] == [True, True, False]
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from([ALICE, BOB]), st.sampled_from([ALICE, BOB, CAROL, STRANGER]), st.integers(0, 9), st.booleans()
+        ),
+        max_size=40,
+    ),
+    before=st.integers(0, 10),
+)
+def test_the_shares_are_free_again_when_all_has_expired(steps: list[tuple[bytes, bytes, int, bool]], before: int) -> None:
+    log = checked(ALICE, BOB, passed_messages=4, unknown_messages=4, false_messages=1000)
+    for n, (via, author, tag, relayed) in enumerate(steps):
+        log.add_from(via, signed(author, b"%d" % n), tag=tag, relayed=relayed)
+        if n == 20:
+            log.set_members((ALICE, CAROL))
+    log.expire(before)
+    log.expire(10**6)
+    assert len(log) == 0
+    assert not any((log._passed, log._unknown, log._messages, log._bytes, log._by_prefix))

@@ -100,7 +100,7 @@ class Bench:
         return {"optimizer": self.optimizer, "transport": self.transport, "backend": self.backend}
 
     def registrations(self, _: object, __: object) -> Mapping[str, Any]:
-        about = {"name": "own", "summary": "a test's own"}
+        about: dict[str, Any] = {"name": "own", "summary": "a test's own"}
         optimizer = OptimizerRegistration(**about, settings=AdamWSettings, create=lambda context: self.optimizer(context.model))
         transport = TransportRegistration(**about, create=self.transport)
         backend = BackendRegistration(**about, create=self.backend, needs_address=False)

@@ -118,6 +118,9 @@ async def test_a_mounted_coordinator_tells_a_whole_run() -> None:
             assert rest == told[4:]
             another = messages((await get(app, "/run/events", headers={"Last-Event-ID": "00-4"}))[1])
             assert another == told
+            start = after.partition("-")[0]
+            endless = messages((await get(app, "/run/events", headers={"Last-Event-ID": f"{start}-{'1' * 5_000}"}))[1])
+            assert endless == told, "Python reads no number of so many digits"
 
 
 async def test_alone_it_runs_its_own_lifespan_and_each_start_is_another_coordinator() -> None:

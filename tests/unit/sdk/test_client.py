@@ -103,6 +103,7 @@ async def test_a_client_that_pauses_leaves_and_comes_back_with_the_same_key() ->
         while not any(isinstance(event, psyche.events.Ended) for event in told):
             await anyio.sleep(0.01)
         away = len(told)
+        assert told[-1] == psyche.events.Ended("left the run as asked", success=True), "as docs/reference/sdk.md says"
         other.resume()
         await steady.wait()
         await other.wait()
@@ -184,3 +185,34 @@ async def test_a_client_that_cannot_connect_yet_can_be_stopped() -> None:
             client.stop()
             ended = await client.wait()
     assert ended.reason == "left before the run was joined"
+
+
+async def test_a_finished_run_entered_again_says_so_at_once(tmp_path: Path) -> None:
+    """It was waited for, and ended with an error about a connection after minutes."""
+    run = make_run(steps=2, clients=1)
+    network = MemoryNetwork()
+
+    async def part(told: list[psyche.events.Event]) -> psyche.events.Ended:
+        async with (
+            psyche.Coordinator(run, backend="tcp", state_dir=tmp_path) as coordinator,
+            psyche.Client(
+                coordinator.address,
+                model=make_net(),
+                data=DATA,
+                transport=lambda context: MemoryTransport(network, context.key.public),
+                callbacks=[told.append],
+            ) as client,
+        ):
+            return await client.wait()
+
+    await part([])
+    told: list[psyche.events.Event] = []
+    with anyio.fail_after(20):
+        ended = await part(told)
+    assert ended == psyche.events.Ended("the run finished after 2 steps", success=True)
+    [problem, last] = told
+    assert isinstance(problem, psyche.events.Problem)
+    assert problem.message.startswith(
+        "the run finished after 2 steps, before this client took part; its model is as it was given"
+    )
+    assert last == ended

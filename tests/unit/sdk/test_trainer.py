@@ -62,6 +62,11 @@ def make_trainer(folder: Path, *, cls: type[Trainer] = Trainer, told: Told | Non
     return cls(args=args, callbacks=[] if told is None else [told], **given)
 
 
+def model_of(trainer: transformers.Trainer) -> torch.nn.Module:
+    assert trainer.model is not None
+    return trainer.model
+
+
 async def test_two_trainers_train_one_model_and_their_callbacks_are_told(tmp_path: Path) -> None:
     told = [Told(), Told()]
     trainers = [make_trainer(tmp_path, told=each) for each in told]
@@ -69,7 +74,7 @@ async def test_two_trainers_train_one_model_and_their_callbacks_are_told(tmp_pat
         for trainer in trainers:
             group.start_soon(psyche.train_with_async, trainer, coordinator.address)
 
-    one, other = (dict(trainer.model.named_parameters()) for trainer in trainers)
+    one, other = (dict(model_of(trainer).named_parameters()) for trainer in trainers)
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert not torch.equal(one["lm_head.weight"], dict(make_llama().named_parameters())["lm_head.weight"])
     for each, trainer in zip(told, trainers, strict=True):
@@ -102,7 +107,7 @@ async def test_the_collator_s_labels_are_what_is_trained_and_short_items_are_pad
     plain = make_llama()
     await psyche.train_async(make_run(steps=4, clients=1), model=plain, data=DATA, device="cpu", micro_batch_size=3)
 
-    theirs = trainer.model.state_dict()
+    theirs = model_of(trainer).state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in model.state_dict().items())
     assert not all(torch.equal(value, theirs[name]) for name, value in plain.state_dict().items())
 

@@ -28,6 +28,14 @@ PLACE = "127.0.0.1:20000"
         ({"transport": 1}, "transport= takes a plugin's name, .*; got a int"),
         ({"backend": object()}, "backend= takes a plugin's name, .*; got a object"),
         ({"callbacks": ["print"]}, "callbacks= takes functions of one event, got a str"),
+        ({"callbacks": print}, r"callbacks= takes a list of functions, got a function alone; write callbacks=\[print\]"),
+        ({"callbacks": None}, "callbacks= takes a list of functions, got None"),
+        ({"checkpoint_dir": 3}, "checkpoint_dir= takes a path, got a int"),
+        ({"base": 3}, "base= takes a path, got a int"),
+        ({"key": 3}, "key= takes a SecretKey or the path of a file with one, got a int"),
+        ({"options": [3]}, "options= takes a mapping of further settings by name, got a list"),
+        ({"reconnect_seconds": 5}, r"Client has no argument reconnect_seconds=; write options=\{'reconnect_seconds': …\}"),
+        ({"mode": 5}, r"Client has no argument mode=; did you mean model\?"),
     ],
 )
 def test_wrong_objects_are_type_errors_of_one_sentence(given: dict[str, Any], sentence: str) -> None:
@@ -117,3 +125,71 @@ async def test_a_coordinator_inside_the_process_keeps_no_state(tmp_path: Path) -
 def test_a_step_to_stop_after_is_a_step() -> None:
     with pytest.raises(ValueError, match="after_step must be at least 1, the first step, got 0"):
         psyche.Client(PLACE, run_id="tiny", model=make_net()).stop(after_step=0)
+
+
+@pytest.mark.parametrize("missing", ["model", "data"])
+def test_a_run_in_code_says_which_object_is_missing(missing: str) -> None:
+    given: dict[str, Any] = {"model": make_net(), "data": DATA, missing: None}
+    with pytest.raises(psyche.errors.UserError, match=f"^this run names no {missing}, .*; give {missing}=…$"):
+        psyche.train(make_run(clients=1), device="cpu", **given)
+
+
+@pytest.mark.parametrize("address", [None, ""])
+def test_no_address_at_all(address: str | None) -> None:
+    with pytest.raises(
+        psyche.errors.ConfigError, match=r"^address= is needed: Coordinator.address, or a text such as 'host:port#KEY'"
+    ):
+        psyche.Client(address)
+
+
+def test_a_file_in_the_place_of_a_folder_is_named_by_its_argument(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    sentence = "'.*file' is a file; give a folder, which is made when there is none$"
+    with pytest.raises(psyche.errors.ConfigError, match=f"^checkpoint_dir={sentence}"):
+        psyche.Client(PLACE, run_id="tiny", checkpoint_dir=tmp_path / "file")
+    with pytest.raises(psyche.errors.ConfigError, match=f"^state_dir={sentence}"):
+        psyche.Coordinator(make_run(), backend="tcp", state_dir=tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "sentence"),
+    [
+        ({"backend": "tcp", "port": "20000"}, TypeError, r"port= takes a whole number, got '20000' \(str\)"),
+        ({"backend": "tcp", "port": True}, TypeError, r"port= takes a whole number, got True \(bool\)"),
+        ({"backend": "tcp", "port": 99999}, psyche.errors.ConfigError, r"port=99999: a port is 0 \(any free one\) to 65535"),
+        ({"backend": "tcp", "port": -1}, psyche.errors.ConfigError, r"port=-1: a port is 0 .*"),
+        ({"backend": "tcp", "host": 3}, TypeError, "host= takes a text such as '127.0.0.1', got a int"),
+        ({"backend": 3}, TypeError, "backend= takes a text such as 'tcp', got a int"),
+        ({"state_dir": 3}, TypeError, "state_dir= takes a path, got a int"),
+        (
+            {"port": 20000},
+            psyche.errors.ConfigError,
+            "a coordinator inside one process has no port, got 20000; host it with backend='tcp'.*",
+        ),
+        ({"host": "::"}, psyche.errors.ConfigError, "a coordinator inside one process has no host, got '::'; host it with .*"),
+    ],
+)
+def test_a_coordinator_s_wrong_arguments(given: dict[str, Any], error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=f"^{sentence}$"):
+        psyche.Coordinator(make_run(), **given)
+
+
+def test_a_run_s_wrong_arguments() -> None:
+    with pytest.raises(TypeError, match=r"^config= takes a mapping of keys of a run file's \[config\], got a list$"):
+        make_run(config=[1])
+    with pytest.raises(TypeError, match=r"^base= takes a path, got a int$"):
+        make_run(base=3)
+    with pytest.raises(TypeError, match=r"^load_run takes the path of a run file, got a int$"):
+        psyche.load_run(3)  # type: ignore[arg-type]
+
+
+async def test_a_state_folder_has_one_coordinator_at_a_time(tmp_path: Path) -> None:
+    run = make_run()
+    async with psyche.Coordinator(run, backend="tcp", state_dir=tmp_path):
+        with pytest.raises(
+            psyche.errors.ConfigError, match=f"^another server keeps its state in {tmp_path}; .* another state_dir$"
+        ):
+            async with psyche.Coordinator(run, backend="tcp", state_dir=tmp_path):
+                pass
+    async with psyche.Coordinator(run, backend="tcp", state_dir=tmp_path):
+        pass

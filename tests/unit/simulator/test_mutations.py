@@ -8,14 +8,15 @@ invariants that may catch it. `test_the_unbroken_code_passes_the_same_seeds` run
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
-from psyche_core.client.machine import coordinator_updates, digests, machine, results, resync
+from psyche_core.client.machine import coordinator_updates, digests, machine, peer_messages, results, resync
 from psyche_core.client.machine import events as ev
-from psyche_core.client.machine.buffers import PayloadBuffer
+from psyche_core.client.machine.buffers import MAX_EARLY_SENDERS, EarlyMessages, PayloadBuffer
 from psyche_core.client.machine.digests import DigestBook
 from psyche_core.client.machine.epoch import EpochNotes
 from psyche_core.client.machine.round import RoundRecord
@@ -24,17 +25,19 @@ from psyche_core.coordinator import (
     checkpoints,
     epochs,
     equivocation,
+    exits,
     history,
     members,
     missed_duties,
+    requeue,
     rounds,
     statements,
     transitions,
     warmup,
 )
 from psyche_core.coordinator import witness as votes
-from psyche_core.coordinator.commands import ClientsExited
-from psyche_core.coordinator.state import EndReason
+from psyche_core.coordinator.commands import ClientsExited, Event, Join
+from psyche_core.coordinator.state import CoordinatorState, EndReason, EpochEnd, Round
 from psyche_core.errors import CoordinatorError
 from psyche_core.simulator import disk, keys, lies, network
 from psyche_core.simulator.compare import too_slow
@@ -42,6 +45,9 @@ from psyche_core.simulator.disk import Disk
 from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.generate import generate, lone_liar
 from psyche_core.simulator.world import run_script
+from psyche_core.types import ClientState
+from psyche_core.wire import messages
+from psyche_core.wire.messages import Message, Result
 
 SEEDS = 40
 LAGGING = ("all-die", "delay", "drop", "withhold", "pause", "slow", "failing-work", "reorder")
@@ -50,12 +56,13 @@ SOAK = "SOAK_TIMES" in os.environ
 LONE_SEEDS = 2
 
 Patch = pytest.MonkeyPatch
+Transition = tuple[CoordinatorState, tuple[Event, ...]]
 
 
 def no_drain_round(patch: Patch) -> None:
     """F1: the epoch ends without a drain round, as the reference's."""
 
-    def finish(state, now, *, seed):
+    def finish(state: CoordinatorState, now: int, *, seed: int) -> Transition:
         after, events = rounds_finish(state, now, seed=seed)
         if after.current_round is not None and after.current_round.drain and after.current_round is not state.current_round:
             trimmed = replace(after, epoch=replace(after.epoch, rounds=after.epoch.rounds[:-1]))
@@ -70,8 +77,8 @@ def no_drain_round(patch: Patch) -> None:
 def step_advances_on_cut_rounds(patch: Patch) -> None:
     """F2: a round nobody attested to counts as trained."""
 
-    def start_cooldown(state, now, *, reason, events):
-        if reason == rounds.ABANDONED and not state.current_round.drain:
+    def start_cooldown(state: CoordinatorState, now: int, *, reason: str, events: tuple[Event, ...]) -> Transition:
+        if reason == rounds.ABANDONED and state.current_round is not None and not state.current_round.drain:
             state = replace(state, progress=replace(state.progress, step=state.progress.step + 1))
         return original(state, now, reason=reason, events=events)
 
@@ -82,7 +89,7 @@ def step_advances_on_cut_rounds(patch: Patch) -> None:
 def last_step_is_not_trained(patch: Patch) -> None:
     """F3: the run stops one step short, as the reference does."""
 
-    def end_reason(state, finished, now):
+    def end_reason(state: CoordinatorState, finished: Round, now: int) -> EndReason | None:
         at_end = state.progress.step >= state.config.total_steps
         return EndReason.TotalSteps if at_end else original(state, finished, now)
 
@@ -94,7 +101,7 @@ def last_step_is_not_trained(patch: Patch) -> None:
 def slots_move(patch: Patch) -> None:
     """F4: who leaves is taken out of the list, and those behind move up."""
 
-    def exited(state, slots, to, now):
+    def exited(state: CoordinatorState, slots: Iterable[int], to: ClientState, now: int) -> Transition:
         leaving = tuple(sorted(set(slots) & set(state.healthy_slots)))
         if not leaving:
             return state, ()
@@ -116,7 +123,7 @@ def quorum_of_one(patch: Patch) -> None:
 def participants_are_ignored(patch: Patch) -> None:
     """F6: a client applies whatever was announced, not what the witnesses accepted."""
 
-    def settle(record, decided, state):
+    def settle(record: RoundRecord, decided: Any, state: CoordinatorState) -> None:
         original(record, decided, state)
         record.accepted = frozenset(record.verified) & frozenset(record.shares)
 
@@ -127,7 +134,7 @@ def participants_are_ignored(patch: Patch) -> None:
 def the_first_result_wins(patch: Patch) -> None:
     """F7: of several results of one share, whichever came first is applied."""
 
-    def judged(record, slot):
+    def judged(record: RoundRecord, slot: int) -> Any:
         known = record.candidates.get(slot, {})
         return next(iter(known.values())) if known and record.settled_by is not None else None
 
@@ -148,8 +155,9 @@ def anybody_moves_the_checkpoint(patch: Patch) -> None:
 def the_unhealthy_are_not_swept(patch: Patch) -> None:
     """F10: rounds are dealt to everybody of the epoch, gone or not."""
 
-    def start_round(state, now, *, seed, drain=False):
+    def start_round(state: CoordinatorState, now: int, *, seed: int, drain: bool = False) -> Transition:
         state, events = original(state, now, seed=seed, drain=drain)
+        assert state.current_round is not None
         everybody = replace(state.current_round, slots=tuple(range(len(state.epoch.clients))))
         return replace(state, epoch=replace(state.epoch, rounds=(*state.epoch.rounds[:-1], everybody))), events
 
@@ -161,9 +169,9 @@ def the_unhealthy_are_not_swept(patch: Patch) -> None:
 def late_payloads_are_skipped(patch: Patch) -> None:
     """F11: a client applies what it holds and waits for nothing."""
 
-    def apply(me, notes, record):
+    def apply(me: Any, notes: EpochNotes, record: RoundRecord) -> None:
         results = [record.judged(slot) for slot in sorted(record.accepted)]
-        held = [result for result in results if result not in (None, "void") and result.payload_hash in notes.payloads.valid]
+        held = [each for each in results if isinstance(each, Result) and each.payload_hash in notes.payloads.valid]
         hashes, commitments = (tuple(getattr(result, name) for result in held) for name in ("payload_hash", "commitment"))
         own = notes.slot in record.accepted
         me.start(ev.Apply(record.height, record.round.step, hashes, own, epoch=notes.number, commitments=commitments))
@@ -178,7 +186,7 @@ def nothing_is_requeued(patch: Patch) -> None:
 
 def requeued_samples_are_dealt_twice(patch: Patch) -> None:
     """F14: what is taken from the queue stays in it."""
-    original = rounds.taken
+    original = requeue.taken
     patch.setattr(rounds, "taken", lambda queue, samples: (original(queue, samples)[0], queue))
 
 
@@ -195,7 +203,7 @@ def a_restarted_client_trains_its_share_again(patch: Patch) -> None:
     class Forgetful(EpochNotes):
         __slots__ = ()
 
-        def __post_init__(self):
+        def __post_init__(self) -> None:
             self.opened_at = -1
             EpochNotes.__post_init__(self)
 
@@ -205,16 +213,16 @@ def a_restarted_client_trains_its_share_again(patch: Patch) -> None:
 def anybody_joins_with_any_key(patch: Patch) -> None:
     """A join's proof is not looked at, nor whether another member has the transport key."""
 
-    def join(state, command, now):
+    def join(state: CoordinatorState, command: Join, now: int) -> Transition:
         try:
             return original(state, command, now)
         except CoordinatorError as error:
             if error.name not in ("InvalidProof", "TransportKeyTaken"):
                 raise
         others = tuple(member for member in state.pending if member.signer != command.sender.signer)
-        return members.with_pending(state, (*others, command.sender), now), ()
+        return exits.with_pending(state, (*others, command.sender), now), ()
 
-    original = transitions.join
+    original = members.join
     patch.setattr(transitions, "join", join)
 
 
@@ -226,10 +234,10 @@ def runs_of_one_name_are_one_run(patch: Patch) -> None:
 def commitments_do_not_name_the_round(patch: Patch) -> None:
     """The round's seed is in no commitment: what was signed in a forgotten round is proof in the one that took its place."""
 
-    def commitment_hash(run, *, seed, **fields):
+    def commitment_hash(run: bytes, *, seed: int, **fields: Any) -> bytes:
         return original(run, seed=0, **fields)
 
-    original = results.commitment_hash
+    original = messages.commitment_hash
     for room in (results, equivocation, keys):
         patch.setattr(room, "commitment_hash", commitment_hash)
 
@@ -264,7 +272,7 @@ def older_ends_are_said_as_they_are(patch: Patch) -> None:
 def the_run_goes_back_as_soon_as_one_lacks_the_model(patch: Patch) -> None:
     """F18: one member without the model is enough."""
 
-    def must_go_back(state):
+    def must_go_back(state: CoordinatorState) -> bool:
         return not state.from_checkpoint and bool(set(state.epoch.lacking) & set(state.healthy_slots))
 
     patch.setattr(warmup, "must_go_back", must_go_back)
@@ -273,7 +281,7 @@ def the_run_goes_back_as_soon_as_one_lacks_the_model(patch: Patch) -> None:
 def going_back_is_not_said(patch: Patch) -> None:
     """F18: the run goes back in the same generation, and no event tells."""
 
-    def went_back(state, target, *, from_checkpoint):
+    def went_back(state: CoordinatorState, target: EpochEnd, *, from_checkpoint: bool) -> Transition:
         after, _ = original(state, target, from_checkpoint=from_checkpoint)
         return replace(after, generation=state.generation), ()
 
@@ -296,6 +304,22 @@ def statements_sign_nothing(patch: Patch) -> None:
 def steps_in_between_keep_later_samples(patch: Patch) -> None:
     """F18: where the run goes back into an epoch's last rounds, what was accepted after that step is not assigned again."""
     patch.setattr(history, "accepted_slots", lambda *_: frozenset())
+
+
+def journals_end_with_their_checkpoint(patch: Patch) -> None:
+    """F18: a coordinator that goes back over an epoch's end finds only journals that begin later."""
+    patch.setattr(Disk, "look_back", lambda *_: None)
+
+
+def made_up_keys_fill_the_buffer(patch: Patch) -> None:
+    """Early messages are kept in order of arrival, whoever signed them and however far ahead they are."""
+
+    def hold(early: EarlyMessages, origin: bytes, message: Message, *, member: bool) -> None:
+        if origin in early._members or len(early._members) < MAX_EARLY_SENDERS:
+            early._members.setdefault(origin, []).append(message)
+
+    patch.setattr(EarlyMessages, "hold", hold)
+    patch.setattr(peer_messages, "MAX_EARLY_EPOCHS", 2**32)
 
 
 def equal_payloads_expire_with_the_first(patch: Patch) -> None:
@@ -343,6 +367,8 @@ MUTATIONS = (
     Mutation(the_run_goes_back_as_soon_as_one_lacks_the_model, ("false-digests", "all-die"),
              ("nothing-is-lost-that-a-member-holds", "nothing-is-lost-that-a-disk-holds")),
     Mutation(going_back_is_not_said, ("all-die",), ("training-never-goes-back-unsaid", "step-and-data-go-forward-only")),
+    Mutation(journals_end_with_their_checkpoint, ("older-state",), ("nothing-is-lost-that-a-disk-holds",)),
+    Mutation(made_up_keys_fill_the_buffer, ("flood",), ("memory-is-bounded",)),
     Mutation(journals_are_not_replayed, ("all-die",), ("nothing-is-lost-that-a-disk-holds",)),
     Mutation(statements_sign_nothing, LAGGING, ("nothing-is-lost-that-a-disk-holds",), first=1458),
     Mutation(steps_in_between_keep_later_samples, LAGGING, ("no-sample-skipped",), first=1458),

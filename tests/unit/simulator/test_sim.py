@@ -11,10 +11,12 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from psyche_core import simulator
+from psyche_core.cli import main
 from psyche_core.cli.sim import parse_faults, parse_seeds
 from psyche_core.client.machine import events as ev
 from psyche_core.coordinator import rounds
@@ -40,7 +42,7 @@ SLICE_RUNS = 120
 FIRST_SEED = 3_000_000
 
 
-def quiet(kind: str, **changes: object) -> Script:
+def quiet(kind: str, **changes: Any) -> Script:
     """A usual run with faults of one kind, long enough to strike."""
     nodes = {
         "partition": (0, 1), "asymmetric": (0, 1), "server-restart": (-1,), "older-state": (-1,), "owner-pause": (),
@@ -69,7 +71,7 @@ def test_a_signature_that_an_earlier_run_made_too_still_proves_something(monkeyp
     """It was forgotten as old when it had just been made: one run of some thousands failed, never when it ran alone."""
     monkeypatch.setattr("psyche_core.simulator.keys.REMEMBERED", 50)
     commitments = [bytes([number]) * 32 for number in range(51)]
-    halves = []
+    halves: list[SignedResult] = []
     for commitment in (*commitments[:50], commitments[0], commitments[50]):
         halves = [*halves, SignedResult(commitment, signed_by(3, commitment))][-2:]
 
@@ -364,6 +366,35 @@ def test_what_the_command_does_not_understand_it_says_in_one_line(arguments: tup
     assert done.returncode == 2
     assert done.stderr.startswith("Error: ")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--faults", "nope"), f"'nope' is no kind of fault; known: {', '.join(sorted(KINDS))}"),
+        (("--faults", "crush"), "'crush' is no kind of fault; did you mean crash?"),
+        (("--faults", "none,crash"), "--faults none,crash: none stands alone; leave it or the other kinds out"),
+        (("--faults", "crash,all"), "--faults crash,all: all stands alone; leave it or the other kinds out"),
+        (("--seeds=-1",), "--seeds: a seed is a whole number from 0, got -1"),
+        (("--seeds=-2:3",), "--seeds: a seed is a whole number from 0, got -2"),
+        (("--seeds", "5:2"), "--seeds 5:2 holds no seed: A:B begins with A and ends before B, so B must be larger than A"),
+        (("--seeds", "random:0"), "--seeds random:0: expected at least one seed"),
+        (("--script", "nope.json"), "cannot read the script nope.json: No such file or directory"),
+        (("--script", "state.toml"), "state.toml: a fault script is a JSON object: Expecting value: line 1 column 1 (char 0)"),
+    ],
+)
+def test_what_cannot_be_played_is_one_sentence(
+    arguments: tuple[str, ...],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "state.toml").write_text("run_id = 3")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["sim", *arguments])
+    assert capsys.readouterr().err == f"Error: {sentence}\n"
 
 
 def test_seeds_and_faults_are_read() -> None:

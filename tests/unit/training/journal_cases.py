@@ -112,11 +112,8 @@ def is_beginning(found: Recovered, written: list[StoredResult | AppliedRound]) -
         last = found.header.base_step + len(rounds)
         pending = tuple(each for each in written[:count] if isinstance(each, StoredResult) and each.step > last)
         if (found.rounds, found.pending) == (rounds, pending):
-            return all(
-                hashlib.sha256(found.payload(each)).digest() == each
-                for record in (*rounds, *pending)
-                for each in ((record.payload_hash,) if isinstance(record, StoredResult) else record.payload_hashes)
-            )
+            hashes = [each for record in rounds for each in record.payload_hashes] + [record.payload_hash for record in pending]
+            return all(hashlib.sha256(found.payload(each)).digest() == each for each in hashes)
     return False
 
 

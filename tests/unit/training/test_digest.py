@@ -5,7 +5,6 @@ import hashlib
 import pytest
 import torch
 
-from psyche_core.training import digest
 from psyche_core.training.digest import PIECE, full_digest
 
 
@@ -44,7 +43,7 @@ def test_every_change_is_seen(change: str) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 7])
 def test_the_number_of_threads_does_not_matter(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     before = full_digest(masters())
-    monkeypatch.setattr(digest.torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert full_digest(masters()) == before
 
 

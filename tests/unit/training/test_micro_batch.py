@@ -60,7 +60,8 @@ def tiny(tmp_path: Path) -> Callable[..., HfModel]:
 
 @pytest.mark.parametrize("call", ["gradients", "loss"])
 def test_a_share_is_worked_again_with_smaller_parts_when_memory_runs_out(call: str) -> None:
-    model, said = SmallDevice(room=3), []
+    model = SmallDevice(room=3)
+    said: list[str] = []
     sizes = MicroBatch(model, size=16, notice=said.append)
     expected = getattr(ToyModel(), call)(toy_samples(1, count=10), micro_batch_size=1)
     assert getattr(sizes, call)(toy_samples(1, count=10)) == expected
@@ -73,7 +74,8 @@ def test_a_share_is_worked_again_with_smaller_parts_when_memory_runs_out(call: s
 
 
 def test_the_smaller_size_is_remembered() -> None:
-    model, said = SmallDevice(room=3), []
+    model = SmallDevice(room=3)
+    said: list[str] = []
     sizes = MicroBatch(model, size=4, notice=said.append)
     for number in range(3):
         sizes.gradients(toy_samples(number, count=8))
@@ -122,7 +124,7 @@ def peak(model: HfModel, count: int) -> int:
 @pytest.mark.parametrize("config", [LLAMA, DEEPSEEK_V3], ids=["llama", "deepseek"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_cpu_is_given_what_fits_into_half_of_what_is_free(
-    tiny, monkeypatch: pytest.MonkeyPatch, config: Any, checkpointing: bool
+    tiny: Callable[..., HfModel], monkeypatch: pytest.MonkeyPatch, config: Any, checkpointing: bool
 ) -> None:
     """Whatever the search says fits does fit; and what it passes over would take more, gradients counted twice at most."""
     model = tiny(config, gradient_checkpointing=checkpointing)
@@ -138,17 +140,19 @@ def test_the_cpu_is_given_what_fits_into_half_of_what_is_free(
     assert found >= {1, 2, 4}
 
 
-def test_there_is_a_limit_to_what_a_cpu_is_given(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_a_limit_to_what_a_cpu_is_given(tiny: Callable[..., HfModel], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(micro_batch, "free_bytes", lambda: 10**15)
     assert find_micro_batch_size(tiny(), sequence_length=16) == CPU_LIMIT
 
 
-def test_where_nobody_knows_what_is_free_one_sequence_it_is(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nobody_knows_what_is_free_one_sequence_it_is(
+    tiny: Callable[..., HfModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(micro_batch, "free_bytes", lambda: None)
     assert find_micro_batch_size(tiny(), sequence_length=16) == 1
 
 
-def test_the_search_leaves_no_gradient_and_no_weight_changed(tiny) -> None:
+def test_the_search_leaves_no_gradient_and_no_weight_changed(tiny: Callable[..., HfModel]) -> None:
     model, untouched = tiny(), tiny()
     find_micro_batch_size(model, sequence_length=16)
     for name, tensor in model.parameters.items():
@@ -196,7 +200,7 @@ def test_a_machine_without_memory_trains_in_smaller_parts(tmp_path: Path) -> Non
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_full_gpu_trains_in_smaller_parts(tiny) -> None:
+def test_a_full_gpu_trains_in_smaller_parts(tiny: Callable[..., HfModel]) -> None:
     model = tiny(device="cuda")
     samples = Samples(bytes(2 * 16 * 16), 16, 16, 2)
     expected, gradient = model.gradients(samples, micro_batch_size=1), gradients_of(model)

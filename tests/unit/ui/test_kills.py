@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from psyche_core.errors import UserError
@@ -10,7 +12,7 @@ from psyche_core.ui.random_kills import RandomKills
 NAMES = [f"client-{number}" for number in range(1, 6)]
 
 
-def plan(**changes) -> RandomKills:
+def plan(**changes: Any) -> RandomKills:
     return RandomKills(NAMES, **{"number": 1, "interval": 5.0, "seed": 7, "keep": 2} | changes)
 
 
@@ -80,7 +82,7 @@ def test_only_who_takes_part_is_killed() -> None:
         ({"allowed": [0, 1]}, "there is no client 0"),
     ],
 )
-def test_what_cannot_be_asked_for_is_a_sentence(changes, said: str) -> None:
+def test_what_cannot_be_asked_for_is_a_sentence(changes: Any, said: str) -> None:
     with pytest.raises(UserError) as refused:
         plan(**changes)
     assert said in str(refused.value)

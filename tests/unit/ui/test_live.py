@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from psyche_core.telemetry.events import (
@@ -55,6 +56,15 @@ def test_the_panel_says_all_that_was_promised() -> None:
         "client-1", "client-2", "0fedcba9", "1.5 k", "1.5 MB", "2.5 MB", "0: abcdabcd =",  # rows
     ):  # fmt: skip
         assert part in text, part
+
+
+def test_who_waits_for_members_is_shown_how_many_are_needed() -> None:
+    ledger = RunLedger(run_id="first-light", total_steps=10)
+    ledger.handle("server", 1.0, PhaseChanged("WaitingForMembers", 0, 1, 1, None, 2))
+    assert "1 of 2 clients that are needed to start" in drawn(ledger)
+    assert figures_line(ledger, now=2.0).endswith("1 of 2 clients that are needed to start")
+    ledger.handle("server", 1.0, PhaseChanged("WaitingForMembers", 0, 1, 2, None, 2))
+    assert figures_line(ledger, now=2.0).endswith(" 2 clients")
 
 
 def test_kills_and_resyncs_are_counted_where_there_are_any() -> None:
@@ -124,7 +134,7 @@ def test_the_live_panel_prints_complaints_above_itself_and_ends_complete() -> No
     assert text.rstrip().endswith("\x1b[?25h") or "╯" in text[-40:]
 
 
-def test_a_client_s_panel_has_above_it_what_it_waits_for(capsys) -> None:
+def test_a_client_s_panel_has_above_it_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
     with open_display("live", title="r") as sink:
         sink(ModelLoading("'model' (HfLlama)"))
         sink(ModelLoaded(1_060_000, 40.0))

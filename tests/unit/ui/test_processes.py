@@ -16,6 +16,7 @@ import pytest
 from psyche_core.telemetry.events import Started
 from psyche_core.ui import processes
 from psyche_core.ui.processes import Children, child_environment
+from tests.conftest import LocalTestnet
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -31,7 +32,7 @@ def server_arguments(config: Path) -> list[str]:
 
 
 @pytest.fixture
-def own_tokens(local_testnet, tmp_path: Path) -> Path:
+def own_tokens(local_testnet: LocalTestnet, tmp_path: Path) -> Path:
     """A run whose token files are the user's own, so that nothing has to be tokenised."""
     config = local_testnet()
     (tmp_path / "mine").mkdir()
@@ -42,7 +43,7 @@ def own_tokens(local_testnet, tmp_path: Path) -> Path:
     return config
 
 
-async def test_what_is_no_event_goes_to_the_log(tmp_path: Path, environment) -> None:
+async def test_what_is_no_event_goes_to_the_log(tmp_path: Path, environment: Mapping[str, str]) -> None:
     async with Children(tmp_path) as children:
         child = await children.start("listing", ["plugins", "list"], environment=environment)
         events = [event async for event in child.events()]
@@ -52,7 +53,7 @@ async def test_what_is_no_event_goes_to_the_log(tmp_path: Path, environment) -> 
     assert child.sentence is None
 
 
-async def test_a_child_s_error_sentence_is_found(tmp_path: Path, environment) -> None:
+async def test_a_child_s_error_sentence_is_found(tmp_path: Path, environment: Mapping[str, str]) -> None:
     async with Children(tmp_path) as children:
         child = await children.start("server", ["server", "run", "--state", "nowhere.toml"], environment=environment)
         assert [event async for event in child.events()] == []
@@ -61,7 +62,9 @@ async def test_a_child_s_error_sentence_is_found(tmp_path: Path, environment) ->
     assert child.sentence.startswith("cannot read the run configuration nowhere.toml")
 
 
-async def test_events_arrive_and_leaving_stops_the_child_s_program_in_order(tmp_path: Path, own_tokens, environment) -> None:
+async def test_events_arrive_and_leaving_stops_the_child_s_program_in_order(
+    tmp_path: Path, own_tokens: Path, environment: Mapping[str, str]
+) -> None:
     async with Children(tmp_path) as children:
         child = await children.start("server", server_arguments(own_tokens), environment=environment)
         async for _, event in child.events():
@@ -70,11 +73,12 @@ async def test_events_arrive_and_leaving_stops_the_child_s_program_in_order(tmp_
         assert isinstance(event, Started)
         assert event.address.startswith("127.0.0.1:")
         assert child.process.returncode is None
-    assert child.process.returncode == 128 + signal.SIGTERM, "it heard SIGTERM and cleaned up"
+    ended: int | None = child.process.returncode
+    assert ended == 128 + signal.SIGTERM, "it heard SIGTERM and cleaned up"
     assert "Traceback" not in "\n".join(child.last_lines(50))
 
 
-async def test_ctrl_c_ends_a_server_with_130(tmp_path: Path, own_tokens, environment) -> None:
+async def test_ctrl_c_ends_a_server_with_130(tmp_path: Path, own_tokens: Path, environment: Mapping[str, str]) -> None:
     async with Children(tmp_path) as children:
         child = await children.start("server", server_arguments(own_tokens), environment=environment)
         async for _, event in child.events():
@@ -84,7 +88,7 @@ async def test_ctrl_c_ends_a_server_with_130(tmp_path: Path, own_tokens, environ
     assert child.last_lines(50) == []
 
 
-async def test_a_server_on_a_port_in_use_says_so(tmp_path: Path, own_tokens, environment) -> None:
+async def test_a_server_on_a_port_in_use_says_so(tmp_path: Path, own_tokens: Path, environment: Mapping[str, str]) -> None:
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     async with listener, Children(tmp_path) as children:
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
@@ -96,7 +100,9 @@ async def test_a_server_on_a_port_in_use_says_so(tmp_path: Path, own_tokens, env
     assert len(child.last_lines(50)) == 1
 
 
-async def test_one_that_ignores_sigterm_is_killed(tmp_path: Path, own_tokens, environment, monkeypatch) -> None:
+async def test_one_that_ignores_sigterm_is_killed(
+    tmp_path: Path, own_tokens: Path, environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.2)
     async with Children(tmp_path) as children:
         child = await children.start("server", server_arguments(own_tokens), environment=environment)
@@ -107,7 +113,7 @@ async def test_one_that_ignores_sigterm_is_killed(tmp_path: Path, own_tokens, en
     assert child.process.returncode == -signal.SIGKILL
 
 
-async def test_cancelling_stops_the_children_too(tmp_path: Path, own_tokens, environment) -> None:
+async def test_cancelling_stops_the_children_too(tmp_path: Path, own_tokens: Path, environment: Mapping[str, str]) -> None:
     with anyio.CancelScope() as scope:
         async with Children(tmp_path) as children:
             child = await children.start("server", server_arguments(own_tokens), environment=environment)
@@ -118,7 +124,7 @@ async def test_cancelling_stops_the_children_too(tmp_path: Path, own_tokens, env
     assert child.process.returncode is not None
 
 
-async def test_children_end_with_us_however_we_end(tmp_path: Path, own_tokens) -> None:
+async def test_children_end_with_us_however_we_end(tmp_path: Path, own_tokens: Path) -> None:
     """The starter is a process of its own here, and it is killed: it has no chance to stop anybody."""
     script = (
         "import anyio, sys\n"
@@ -150,7 +156,7 @@ async def test_children_end_with_us_however_we_end(tmp_path: Path, own_tokens) -
             os.kill(child, signal.SIGKILL)
 
 
-def test_children_do_not_inherit_our_settings(monkeypatch) -> None:
+def test_children_do_not_inherit_our_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PSYCHE_SERVER_ADDR", "elsewhere:1")
     monkeypatch.setenv("HOME_OF_MINE", "here")
     environment = child_environment(threads=3)

@@ -12,10 +12,11 @@ from psyche_core.config.run_config import RunFile, load_data_file, load_run_file
 from psyche_core.config.settings import TestnetSettings, load_settings
 from psyche_core.errors import ConfigError, UserError
 from psyche_core.ui.testnet import MARKER, check_port, held_out, plan_kills, prepare_folder
+from tests.conftest import LocalTestnet
 
 
 @pytest.fixture
-def run(local_testnet) -> RunFile:
+def run(local_testnet: LocalTestnet) -> RunFile:
     return load_run_file(local_testnet() / "state.toml")
 
 
@@ -24,14 +25,16 @@ def settings(run: RunFile) -> TestnetSettings:
     return load_settings(TestnetSettings, {"config_path": Path("anywhere"), "num_clients": 3})
 
 
-def test_a_new_folder_gets_its_rooms_and_the_marker(tmp_path: Path, settings, run) -> None:
+def test_a_new_folder_gets_its_rooms_and_the_marker(tmp_path: Path, settings: TestnetSettings, run: RunFile) -> None:
     prepare_folder(tmp_path / "deep" / "out", settings, run)
     out = tmp_path / "deep" / "out"
     assert {path.name for path in out.iterdir()} == {"events", "logs", "keys", MARKER}
     assert json.loads((out / MARKER).read_text())["num_clients"] == 3
 
 
-def test_an_earlier_testnet_s_folder_is_made_anew_but_for_the_user_s_own_files(tmp_path: Path, settings, run) -> None:
+def test_an_earlier_testnet_s_folder_is_made_anew_but_for_the_user_s_own_files(
+    tmp_path: Path, settings: TestnetSettings, run: RunFile
+) -> None:
     prepare_folder(tmp_path / "out", settings, run)
     for name in ("keys/client-1.key", "report.json", "notes.txt"):
         (tmp_path / "out" / name).write_text("old")
@@ -40,7 +43,7 @@ def test_an_earlier_testnet_s_folder_is_made_anew_but_for_the_user_s_own_files(t
     assert list((tmp_path / "out" / "keys").iterdir()) == []
 
 
-def test_somebody_else_s_folder_is_refused_and_left_alone(tmp_path: Path, settings, run) -> None:
+def test_somebody_else_s_folder_is_refused_and_left_alone(tmp_path: Path, settings: TestnetSettings, run: RunFile) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "report.json").write_text("precious")
     with pytest.raises(UserError, match="not empty and was not made by a testnet"):
@@ -48,7 +51,7 @@ def test_somebody_else_s_folder_is_refused_and_left_alone(tmp_path: Path, settin
     assert (tmp_path / "mine" / "report.json").read_text() == "precious"
 
 
-def test_a_file_where_the_folder_should_be_is_a_sentence(tmp_path: Path, settings, run) -> None:
+def test_a_file_where_the_folder_should_be_is_a_sentence(tmp_path: Path, settings: TestnetSettings, run: RunFile) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(UserError, match="choose another folder with --out"):
         prepare_folder(tmp_path / "out", settings, run)
@@ -62,11 +65,11 @@ def test_a_port_in_use_is_a_sentence() -> None:
     check_port(port)
 
 
-def test_without_kills_asked_for_nobody_is_killed(settings, run) -> None:
+def test_without_kills_asked_for_nobody_is_killed(settings: TestnetSettings, run: RunFile) -> None:
     assert plan_kills(settings, run) is None
 
 
-def test_a_plan_of_kills_keeps_what_the_run_needs(settings, run) -> None:
+def test_a_plan_of_kills_keeps_what_the_run_needs(settings: TestnetSettings, run: RunFile) -> None:
     asked = settings.model_copy(
         update={"random_kill_num": 1, "random_kill_seed": 3, "random_kill_interval": 1.0, "allowed_to_kill": "2"}
     )
@@ -80,7 +83,7 @@ def test_a_plan_of_kills_keeps_what_the_run_needs(settings, run) -> None:
         plan_kills(asked.model_copy(update={"random_kill_num": 2, "allowed_to_kill": None}), run)
 
 
-def test_a_seed_that_was_not_given_is_told(settings, run, capsys) -> None:
+def test_a_seed_that_was_not_given_is_told(settings: TestnetSettings, run: RunFile, capsys: pytest.CaptureFixture[str]) -> None:
     plan_kills(settings.model_copy(update={"random_kill_num": 1}), run)
     assert "--random-kill-seed " in capsys.readouterr().err
 
@@ -91,7 +94,7 @@ def test_numbers_of_clients_that_are_none_are_refused(given: str) -> None:
         load_settings(TestnetSettings, {"config_path": Path("x"), "num_clients": 3, "allowed_to_kill": given})
 
 
-def test_held_out_text_is_where_the_server_keeps_it(local_testnet) -> None:
+def test_held_out_text_is_where_the_server_keeps_it(local_testnet: LocalTestnet) -> None:
     data = load_data_file(local_testnet() / "data.toml")
     assert held_out(data) == data.dir / "validation"
     assert held_out(None) is None

@@ -152,7 +152,7 @@ def test_what_old_and_new_share_is_never_looked_at() -> None:
 
 def test_a_patched_tree_shares_what_did_not_change() -> None:
     long = b"x" * 50
-    old = {"a": {"b": [1, 2]}, "c": [{"d": long}, {"e": 2}]}
+    old: dict[str, Any] = {"a": {"b": [1, 2]}, "c": [{"d": long}, {"e": 2}]}
     patch = diff(old, {"a": {"b": [1, 2]}, "c": [{"d": long}, {"e": 3}]})
     new = patched(old, patch)
     assert new["a"] is old["a"]

@@ -119,7 +119,7 @@ def _commitment(**changes: object) -> bytes:
         "payload_hash": b"p" * 32,
     }
     run = changes.pop("run", RUN)
-    return commitment_hash(run, **(fields | changes))  # type: ignore[arg-type]  # the test varies the types on purpose
+    return commitment_hash(run, **(fields | changes))
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""The commands `psyche run-manager …` and `psyche solana …`, one module per topic; `context` has what all of them need."""
+"""The commands `psyche run-manager …` and `psyche solana …`, one module per topic; `context` has the shared parts."""

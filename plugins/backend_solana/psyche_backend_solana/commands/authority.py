@@ -1,6 +1,6 @@
 """Sends commands as a run's owner: directly, or through the treasurer's run that owns the run.
 
-Which of the two follows from the run's main authority, which is a wallet or the treasurer's run. The user need not say it, and a
+The run's main authority, a wallet or the treasurer's run, decides which of the two is used. The user need not specify it, and a
 number that anybody can take is not trusted. If the wallet is not the owner, nothing is sent.
 """
 
@@ -26,13 +26,13 @@ _ATTEMPTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """How to command a run. treasury: where the treasurer owns it."""
+    """How to command a run. treasury: addresses if the treasurer owns it, else None."""
 
     found: RunFound
     treasury: treasurer.Treasury | None = None
 
     def say(self, context: CommandContext, instruction: Instruction) -> Instruction:
-        """An instruction of the coordinator, as this owner sends it."""
+        """The instruction that sends a coordinator's instruction as this owner."""
         if self.treasury is None:
             return instruction
 
@@ -40,13 +40,13 @@ class Owner:
 
 
 def default_index(run_id: str, attempt: int = 0) -> int:
-    """A number for the treasurer's run of a name: 8 bytes of SHA-256 of the name, and of the attempt after the first."""
+    """A number for the treasurer's run of a name: 8 bytes of the SHA-256 of the name and, after the first, the attempt."""
     name = run_id.encode() + (attempt.to_bytes(4, "little") if attempt else b"")
     return int.from_bytes(hashlib.sha256(name).digest()[:8], "little")
 
 
 async def free_index(context: CommandContext, run_id: str) -> int:
-    """A number that nobody has taken: anybody may take any, so that of the name is only the first to try. Raises BackendError."""
+    """A free number. Anybody may take any number, so the name's number is only the first to try. Raises BackendError."""
     numbers = [default_index(run_id, attempt) for attempt in range(_ATTEMPTS)]
     addresses = [treasurer.run_address(number, program=context.programs.treasurer) for number in numbers]
     found = await methods.accounts(context.rpc, addresses, timeout=CALL_SECONDS)
@@ -59,9 +59,9 @@ async def free_index(context: CommandContext, run_id: str) -> int:
 
 
 async def find_treasurer(context: CommandContext, found: RunFound, index: int | None) -> TreasurerRun | None:
-    """The treasurer's run that pays a run, None when there is none. index: what the user says is its number.
+    """The treasurer's run that pays a run; None if there is none. index: its number according to the user.
 
-    Raises BackendError, UserError for another number.
+    Raises BackendError, and UserError if the number differs.
     """
     paying = await treasurer_of(context.rpc, found, programs=context.programs, timeout=CALL_SECONDS)
     if index is not None and (paying is None or paying.run.index != index):
@@ -73,7 +73,7 @@ async def find_treasurer(context: CommandContext, found: RunFound, index: int | 
 
 
 async def the_treasurer(context: CommandContext, found: RunFound, index: int | None) -> TreasurerRun:
-    """The same, where there must be one. Raises UserError."""
+    """Like `find_treasurer`, but raises UserError if there is none."""
     paying = await find_treasurer(context, found, index)
     if paying is None:
         message = f"no treasurer pays the run {found.instance.run_id!r}: it was made without --treasurer-collateral-mint"
@@ -83,7 +83,7 @@ async def the_treasurer(context: CommandContext, found: RunFound, index: int | N
 
 
 async def owner_of(context: CommandContext, run_id: str, index: int | None) -> Owner:
-    """How our wallet commands a run. Raises UserError when it does not own it, CommandRefused (WrongRun)."""
+    """How our wallet commands a run. Raises UserError if it is not the owner, CommandRefused (WrongRun)."""
     found = await context.run(run_id)
     authority = found.instance.main_authority
     if authority == context.payer:

@@ -15,7 +15,7 @@ from psyche_backend_solana.settings import ChainSettings
 from psyche_core.errors import BackendError, UserError, WireError
 
 DELEGATES_AT_ONCE = 25
-"""How many fit a transaction."""
+"""Number of delegates that fit into one transaction."""
 
 _GRANTEE = "Wallet that may join, and name delegates; 11111111111111111111111111111111 for everybody."
 _LIMIT = (

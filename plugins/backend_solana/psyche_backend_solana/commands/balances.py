@@ -1,7 +1,7 @@
 """The command that frees balances which were paid out. A run holds a limited number of balances, and each new member needs one.
 
-Anybody may use it, because what was earned and what was claimed are removed together. A member keeps its balance while it is in
-the last epoch, pending, or owes for slashed points.
+Anybody may use it, because the earned and the claimed amount are removed together. A member keeps its balance while it is in the
+last epoch, pending, or owes for slashed points.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import UserError
 
 _FREED_AT_ONCE = 12
-"""Balances freed in one transaction: each adds an address and an instruction."""
+"""Number of balances freed in one transaction: each adds an address and an instruction."""
 
 
 @click.command("treasurer-free-balances", epilog=example("run-manager treasurer-free-balances", "-r first-light -w wallet.json"))

@@ -1,4 +1,4 @@
-"""Installs another version of the client with pip, in a virtual environment of its own.
+"""Installs another version of the client with pip, in a separate virtual environment.
 
 There is one folder for each version and Python, in psyche's cache folder. A marker file, written last, says that the environment
 is complete. Without it the folder is made again, because an environment cannot be moved after it was made. pip uses the member's
@@ -9,10 +9,7 @@ the user may delete the folder whenever no manager runs.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -20,6 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+from filelock import FileLock, Timeout
 
 from psyche_backend_solana.commands.client_plan import PipEnvironment
 from psyche_backend_solana.commands.client_process import Launch, Ready, run_tool, say
@@ -27,7 +25,7 @@ from psyche_backend_solana.settings import RAW_WALLET
 from psyche_core.errors import UserError
 
 EXTRAS = ("solana", "distro", "http", "quic", "train", "parquet", "gcs")
-"""What a member's client can need."""
+"""Extras that a member's client may need."""
 PLUGINS = ("psyche-backend-solana", "psyche-optim-distro", "psyche-data-http", "psyche-p2p-quic")
 """Distributions behind the extras that are released together with psyche-core, under its version."""
 MAKE_SECONDS = 300.0
@@ -38,16 +36,20 @@ _OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER_
 
 
 def requirements(plan: PipEnvironment) -> list[str]:
-    """What pip is asked for: all of ours in one version, for an extra alone would bring the newest plugins with an old core."""
+    """The requirements for pip.
+
+    All our distributions have one version, because an extra alone would install the newest plugins with an old core.
+    """
     return [f"psyche-core[{','.join(EXTRAS)}]=={plan.version}", *(f"{name}=={plan.version}" for name in PLUGINS)]
 
 
 async def prepare_environment(
     plan: PipEnvironment, arguments: tuple[str, ...], *, environment: Mapping[str, str], given: Mapping[str, str]
 ) -> Ready:
-    """Make the environment, or find it; what starts its client.
+    """Make or find the environment; return what starts its client.
 
-    arguments: of `psyche`. environment: the manager's, with what the file says. given: what the file says. Raises UserError.
+    arguments: of `psyche`. environment: the manager's, updated with the file's values. given: the file's values. Raises
+    UserError.
     """
     clean = {name: value for name, value in environment.items() if name not in _OF_OUR_PYTHON}
     folder = cache_folder(environment) / "clients" / f"{plan.version}-{sys.implementation.cache_tag}"
@@ -60,7 +62,7 @@ async def prepare_environment(
 
 
 def for_pip(environment: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what is psyche's, and of what the file says only what is pip's and how the network is reached."""
+    """The environment for pip: without psyche's variables, and only with the file's variables for pip and for network access."""
     return {
         name: value
         for name, value in environment.items()
@@ -71,7 +73,7 @@ def for_pip(environment: Mapping[str, str], given: Mapping[str, str]) -> dict[st
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where psyche keeps what it can do without, as `psyche_core` chooses it."""
+    """Psyche's cache folder, chosen as in `psyche_core`."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "psyche"
 
@@ -117,32 +119,29 @@ def _program(folder: Path, name: str) -> Path:
 
 @asynccontextmanager
 async def _locked(path: Path) -> AsyncIterator[None]:
-    """Hold a lock, for two managers may want the same environment. Raises UserError when the folder cannot be used."""
-    handle = _open_lock(path)
+    """Hold a lock, because two managers may need the same environment. Raises UserError if the folder cannot be used."""
+    lock = FileLock(path, thread_local=False)
+    told = False
+    while not _try_lock(lock):
+        if not told:
+            say(f"another run-manager is preparing {path.stem}; waiting for it")
+            told = True
+        await anyio.sleep(LOCK_POLL_SECONDS)
     try:
-        told = False
-        while not _try_lock(handle):
-            if not told:
-                say(f"another run-manager is preparing {path.stem}; waiting for it")
-                told = True
-            await anyio.sleep(LOCK_POLL_SECONDS)
         yield
     finally:
-        os.close(handle)
+        lock.release()
 
 
-def _open_lock(path: Path) -> int:
+def _try_lock(lock: FileLock) -> bool:
+    path = Path(lock.lock_file)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        lock.acquire(blocking=False)
+    except Timeout:
+        return False
     except OSError as error:
         message = f"the folder {path.parent} cannot be used ({error.strerror}); set XDG_CACHE_HOME to one that can be written to"
         raise UserError(message) from error
 
-
-def _try_lock(handle: int) -> bool:
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-
-    return False
+    return True

@@ -1,10 +1,10 @@
 """Runs a client from a container image with docker or podman.
 
 An image needs only the command `psyche` on its PATH. The container gets the host's network, because members connect to each
-other's addresses; the GPUs, where there are any; the wallet file, mounted read-only; and a volume for its cache. It gets no other
-file of this machine and no privilege (the reference gives all). Variables are passed by name, with their values in the
-environment of docker itself, so that no secret is on a command line. An image that was pulled is also used when the network or
-the registry is not available later. The output of docker is shown unchanged.
+other's addresses; the GPUs, where there are any; the wallet file, mounted read-only; and a volume for its cache. It gets no
+other file of this machine and no privilege (the reference implementation gives all). Variables are passed by name, with their
+values in the environment of docker itself, so that no secret is on a command line. An image that was pulled is also used when
+the network or the registry is not available later. The output of docker is shown unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROGRAMS = ("docker", "podman")
 PULL_SECONDS = 3600.0
 LOOK_SECONDS = 60.0
 END_SECONDS = 10
-"""How long docker itself waits from SIGTERM to SIGKILL."""
+"""Seconds that docker itself waits from SIGTERM to SIGKILL."""
 CACHE = "/var/cache/psyche"
 WALLET = "/run/psyche/wallet.json"
 CACHE_NAME, WALLET_NAME = "PSYCHE_CACHE_DIR", "PSYCHE_WALLET_PRIVATE_KEY_PATH"
@@ -36,10 +36,10 @@ NVIDIA = Path("/dev/nvidiactl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Containers:
-    """How images are run here.
+    """How images are run on this machine.
 
-    program: docker or podman, a name or a path, the first that is there when None. local: never pull. entrypoint: the command in
-    the image. more: further options of `docker run`. gpus: whether there are any.
+    program: name or path of docker or podman; None uses the first one found. local: never pull. entrypoint: the command in the
+    image. more: further options of `docker run`. gpus: whether the machine has any.
     """
 
     program: str | None = None
@@ -49,7 +49,7 @@ class Containers:
     gpus: bool = field(default_factory=NVIDIA.exists)
 
     def found(self, path: str | None) -> str:
-        """The program's path. path: folders to look in, as PATH has them. Raises UserError."""
+        """The program's path. path: folders to search, in the format of PATH. Raises UserError."""
         wanted = PROGRAMS if self.program is None else (self.program,)
         for name in wanted:
             there = shutil.which(name, path=path)
@@ -72,10 +72,10 @@ async def prepare_image(
     given: Mapping[str, str],
     wallet: Path | None,
 ) -> Ready:
-    """Pull the image; what starts it.
+    """Pull the image; return what starts it.
 
-    arguments: of `psyche`. environment: the manager's, with what the file says. given: what the file says, all of which the
-    container is told, as it is all that begins with PSYCHE_. wallet: its file on this machine. Raises UserError.
+    arguments: of `psyche`. environment: the manager's, updated with the file's values. given: the file's values. The container
+    gets all of them and all variables that begin with PSYCHE_. wallet: the wallet's file on this machine. Raises UserError.
     """
     program = containers.found(environment.get("PATH"))
     if containers.local:
@@ -135,7 +135,7 @@ def _absolute(path: Path) -> Path:
 
 
 def _mount(*fields: str) -> str:
-    """An option --mount, whose value is a line of CSV, so that a path may hold commas."""
+    """An option --mount. Its value is a line of CSV, so that a path may contain commas."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(fields)
     return f"--mount={line.getvalue()}"

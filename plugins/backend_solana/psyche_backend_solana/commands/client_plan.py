@@ -1,19 +1,19 @@
 """Decides which client a run asks for, from the text in its account: this installation, another version, or a container image.
 
-The text comes from a stranger, and obeying it runs code that a stranger chose. So it is parsed by a strict grammar, of which no
-text can be an option or reach a shell, and it is obeyed only as far as the member allows:
+The text comes from a stranger, and following it runs code that a stranger chose. So it is parsed by a strict grammar, in which
+no text can be an option or reach a shell, and it is followed only as far as the member allows:
 
 - empty, `test`, or our own version: this installation;
 - a version (`0.2.0`, `v0.2.0rc1`): psyche-core of that version from the member's package index, if the member allows it
-  (`--allow-install`) and has installed psyche-core from an index. Who has it from a repository has never trusted the index, where
-  somebody else may own the name;
+  (`--allow-install`) and has installed psyche-core from an index. A member that installed it from a repository has never trusted
+  the index, where somebody else may own the name;
 - an image with a tag or a digest, or a digest alone: a container, of repositories that the member names (`--allow-image`). None
   is allowed by default.
 
 Everything else is an error with one sentence; so is an image without a tag or a digest, which would be whatever is newest.
 
-The reference takes the whole text as tag or digest of one repository, `nousresearch/psyche-client`. Those images hold another
-program with another protocol. Here a version means the same program everywhere, and an image names its repository.
+The reference implementation uses the whole text as tag or digest of one repository, `nousresearch/psyche-client`. Those images
+hold another program with another protocol. Here a version means the same program everywhere, and an image names its repository.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from psyche_backend_solana.client_version import UNVERSIONED, canonical_version,
 from psyche_core.errors import ConfigError, UserError
 
 HUB = "docker.io"
-"""Where images are whose name says no host; docker adds it, podman may look elsewhere, so it is always written out."""
+"""The host of images whose name has none. docker adds it and podman may search elsewhere, so it is always written out."""
 
 _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL})*(?::[0-9]{{1,5}})?"
@@ -45,7 +45,7 @@ class ThisInstallation:
 
 @dataclass(frozen=True, slots=True)
 class PipEnvironment:
-    """psyche-core of a version, in an environment of its own. version: as PEP 440 writes it."""
+    """psyche-core of a version, in a separate environment. version: in PEP 440's form."""
 
     version: str
 
@@ -55,7 +55,7 @@ class PipEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A container image. reference: with its host, and with a tag or a digest."""
+    """A container image. reference: with the host, and with a tag or a digest."""
 
     reference: str
 
@@ -68,10 +68,10 @@ Plan = ThisInstallation | PipEnvironment | Image
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What a member lets a run's owner choose.
+    """The choices that a member leaves to a run's owner.
 
-    images: repositories with their host, or beginnings of them that end with `/`. install: whether versions of psyche-core may be
-    installed from the package index. anything: this installation takes part, whatever the run asks for.
+    images: repositories with their host, or prefixes of them that end with `/`. install: whether versions of psyche-core may be
+    installed from the package index. anything: this installation takes part, whatever version the run asks for.
     """
 
     images: tuple[str, ...] = ()
@@ -80,7 +80,10 @@ class Trust:
 
 
 def plan(text: str, *, ours: str, trust: Trust) -> Plan:
-    """What to run for a run that asks for `text`. ours: the version installed here. Raises UserError with one sentence."""
+    """The client to start for a run that asks for `text`. ours: the version installed here.
+
+    Raises UserError with one sentence.
+    """
     if text in (*UNVERSIONED, ours) or trust.anything:
         return ThisInstallation()
 
@@ -111,9 +114,10 @@ def plan(text: str, *, ours: str, trust: Trust) -> Plan:
 
 
 def check_asked(text: str, *, ours: str, later: bool) -> None:
-    """Refuse what an owner wants members to run where no client could ever be that. Raises ConfigError with one sentence.
+    """Check that a client could match the version an owner asks for. Raises ConfigError with one sentence if none could.
 
-    ours: the version installed here. later: whether a version of psyche-core after it is meant; nobody here knows that it exists.
+    ours: the version installed here. later: whether a later version of psyche-core is allowed, whose existence cannot be checked
+    here.
     """
     if text in (*UNVERSIONED, ours) or _DIGEST.fullmatch(text) or read_image(text) is not None:
         return
@@ -134,10 +138,10 @@ def check_asked(text: str, *, ours: str, later: bool) -> None:
 
 
 def read_image(text: str) -> str | None:
-    """An image's reference with its host written out; None for what names no image, or names it without tag and digest."""
+    """An image's reference with its host written out; None for a text that is not an image, or has neither tag nor digest."""
     name, at, digest = text.partition("@")
     if (at and not _DIGEST.fullmatch(digest)) or text.startswith("sha256:"):
-        return None  # the second is a digest with a mistake, and no image of that name
+        return None  # the second is a malformed digest, not an image name
 
     tag = ""
     if _tagged(name):
@@ -152,7 +156,7 @@ def read_image(text: str) -> str | None:
 
 
 def read_repository(text: str) -> str | None:
-    """A repository's name with its host written out; None for what is none."""
+    """A repository's name with its host written out; None if it is not one."""
     found = _REPOSITORY.fullmatch(text)
     if found is None:
         return None
@@ -167,11 +171,11 @@ def read_repository(text: str) -> str | None:
 
 
 def read_trust(images: tuple[str, ...], *, install: bool, anything: bool) -> Trust:
-    """What a member allows with --allow-image, --allow-install and --any-version. Raises ConfigError."""
+    """The member's choices from --allow-image, --allow-install and --any-version. Raises ConfigError."""
     read = []
     for image in images:
         prefix = image.endswith("/")
-        # a host or an owner alone names no repository: it is read with a name behind it
+        # a host or an owner alone is not a repository: parse it with a name after it
         repository = read_repository(f"{image}name") if prefix else read_repository(image)
         if repository is None:
             message = (
@@ -210,5 +214,5 @@ def _only_repository(digest: str, trust: Trust) -> str:
 
 
 def _tagged(name: str) -> bool:
-    """Whether a colon in an image's name begins a tag, and not the port of a host."""
+    """Whether a colon in an image's name starts a tag, and not the port of a host."""
     return ":" in name.rpartition("/")[2]

@@ -1,8 +1,9 @@
 """Processes of start mode: the client, and the tools that prepare it.
 
 Each process has its own session, so Ctrl-C in a terminal reaches only the manager. The manager signals the client once; a second
-signal would kill it. Output is passed on unread; output of tools goes to stderr, so that stdout is the client's. A process that
-does not end in time gets stronger signals. What a client was started with is never printed, because it holds secrets.
+signal would kill it. Output is passed on unread; output of tools goes to stderr, so that stdout contains only the client's
+output. A process that does not end in time gets stronger signals. A client's arguments and environment are never printed,
+because they contain secrets.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ TOOL_LEAVE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a client is started. environment: all of it, secrets too. end: a command that ends it where signals do not."""
+    """How a client is started. environment: all variables, including secrets. end: a command that ends it if signals do not."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
@@ -35,16 +36,16 @@ class Launch:
 
 
 Ready = Callable[[], Launch]
-"""Makes a launch; each start of a client has its own."""
+"""Makes a launch; each start of a client needs a new one."""
 
 
 def say(sentence: str) -> None:
-    """Tell the user, on stderr."""
+    """Print a sentence for the user on stderr."""
     click.echo(printable_lines(sentence), err=True)
 
 
 class Client:
-    """A client that runs."""
+    """A running client."""
 
     def __init__(self, process: anyio.abc.Process, launch: Launch) -> None:
         self._process = process
@@ -54,13 +55,13 @@ class Client:
 
     @classmethod
     async def start(cls, launch: Launch) -> Client:
-        """Start it. Raises UserError when the program cannot be started."""
+        """Start a client. Raises UserError if the program cannot be started."""
         return cls(await _open(launch.arguments, launch.environment, stdout=None), launch)
 
     async def wait(self) -> int:
-        """Its exit code, once it has ended; negative for a signal."""
+        """Wait for its end and return its exit code, which is negative for a signal."""
         code = await self._process.wait()
-        if code < 0 and self._launch.end:  # what we saw end may be only a handle of what runs elsewhere
+        if code < 0 and self._launch.end:  # the ended process may only represent one that runs elsewhere
             await _run_quietly(self._launch)
         return code
 
@@ -71,12 +72,12 @@ class Client:
             self._process.send_signal(number)
 
     def ask(self) -> None:
-        """Ask it to leave in order, unless it was asked before: a second time would kill it."""
+        """Ask it to leave cleanly, unless it was asked before, because a second signal would kill it."""
         if not self.told:
             self.tell(signal.SIGINT)
 
     async def leave(self, *, grace: float, firm: float) -> None:
-        """Ask it to leave in order, and see that it does. grace: seconds it has; firm: seconds after each firmer asking."""
+        """Ask it to leave cleanly, and ensure that it ends. grace: seconds it has. firm: seconds after each stronger signal."""
         self.ask()
         if await self._ended(grace):
             return
@@ -99,7 +100,7 @@ class Client:
 
 
 async def run_tool(arguments: Sequence[str], environment: Mapping[str, str], *, timeout: float) -> int:
-    """Run a tool to its end and show what it says; its exit code. Raises UserError when it cannot start or takes too long."""
+    """Run a tool to its end, show its output, return its exit code. Raises UserError if it cannot start or takes too long."""
     process = await _open(arguments, environment, stdout=STDERR)
     code = await _within(timeout, process)
     if code is None:
@@ -110,7 +111,7 @@ async def run_tool(arguments: Sequence[str], environment: Mapping[str, str], *, 
 
 
 async def succeeds(arguments: Sequence[str], environment: Mapping[str, str], *, timeout: float) -> bool:
-    """Whether a tool ends with 0, within seconds; what it says is not shown. Raises UserError when it cannot start."""
+    """Whether a tool ends with 0 within `timeout` seconds; its output is not shown. Raises UserError if it cannot start."""
     process = await _open(arguments, environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return await _within(timeout, process) == 0
 
@@ -124,7 +125,7 @@ async def _open(
     arguments: Sequence[str], environment: Mapping[str, str], *, stdout: int | None, stderr: int | None = None
 ) -> anyio.abc.Process:
     try:
-        with anyio.CancelScope(shield=True):  # nobody would know of a process that was started by a call that was cancelled
+        with anyio.CancelScope(shield=True):  # a process started by a cancelled call would be lost
             process = await anyio.open_process(
                 list(arguments),
                 env=dict(environment),
@@ -141,7 +142,7 @@ async def _open(
 
 
 async def _within(seconds: float, process: anyio.abc.Process) -> int | None:
-    """A tool's exit code; None when it took longer, and was ended."""
+    """A tool's exit code; None if it took longer and was stopped."""
     code = None
     try:
         with anyio.move_on_after(seconds):
@@ -153,7 +154,7 @@ async def _within(seconds: float, process: anyio.abc.Process) -> int | None:
 
 
 async def _end_group(process: anyio.abc.Process) -> None:
-    """End a tool that still runs, and all that it has started."""
+    """End a tool that still runs, and all processes that it has started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             return

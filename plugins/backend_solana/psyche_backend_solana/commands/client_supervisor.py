@@ -1,11 +1,11 @@
 """Keeps a client running, of the version that its run asks for.
 
 A client that fails is started again after a pause, until it fails too often in a short time. While it runs, the version that the
-run asks for is read at intervals. A new version is prepared while the old client goes on training; then the old client is asked
-to leave and the new one is started. If the preparation fails, the old client stays, and the preparation is tried again with
-growing pauses. If the run asks for something that the member does not allow, the supervisor ends with a sentence that says why.
-The first stop signal is passed to the client once; a second one is passed on, too, and kills it. The supervisor ends after its
-client.
+run asks for is read at intervals. A new version is prepared while the old client continues to train; then the old client is
+asked to leave and the new one is started. If the preparation fails, the old client stays, and the preparation is tried again
+with growing pauses. If the run asks for something that the member does not allow, the supervisor ends with a sentence that says
+why. The first stop signal is passed to the client once; a second one is passed on, too, and kills it. The supervisor ends after
+its client.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from psyche_core.errors import PsycheError
 
 TRIES = 5
 HEALTHY_SECONDS = 120.0
-"""A client that ran so long has not failed at its start: its failures are counted from zero again."""
+"""A client that ran for this many seconds has started successfully: its failures are counted from zero again."""
 LONGEST_POLL_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Seconds. poll: between looks at the version; restart: before a failed client is started again; leave: it has for leaving in
-    order; firm: after each firmer asking.
+    """Times in seconds.
+
+    poll: between checks of the version. restart: before a failed client is started again. leave: time that a client has to leave
+    cleanly. firm: after each stronger signal.
     """
 
     poll: float = 30.0
@@ -42,10 +44,10 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versions:
-    """What is done about versions.
+    """The functions that handle versions.
 
-    read: the version that the run asks for now. plan: what to run for it; raises UserError for what is refused. prepare: have it
-    here; raises UserError.
+    read: returns the version that the run asks for now. plan: returns the client for it; raises UserError for one that is not
+    allowed. prepare: makes that client available; raises UserError.
     """
 
     read: Callable[[], Awaitable[str]]
@@ -60,18 +62,20 @@ class Patience:
     failures: int = 0
 
     def again(self, code: int, *, ran: float) -> bool:
-        """Whether to start it again. code: how it ended, negative for a signal; ran: seconds."""
+        """Whether to start it again. code: its exit code, negative for a signal. ran: seconds that it ran."""
         if code in (0, 2) or code < 0 or code in (130, 143):
-            return False  # the end, something the user must mend, or somebody stopped it
+            return False  # it finished, the user must correct something, or somebody stopped it
 
         self.failures = 1 if ran >= HEALTHY_SECONDS else self.failures + 1
         return self.failures < TRIES
 
 
 async def take_part(version: str, versions: Versions, *, pace: Pace | None = None) -> int:
-    """Run clients until the run is over, or somebody stops us; the last one's exit code, 128 + its number for a signal.
+    """Run clients until the run is over or we are stopped.
 
-    version: what the run asks for at first. Raises UserError for what is refused or cannot be prepared.
+    Returns the last client's exit code, 128 + the number for a signal.
+
+    version: the version that the run asks for at first. Raises UserError for one that is not allowed or cannot be prepared.
     """
     return await _Care(version, versions, pace or Pace()).run()
 
@@ -131,7 +135,7 @@ class _Care:
                 return code
 
     def _is_over(self) -> bool:
-        """Whether no client is to be started any more."""
+        """Whether no further client should be started."""
         return self._failure is not None or self._stopped is not None
 
     async def _run_one(self, launch: Launch) -> int:
@@ -140,7 +144,7 @@ class _Care:
             return await client.wait()
         finally:
             self._client = None
-            with anyio.CancelScope(shield=True):  # whatever went wrong, it is not left behind
+            with anyio.CancelScope(shield=True):  # after any error, the client is not left running
                 await client.leave(grace=self._pace.leave, firm=self._pace.firm)
 
     async def _end_one(self) -> None:
@@ -153,7 +157,7 @@ class _Care:
     async def _obey_signals(
         self, tasks: anyio.abc.TaskGroup, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)  # nohup means it
+        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)  # nohup: ignore the signal
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *hangup) as signals:
             task_status.started()
             async for number in signals:
@@ -188,7 +192,7 @@ class _Care:
                 return
 
     async def _follow(self, version: str, *, pause: float) -> float:
-        """Prepare and start another version where the run asks for one; seconds until the next look."""
+        """Prepare and start another version if the run asks for one. Returns the seconds until the next check."""
         if version == self._version:
             return self._pace.poll
 

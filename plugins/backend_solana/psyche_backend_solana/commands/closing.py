@@ -1,9 +1,9 @@
-"""Settles slashed members before a paid run is closed: records with the treasurer what they are no longer owed.
+"""Settles slashed members before a paid run is closed: records with the treasurer the amounts that they are no longer owed.
 
 All slashed members that are not settled yet are settled, in as many transactions as needed. A member without a participant's
-account gets one, paid by the owner, because the amount is recorded there. The account is made and settled in one transaction: a
-member can close an account that is only made, and the owner would pay for it again. If anybody is still owed anything, nothing is
-sent.
+account gets one, paid by the owner, because the amount is recorded there. The account is created and settled in one transaction:
+a member can close an account that is only created, and the owner would pay for it again. If any member is still owed something,
+nothing is sent.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from psyche_core.coordinator.state import Account, CoordinatorState
 from psyche_core.errors import UserError
 
 _MADE_AT_ONCE = 7
-"""Participants made and settled in one transaction: two addresses each, of which some 25 fit."""
+"""Participants created and settled in one transaction: two addresses each, of which about 25 fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slashed:
-    """A slashed member. participant: its account of this run, None without one."""
+    """A slashed member. participant: its account for this run; None if it has none."""
 
     account: Account
     participant: treasurer.Participant | None
 
     @property
     def user(self) -> Pubkey:
-        """Whose account it is."""
+        """The member's wallet."""
         return Pubkey(self.account.signer)
 
     @property
     def forgiven(self) -> int:
-        """Units it is owed less than if it had not been slashed."""
+        """Units that it is no longer owed because it was slashed."""
         claimed = 0 if self.participant is None else self.participant.claimed
         return min(self.account.slashed, self.account.earned - claimed)
 
@@ -51,13 +51,13 @@ class Slashed:
 
 
 async def is_old(context: CommandContext, account: Pubkey) -> bool:
-    """Whether a run's account is of an older version, of which only that it can be closed is known. Raises BackendError."""
+    """Whether a run's account has an older version, which can only be closed. Raises BackendError."""
     read = await methods.account(context.rpc, account, timeout=CALL_SECONDS)
     return read is not None and len(read.data) in OLD_ACCOUNT_BYTES.values()
 
 
 async def settle_slashed(context: CommandContext, paying: TreasurerRun, state: CoordinatorState) -> int:
-    """Settle every slashed member of a halted run; how many were. Raises UserError while a member is owed, CommandRefused."""
+    """Settle every slashed member of a halted run; return their number. Raises UserError if a member is owed, CommandRefused."""
     slashed = await _slashed(context, paying, [account for account in state.accounts if account.slashed])
     earned = sum(account.earned for account in state.accounts)
     owed = earned - paying.run.claimed - sum(member.forgiven for member in slashed)
@@ -74,7 +74,7 @@ async def settle_slashed(context: CommandContext, paying: TreasurerRun, state: C
 
 
 async def _settle(context: CommandContext, paying: TreasurerRun, members: Sequence[Slashed]) -> None:
-    """Settle members in one transaction, with the accounts that are missing. Raises CommandRefused."""
+    """Settle members in one transaction, and create missing accounts. Raises CommandRefused."""
     treasury = paying.treasury
     create = [
         treasurer.participant_create(context.payer, member.user, treasury=treasury)
@@ -86,6 +86,6 @@ async def _settle(context: CommandContext, paying: TreasurerRun, members: Sequen
 
 
 async def _slashed(context: CommandContext, paying: TreasurerRun, accounts: Sequence[Account]) -> list[Slashed]:
-    """The members with what their participants' accounts hold. Raises BackendError."""
+    """The slashed members with the contents of their participants' accounts. Raises BackendError."""
     participants = await read_participants(context, paying, [Pubkey(account.signer) for account in accounts])
     return [Slashed(account, participant) for account, participant in zip(accounts, participants, strict=True)]

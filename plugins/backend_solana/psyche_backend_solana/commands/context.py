@@ -1,7 +1,7 @@
-"""What every command needs: options, a connection, a wallet, and a common form of output.
+"""The common parts of all commands: options, a connection, a wallet, and the form of output.
 
 Options come from the settings classes, so names, help and environment variables are the same everywhere. A command asks no
-questions. It prints one sentence, or JSON with --json, and exits with 0 only when the chain has confirmed what it did. Network
+questions. It prints one sentence, or JSON with --json, and exits with 0 only if the chain has confirmed the result. Network
 errors become BackendError and wrong values ConfigError: one sentence each, no traceback.
 """
 
@@ -38,24 +38,24 @@ from psyche_core.errors import BackendError, ConfigError
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 SEND_SECONDS = 90.0
-"""Longest for one transaction: a blockhash lives about a minute."""
+"""Maximum seconds for one transaction: a blockhash is valid for about a minute."""
 CALL_SECONDS = 20.0
 ENVIRONMENT_NOTE = "Endpoints and wallet are also read from the environment, as PSYCHE_<OPTION>; an option given here wins."
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a command answers. sentence: for people. facts: for programs (--json)."""
+    """The result of a command. sentence: text for the user. facts: values for programs (--json)."""
 
     sentence: str
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class CommandContext:
-    """A connection, and where there is one a wallet that sends."""
+    """A connection and, if given, a wallet that sends."""
 
     def __init__(self, rpc: Rpc, programs: Programs, *, wallet: Wallet | None, price: int, owner: Pubkey | None = None) -> None:
-        """owner: whom every run asked for must belong to, None for anybody."""
+        """owner: required owner of every run; None allows any."""
         self.rpc = rpc
         self.programs = programs
         self._owner = owner
@@ -80,11 +80,11 @@ class CommandContext:
         return found
 
     async def check_ids(self, *names: str) -> None:
-        """Refuse the shipped addresses of these programs on a chain shared with strangers. Raises ConfigError, BackendError."""
+        """Check that these programs do not use shipped addresses on a shared chain. Raises ConfigError, BackendError."""
         await checked_ids(self.rpc, self.programs, *names, timeout=CALL_SECONDS)
 
     async def send(self, *instructions: Instruction, signers: tuple[Signer, ...] = ()) -> Sent:
-        """Have these done in one transaction. Raises CommandRefused, BackendError."""
+        """Execute instructions in one transaction. Raises CommandRefused, BackendError."""
         assert self._sender is not None, "this command asked for no wallet"
         try:
             return await self._sender.send(*instructions, signers=signers, timeout=SEND_SECONDS)
@@ -97,7 +97,7 @@ class CommandContext:
 
 
 def example(command: str, *lines: str) -> str:
-    """The end of a help text. lines: what follows `psyche run-manager COMMAND`."""
+    """The examples at the end of a help text. lines: the arguments after `psyche run-manager COMMAND`."""
     shown = "\n".join(f"  psyche {command} {line}".rstrip() for line in lines or ("",))
     return f"\b\nExample:\n{shown}\n\n{ENVIRONMENT_NOTE}"
 
@@ -105,7 +105,7 @@ def example(command: str, *lines: str) -> str:
 def command(
     settings: type[ChainSettings] = WalletSettings,
 ) -> Callable[[Callable[..., Awaitable[Outcome]]], Callable[..., None]]:
-    """A decorator that makes a click callback of an async function of a context and the command's own options."""
+    """A decorator that turns an async function of a context and the command's options into a click callback."""
 
     def decorate(action: Callable[..., Awaitable[Outcome]]) -> Callable[..., None]:
         @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON object, for programs.")
@@ -121,7 +121,7 @@ def command(
 
 
 def perform(action: Callable[[CommandContext], Awaitable[Outcome]], settings: ChainSettings, *, as_json: bool) -> None:
-    """Run an action at a context and print its outcome. Raises UserError, BackendError."""
+    """Run an action with a context and print its outcome. Raises UserError, BackendError."""
 
     async def work() -> Outcome:
         async with open_context(settings) as context:
@@ -138,7 +138,7 @@ def perform(action: Callable[[CommandContext], Awaitable[Outcome]], settings: Ch
 
 @asynccontextmanager
 async def open_context(settings: ChainSettings) -> AsyncIterator[CommandContext]:
-    """A context. Raises UserError for a wallet or an endpoint that cannot be used."""
+    """Open a context. Raises UserError for a wallet or an endpoint that cannot be used."""
     wallet = settings.wallet() if isinstance(settings, WalletSettings) else None
     price = settings.priority_fee if isinstance(settings, WalletSettings) else 0
     async with Rpc(settings.endpoints()) as rpc:
@@ -146,7 +146,7 @@ async def open_context(settings: ChainSettings) -> AsyncIterator[CommandContext]
 
 
 def load(settings: type[ChainSettings], given: Mapping[str, Any]) -> ChainSettings:
-    """Settings of options and environment. Raises ConfigError."""
+    """Load settings from options and environment. Raises ConfigError."""
     try:
         return settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
@@ -158,7 +158,7 @@ def load(settings: type[ChainSettings], given: Mapping[str, Any]) -> ChainSettin
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: addresses as base58, bytes as hexadecimal."""
+    """A value for JSON: addresses as base58, bytes as hexadecimal."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -172,12 +172,12 @@ def plain(value: Any) -> Any:
 
 
 class Address(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer clicks only
-    """An address as base58."""
+    """A parameter that is an address in base58."""
 
     name = "address"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Pubkey:
-        """Read it. Fails with a sentence."""
+        """Parse the address. Fails with one sentence."""
         if isinstance(value, Pubkey):
             return value
         try:

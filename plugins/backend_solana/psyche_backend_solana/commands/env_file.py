@@ -1,8 +1,8 @@
 """Reads the file of `psyche run-manager --env-file FILE`: names and values, as in the guides for members.
 
 The file has NAME=VALUE lines without shell syntax. It takes precedence over the environment. Known names may lack the prefix
-`PSYCHE_`; a name with the prefix takes precedence. The error for a line of another form gives the line's number and not its text,
-which may hold a secret.
+`PSYCHE_`; a name with the prefix takes precedence. The error for a malformed line contains the line's number and not its text,
+which may be a secret.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAMES = (
     "CONTAINER_PROGRAM",
     "CONTAINER_OPTIONS",
 )
-"""Names that the file may have without our prefix."""
+"""Names that may appear in the file without our prefix."""
 ALIASES = {"WALLET_PATH": "WALLET_PRIVATE_KEY_PATH"}
 """The spelling of one of the guides."""
 
@@ -44,7 +44,7 @@ _YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """The values of the file, by the names that our programs read. Raises ConfigError."""
+    """The values in the file, by the names that our programs read. Raises ConfigError."""
     try:
         text = path.expanduser().read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -55,7 +55,7 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 
 def read_env(text: str, *, source: str) -> dict[str, str]:
-    """NAME=VALUE lines; # begins a comment line, quotes around a value are dropped. Raises ConfigError."""
+    """Parse NAME=VALUE lines. `#` begins a comment line; quotes around a value are removed. Raises ConfigError."""
     found = {}
     for number, line in enumerate(text.splitlines(), start=1):
         written = line.strip().removeprefix("export ").strip()
@@ -74,7 +74,7 @@ def read_env(text: str, *, source: str) -> dict[str, str]:
 
 
 def with_prefix(given: Mapping[str, str]) -> dict[str, str]:
-    """The same, with the known names as our programs read them. A name that has our prefix already wins."""
+    """The same values, with our prefix added to known names. A name that already has the prefix takes precedence."""
     known = {ALIASES.get(name, name): value for name, value in given.items() if name in ALIASES} | {
         name: value for name, value in given.items() if name not in ALIASES
     }
@@ -84,7 +84,7 @@ def with_prefix(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def words(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """The words of a variable that may hold several, quoted as in a shell where they hold spaces. Raises ConfigError."""
+    """The words of a variable, separated by spaces; words with spaces are quoted as in a shell. Raises ConfigError."""
     try:
         return tuple(shlex.split(environment.get(PREFIX + name, "")))
     except ValueError as error:
@@ -93,7 +93,7 @@ def words(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
 
 
 def yes(environment: Mapping[str, str], name: str) -> bool | None:
-    """Whether a variable means yes; None where it is missing or empty. Raises ConfigError for what is neither yes nor no."""
+    """Whether a variable means yes; None if it is missing or empty. Raises ConfigError if it is neither yes nor no."""
     said = environment.get(PREFIX + name, "").strip().lower()
     if not said:
         return None

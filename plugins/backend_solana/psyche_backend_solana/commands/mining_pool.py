@@ -1,4 +1,4 @@
-"""`psyche run-manager mining-pool`: pool collateral, and share what its authority brings back for it."""
+"""`psyche run-manager mining-pool`: pool collateral, and share the tokens that the pool's authority returns for it."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ async def close_run(context: CommandContext, run_id: str, treasurer_index: int |
     state = None
     if owner.treasury is not None or not await is_old(
         context, owner.found.run.account
-    ):  # the program knows if an old one is halted
+    ):  # the program checks whether an old one is halted
         state = (await coordinator_account(context.rpc, owner.found.run)).state
     if state is not None and not state.run_state.halted:
         message = f"pause the run first (set-paused) and wait until it is: {run_id!r} is in {state.run_state.name}"
@@ -300,7 +300,7 @@ async def close_run(context: CommandContext, run_id: str, treasurer_index: int |
 
 
 def read_config(path: Path) -> tuple[CoordinatorConfig, ModelConfig]:
-    """[config] and [model] of a file; a whole state.toml does, too. Raises ConfigError with every problem, one a line."""
+    """[config] and [model] of a file, which may be a whole state.toml. Raises ConfigError with every problem, one per line."""
     run_file = load_run_file(path, run_id="run")
     if run_file.model.LLM.data_location.name == "Server":
         message = (
@@ -313,7 +313,7 @@ def read_config(path: Path) -> tuple[CoordinatorConfig, ModelConfig]:
 
 
 def data_index_at(step: int, config: CoordinatorConfig, model: ModelConfig) -> int:
-    """First sample of a step, when every step before it trained as many as the schedule says."""
+    """Number of a step's first sample, if every earlier step trained as many samples as scheduled."""
     samples = 0
     for done in range(1, step):
         wanted = batch_size(
@@ -322,7 +322,7 @@ def data_index_at(step: int, config: CoordinatorConfig, model: ModelConfig) -> i
             end=config.global_batch_size_end,
             warmup_tokens=config.global_batch_size_warmup_tokens,
         )
-        if wanted == config.global_batch_size_end:  # the ramp is over: the rest is a product
+        if wanted == config.global_batch_size_end:  # after the ramp, the rest is a product
             return samples + wanted * (step - done)
         samples += wanted
     return samples

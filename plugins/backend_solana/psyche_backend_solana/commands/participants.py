@@ -1,6 +1,6 @@
-"""What a treasurer's run has paid its members so far.
+"""Reads what a treasurer's run has paid its members so far.
 
-Many accounts are read in one call. What a member is owed is computed by the callers.
+Many accounts are read in one call. The callers compute what a member is owed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _READ_AT_ONCE = 100
 async def read_participants(
     context: CommandContext, paying: TreasurerRun, users: Sequence[Pubkey]
 ) -> list[treasurer.Participant | None]:
-    """The accounts of these users in a run, None for who has none. Raises BackendError."""
+    """The participants' accounts of these users in a run; None for a user without one. Raises BackendError."""
     found: list[treasurer.Participant | None] = []
     for part in parts(users, _READ_AT_ONCE):
         addresses = [

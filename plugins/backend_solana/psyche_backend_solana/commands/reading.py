@@ -158,7 +158,7 @@ async def reference_run(context: CommandContext, run_id: str) -> dict[str, Any]:
 
 
 def described(account: CoordinatorAccount) -> dict[str, Any]:
-    """What the account of a run's state holds."""
+    """The contents of the account of a run's state."""
     facts: dict[str, Any] = {
         "nonce": account.nonce,
         "version": account.version,
@@ -209,7 +209,7 @@ def described(account: CoordinatorAccount) -> dict[str, Any]:
 
 
 def membership(state: CoordinatorState | None, address: Pubkey) -> dict[str, Any]:
-    """What a run's state holds about one wallet."""
+    """The entries of a run's state for one wallet."""
     signer = bytes(address)
     balance = next((one for one in state.accounts if one.signer == signer), None) if state is not None else None
     slot = next((at for at, client in enumerate(state.epoch.clients) if client.id.signer == signer), None) if state else None
@@ -223,7 +223,7 @@ def membership(state: CoordinatorState | None, address: Pubkey) -> dict[str, Any
 
 
 async def funds(context: CommandContext, paying: TreasurerRun, state: CoordinatorState | None) -> dict[str, Any]:
-    """What a run's treasurer has, owes, and lacks."""
+    """The amounts that a run's treasurer has, owes and lacks."""
     read = await methods.account(context.rpc, paying.treasury.vault, timeout=CALL_SECONDS)
     held = 0 if read is None else tokens.parse(Account(read.lamports, read.data, read.owner)).amount
     earned = sum(max(0, one.earned - one.slashed) for one in state.accounts) if state is not None else 0
@@ -245,13 +245,13 @@ async def funds(context: CommandContext, paying: TreasurerRun, state: Coordinato
 
 
 async def claimed_by(context: CommandContext, paying: TreasurerRun, user: Pubkey) -> int:
-    """Units that a user was paid by a run's treasurer."""
+    """Units that a run's treasurer has paid to a user."""
     participant = (await read_participants(context, paying, [user]))[0]
     return 0 if participant is None else participant.claimed
 
 
 async def runs_on_chain(context: CommandContext) -> list[dict[str, Any]]:
-    """All runs of the coordinator program, those that wait for members first. What is malformed is left out."""
+    """All runs of the coordinator program, those that wait for members first. Malformed accounts are left out."""
     await context.check_ids("coordinator")
     program = context.programs.coordinator
     found = await methods.program_accounts(
@@ -267,7 +267,7 @@ async def runs_on_chain(context: CommandContext) -> list[dict[str, Any]]:
             account = read_coordinator(kept, Run(address, instance.account, program))
             state = account.state
         except (BackendError, WireError):
-            continue  # somebody's broken account must not hide the others
+            continue  # a malformed account must not hide the others
         rows.append(
             {
                 "run_id": instance.run_id,

@@ -1,4 +1,4 @@
-"""Commands about the treasurer: put in what a run pays, take out what one has earned, pay everybody."""
+"""Commands about the treasurer: deposit the tokens that a run pays, claim one's earnings, pay all members."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def pay_members(context: CommandContext, run_id: str, treasurer_index: int
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """units: to be paid to a user. known: whether it has a participant's account of the run."""
+    """A payment that is due. units: amount for a user. known: whether the user has a participant's account for the run."""
 
     user: Pubkey
     units: int
@@ -124,7 +124,7 @@ class Due:
 
 
 async def _owed(context: CommandContext, paying: TreasurerRun, accounts: Sequence[Balance]) -> list[Due]:
-    """Who is owed something. Raises BackendError."""
+    """The members that are owed something. Raises BackendError."""
     users = [Pubkey(account.signer) for account in accounts]
     found = []
     for account, user, participant in zip(accounts, users, await read_participants(context, paying, users), strict=True):
@@ -135,7 +135,7 @@ async def _owed(context: CommandContext, paying: TreasurerRun, accounts: Sequenc
 
 
 def _within(owed: Sequence[Due], held: int) -> list[Due]:
-    """What can be paid of it, in order; the last may get a part."""
+    """The payments that the held amount covers, in order; the last one may be partial."""
     found = []
     for due in owed:
         units = min(due.units, held)
@@ -147,7 +147,7 @@ def _within(owed: Sequence[Due], held: int) -> list[Due]:
 
 
 def _payment(context: CommandContext, paying: TreasurerRun, due: Due) -> list[Instruction]:
-    """What pays one member, accounts that are missing included."""
+    """The instructions that pay one member and create missing accounts."""
     treasury = paying.treasury
     made = [] if due.known else [treasurer.participant_create(context.payer, due.user, treasury=treasury)]
     own = tokens.associated(due.user, treasury.mint)
@@ -156,7 +156,7 @@ def _payment(context: CommandContext, paying: TreasurerRun, due: Due) -> list[In
 
 
 async def decimals(context: CommandContext, mint: Pubkey) -> int:
-    """Decimals of a token. Raises BackendError."""
+    """Number of decimals of a token. Raises BackendError."""
     read = await methods.account(context.rpc, mint, timeout=CALL_SECONDS)
     if read is None:
         message = f"there is no token {mint}"
@@ -169,13 +169,13 @@ async def decimals(context: CommandContext, mint: Pubkey) -> int:
 
 
 async def amount_of(context: CommandContext, address: Pubkey) -> int:
-    """Units in a token account, 0 when there is none."""
+    """Units in a token account; 0 if it does not exist."""
     read = await methods.account(context.rpc, address, timeout=CALL_SECONDS)
     return 0 if read is None else tokens.parse(Account(read.lamports, read.data, read.owner)).amount
 
 
 def units_of(text: str, decimals: int) -> int:
-    """An amount as people write it, in smallest units. Raises ConfigError."""
+    """A decimal amount in smallest units. Raises ConfigError."""
     try:
         units = Decimal(text) * 10**decimals
     except InvalidOperation:

@@ -39,7 +39,7 @@ FOR_CLIENT = f"{__name__}.for_client"
 
 
 class TableGroup(click.Group):
-    """A group over a table `name -> ("module:attribute", short help)` of modules beside this one."""
+    """A group over a table `name -> ("module:attribute", short help)` of modules in this package."""
 
     def __init__(self, *args: Any, table: dict[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -50,7 +50,7 @@ class TableGroup(click.Group):
         return sorted(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # click's signature
-        """Import and return a command, None when there is no such name."""
+        """Import and return a command, None for an unknown name."""
         if cmd_name not in self._table:
             return None
 
@@ -66,10 +66,10 @@ class TableGroup(click.Group):
 
 
 class StartGroup(TableGroup):
-    """The same, where what follows `--` after `--env-file` is for the client that is started."""
+    """Like TableGroup; arguments after `--`, with `--env-file`, are for the started client."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Set the client's options aside before click looks for a command among them."""
+        """Remove the client's options before click searches them for a command."""
         if "--" in args:
             at = args.index("--")
             if any(word == "--env-file" or word.startswith("--env-file=") for word in args[:at]):

@@ -60,7 +60,7 @@ def programs(out: Path | None, keypairs: Path | None, as_json: bool) -> None:
 
 
 def _own_key(folder: Path, name: str) -> Pubkey:
-    """The address of a program's key pair, made where there is none. Raises IdentityError."""
+    """The address of a program's key pair, which is created if missing. Raises IdentityError."""
     file = folder / f"{name}.json"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
 """`psyche run-manager --env-file FILE`: find a run that this wallet may join, and take part in it.
 
-The client is a process: of this installation, of another version or of a container image, as the run asks and the member allows
-(`client_plan`). `client_supervisor` keeps it running. When no run is named, the first run is taken that this wallet may join and
-that asks for a client which may run here; runs that wait for members come first. At each look 96 bytes of the account are read;
-the whole account is read only when they have changed. The wallet's secret is never on a command line. Windows is not supported,
-because it cannot ask a process to leave in order.
+The client is a process: of this installation, of another version or of a container image, as the run requests and the member
+allows (`client_plan`). `client_supervisor` keeps it running. If no run is named, the first run is chosen that this wallet may
+join and whose client may run here; runs that wait for members come first. Each check reads 96 bytes of the account; the whole
+account is read only if they have changed. The wallet's secret is never on a command line. Windows is not supported, because it
+cannot ask a process to leave cleanly.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from psyche_core.errors import BackendError, CommandRefused, UserError
 
 NOT_JOINABLE = ("Uninitialized", "Finished", "Paused")
 CLIENT_VERSION_OFFSET = 56
-"""Where in the account of a run's state: docs/reference/solana-programs.md."""
+"""Offsets in the account of a run's state; see docs/reference/solana-programs.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOptions:
-    """What stands on the command line; what does not is looked for in the file and the environment.
+    """Options from the command line; missing ones are read from the file and the environment.
 
-    images, install, anything: see `client_plan.Trust`. containers: None as options not given. grantor: only runs whose joining
-    this wallet grants. more: further options of `psyche client train`.
+    images, install, anything: see `client_plan.Trust`. containers: fields are None if not given. grantor: only runs for which
+    this wallet grants the right to join. more: further options of `psyche client train`.
     """
 
     images: tuple[str, ...] = ()
@@ -71,10 +71,10 @@ async def choose_run(
     allowed: Callable[[str], object],
     grantor: Pubkey | None = None,
 ) -> tuple[str, str]:
-    """Name and client version of the run to join: the one wanted, else the first that lets this wallet in.
+    """Name and client version of the run to join: the wanted one, else the first that this wallet may join.
 
-    allowed: raises UserError for a version that may not be run here; such runs are passed over. grantor: only runs whose joining
-    this wallet grants. Raises UserError, CommandRefused.
+    allowed: raises UserError for a version that may not run here; such runs are skipped. grantor: only runs for which this
+    wallet grants the right to join. Raises UserError, CommandRefused.
     """
     if wanted is not None:
         found = await context.run(wanted)
@@ -106,7 +106,7 @@ async def choose_run(
 
 
 class VersionReader:
-    """Which version a run asks for, read again and again."""
+    """Reads repeatedly which version a run asks for."""
 
     def __init__(self, context: CommandContext, run_id: str) -> None:
         self._desk = context
@@ -116,13 +116,13 @@ class VersionReader:
         self._text = ""
 
     async def read(self) -> str:
-        """The version asked for now. Raises BackendError, RpcError."""
+        """The version that the run asks for now. Raises BackendError, RpcError."""
         if self._run is None:
             self._run = (await self._desk.run(self._run_id)).run
         part = (CLIENT_VERSION_OFFSET, CLIENT_VERSION_BYTES)
         (seen,) = await methods.accounts(self._desk.rpc, [self._run.account], data_slice=part, timeout=CALL_SECONDS)
         if seen is None or len(seen.data) != CLIENT_VERSION_BYTES:
-            self._run = None  # closed; its owner may make it anew, with another account
+            self._run = None  # closed; its owner may create it again, with another account
             message = f"the run {self._run_id!r} is not on the chain any more"
             raise BackendError(message)
 
@@ -133,7 +133,7 @@ class VersionReader:
 
 
 def start(env_file: Path, options: StartOptions) -> int:
-    """Find the run and take part in it; the client's exit code. Raises UserError, BackendError."""
+    """Find the run and take part in it. Returns the client's exit code. Raises UserError, BackendError."""
     if sys.platform == "win32":
         message = "run-manager --env-file needs Linux or macOS; here use `psyche client train --backend solana`, or WSL"
         raise UserError(message)
@@ -189,7 +189,7 @@ async def _start(given: Mapping[str, str], options: StartOptions) -> int:
 
 
 def load_from(given: Mapping[str, str]) -> SolanaSettings:
-    """The backend's settings as the file says them, and the environment where it does not. Raises ConfigError."""
+    """The backend's settings from the file, and from the environment if the file lacks them. Raises ConfigError."""
     fields = {name: given.get(PREFIX + name.upper()) for name in SolanaSettings.model_fields}
     settings = load(SolanaSettings, {name: value or None for name, value in fields.items()})
     assert isinstance(settings, SolanaSettings)
@@ -197,14 +197,14 @@ def load_from(given: Mapping[str, str]) -> SolanaSettings:
 
 
 def trust_of(options: StartOptions, environment: Mapping[str, str]) -> Trust:
-    """What the member allows, on the command line or in the file or environment. Raises ConfigError."""
+    """The member's choices from the command line, the file or the environment. Raises ConfigError."""
     images = options.images or words(environment, "ALLOW_IMAGE")
     install = options.install if options.install is not None else yes(environment, "ALLOW_INSTALL")
     return read_trust(images, install=came_from_an_index() if install is None else install, anything=options.anything)
 
 
 def came_from_an_index() -> bool:
-    """Whether psyche-core was installed by its name: from an index that somebody trusts already. Source: PEP 610."""
+    """Whether psyche-core was installed by its name, from an index that the user already trusts. Source: PEP 610."""
     return distribution("psyche-core").read_text("direct_url.json") is None
 
 

@@ -1,4 +1,4 @@
-"""`psyche solana create-token`: a token to pay a run's members with, where there is none yet."""
+"""`psyche solana create-token`: creates a token for paying a run's members, if there is none yet."""
 
 from __future__ import annotations
 

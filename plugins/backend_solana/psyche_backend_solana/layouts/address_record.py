@@ -1,10 +1,10 @@
 """A member's transport address, in an account of the member's own. No I/O.
 
-The account is an authorization (program `authorizer`) that the member grants itself. It is never active, and its scope names this
-run. Its delegates are the transport key and then the address in pieces. So everybody can compute where the account is, only the
-member can write it, one call reads a hundred of them, and no transaction history is searched, which strangers could fill. The
-rent comes back when the account is closed. An address counts only if it stands with the transport key that the state has for the
-member; anything else is no address.
+The account is an authorization (program `authorizer`) that the member grants itself. It is never active, and its scope names
+this run. Its delegates are the transport key and then the address in pieces. So everybody can compute the account's address,
+only the member can write it, one call reads a hundred of them, and no transaction history, which strangers could fill, is
+searched. The rent is returned when the account is closed. An address is valid only if it is stored with the transport key that
+the state has for the member; anything else is ignored.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.programs.addresses import AUTHORIZER
 
 MAX_ADDRESS_BYTES = 1024
-"""Of an address, as the backend's contract has it."""
+"""Maximum length of an address, from the backend's contract."""
 DELEGATES_AT_ONCE = 24
-"""How many fit a transaction beside the account's creation."""
+"""Number of delegates that fit into a transaction together with the account's creation."""
 
 _KEY_BYTES = 32
 _PIECE_BYTES = _KEY_BYTES - 1
 _LENGTH_BYTES = 2
 MAX_DELEGATES = 1 + -(-(_LENGTH_BYTES + MAX_ADDRESS_BYTES) // _PIECE_BYTES)
 DELEGATES = (authorizer.BYTES, MAX_DELEGATES * _KEY_BYTES)
-"""Offset and most bytes of the delegates in the account."""
+"""Offset and maximum size of the delegates in the account."""
 
 
 def scope(instance: Pubkey) -> str:
-    """The scope of the addresses of a run."""
+    """The scope of a run's addresses."""
     return "address:" + bytes(instance).hex()[:24]
 
 
 def place(signer: Pubkey, instance: Pubkey, *, program: Pubkey = AUTHORIZER) -> Pubkey:
-    """Where a member's address lies."""
+    """The account with a member's address."""
     return authorizer.address(signer, signer, scope(instance), program=program)
 
 
 def delegates(p2p: bytes, address: bytes) -> tuple[Pubkey, ...]:
-    """What the account names: the transport key, then pieces of the length (u16) and the address, each after its number (u8).
+    """The account's delegates: the transport key, then the length (u16) and the address in pieces, each after its number (u8).
 
     Raises ValueError for an address over MAX_ADDRESS_BYTES.
     """
@@ -56,7 +56,7 @@ def delegates(p2p: bytes, address: bytes) -> tuple[Pubkey, ...]:
 
 
 def address_in(content: bytes, p2p: bytes) -> bytes | None:
-    """The address in the account's delegates (their bytes), None if it is incomplete or stands with another key."""
+    """The address in the account's delegates (their bytes), None if it is incomplete or stored with another key."""
     keys = [content[start : start + _KEY_BYTES] for start in range(0, len(content), _KEY_BYTES)]
     if len(keys) < 2 or keys[0] != p2p or any(key[:1] != bytes([number]) for number, key in enumerate(keys[1:])):
         return None
@@ -70,9 +70,9 @@ def address_in(content: bytes, p2p: bytes) -> bytes | None:
 def publication(
     user: Pubkey, instance: Pubkey, *, p2p: bytes, address: bytes, made: bool, program: Pubkey = AUTHORIZER
 ) -> tuple[tuple[Instruction, ...], ...]:
-    """What writes a member's address: instructions for one transaction after the other. Signer: user, who pays the rent.
+    """The instructions that write a member's address, per transaction, in order. Signer: user, who pays the rent.
 
-    made: whether the account is there already. Raises ValueError.
+    made: whether the account exists already. Raises ValueError.
     """
     named = delegates(p2p, address)
     at = place(user, instance, program=program)

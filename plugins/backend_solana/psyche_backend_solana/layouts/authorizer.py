@@ -31,15 +31,15 @@ ERRORS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
         102: ("TooManyDelegates", "an authorization names at most 256 delegates"),
     }
 )
-"""By number, as in Custom(n): name and sentence."""
+"""The program's errors by number, as in Custom(n): name and sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Authorization:
-    """Whom a grantor lets do what. grantee: EVERYBODY for anyone; delegates: whom the grantee lets do it as well.
+    """A right that a grantor gives. grantee: EVERYBODY for anyone. delegates: wallets to which the grantee extends the right.
 
-    limit: most of them that may be pending at once, 0 for no limit; with EVERYBODY, most pending members of any authorization
-    among whom one more may join by this one.
+    limit: maximum number of its users that may be pending at the same time, 0 for no limit. With EVERYBODY: a member may join by
+    this authorization only while fewer than this many members in total are pending.
     """
 
     bump: int
@@ -56,13 +56,13 @@ class Authorization:
 
 
 def address(grantor: Pubkey, grantee: Pubkey, scope: str = JOIN_SCOPE, *, program: Pubkey = AUTHORIZER) -> Pubkey:
-    """Where the authorization lies. ValueError if the scope is empty or over 32 bytes."""
+    """The authorization's account. Raises ValueError if the scope is empty or over 32 bytes."""
     _scope(scope)
     return Pubkey.find_program_address([b"authorization", bytes(grantor), bytes(grantee), scope.encode()], program)[0]
 
 
 def parse(account: Account, *, program: Pubkey = AUTHORIZER) -> Authorization:
-    """The account as a value. WireError if it is not one of the authorizer, or of another version."""
+    """Parse the account. Raises WireError if it is not an account of the authorizer, or has another version."""
     data = header.content(account, program, magic=MAGIC, version=VERSION, size=BYTES, what="authorization")
     bump, active, scope_length = data[12:15]
     (count,) = struct.unpack_from("<I", data, 112)
@@ -83,7 +83,7 @@ def parse(account: Account, *, program: Pubkey = AUTHORIZER) -> Authorization:
 def create(
     payer: Pubkey, grantor: Pubkey, *, grantee: Pubkey, scope: str = JOIN_SCOPE, program: Pubkey = AUTHORIZER
 ) -> Instruction:
-    """Makes an authorization, not active yet. Signers: payer, grantor."""
+    """Creates an authorization, not active yet. Signers: payer, grantor."""
     accounts = [
         AccountMeta(payer, True, True),
         AccountMeta(grantor, True, False),
@@ -98,7 +98,8 @@ def grantor_update(
 ) -> Instruction:
     """Switches an authorization on or off. Signer: grantor.
 
-    limit: most members that may be pending by it, 0 for no limit, None keeps what is there. ValueError above 65,535.
+    limit: maximum number of members that may be pending by it, 0 for no limit, None keeps the old one. Raises ValueError above
+    65,535.
     """
     if limit is not None and not 0 <= limit < 2**16:
         message = f"expected a limit of 0 to 65,535 members, got {limit}"
@@ -117,7 +118,10 @@ def grantee_update(
     clear: bool = False,
     program: Pubkey = AUTHORIZER,
 ) -> Instruction:
-    """Names delegates, after forgetting all where `clear` is true. Signers: payer, grantee. About 30 fit into one transaction."""
+    """Adds delegates; removes all old ones first if `clear` is True. Signers: payer, grantee.
+
+    About 30 fit into one transaction.
+    """
     if len(add) > 255:
         message = f"{len(add)} delegates in one instruction; at most 255"
         raise ValueError(message)

@@ -1,8 +1,8 @@
 """The coordinator program's instructions, each as an `Instruction` for a transaction.
 
-There is one function for each instruction of docs/reference/solana-programs.md. It takes protocol values and returns bytes. What
-does not fit one transaction goes through the staging area (`staged_update`). Values that do not fit their fields raise ValueError
-before anything is sent. Whether a command is accepted is decided by the program.
+There is one function for each instruction of docs/reference/solana-programs.md. It takes protocol values and returns bytes. Data
+that does not fit into one transaction goes through the staging area (`staged_update`). Values that do not fit their fields raise
+ValueError before anything is sent. The program decides whether a command is accepted.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from psyche_core.wire.messages import commitment_message, join_message, sign_joi
 from psyche_core.wire.signing import SecretKey
 
 PROGRAM_ID = Pubkey.from_string("4t6nXm8shbyAsZTLvdCPi11MxKDXktwSoxcTz38NcqAd")
-"""Where local chains have the coordinator."""
+"""The coordinator's address on local chains."""
 
 JOIN_SCOPE = b"CoordinatorJoinRun"
-"""Scope of the authorizations that `join` asks for."""
+"""Scope of the authorizations that `join` requires."""
 
 SYSTEM_PROGRAM = Pubkey.default()
 ED25519_PROGRAM = Pubkey.from_string("Ed25519SigVerify111111111111111111111111111")
@@ -37,10 +37,10 @@ INSTRUCTIONS_SYSVAR = Pubkey.from_string("Sysvar1nstructions11111111111111111111
 MAX_ADDRESS_BYTES = 512
 MAX_WITNESS_METADATA_BYTES = 256
 STAGE_CHUNK_BYTES = 800
-"""Bytes of one `stage`: they fit a transaction beside the accounts of a treasurer's run and a fee instruction."""
+"""Bytes of one `stage`. They fit into a transaction together with the accounts of a treasurer's run and a fee instruction."""
 
 _LOCATION_BYTES = 130
-"""kind, first, present, second of a checkpoint, as in the image, where only padding follows."""
+"""kind, first, present, second of a checkpoint, as in the image, in which only padding follows."""
 _OFFSETS = struct.Struct("<HHHHHHH")
 _SAME_INSTRUCTION = 0xFFFF
 
@@ -69,7 +69,7 @@ class Number(IntEnum):
 
 
 class Part(IntFlag):
-    """What an `update` brings."""
+    """The parts of an `update`."""
 
     config = 1
     model = 2
@@ -81,7 +81,7 @@ class Part(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Where a run is: its instance (see `instance_address`) and the account of its state; program: the coordinator's address."""
+    """A run's addresses: its instance (see `instance_address`), the account of its state, and the coordinator program."""
 
     instance: Pubkey
     account: Pubkey
@@ -90,7 +90,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What the owner replaces; None keeps what is there."""
+    """The fields that the owner replaces; None keeps the old value."""
 
     config: CoordinatorConfig | None = None
     model: ModelConfig | None = None
@@ -99,7 +99,7 @@ class Update:
     client_version: str | None = None
 
     def pack(self) -> tuple[Part, bytes]:
-        """The mask and the parts. Raises ValueError for what does not fit."""
+        """The mask and the packed parts. Raises ValueError for a value that does not fit."""
         parts: dict[Part, bytes] = {}
         if self.config is not None:
             parts[Part.config] = CONFIG.write(self.config)
@@ -120,14 +120,14 @@ class Update:
 
 
 def instance_address(run_id: str, *, program: Pubkey = PROGRAM_ID) -> tuple[Pubkey, int]:
-    """The derived address of a run's instance, and its bump. Raises ValueError for a run id not of 1 to 32 bytes."""
+    """The derived address of a run's instance, and its bump. Raises ValueError if the run id does not have 1 to 32 bytes."""
     return Pubkey.find_program_address([b"coordinator", _run_id(run_id)], program)
 
 
 def init(
     run: Run, *, payer: Pubkey, run_id: str, main_authority: Pubkey, join_authority: Pubkey, client_version: str = ""
 ) -> Instruction:
-    """Make a run of an account of zeros that the program owns. Signers: payer, who pays the instance's rent, and the account."""
+    """Create a run in a zeroed account that the program owns. Signers: payer, who pays the instance's rent, and the account."""
     name = _run_id(run_id)
     keys = bytes(main_authority) + bytes(join_authority)
     version = packed_text(client_version, CLIENT_VERSION_BYTES, "client_version")
@@ -137,7 +137,7 @@ def init(
 
 
 def free(run: Run, *, authority: Pubkey, spill: Pubkey) -> Instruction:
-    """Close both accounts of a halted run, also of an older version. spill: gets their lamports."""
+    """Close both accounts of a halted run, also of one with an older version. spill: receives their lamports."""
     accounts = [_signer(authority), _written(spill), _written(run.instance), _written(run.account)]
     return _instruction(run, Number.free, b"", accounts)
 
@@ -152,13 +152,13 @@ def stage(run: Run, *, authority: Pubkey, offset: int, content: bytes) -> Instru
 
 
 def update(run: Run, wanted: Update, *, authority: Pubkey) -> Instruction:
-    """Replace configuration, all of it in one instruction. See `staged_update` for what a transaction cannot carry."""
+    """Replace configuration in one instruction. If it does not fit into a transaction, use `staged_update`."""
     mask, parts = wanted.pack()
     return _instruction(run, Number.update, bytes([mask]) + parts, _owners(run, authority))
 
 
 def staged_update(run: Run, wanted: Update, *, authority: Pubkey) -> tuple[Instruction, ...]:
-    """The same for any size: pieces of at most STAGE_CHUNK_BYTES bytes, each for a transaction of its own, then the update."""
+    """The same for any size: pieces of at most STAGE_CHUNK_BYTES bytes, each for a separate transaction, then the update."""
     mask, parts = wanted.pack()
     if len(parts) <= STAGE_CHUNK_BYTES:
         return (update(run, wanted, authority=authority),)
@@ -173,7 +173,7 @@ def staged_update(run: Run, wanted: Update, *, authority: Pubkey) -> tuple[Instr
 def set_future_epoch_rates(
     run: Run, *, authority: Pubkey, earning_total_shared: int | None = None, slashing_per_client: int | None = None
 ) -> Instruction:
-    """What later epochs pay, in points; None keeps what is there."""
+    """Set what later epochs pay, in points; None keeps the old value."""
     rates = (earning_total_shared, slashing_per_client)
     mask = sum(1 << place for place, rate in enumerate(rates) if rate is not None)
     data = _packed("<BQQ", mask, *(rate or 0 for rate in rates), what="rates of 64 bits")
@@ -181,23 +181,23 @@ def set_future_epoch_rates(
 
 
 def set_paused(run: Run, *, authority: Pubkey, paused: bool, from_checkpoint: bool = False) -> Instruction:
-    """Pause, or resume or first start. from_checkpoint: of a run whose model is lost, resume with the stored checkpoint's."""
+    """Pause, resume or first start a run. from_checkpoint: if the model is lost, resume with the stored checkpoint."""
     what = 1 if paused else 2 if from_checkpoint else 0
     return _instruction(run, Number.set_paused, bytes([what]), _owners(run, authority))
 
 
 def proved_join(run: Run, *, user: Pubkey, authorization: Pubkey, key: SecretKey) -> tuple[Instruction, Instruction]:
-    """Ask to be a member: the proof that the transport key is ours, and the join, for one transaction, in this order."""
+    """Ask to be a member: the proof that we own the transport key, and the join, for one transaction, in this order."""
     proof = sign_join(key, bytes(run.account), bytes(user))
     verified = join_verified(run, user=user, p2p=key.public, proof=proof)
     return verified, join(run, user=user, authorization=authorization, p2p=key.public, proof=proof)
 
 
 def join(run: Run, *, user: Pubkey, authorization: Pubkey, p2p: bytes, proof: bytes, address: bytes = b"") -> Instruction:
-    """Ask to be a member. It belongs right behind `join_verified` in the same transaction.
+    """Ask to be a member. It must directly follow `join_verified` in the same transaction.
 
-    p2p: the transport's public key. proof: its signature, see `psyche_core.wire.messages.sign_join`. address: for the log, at
-    most 512 bytes.
+    p2p: the transport's public key, 32 bytes. proof: its signature, see `psyche_core.wire.messages.sign_join`. address: for the
+    log, at most 512 bytes.
     """
     _expect_at_most(address, MAX_ADDRESS_BYTES, "address")
     data = _exactly(p2p, 32, "p2p key") + _exactly(proof, 64, "proof") + struct.pack("<H", len(address)) + address
@@ -222,7 +222,7 @@ def withdraw(run: Run, *, user: Pubkey) -> Instruction:
 
 
 def tick(run: Run, *, user: Pubkey) -> Instruction:
-    """Let time pass. user: anybody."""
+    """Apply a tick. user: anybody."""
     return _instruction(run, Number.tick, b"", _members(run, user))
 
 
@@ -233,27 +233,27 @@ def witness(run: Run, statement: WitnessStatement, *, user: Pubkey, metadata: by
 
 
 def warmup_witness(run: Run, *, user: Pubkey, epoch: int, index: int, model_digest: bytes) -> Instruction:
-    """`user` has the model and is ready. index: its own slot."""
+    """Report that `user` has the model and is ready. index: its own slot."""
     data = _packed("<IH", epoch, index, what="epoch and index") + _exactly(model_digest, 32, "model digest")
     return _instruction(run, Number.warmup_witness, data, _members(run, user))
 
 
 def epoch_digest(run: Run, *, user: Pubkey, epoch: int, index: int, digest: bytes) -> Instruction:
-    """`user`'s masters at the end of an epoch have this full digest. index: its own slot."""
+    """Report the full digest of `user`'s masters at the end of an epoch. index: its own slot."""
     data = _packed("<IH", epoch, index, what="epoch and index") + _exactly(digest, 32, "digest")
     return _instruction(run, Number.epoch_digest, data, _members(run, user))
 
 
 def health_check(run: Run, *, user: Pubkey, slots: tuple[int, ...]) -> Instruction:
-    """Report slots whose work a quorum did not see."""
+    """Report slots whose work a quorum did not receive."""
     data = _packed(f"<H{len(slots)}H", len(slots), *slots, what="slots")
     return _instruction(run, Number.health_check, data, _members(run, user))
 
 
 def checkpoint(run: Run, location: object, *, user: Pubkey) -> Instruction:
-    """The model is stored there, or cannot be by this checkpointer (None).
+    """Report where the model is stored; None if this checkpointer cannot store it.
 
-    location: name and settings as in the run configuration. Raises ValueError for one that the image has no place for.
+    location: name and settings as in the run configuration. Raises ValueError for a location that the image cannot represent.
     """
     data = bytes(_LOCATION_BYTES) if location is None else _packed_location(location)
     return _instruction(run, Number.checkpoint, data, _members(run, user))
@@ -271,7 +271,7 @@ def _packed_location(location: object) -> bytes:
 
 
 def equivocation(run: Run, evidence: Equivocation, *, user: Pubkey) -> Instruction:
-    """Proof that a slot signed two results. It belongs right behind `commitments_verified` in the same transaction."""
+    """Prove that a slot signed two results. It must directly follow `commitments_verified` in the same transaction."""
     data = _packed("<IIH", evidence.epoch, evidence.height, evidence.index, what="epoch, height and index")
     for result in (evidence.first, evidence.second):
         data += _exactly(result.payload_hash, 32, "payload hash") + _exactly(result.signature, 64, "signature")
@@ -301,22 +301,22 @@ def signatures_verified(*, p2p: bytes, signed: tuple[tuple[bytes, bytes], ...]) 
 
 
 def expel(run: Run, *, authority: Pubkey, user: Pubkey) -> Instruction:
-    """Send a member away, as if it had withdrawn. authority: the run's join authority or its owner."""
+    """Remove a member, as if it had withdrawn. authority: the run's join authority or its owner."""
     return _instruction(run, Number.expel, bytes(user), _owners(run, authority))
 
 
 def back(run: Run, *, authority: Pubkey, units: int) -> Instruction:
-    """Say what stands behind the points that later epochs promise: no epoch promises more. authority: the run's owner."""
+    """Set the backing of the points that later epochs promise: no epoch promises more. authority: the run's owner."""
     return _instruction(run, Number.back, _packed("<Q", units, what="units of 64 bits"), _owners(run, authority))
 
 
 def settle(run: Run, *, authority: Pubkey, signer: bytes) -> Instruction:
-    """Free the balance of a signer that was paid out and is neither in the epoch nor pending. authority: the run's owner."""
+    """Free the balance of a signer that was fully paid and is neither in the epoch nor pending. authority: the run's owner."""
     return _instruction(run, Number.settle, _exactly(signer, 32, "signer"), _owners(run, authority))
 
 
 def _packed_model(model: ModelConfig) -> bytes:
-    """The model's fields without padding, and its tables without what is not in use."""
+    """The model's fields without padding, and its tables without unused entries."""
     written = MODEL.write(model)
     tables = next(part.offset for part in MODEL.parts if part.name == "tables")
     length = int.from_bytes(written[tables : tables + 4], "little")

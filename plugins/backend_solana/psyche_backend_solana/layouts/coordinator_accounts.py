@@ -1,7 +1,7 @@
 """The coordinator program's accounts: a run's instance, and the account that holds its state.
 
 Size, magic and version are checked in this order; the rest is then parsed strictly. The state is large, so it is decoded only
-when it is used. Foreign and damaged accounts raise WireError. Who owns an account is checked by the caller.
+when it is used. Foreign and damaged accounts raise WireError. The caller checks the owner of an account.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ INSTANCE_VERSION = 1
 
 HEADER_BYTES = 1344
 NONCE_OFFSET, NONCE_BYTES = 16, 8
-"""Of the account of the state, in its header."""
+"""Magic bytes in the header of the account of the state."""
 STAGING_BYTES = 4096
 ACCOUNT_BYTES = HEADER_BYTES + image.SIZE + STAGING_BYTES
 ACCOUNT_MAGIC = b"PsycheCo"
 ACCOUNT_VERSION = 3
 OLD_ACCOUNT_BYTES = {1: 161_056, 2: 165_152}
-"""Bytes of accounts of older versions, which can only be closed any more."""
+"""Sizes of accounts of older versions, which can only be closed."""
 
 CLIENT_VERSION_BYTES = 96
 NAME_BYTES = 64
@@ -40,7 +40,7 @@ _HEADER = struct.Struct(f"<8sIIQ32s{CLIENT_VERSION_BYTES}s{NAME_BYTES}s{DESCRIPT
 
 @dataclass(frozen=True, slots=True)
 class RunInstance:
-    """A run's instance. main_authority: its owner; join_authority: grantor of authorizations to join; account: its state's."""
+    """A run's instance. main_authority: its owner. join_authority: grants authorizations to join. account: holds its state."""
 
     bump: int
     main_authority: Pubkey
@@ -50,7 +50,7 @@ class RunInstance:
 
     @classmethod
     def parse(cls, data: bytes) -> RunInstance:
-        """Read the account's data. Raises WireError."""
+        """Parse the account's data. Raises WireError."""
         _expect_kind(data, INSTANCE_MAGIC, INSTANCE_VERSION, sizes={INSTANCE_VERSION: INSTANCE_BYTES}, what="run's instance")
         _, _, bump, main, join, account, run_id = _INSTANCE.unpack(data)
         return cls(bump, Pubkey(main), Pubkey(join), Pubkey(account), _text(run_id, "run_id"))
@@ -58,7 +58,7 @@ class RunInstance:
 
 @dataclass(frozen=True, slots=True)
 class RunMetadata:
-    """What a run's owner publishes about it: at most 64 bytes of name and 280 of description."""
+    """Data that a run's owner publishes about it: at most 64 bytes of name and 280 of description."""
 
     name: str = ""
     description: str = ""
@@ -66,7 +66,7 @@ class RunMetadata:
     vocab_size: int = 0
 
     def pack(self) -> bytes:
-        """The 360 bytes of the account. Raises ValueError for a text that is too long or a number that is out of range."""
+        """The 360 bytes in the account. Raises ValueError for a text that is too long or a number out of range."""
         texts = packed_text(self.name, NAME_BYTES, "name") + packed_text(self.description, DESCRIPTION_BYTES, "description")
         try:
             return texts + struct.pack("<QQ", self.num_parameters, self.vocab_size)
@@ -77,9 +77,9 @@ class RunMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Backing:
-    """What stands behind a run's points, in points: a treasurer's vault. No epoch promises more than is free.
+    """The backing of a run's points, in points: a treasurer's vault. No epoch promises more than is free.
 
-    free: may still be promised. promised: what the epoch that goes on has promised to its members.
+    free: amount that may still be promised. promised: amount that the current epoch has promised to its members.
     """
 
     free: int
@@ -90,8 +90,8 @@ class Backing:
 class CoordinatorAccount:
     """The account that holds a run's state.
 
-    nonce: one more after every command. backing: None where nothing stands behind the points, and epochs promise whatever the
-    owner says. image: `psyche_core.coordinator.image`.
+    nonce: increases by one with every command. backing: None if the points have no backing; epochs then promise what the owner
+    sets. image: see `psyche_core.coordinator.image`.
     """
 
     version: int
@@ -104,7 +104,7 @@ class CoordinatorAccount:
 
     @classmethod
     def parse(cls, data: bytes) -> CoordinatorAccount:
-        """Read the account's data without decoding the state. Raises WireError."""
+        """Parse the account's data without decoding the state. Raises WireError."""
         _expect_kind(data, ACCOUNT_MAGIC, ACCOUNT_VERSION, sizes={ACCOUNT_VERSION: ACCOUNT_BYTES}, what="coordinator account")
         _, version, _, nonce, instance, client_version, *about, backed, free, promised = _HEADER.unpack_from(data)
         name, description, parameters, vocabulary = about
@@ -115,12 +115,12 @@ class CoordinatorAccount:
 
     @property
     def state(self) -> CoordinatorState | None:
-        """The coordinator's state, None before the run's first configuration. Raises WireError for anything but an image."""
+        """The coordinator's state; None before the run's first configuration. Raises WireError for an invalid image."""
         return None if not any(self.image[:8]) else image.decode(self.image)
 
 
 def packed_text(text: str, size: int, what: str) -> bytes:
-    """A text zero-filled to its place. Raises ValueError when it is too long or holds NUL."""
+    """A text padded with zeros to `size` bytes. Raises ValueError if it is too long or contains NUL."""
     encoded = text.encode()
     if len(encoded) > size or b"\0" in encoded:
         message = f"expected a {what} of at most {size} bytes without NUL, got {len(encoded)} bytes: {text!r:.80}"

@@ -1,4 +1,4 @@
-"""Names of the programs' errors: what a transaction's `Custom(n)` means.
+"""Names of the programs' errors, by the number in a transaction's `Custom(n)`.
 
 1 to 20 mean the same in all programs (programs/common/src/error.rs). The coordinator's own numbers follow the order of
 `psyche_core.coordinator.errors`, so an error has the same name on a chain as anywhere else.
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from psyche_core.coordinator.errors import MEANINGS
 
 FIRST_OWN = 100
-"""First number of a program's own refusals."""
+"""First number of a program's own errors."""
 
 COMMON: Mapping[int, str] = MappingProxyType(
     dict(
@@ -43,7 +43,7 @@ COMMON: Mapping[int, str] = MappingProxyType(
         )
     )
 )
-"""Refusals that all programs share, by number."""
+"""Errors that all programs share, by number."""
 
 COORDINATOR: Mapping[int, str] = MappingProxyType(dict(enumerate(MEANINGS, start=FIRST_OWN)))
-"""The coordinator's refusals by number."""
+"""The coordinator's errors by number."""

@@ -16,7 +16,7 @@ BYTES = 12
 
 
 def content(account: Account, program: Pubkey, *, magic: bytes, version: int, size: int, what: str) -> bytes:
-    """The data of an account whose owner, size (so many bytes or more), magic and version are as expected; else WireError."""
+    """The data of an account, after checks of owner, size (at least `size` bytes), magic and version. Raises WireError."""
     data = bytes(account.data)
     if account.owner != program:
         message = f"this account is no {what}: it belongs to {account.owner}, not to {program}"
@@ -45,7 +45,7 @@ def number(data: bytes, offset: int) -> int:
 
 
 def text(value: str, size: int, what: str) -> bytes:
-    """A text in its place: UTF-8 and zeroes. ValueError if it does not fit or contains NUL."""
+    """A text as UTF-8, padded with zeros to `size` bytes. Raises ValueError if it does not fit or contains NUL."""
     encoded = value.encode()
     if len(encoded) > size or b"\0" in encoded:
         message = f"{what} {value!r} has {len(encoded)} bytes; at most {size} fit, and none may be NUL"

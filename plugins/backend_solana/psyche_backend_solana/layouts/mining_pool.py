@@ -36,14 +36,14 @@ ERRORS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
         110: ("SameMint", "the redeemable token must be another than the collateral"),
     }
 )
-"""By number, as in Custom(n): name and sentence."""
+"""The program's errors by number, as in Custom(n): name and sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A pool. Amounts are units over its whole life: deposited, extracted and refunded collateral, claimed redeemables.
+    """A pool. Amounts are totals in units: deposited, extracted and refunded collateral, claimed redeemables.
 
-    cap, lender_cap: most that may be deposited in all and by one lender. redeemable: mint and vault, once claims are open.
+    cap, lender_cap: maximum deposit in total and by one lender. redeemable: mint and vault, once claims are open.
     """
 
     bump: int
@@ -68,7 +68,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Lender:
-    """What one user put in and had back, in units."""
+    """The amounts that one user deposited and received back, in units."""
 
     bump: int
     pool: Pubkey
@@ -79,22 +79,22 @@ class Lender:
 
 
 def pool_address(index: int, *, program: Pubkey = MINING_POOL) -> Pubkey:
-    """Where the pool of an index lies."""
+    """The account of the pool with an index."""
     return Pubkey.find_program_address([b"pool", index.to_bytes(8, "little")], program)[0]
 
 
 def lender_address(pool: Pubkey, user: Pubkey, *, program: Pubkey = MINING_POOL) -> Pubkey:
-    """Where a user's account for a pool lies."""
+    """A user's account for a pool."""
     return Pubkey.find_program_address([b"lender", bytes(pool), bytes(user)], program)[0]
 
 
 def share(pot: int, own: int, every: int) -> int:
-    """A lender's units of a pot, floor(pot * own / every); 0 where nothing was deposited. pot: in the vault and paid out."""
+    """A lender's share of a pot in units, floor(pot * own / every); 0 without deposits. pot: units in the vault and paid out."""
     return min(pot, 2**64 - 1) * own // every if every else 0
 
 
 def parse_pool(account: Account, *, program: Pubkey = MINING_POOL) -> Pool:
-    """The account as a value; WireError if it is no pool."""
+    """Parse the account. Raises WireError if it is not a pool."""
     data = header.content(account, program, magic=POOL_MAGIC, version=VERSION, size=POOL_BYTES, what="mining pool")
     claiming = data[13] == 1
     length = int.from_bytes(data[248:250], "little")
@@ -121,7 +121,7 @@ def parse_pool(account: Account, *, program: Pubkey = MINING_POOL) -> Pool:
 
 
 def parse_lender(account: Account, *, program: Pubkey = MINING_POOL) -> Lender:
-    """The account as a value; WireError if it is no lender's."""
+    """Parse the account. Raises WireError if it is not a lender's."""
     data = header.content(account, program, magic=LENDER_MAGIC, version=VERSION, size=LENDER_BYTES, what="lender of a pool")
     amounts = [header.number(data, offset) for offset in (80, 88, 96)]
     return Lender(data[12], header.key(data, 16), header.key(data, 48), *amounts)
@@ -130,7 +130,7 @@ def parse_lender(account: Account, *, program: Pubkey = MINING_POOL) -> Lender:
 def pool_create(
     payer: Pubkey, authority: Pubkey, *, index: int, mint: Pubkey, metadata: str = "", program: Pubkey = MINING_POOL
 ) -> Instruction:
-    """Makes a pool and its vault; limits are zero at first. Signers: payer, authority."""
+    """Creates a pool and its vault; limits are zero at first. Signers: payer, authority."""
     pool = pool_address(index, program=program)
     accounts = [
         AccountMeta(payer, True, True),
@@ -152,7 +152,7 @@ def pool_update(
     metadata: str | None = None,
     program: Pubkey = MINING_POOL,
 ) -> Instruction:
-    """Changes what is given, keeps the rest. Signer: authority."""
+    """Changes the given fields and keeps the others. Signer: authority."""
     parts = [
         None if cap is None else cap.to_bytes(8, "little"),
         None if lender_cap is None else lender_cap.to_bytes(8, "little"),
@@ -181,7 +181,7 @@ def pool_extract(
 
 
 def pool_claimable(payer: Pubkey, authority: Pubkey, *, pool: Pubkey, mint: Pubkey, program: Pubkey = MINING_POOL) -> Instruction:
-    """Says which token is shared, makes its vault, opens claims and closes deposits, for good. Signers: payer, authority."""
+    """Sets the shared token, creates its vault, opens claims and closes deposits permanently. Signers: payer, authority."""
     accounts = [
         AccountMeta(payer, True, True),
         AccountMeta(authority, True, False),
@@ -192,12 +192,12 @@ def pool_claimable(payer: Pubkey, authority: Pubkey, *, pool: Pubkey, mint: Pubk
 
 
 def pool_refundable(authority: Pubkey, pool: Pubkey, *, program: Pubkey = MINING_POOL) -> Instruction:
-    """Opens refunds of the collateral left, closes deposits and extraction, for good. Signer: authority."""
+    """Opens refunds of the remaining collateral and closes deposits and extraction permanently. Signer: authority."""
     return Instruction(program, b"\4", [AccountMeta(authority, True, False), AccountMeta(pool, False, True)])
 
 
 def lender_create(payer: Pubkey, user: Pubkey, *, pool: Pubkey, program: Pubkey = MINING_POOL) -> Instruction:
-    """Makes a user's account for a pool. Signer: payer, who need not be the user."""
+    """Creates a user's account for a pool. Signer: payer, who need not be the user."""
     accounts = [
         AccountMeta(payer, True, True),
         AccountMeta(user, False, False),
@@ -211,21 +211,21 @@ def lender_create(payer: Pubkey, user: Pubkey, *, pool: Pubkey, program: Pubkey 
 def lender_deposit(
     user: Pubkey, source: Pubkey, *, pool: Pubkey, vault: Pubkey, amount: int, program: Pubkey = MINING_POOL
 ) -> Instruction:
-    """Puts collateral of a user's own token account into the pool. Signer: user."""
+    """Moves collateral from a user's own token account into the pool. Signer: user."""
     return _lender(6, user, source, pool=pool, vault=vault, amount=amount, program=program)
 
 
 def lender_claim(
     user: Pubkey, destination: Pubkey, *, pool: Pubkey, vault: Pubkey, amount: int, program: Pubkey = MINING_POOL
 ) -> Instruction:
-    """Pays redeemables to a user's own token account; at most `share`, less what it had. Signer: user."""
+    """Pays redeemables to a user's own token account; at most `share` minus earlier claims. Signer: user."""
     return _lender(7, user, destination, pool=pool, vault=vault, amount=amount, program=program)
 
 
 def lender_refund(
     user: Pubkey, destination: Pubkey, *, pool: Pubkey, vault: Pubkey, amount: int, program: Pubkey = MINING_POOL
 ) -> Instruction:
-    """Pays collateral back to a user's own token account; at most `share`, less what it had. Signer: user."""
+    """Pays collateral back to a user's own token account; at most `share` minus earlier refunds. Signer: user."""
     return _lender(8, user, destination, pool=pool, vault=vault, amount=amount, program=program)
 
 

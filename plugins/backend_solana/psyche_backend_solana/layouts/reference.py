@@ -2,8 +2,8 @@
 
 Its coordinator account is an image of 119,160 bytes: discriminator, version, metadata, coordinator, members, nonce. Phase,
 progress, members, balances, configuration and model are read; rounds and witnesses are not. Bytes of unused variants have no
-meaning there and are skipped. Another size, discriminator or version, checked in this order, raises WireError. A text that is not
-UTF-8 is shown with its bad bytes replaced.
+meaning and are skipped. Another size, discriminator or version, checked in this order, raises WireError. In a text that is not
+UTF-8, invalid bytes are replaced.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def parse_instance(data: bytes) -> dict[str, Any]:
 
 
 def parse_account(data: bytes) -> dict[str, Any]:
-    """The account of a run's state, as values for people. Raises WireError."""
+    """The account of a run's state, as values for display. Raises WireError."""
     if len(data) != ACCOUNT_BYTES:
         message = f"expected a coordinator account of the reference of {ACCOUNT_BYTES:,} bytes, got {len(data):,}"
         raise WireError(message)
@@ -123,7 +123,7 @@ def _clients(data: bytes, at: int) -> list[dict[str, Any]]:
 
 
 def _members(data: bytes) -> dict[str, Any]:
-    """Everybody who ever joined, with its balance; pending are those who joined for the next epoch."""
+    """All members that ever joined, with their balances; pending members have joined for the next epoch."""
     active_now = _u64(data, 119_008)
     accounts, pending = [], []
     for place in range(_count(data, MEMBERS_AT + _SLOTS * _MEMBER_BYTES, "members")):
@@ -143,7 +143,7 @@ def _members(data: bytes) -> dict[str, Any]:
 
 
 def _model(data: bytes, at: int) -> dict[str, Any]:
-    """The model's table: a tag of 4 bytes, then LLM at 8."""
+    """The model's table: a tag of 4 bytes, then the LLM's fields from byte 8."""
     if _u32(data, at) != 0:
         return {"unknown": _u32(data, at)}
 

@@ -1,4 +1,7 @@
-"""SPL Token: balances, and where a holder's associated token account lies. Only what our programs and commands use."""
+"""SPL Token: balances, and the address of a holder's associated token account.
+
+Only the parts that our programs and commands use.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _CREATE_IDEMPOTENT = b"\1"
 
 @dataclass(frozen=True, slots=True)
 class TokenAccount:
-    """Units of one token that belong to an owner. restricted: frozen, delegated or closable by another; our programs refuse."""
+    """Units of one token of one owner. restricted: frozen, delegated or closable by another, which our programs reject."""
 
     mint: Pubkey
     owner: Pubkey
@@ -30,19 +33,19 @@ class TokenAccount:
 
 @dataclass(frozen=True, slots=True)
 class Mint:
-    """A token. supply: units in all; decimals: a token is 10**decimals units."""
+    """A token. supply: total units. decimals: a token is 10**decimals units."""
 
     supply: int
     decimals: int
 
 
 def associated(owner: Pubkey, mint: Pubkey) -> Pubkey:
-    """The one token account of an owner for a mint that everybody can find."""
+    """The associated token account of an owner for a mint, whose address everybody can compute."""
     return Pubkey.find_program_address([bytes(owner), bytes(TOKEN), bytes(mint)], ASSOCIATED_TOKEN)[0]
 
 
 def parse(account: Account) -> TokenAccount:
-    """A token account as a value; WireError if it is none."""
+    """Parse a token account. Raises WireError if it is not one."""
     data = bytes(account.data)
     if account.owner != TOKEN or len(data) != ACCOUNT_BYTES or data[108] == 0:
         message = f"this is no token account: it has {len(data)} bytes and belongs to {account.owner}"
@@ -52,7 +55,7 @@ def parse(account: Account) -> TokenAccount:
 
 
 def parse_mint(account: Account) -> Mint:
-    """A mint as a value; WireError if it is none."""
+    """Parse a mint. Raises WireError if it is not one."""
     data = bytes(account.data)
     if account.owner != TOKEN or len(data) != MINT_BYTES or data[45] != 1:
         message = f"this is no mint of SPL Token: it has {len(data)} bytes and belongs to {account.owner}"
@@ -61,7 +64,7 @@ def parse_mint(account: Account) -> Mint:
 
 
 def create_associated(payer: Pubkey, owner: Pubkey, *, mint: Pubkey) -> Instruction:
-    """Makes the associated token account; succeeds also if it is there already. Signer: payer."""
+    """Creates the associated token account; succeeds also if it exists already. Signer: payer."""
     accounts = [
         AccountMeta(payer, True, True),
         AccountMeta(associated(owner, mint), False, True),
@@ -80,11 +83,11 @@ def transfer(source: Pubkey, destination: Pubkey, *, owner: Pubkey, amount: int)
 
 
 def initialize_mint(mint: Pubkey, *, authority: Pubkey, decimals: int) -> Instruction:
-    """Makes a mint of a new account of the token program; authority may mint, nobody may freeze."""
+    """Turns a new account of the token program into a mint; authority may mint, nobody may freeze."""
     return Instruction(TOKEN, bytes([20, decimals]) + bytes(authority) + b"\0", [AccountMeta(mint, False, True)])
 
 
 def mint_to(mint: Pubkey, destination: Pubkey, *, authority: Pubkey, amount: int) -> Instruction:
-    """Makes units of a token. Signer: authority."""
+    """Mints units of a token. Signer: authority."""
     accounts = [AccountMeta(mint, False, True), AccountMeta(destination, False, True), AccountMeta(authority, True, False)]
     return Instruction(TOKEN, b"\7" + amount.to_bytes(8, "little"), accounts)

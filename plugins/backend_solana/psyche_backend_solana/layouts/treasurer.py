@@ -36,18 +36,18 @@ ERRORS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
         ),
     }
 )
-"""By number, as in Custom(n): name and sentence."""
+"""The program's errors by number, as in Custom(n): name and sentence."""
 
 MOST_SETTLED: Final = 20
-"""Participants that one run_settle takes, so that they fit a transaction, and the 24 accounts the program reads."""
+"""Maximum participants of one run_settle, so that they fit into a transaction and the 24 accounts that the program reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """A run the treasurer pays.
 
-    claimed: units paid so far; participants: not closed yet; created: the slot it was made in; forgiven: units that slashed
-    members are no longer owed, of those that were settled.
+    claimed: units paid so far. participants: number of accounts not closed yet. created: the slot of its creation. forgiven:
+    units that settled slashed members are no longer owed.
     """
 
     bump: int
@@ -66,7 +66,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """What a user was paid, in units. run_created: `created` of the run it counts for; forgiven: its part of the run's."""
+    """The amounts paid to a user, in units. run_created: `created` of its run. forgiven: its part of the run's `forgiven`."""
 
     bump: int
     run: Pubkey
@@ -78,7 +78,7 @@ class Participant:
 
 @dataclass(frozen=True, slots=True)
 class Treasury:
-    """The addresses of one run that its instructions name. program, coordinator_program: where the two programs are."""
+    """The addresses that a run's instructions name. program, coordinator_program: addresses of the two programs."""
 
     run: Pubkey
     vault: Pubkey
@@ -99,23 +99,23 @@ class Treasury:
         program: Pubkey = TREASURER,
         coordinator_program: Pubkey = COORDINATOR,
     ) -> Treasury:
-        """Of a run not made yet. index: the number of the run, free to choose."""
+        """The addresses of a run that does not exist yet. index: the run's number, which can be chosen freely."""
         run = run_address(index, program=program)
         return cls(run, tokens.associated(run, mint), mint, instance, coordinator, program, coordinator_program)
 
 
 def run_address(index: int, *, program: Pubkey = TREASURER) -> Pubkey:
-    """Where the run of an index lies."""
+    """The account of the run with an index."""
     return Pubkey.find_program_address([b"run", index.to_bytes(8, "little")], program)[0]
 
 
 def participant_address(run: Pubkey, user: Pubkey, *, program: Pubkey = TREASURER) -> Pubkey:
-    """Where a user's account for a run lies."""
+    """A user's account for a run."""
     return Pubkey.find_program_address([b"participant", bytes(run), bytes(user)], program)[0]
 
 
 def parse_run(account: Account, *, program: Pubkey = TREASURER) -> Run:
-    """The account as a value; WireError if it is no run of the treasurer."""
+    """Parse the account. Raises WireError if it is not a run of the treasurer."""
     data = header.content(account, program, magic=RUN_MAGIC, version=VERSION, size=RUN_BYTES, what="run of the treasurer")
     return Run(
         bump=data[12],
@@ -134,7 +134,7 @@ def parse_run(account: Account, *, program: Pubkey = TREASURER) -> Run:
 
 
 def parse_participant(account: Account, *, program: Pubkey = TREASURER) -> Participant:
-    """The account as a value; WireError if it is no participant of the treasurer."""
+    """Parse the account. Raises WireError if it is not a participant of the treasurer."""
     data = header.content(
         account, program, magic=PARTICIPANT_MAGIC, version=VERSION, size=PARTICIPANT_BYTES, what="participant of the treasurer"
     )
@@ -149,10 +149,10 @@ def parse_participant(account: Account, *, program: Pubkey = TREASURER) -> Parti
 
 
 def participant_in(run: Run, account: Account | None, *, program: Pubkey = TREASURER) -> Participant | None:
-    """What lies at a participant's address, as the program sees it for a run; WireError if it is something else.
+    """The account at a participant's address, as the program sees it for a run. Raises WireError for any other account.
 
-    None for nothing but lamports, which anybody can send there, and for what is of a run that had this index before: the program
-    makes both anew, with nothing paid.
+    None if there are only lamports, which anybody can send there, or an account of an earlier run with this index: in both cases
+    the program creates the account again, with nothing paid.
     """
     if account is None or not account.data:
         return None
@@ -171,9 +171,9 @@ def run_create(
     run_id: str,
     client_version: str,
 ) -> Instruction:
-    """Makes the run, its vault and the coordinator's run. Signers: payer, the coordinator's account.
+    """Creates the run, its vault and the coordinator's run. Signers: payer, the coordinator's account.
 
-    That account must be there, all zero.
+    That account must exist and contain only zeros.
     """
     accounts = [
         AccountMeta(payer, True, True),
@@ -193,7 +193,7 @@ def run_create(
 
 
 def run_update(main_authority: Pubkey, treasury: Treasury, *, command: Instruction | bytes) -> Instruction:
-    """Has the treasurer pass on one instruction of the coordinator (its data, number first). Signer: main_authority."""
+    """Has the treasurer forward one instruction of the coordinator (its data, number first). Signer: main_authority."""
     data = bytes(command.data) if isinstance(command, Instruction) else command
     accounts = [
         AccountMeta(main_authority, True, False),
@@ -206,9 +206,9 @@ def run_update(main_authority: Pubkey, treasury: Treasury, *, command: Instructi
 
 
 def top_up(payer: Pubkey, source: Pubkey, *, treasury: Treasury, amount: int) -> Instruction:
-    """Puts units of a payer's token account into the vault, 0 to have it measured again. Signer: payer.
+    """Moves units of a payer's token account into the vault; 0 only measures the vault again. Signer: payer.
 
-    What the vault then holds beyond what is owed is what the run's next epochs can promise.
+    The run's next epochs can promise the amount in the vault that is not owed.
     """
     accounts = [
         AccountMeta(payer, True, False),
@@ -222,7 +222,7 @@ def top_up(payer: Pubkey, source: Pubkey, *, treasury: Treasury, amount: int) ->
 
 
 def participant_create(payer: Pubkey, user: Pubkey, *, treasury: Treasury) -> Instruction:
-    """Makes a user's account for a run. Signer: payer, who need not be the user."""
+    """Creates a user's account for a run. Signer: payer, who need not be the user."""
     accounts = [
         AccountMeta(payer, True, True),
         AccountMeta(user, False, False),
@@ -234,7 +234,7 @@ def participant_create(payer: Pubkey, user: Pubkey, *, treasury: Treasury) -> In
 
 
 def participant_claim(authority: Pubkey, user: Pubkey, *, destination: Pubkey, treasury: Treasury, amount: int) -> Instruction:
-    """Pays a user into a token account of its own. Signer: authority, who is the user or the run's main authority."""
+    """Pays a user into the user's own token account. Signer: authority, which is the user or the run's main authority."""
     accounts = [
         AccountMeta(authority, True, False),
         AccountMeta(destination, False, True),
@@ -250,9 +250,9 @@ def participant_claim(authority: Pubkey, user: Pubkey, *, destination: Pubkey, t
 def run_withdraw_unused(
     main_authority: Pubkey, destination: Pubkey, *, treasury: Treasury, show: Sequence[Pubkey] = ()
 ) -> Instruction:
-    """Pays the owner what the vault holds beyond what is owed. Signer: main_authority.
+    """Pays the owner the amount in the vault that is not owed. Signer: main_authority.
 
-    show: participants' accounts (not users) of slashed members; one that is not shown counts as if it had not been slashed.
+    show: participants' accounts (not users) of slashed members; a member that is not shown counts as not slashed.
     """
     accounts = [
         AccountMeta(main_authority, True, False),
@@ -291,7 +291,7 @@ def run_close(
 
 
 def run_settle(main_authority: Pubkey, *, treasury: Treasury, show: Sequence[Pubkey]) -> Instruction:
-    """Has the run remember what slashed members are no longer owed, so that nobody has to show them. Signer: main_authority.
+    """Records what slashed members are no longer owed, so that they need not be shown later. Signer: main_authority.
 
     show: participants' accounts, at most MOST_SETTLED.
     """
@@ -305,10 +305,10 @@ def run_settle(main_authority: Pubkey, *, treasury: Treasury, show: Sequence[Pub
 
 
 def run_release(user: Pubkey, *, treasury: Treasury) -> Instruction:
-    """Frees the balance of a user that was paid all it earned. Signer: none but who pays the fee.
+    """Frees the balance of a user that was paid all its earnings. Signer: only the payer of the fee.
 
-    The run holds so many balances only. The user is neither in the epoch nor pending; what it was paid is forgotten with what it
-    earned, so its participant can be closed.
+    The run has room for a limited number of balances. The user must be neither in the epoch nor pending. Its paid and earned
+    amounts are removed together, so its participant can be closed.
     """
     accounts = [
         AccountMeta(treasury.run, False, True),
@@ -330,7 +330,7 @@ def participant_close(user: Pubkey, spill: Pubkey, *, run: Pubkey, program: Pubk
 
 
 def _commanded(treasury: Treasury) -> list[AccountMeta]:
-    """What a run needs to command its coordinator."""
+    """The accounts that a run needs to command its coordinator."""
     return [
         AccountMeta(treasury.instance, False, False),
         AccountMeta(treasury.coordinator, False, True),

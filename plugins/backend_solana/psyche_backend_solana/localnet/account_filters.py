@@ -20,7 +20,7 @@ Filter = Callable[[bytes], bool]
 
 
 def read_filters(value: object) -> Filter:
-    """Whether an account's data passes all of them. Raises RpcError for what is no list of filters."""
+    """A function that checks whether an account's data passes all filters. Raises RpcError for an invalid list of filters."""
     if value is None:
         return lambda _: True
 

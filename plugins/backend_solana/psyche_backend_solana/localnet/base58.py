@@ -21,7 +21,7 @@ def encode(data: bytes) -> str:
 
 
 def decode(text: str) -> bytes:
-    """The bytes of a base58 text. Raises ValueError, naming the letter that is none of base58's."""
+    """The bytes of a base58 text. Raises ValueError that names a character outside the alphabet."""
     number = 0
     for letter in text:
         value = _VALUES.get(letter)

@@ -1,7 +1,7 @@
-"""Which recent blockhashes a transaction may name.
+"""The recent blockhashes that a transaction may name.
 
 LiteSVM knows one blockhash, and its check is off. This window replaces it and is as long as a real chain's. The hash of a slot
-follows from the one before, the first from the chain's genesis.
+is derived from the previous one, and the first from the chain's genesis.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class BlockhashWindow:
         return self._latest
 
     def add(self, slot: int, blockhash: str) -> None:
-        """A new slot begins."""
+        """Start a new slot."""
         self._slots[blockhash] = slot
         self._latest, self._now = blockhash, slot
         for old in [known for known, at in self._slots.items() if slot - at > BLOCKHASH_SLOTS]:
             del self._slots[old]
 
     def forget(self) -> None:
-        """Only the newest one is good from now on."""
+        """Invalidate all but the newest one."""
         self._slots = {self._latest: self._slots[self._latest]}
 
     def is_valid(self, blockhash: str, *, within: int = BLOCKHASH_SLOTS) -> bool:
-        """Whether a transaction with it may be processed now. within: slots, at most 150."""
+        """Whether a transaction with it may be processed now. within: maximum age in slots, at most 150."""
         slot = self._slots.get(blockhash)
         return slot is not None and self._now - slot <= within
 
@@ -53,7 +53,7 @@ class BlockhashWindow:
 
     @classmethod
     def restored(cls, items: Iterable[tuple[int, str]]) -> BlockhashWindow:
-        """From what `items` gave; at least one."""
+        """Restore a window from `items`, which must not be empty."""
         (slot, blockhash), *others = sorted(items)
         window = cls(slot, blockhash)
         for later, following in others:

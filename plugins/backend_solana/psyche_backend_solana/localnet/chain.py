@@ -49,11 +49,11 @@ def shipped_programs() -> dict[str, bytes]:
 
 
 class LocalChain:
-    """A chain, running while it is entered. Entering opens the first RPC provider.
+    """A chain that runs while it is entered. Entering opens the first RPC provider.
 
-    wall: unix seconds, where the clock begins. steady: seconds that never go back, what drives it. `restored`: it goes on from
-    a saved state. `differing`: addresses whose programs are not those of the settings; a chain keeps its own until they are
-    upgraded.
+    wall: returns unix seconds, at which the clock starts. steady: returns seconds of a monotonic clock, which drives it.
+    `restored`: whether the chain continues from a saved state. `differing`: addresses whose programs are not those of the
+    settings; a chain keeps its own until they are upgraded.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class LocalChain:
         self.differing: list[str] = []
 
     async def __aenter__(self) -> Self:
-        """Make or restore the chain, and listen.
+        """Create or restore the chain, and listen.
 
-        Raises UserError when a port, the state or a program cannot be used, ConfigError when an address is none.
+        Raises UserError if a port, the state or a program cannot be used, ConfigError if an address is invalid.
         """
         settings = self.settings
         async with AsyncExitStack() as stack:
@@ -111,21 +111,21 @@ class LocalChain:
 
     @property
     def rpc_url(self) -> str:
-        """Of the first RPC provider."""
+        """The one of the first RPC provider."""
         return self.providers[0].rpc_url
 
     @property
     def ws_url(self) -> str:
-        """Of the first RPC provider."""
+        """The one of the first RPC provider."""
         return self.providers[0].ws_url
 
     @property
     def faults(self) -> FaultSwitch:
-        """Of the first RPC provider."""
+        """The one of the first RPC provider."""
         return self.providers[0].faults
 
     async def open_provider(self, rpc_port: int = 0, ws_port: int | None = None) -> RpcProvider:
-        """Another pair of URLs of the same chain, with faults of its own. Raises UserError when a port cannot be had."""
+        """Open another pair of URLs of the same chain, with its own faults. Raises UserError if a port cannot be used."""
         settings = self.settings
         provider = RpcProvider(
             self._engine,
@@ -146,24 +146,27 @@ class LocalChain:
         return await self._on_ledger(lambda ledger: Instant(ledger.slot, ledger.unix))
 
     async def advance(self, seconds: float) -> Instant:
-        """Let time pass at once: at least one slot, and all that fit in. Raises ValueError for less than none."""
+        """Advance the time immediately, by at least one slot. Raises ValueError for negative seconds."""
         return await self._begin_slot(self._clock.advance(seconds))
 
     async def advance_slots(self, slots: int) -> Instant:
-        """Let slots pass at once, with their time. Raises ValueError for fewer than one."""
+        """Advance immediately by slots, with their time. Raises ValueError for fewer than one."""
         return await self._begin_slot(self._clock.advance_slots(slots))
 
     async def set_time(self, unix: float) -> Instant:
-        """Begin a slot at that time; the clock goes on from there. Raises ValueError for the past."""
+        """Start a slot at that time; the clock continues from it. Raises ValueError for a time in the past."""
         return await self._begin_slot(self._clock.set_time(unix))
 
     async def expire_blockhashes(self) -> None:
-        """Only transactions with a new blockhash are processed from now on. Begins a slot."""
+        """Invalidate all old blockhashes. Starts a new slot."""
         await self.advance_slots(1)
         await self._on_ledger(lambda ledger: ledger.blockhashes.forget())
 
     async def airdrop(self, address: str, lamports: int) -> str:
-        """Give lamports; returns the signature. Raises ConfigError for what is no address, UserError when there are too few."""
+        """Give lamports; returns the signature.
+
+        Raises ConfigError for an invalid address, UserError if there are too few lamports.
+        """
         pubkey = read_address(address)
         given = await self._on_ledger(lambda ledger: ledger.airdrop(pubkey, lamports))
         if isinstance(given, Refused) or given.err is not None:
@@ -173,22 +176,22 @@ class LocalChain:
         return given.signature
 
     async def account(self, address: str) -> Account | None:
-        """An account as it is now. Raises ConfigError for what is no address."""
+        """The current state of an account. Raises ConfigError for an invalid address."""
         pubkey = read_address(address)
         return await self._on_ledger(lambda ledger: ledger.account(pubkey))
 
     async def set_account(self, address: str, account: Account) -> None:
-        """Replace an account without a transaction; subscribers are notified. Raises ConfigError for what is no address."""
+        """Replace an account without a transaction; subscribers are notified. Raises ConfigError for an invalid address."""
         pubkey = read_address(address)
         await self._on_ledger(lambda ledger: ledger.set_account(pubkey, account))
 
     async def install(self, address: str, elf: bytes, *, authority: str | None = None) -> None:
-        """Put a program at an address. Raises UserError when it is none, ConfigError for what is no address."""
+        """Install a program at an address. Raises UserError for an invalid program, ConfigError for an invalid address."""
         pubkey, owner = read_address(address), None if authority is None else read_address(authority)
         await self._on_ledger(lambda ledger: ledger.install(pubkey, elf, authority=owner))
 
     async def save(self) -> None:
-        """Have the state on disk. Raises UserError when there is nowhere to save it, or it cannot be saved."""
+        """Save the state to disk. Raises UserError if no file is configured or it cannot be saved."""
         if self._store is None:
             message = "this chain keeps no state; give ChainSettings a `state` file"
             raise UserError(message)
@@ -208,7 +211,7 @@ class LocalChain:
     # ------------------------------------------------------------ beginning
 
     def _load(self) -> tuple[Any, Mapping[str, bytes]]:
-        """Blocking: the saved state and the programs."""
+        """Load the saved state and the programs. Blocking."""
         settings = self.settings
         programs = shipped_programs() if settings.programs is None else settings.programs
         if settings.state is None:
@@ -280,13 +283,13 @@ class LocalChain:
             logger.error("%s", error)  # noqa: TRY400  # the sentence is enough
 
     def _save_now(self) -> None:
-        """In the node's thread, for `psyche_saveState`."""
+        """Save, in the node's thread, for `psyche_saveState`."""
         assert self._store is not None, "served only where there is a store"
         self._store.save(take_snapshot(self._engine.node.ledger))
 
     async def _save_at_end(self) -> None:
         if self._store is not None:
-            self._saved_changes = -1  # the time and the blockhashes changed, whatever else did
+            self._saved_changes = -1  # the time and the blockhashes always change
             await self._save_changes()
 
     async def _close_doors(self) -> None:
@@ -295,7 +298,7 @@ class LocalChain:
 
 
 def read_address(text: str) -> Pubkey:
-    """An address in base58. Raises ConfigError."""
+    """Parse an address in base58. Raises ConfigError."""
     try:
         return Pubkey.from_string(text)
     except ValueError as error:
@@ -304,7 +307,7 @@ def read_address(text: str) -> Pubkey:
 
 
 def _ending(work: Coroutine[Any, Any, None]) -> Callable[[], Coroutine[Any, Any, None]]:
-    """Start work in the background; the result ends it."""
+    """Start work in the background; calling the result stops it."""
     task = asyncio.create_task(work)
     task.add_done_callback(_report)
 

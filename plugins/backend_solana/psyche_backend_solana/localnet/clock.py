@@ -1,6 +1,6 @@
-"""When a slot begins: unix seconds and slots, from a steady clock or set by a test.
+"""The chain's clock in unix seconds and slots, driven by a monotonic clock or set by a test.
 
-No I/O: the caller passes the steady clock. Neither time nor slots go back.
+No I/O: the caller passes the monotonic time. Neither time nor slots go back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class Instant:
 class ChainClock:
     """Slots of a fixed length.
 
-    slot, unix: where it begins. slot_ms: length of a slot. steady: seconds of the clock that drives it; None: only calls do.
+    slot, unix: the start. slot_ms: length of a slot. steady: current seconds of the clock that drives it; None: only calls
+    advance it.
     """
 
     def __init__(self, slot: int, unix: float, *, slot_ms: int, steady: float | None) -> None:
@@ -30,18 +31,18 @@ class ChainClock:
 
     @property
     def now(self) -> Instant:
-        """The moment last reached."""
+        """The current moment."""
         return Instant(int(self._slot), int(self._unix))
 
     def follow(self, steady: float) -> Instant:
-        """The steady clock shows `steady` seconds."""
+        """Advance to `steady` seconds of the monotonic clock."""
         if self._steady is not None and steady > self._steady:
             self._move(steady - self._steady)
             self._steady = steady
         return self.now
 
     def advance(self, seconds: float) -> Instant:
-        """Let time pass at once, with the slots that fit in; at least one. Raises ValueError for less than no time."""
+        """Advance immediately by seconds and the slots in them, at least one. Raises ValueError for negative seconds."""
         if seconds < 0:
             message = f"a chain's clock does not go back; advance by 0 or more seconds, got {seconds}"
             raise ValueError(message)
@@ -53,7 +54,7 @@ class ChainClock:
         return self.now
 
     def advance_slots(self, slots: int) -> Instant:
-        """Let slots pass, with their time. Raises ValueError for fewer than one."""
+        """Advance by slots, with their time. Raises ValueError for fewer than one."""
         if slots < 1:
             message = f"advance by 1 or more slots, got {slots}"
             raise ValueError(message)
@@ -63,7 +64,7 @@ class ChainClock:
         return self.now
 
     def set_time(self, unix: float) -> Instant:
-        """It is `unix` seconds in the next slot. Raises ValueError for the past."""
+        """Start the next slot at `unix` seconds. Raises ValueError for a time in the past."""
         if int(unix) < int(self._unix):
             message = f"a chain's clock does not go back; it shows {int(self._unix)}, got {unix}"
             raise ValueError(message)

@@ -23,19 +23,22 @@ _MAX_BASE58 = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """How a client wants an account's data. offset and length: of the slice; None is all of it."""
+    """The encoding of an account's data for a client. offset, length: the requested slice; None for all data."""
 
     name: str = "binary"
     offset: int = 0
     length: int | None = None
 
     def slice(self, data: bytes) -> bytes:
-        """The part asked for."""
+        """The requested slice."""
         return data if self.length is None else data[self.offset : self.offset + self.length]
 
 
 def encode_account(account: Account, encoding: Encoding, *, decimals: Callable[[str], int | None]) -> dict[str, Any]:
-    """An account's object. decimals: of a mint, by its address. Raises RpcError for what this encoding cannot hold."""
+    """An account's JSON object. decimals: returns a mint's decimals by its address.
+
+    Raises RpcError if this encoding cannot represent it.
+    """
     whole = bytes(account.data)
     return {
         "lamports": account.lamports,

@@ -1,7 +1,7 @@
 """The thread in which the node runs, and calls to it from the event loop.
 
 LiteSVM must be used from one thread and a call takes up to milliseconds, so all calls wait in one queue. Notifications that a
-call causes are passed to the event loop before the call's own result, in the order in which they arose.
+call causes are passed to the event loop before the call's own result, in order of their creation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Deliver = Callable[[list[tuple[int, str]]], None]
 
 
 class Engine:
-    """Runs functions in the node's thread. deliver: takes what connections are to be sent, in the event loop."""
+    """Runs functions in the node's thread. deliver: called in the event loop with the messages for connections."""
 
     def __init__(self, deliver: Deliver) -> None:
         self._deliver = deliver
@@ -27,17 +27,17 @@ class Engine:
         self._node: Node | None = None
 
     async def start(self, make: Callable[[], Node]) -> None:
-        """Make the node in its thread."""
+        """Create the node in its thread."""
         self._node = await asyncio.get_running_loop().run_in_executor(self._executor, make)
 
     @property
     def node(self) -> Node:
-        """To name its methods for `call`; not to be called from another thread."""
+        """The node, only to pass its methods to `call`. Do not call them from another thread."""
         assert self._node is not None, "the engine was not started"
         return self._node
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The function's result. A cancelled caller does not stop what has begun."""
+        """Run a function and return its result. Cancelling the caller does not stop a function that has started."""
         loop = asyncio.get_running_loop()
 
         def work() -> T:
@@ -51,7 +51,7 @@ class Engine:
         return await loop.run_in_executor(self._executor, work)
 
     async def aclose(self) -> None:
-        """Wait for what is queued, and end the thread; idempotent."""
+        """Wait for queued calls, and end the thread; idempotent."""
 
         def drop() -> None:
             self._node = None

@@ -1,8 +1,8 @@
 """Faults of an RPC provider, for tests of clients against bad providers.
 
 `Faults` is a value. `FaultSwitch` holds the faults in force. They can be changed while clients are connected: in process or,
-where `--allow-faults` was given, with the JSON-RPC method `psyche_setFaults`. Shares are drawn from a seeded generator, so a
-failed test fails again. Faults never change what is on the chain.
+with `--allow-faults`, by the JSON-RPC method `psyche_setFaults`. Shares are drawn from a seeded generator, so a failed test
+fails again. Faults never change what is on the chain.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ _WEBSOCKETS = ("normal", "silent", "refuse")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """How one RPC provider misbehaves; the defaults are good behaviour.
+    """The faults of one RPC provider; by default there are none.
 
-    latency_ms: before every answer and notification. drop_share: of HTTP requests closed unseen. lose_answer_share: of HTTP
-    requests carried out, then closed unanswered. http_status: answer to every HTTP request instead of its result, such as 429
-    or 503. swallow_share: of transactions accepted, with their signature for an answer, and never processed.
-    expire_blockhashes_after: slots a blockhash is good for, at most the chain's own 150. websocket: "silent" connections stay
-    open but receive and send nothing, not even pongs, and their messages are lost; "refuse" answers new ones with 503.
+    latency_ms: delay before every answer and notification. drop_share: share of HTTP requests whose connection is closed before
+    they are read. lose_answer_share: share of HTTP requests that are executed, but not answered. http_status: status that
+    answers every HTTP request, such as 429 or 503. swallow_share: share of transactions that are answered with their signature,
+    but never processed. expire_blockhashes_after: number of slots for which a blockhash is valid, at most the chain's own 150.
+    websocket: "silent" connections stay open but receive and send nothing, not even pongs, and their messages are lost; "refuse"
+    answers new ones with 503.
     """
 
     latency_ms: int = 0
@@ -70,7 +71,7 @@ FAULT_NAMES = frozenset(field.name for field in fields(Faults))
 class FaultSwitch:
     """The faults in force at one RPC provider.
 
-    Safe to read from any thread: the value is replaced as a whole. Watchers are called in the thread that turns the switch.
+    Safe to read from any thread: the value is replaced as a whole. Watchers are called in the thread that changes the faults.
     """
 
     def __init__(self) -> None:
@@ -84,7 +85,10 @@ class FaultSwitch:
         return self._now
 
     def set(self, **changes: Any) -> Faults:
-        """Change some faults and keep the others. Raises ConfigError for an unknown name or a bad value; nothing changes then."""
+        """Change some faults and keep the others.
+
+        Raises ConfigError for an unknown name or a bad value, and then changes nothing.
+        """
         unknown = sorted(set(changes) - FAULT_NAMES)
         if unknown:
             message = f"unknown fault {unknown[0]!r}; there are {', '.join(sorted(FAULT_NAMES))}"
@@ -96,7 +100,7 @@ class FaultSwitch:
         return self._now
 
     def clear(self) -> None:
-        """Good behaviour again."""
+        """Remove all faults."""
         self.set(**asdict(Faults()))
 
     def watch(self, watcher: Callable[[Faults], None]) -> None:
@@ -104,12 +108,12 @@ class FaultSwitch:
         self._watchers.append(watcher)
 
     def draw(self, share: float) -> bool:
-        """Whether it happens this time."""
+        """Whether a fault with this share happens now."""
         return share > 0 and (share >= 1 or self._random.random() < share)
 
 
 def faults_from_json(plain: object) -> Mapping[str, Any]:
-    """The changes in `psyche_setFaults`' object, names as in `Faults`. Raises ConfigError when it is no object."""
+    """The changes in the object of `psyche_setFaults`, with names as in `Faults`. Raises ConfigError if it is not an object."""
     if not isinstance(plain, dict):
         message = f"psyche_setFaults takes one object of faults, got {type(plain).__name__}"
         raise ConfigError(message)

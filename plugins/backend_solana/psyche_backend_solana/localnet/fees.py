@@ -1,4 +1,4 @@
-"""What a message costs: 5,000 lamports per signature (a precompile's among them), and the price of its compute units."""
+"""The cost of a message: 5,000 lamports per signature (including those of precompiles), and the price of its compute units."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A new chain: LiteSVM with the settings that our ledger needs, with a faucet and the programs at their addresses.
 
-LiteSVM's own checks of blockhashes and repeated signatures are off, because it knows one blockhash and remembers few signatures;
-the ledger does both. Signature verification stays on. Programs are installed as the upgradeable loader does it (a program account
-that points to its data), so tools that read or upgrade programs work.
+LiteSVM's own checks of blockhashes and repeated signatures are off, because it knows only one blockhash and few signatures; the
+ledger checks both. Signature verification stays on. Programs are installed as by the upgradeable loader (a program account that
+points to its data), so tools that read or upgrade programs work.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _FAUCET_LAMPORTS = 500_000_000 * LAMPORTS_PER_SOL
 
 
 def faucet_key() -> Keypair:
-    """Who pays airdrops. Everybody can know this key: it is worth nothing."""
+    """The key that pays airdrops. It is public and has no value."""
     return Keypair.from_seed(hashlib.sha256(b"psyche/faucet/local chains").digest())
 
 
 def make_svm() -> LiteSVM:
-    """A machine with no programs but SPL's, and a rich faucet."""
+    """A virtual machine with only SPL's programs, and a faucet with many lamports."""
     svm = LiteSVM().with_blockhash_check(False).with_transaction_history(0)
     svm.set_epoch_schedule(EpochSchedule.without_warmup())
     svm.set_account(faucet_key().pubkey(), Account(_FAUCET_LAMPORTS, b"", SYSTEM, False, 0))
@@ -41,13 +41,13 @@ def make_svm() -> LiteSVM:
 
 
 def is_installed(svm: LiteSVM, address: Pubkey, elf: bytes) -> bool:
-    """Whether this very program stands there. Loaders append zeros, so those at the end do not count."""
+    """Whether exactly this program is installed there. Zeros at the end are ignored, because loaders append them."""
     data = svm.get_account(_data_address(address))
     return data is not None and bytes(data.data)[_DATA_HEADER:].rstrip(b"\0") == elf.rstrip(b"\0")
 
 
 def install_program(svm: LiteSVM, address: Pubkey, elf: bytes, *, authority: Pubkey | None) -> tuple[Pubkey, ...]:
-    """Put a program there; returns the accounts it takes. Raises UserError when the loader does not take it."""
+    """Install a program; returns the accounts it uses. Raises UserError if the loader rejects it."""
     data_address = _data_address(address)
     option = b"\0" + bytes(32) if authority is None else b"\1" + bytes(authority)
     data = struct.pack("<IQ", 3, 0) + option + elf
@@ -56,7 +56,7 @@ def install_program(svm: LiteSVM, address: Pubkey, elf: bytes, *, authority: Pub
     try:
         svm.set_account(data_address, Account(rent(len(data)), data, LOADER, False, 0))
         svm.set_account(address, Account(rent(len(program)), program, LOADER, True, 0))
-    except Exception as error:  # solders' own, which it does not export
+    except Exception as error:  # an exception class that solders does not export
         message = f"the program for {address} ({len(elf)} bytes) cannot be loaded: {error}; build it again"
         raise UserError(message) from error
 

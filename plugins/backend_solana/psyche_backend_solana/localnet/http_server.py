@@ -36,11 +36,11 @@ class HttpAnswer:
 
 
 Answer = Callable[[bytes], Awaitable[HttpAnswer | None]]
-"""From a request's body to its response; None closes the connection without one."""
+"""Handles a request's body and returns the response; None closes the connection without one."""
 
 
 def plain(status: HTTPStatus, sentence: str = "") -> HttpAnswer:
-    """A text for people."""
+    """A response with plain text."""
     return HttpAnswer(status=status, body=f"{sentence or status.phrase}\n".encode(), content_type="text/plain")
 
 
@@ -79,7 +79,7 @@ class HttpServer:
                 await _Connection(reader, writer, self._answer, self._limits).run()
         except (*_LOST, asyncio.CancelledError):  # cancelled: the server closes
             pass
-        except Exception:  # one connection's trouble is not the others'
+        except Exception:  # an error in one connection must not affect others
             logger.exception("a connection failed")
         finally:
             self._tasks.discard(task)
@@ -89,7 +89,7 @@ class HttpServer:
 
 
 class _Connection:
-    """Requests and answers of one connection."""
+    """The requests and responses of one connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answer, limits: Limits) -> None:
         self._reader = reader
@@ -122,7 +122,7 @@ class _Connection:
             self._protocol.start_next_cycle()
 
     async def _request(self) -> bytes | HttpAnswer | None:
-        """The next request's body, or the answer to a request that is no POST of JSON; None when the client has gone."""
+        """The next request's body, or the response to a request that is not a POST of JSON; None if the client disconnected."""
         request = await self._event()
         if not isinstance(request, h11.Request):
             return None
@@ -145,7 +145,7 @@ class _Connection:
         return body
 
     async def _body(self) -> bytes | None:
-        """None when it is over the limit."""
+        """The request's body; None if it is over the limit."""
         body = bytearray()
         while isinstance(event := await self._event(), h11.Data):
             body += event.data
@@ -168,13 +168,13 @@ class _Connection:
         await self._send(head, h11.Data(data=answer.body), h11.EndOfMessage())
 
     async def _send(self, *events: h11.Event) -> None:
-        """Send in one write: small ones would wait for each other's acknowledgement."""
+        """Send all events in one write, because several small writes would wait for acknowledgements."""
         self._writer.write(b"".join(self._protocol.send(event) or b"" for event in events))
         async with asyncio.timeout(self._limits.idle_seconds):
             await self._writer.drain()
 
     async def _finish(self) -> None:
-        """Close our direction and let the answer arrive: closing with unread bytes would discard it."""
+        """Close our direction and let the response arrive: closing with unread bytes would discard it."""
         with contextlib.suppress(OSError):
             self._writer.write_eof()
         left = self._limits.request_bytes * 4

@@ -43,14 +43,14 @@ from psyche_backend_solana.localnet.transactions import AccountKeys, account_key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A transaction that never ran and cost nothing. err: as JSON."""
+    """A transaction that was not executed and cost nothing. err: as JSON."""
 
     err: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """What a transaction would have done. err: as JSON. accounts: after it, of those it names; empty when it failed."""
+    """The effects of a simulated transaction. err: as JSON. accounts: the accounts it names, after it; empty if it failed."""
 
     err: Any
     logs: list[str]
@@ -64,7 +64,8 @@ class Simulated:
 class Ledger:
     """A chain that begins at `unix` seconds.
 
-    history: transactions and blocks remembered. genesis_hash: base58; None makes a new one, so that no two chains are the same.
+    history: maximum number of transactions and of blocks that are kept. genesis_hash: base58; None makes a new one, so that
+    every chain has a different one.
     """
 
     def __init__(self, *, unix: int, history: int = 10_000, genesis_hash: str | None = None) -> None:
@@ -88,7 +89,7 @@ class Ledger:
     # ------------------------------------------------------------ reading
 
     def account(self, address: Pubkey) -> Account | None:
-        """An account; None when it does not exist or holds nothing."""
+        """An account; None if it does not exist or is empty."""
         account = self._svm.get_account(address)
         return None if account is None or account.lamports == 0 else account
 
@@ -102,33 +103,33 @@ class Ledger:
         return sorted(found, key=lambda pair: bytes(pair[0]))
 
     def has_program(self, address: Pubkey, elf: bytes) -> bool:
-        """Whether this very program stands there."""
+        """Whether exactly this program is installed there."""
         return is_installed(self._svm, address, elf)
 
     def rent_exempt(self, size: int) -> int:
-        """Lamports an account of `size` bytes needs."""
+        """Lamports that an account of `size` bytes needs."""
         return self._svm.minimum_balance_for_rent_exemption(size)
 
     def decimals(self, mint: str) -> int | None:
-        """A mint's decimals, None when it is no mint."""
+        """A mint's decimals; None if it is not a mint."""
         account = self.account(Pubkey.from_string(mint))
         parsed = None if account is None else tokens.read_mint(str(account.owner), bytes(account.data))
         return None if parsed is None else parsed.decimals
 
     @property
     def epoch(self) -> int:
-        """Of the newest slot."""
+        """The epoch of the newest slot."""
         return self.slot // SLOTS_PER_EPOCH
 
     def take_events(self) -> list[Event]:
-        """What happened since this was last asked, in order."""
+        """The events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     # ------------------------------------------------------------ time
 
     def begin_slot(self, instant: Instant) -> None:
-        """Go on to a later slot; those in between are skipped. The same slot changes nothing."""
+        """Start a later slot; those in between are skipped. The same slot changes nothing."""
         if instant.slot <= self.slot:
             return
 
@@ -140,7 +141,7 @@ class Ledger:
         self._events.append(SlotBegan(self.slot, parent))
 
     def resume(self, slot: int, unix: int, blockhashes: BlockhashWindow) -> None:
-        """Go on where a saved chain was: its newest slot, the time then, its blockhashes."""
+        """Continue a saved chain from its newest slot, time and blockhashes."""
         self.slot, self.unix, self.blockhashes = slot, unix, blockhashes
         self._set_clock()
 
@@ -151,7 +152,10 @@ class Ledger:
     # ------------------------------------------------------------ transactions
 
     def send(self, transaction: VersionedTransaction, *, within: int = BLOCKHASH_SLOTS) -> TransactionRecord | Refused:
-        """Process a sanitized transaction now. within: slots its blockhash may be old. Raises RpcError for a bad lookup table."""
+        """Process a sanitized transaction now. within: maximum age of its blockhash in slots.
+
+        Raises RpcError for a bad lookup table.
+        """
         refusal = self._refusal(transaction, within=within)
         if refusal is not None:
             return Refused(err=refusal)
@@ -192,7 +196,10 @@ class Ledger:
     def simulate(
         self, transaction: VersionedTransaction, *, verify: bool, check_blockhash: bool = True, within: int = BLOCKHASH_SLOTS
     ) -> Simulated:
-        """What a sanitized transaction would do now. verify: its signatures. Raises RpcError for a bad lookup table."""
+        """Simulate a sanitized transaction now. verify: whether to check its signatures.
+
+        Raises RpcError for a bad lookup table.
+        """
         account_keys(transaction.message, self.account)
         refusal = self._refusal(transaction, within=within, verify=verify, check_blockhash=check_blockhash)
         if refusal is not None:
@@ -215,7 +222,7 @@ class Ledger:
         )
 
     def airdrop(self, address: Pubkey, lamports: int) -> TransactionRecord | Refused:
-        """Give lamports, by a transaction of the faucet. The unit limit makes each one different."""
+        """Give lamports with a transaction of the faucet. A different unit limit makes each transaction unique."""
         self.airdrops += 1
         paying = self._faucet.pubkey()
         instructions = [
@@ -228,7 +235,7 @@ class Ledger:
     def _refusal(
         self, transaction: VersionedTransaction, *, within: int, verify: bool = True, check_blockhash: bool = True
     ) -> str | None:
-        """Why a transaction may not run at all, None when it may. Checked in the order of a validator."""
+        """The reason why a transaction may not be executed; None if it may. The checks have the order of a validator."""
         if verify and not signatures_match(transaction):
             return "SignatureFailure"
 
@@ -267,13 +274,13 @@ class Ledger:
     # ------------------------------------------------------------ changes from outside
 
     def set_account(self, address: Pubkey, account: Account) -> None:
-        """Replace an account without a transaction; for tests and for state that is restored."""
+        """Replace an account without a transaction; for tests and for restoring state."""
         self._svm.set_account(address, account)
         self.touched.add(address)
         self._changed(AccountSet(str(address)))
 
     def install(self, address: Pubkey, elf: bytes, *, authority: Pubkey | None) -> None:
-        """Put a program at its address. Raises UserError when it is no program."""
+        """Install a program at its address. Raises UserError for an invalid program."""
         self.touched.update(install_program(self._svm, address, elf, authority=authority))
         self._changed(AccountSet(str(address)))
 

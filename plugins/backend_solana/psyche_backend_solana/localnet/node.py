@@ -1,7 +1,7 @@
 """The node behind all RPC providers: takes requests, returns answers and notifications. No sockets, no clock, one thread.
 
-JSON is parsed and written here, so that the event loop's thread does neither. A request can cause no more than an error object:
-an exception that a method does not expect is logged and answered with -32603, and the next request is handled as usual.
+JSON is parsed and written here, so that the event loop's thread does neither. A bad request has no effect except an error
+object: an unexpected exception of a method is logged and answered with -32603, and the next request is handled as usual.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Dispatch = Callable[[str, list[Any]], Any]
 class Node:
     """Answers requests about one ledger.
 
-    ledger: the chain. limits: bounds on requests. admin: serve the methods of this chain only. save: writes the state, for them.
-    providers: `host:port` of RPC and of websockets, of all RPC providers.
+    ledger: the chain. limits: bounds on requests. admin: whether to serve the methods in `admin`. save: writes the state, for
+    these methods. providers: `host:port` of RPC and of websockets, for all RPC providers.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Node:
         self._outgoing: list[tuple[int, str]] = []
 
     def answer(self, body: bytes, faults: FaultSwitch) -> bytes:
-        """The answer to an HTTP request, a single one or a batch; empty when nobody waits for one."""
+        """The answer to an HTTP request, single or batch; empty if there are only notifications."""
 
         def dispatch(method: str, params: list[Any]) -> Any:
             handler = self._methods.get(method)
@@ -73,7 +73,7 @@ class Node:
         return b"" if reply is _NO_ANSWER else _dump(reply).encode()
 
     def hear(self, connection: int, text: str | bytes, faults: FaultSwitch) -> None:
-        """A websocket message; answers and notifications wait in `take_outgoing`."""
+        """Handle a websocket message; `take_outgoing` returns its answers and notifications."""
         first: list[Notification] = []
 
         def dispatch(method: str, params: list[Any]) -> Any:
@@ -92,28 +92,28 @@ class Node:
         self._queue(first)
 
     def leave(self, connection: int) -> None:
-        """A websocket connection is gone."""
+        """Remove a websocket connection that has ended."""
         self._subscriptions.leave(connection)
 
     def begin_slot(self, instant: Instant) -> None:
-        """Time went on."""
+        """Start a later slot."""
         self.ledger.begin_slot(instant)
         self._fan_out()
 
     @property
     def subscriptions(self) -> int:
-        """Subscriptions of all connections."""
+        """Number of subscriptions of all connections."""
         return len(self._subscriptions)
 
     def act(self, action: Callable[[Ledger], T]) -> T:
-        """Change the ledger from outside, and let subscribers know."""
+        """Change the ledger without a transaction, and notify subscribers."""
         try:
             return action(self.ledger)
         finally:
             self._fan_out()
 
     def take_outgoing(self) -> list[tuple[int, str]]:
-        """What websocket connections are to be sent, in order."""
+        """The waiting messages for websocket connections, in order."""
         outgoing, self._outgoing = self._outgoing, []
         return outgoing
 

@@ -18,7 +18,7 @@ _TEXT = re.compile(r"[1-9A-HJ-NP-Za-km-z]{1,90}")
 
 
 def shown(value: object) -> str:
-    """A client's value in a sentence, shortened."""
+    """A client's value for a message, shortened."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -55,7 +55,7 @@ class Params:
     """The positional parameters of one request."""
 
     def __init__(self, values: Sequence[Any], *, most: int) -> None:
-        """most: how many the method takes. Raises RpcError for more."""
+        """most: maximum number of parameters of the method. Raises RpcError for more."""
         if len(values) > most:
             message = f"expected at most {most} parameters, got {len(values)}"
             raise invalid(message)
@@ -63,11 +63,11 @@ class Params:
         self._values = values
 
     def get(self, index: int) -> Any:
-        """A parameter, None when it is left out."""
+        """A parameter; None if it is left out."""
         return self._values[index] if index < len(self._values) else None
 
     def required(self, index: int, name: str) -> Any:
-        """A parameter. Raises RpcError when it is left out."""
+        """A parameter. Raises RpcError if it is left out."""
         if self.get(index) is None:
             message = f"parameter {index + 1}, {name}, is missing"
             raise invalid(message)
@@ -109,15 +109,15 @@ class Params:
         return value
 
     def options(self, index: int) -> Options:
-        """The configuration object; empty when it is left out."""
+        """The configuration object; empty if it is left out."""
         return Options(self.get(index))
 
 
 class Options:
-    """A configuration object. Keys nobody knows are passed over, as real validators do."""
+    """A configuration object. Unknown keys are ignored, as by real validators."""
 
     def __init__(self, value: object) -> None:
-        """Raises RpcError when it is no object, or its commitment is none."""
+        """Raises RpcError if it is not an object, or its commitment is unknown."""
         if value is not None and not isinstance(value, dict):
             message = f"the configuration is an object, got {shown(value)}"
             raise invalid(message)
@@ -130,7 +130,7 @@ class Options:
                 raise invalid(message)
 
     def get(self, name: str) -> Any:
-        """A value as it came, None when it is left out."""
+        """An unchecked value; None if it is left out."""
         return self._values.get(name)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
@@ -146,7 +146,7 @@ class Options:
         return value
 
     def integer(self, name: str, *, low: int = 0, high: int = U64_MAX) -> int | None:
-        """A whole number, None when it is left out."""
+        """A whole number; None if it is left out."""
         value = self._values.get(name)
         return None if value is None else read_integer(value, name, low=low, high=high)
 

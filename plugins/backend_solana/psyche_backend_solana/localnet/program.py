@@ -107,7 +107,7 @@ def read_airdrop(text: str) -> tuple[str, int]:
 
 
 async def _run(settings: ChainSettings, faults: dict[str, Any], providers: int) -> int:
-    """Until a signal, whose number is returned."""
+    """Run until a signal arrives, and return its number."""
     from psyche_backend_solana.localnet.chain import LocalChain
 
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

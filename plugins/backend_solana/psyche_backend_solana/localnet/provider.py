@@ -64,7 +64,7 @@ class RpcProvider:
         return self._websockets.connected
 
     async def open(self, rpc_port: int = 0, ws_port: int | None = None) -> None:
-        """Listen. 0 picks a free port; ws_port None is the one after rpc_port. Raises UserError when a port cannot be had."""
+        """Listen. 0 picks a free port; ws_port None means rpc_port + 1. Raises UserError if a port cannot be used."""
         first, second = _bind_pair(self._host, rpc_port, ws_port)
         self._ports = (first.getsockname()[1], second.getsockname()[1])
         await self._http.start(first)
@@ -75,7 +75,7 @@ class RpcProvider:
         await self.open(*self._ports)
 
     async def close(self) -> None:
-        """As if the provider were switched off; idempotent."""
+        """Stop listening, as if the provider were switched off; idempotent."""
         await self._websockets.aclose()
         await self._http.aclose()
 
@@ -105,7 +105,7 @@ class RpcProvider:
 
 
 def _bind_pair(host: str, rpc_port: int, ws_port: int | None) -> tuple[socket.socket, socket.socket]:
-    """Two listening sockets. Where both ports are free to choose, neighbours."""
+    """Two listening sockets. If both ports can be chosen, they are consecutive."""
     for left in range(_TRIES, 0, -1):
         first = _bind(host, rpc_port)
         wanted = first.getsockname()[1] + 1 if ws_port is None else ws_port

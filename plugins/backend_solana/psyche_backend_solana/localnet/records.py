@@ -1,4 +1,4 @@
-"""What the chain remembers: processed transactions, blocks, and new events.
+"""The chain's records: processed transactions, blocks, and new events.
 
 A record holds plain values only, so it can be saved as it is.
 """
@@ -16,7 +16,7 @@ from psyche_core.errors import WireError
 class TransactionRecord:
     """A processed transaction, successful or not.
 
-    raw: as it was sent. unix: seconds. err: as JSON, None for success. units: compute units. fee and balances: lamports, one
+    raw: bytes as sent. unix: seconds. err: as JSON, None for success. units: compute units. fee and balances: lamports, one
     balance per account in the order of accounts. loaded_*: how many of the last accounts came from lookup tables. inner:
     `innerInstructions`.
     """
@@ -41,12 +41,12 @@ class TransactionRecord:
     return_data: dict[str, Any] | None
 
     def to_plain(self) -> list[Any]:
-        """For saving."""
+        """Convert to plain values for saving."""
         return list(astuple(self))
 
     @classmethod
     def from_plain(cls, plain: object) -> TransactionRecord:
-        """From what `to_plain` gave. Raises WireError."""
+        """Convert from the values of `to_plain`. Raises WireError."""
         names = cls.__slots__
         if not isinstance(plain, list) or len(plain) != len(names):
             message = f"a saved transaction has {len(names)} parts"
@@ -63,7 +63,7 @@ class TransactionRecord:
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """A slot that was not skipped. signatures: of its transactions, in order; grows while it is the newest."""
+    """A slot that was not skipped. signatures: those of its transactions, in order; the newest block's list still grows."""
 
     slot: int
     parent: int
@@ -90,7 +90,7 @@ class Landed:
 
 @dataclass(frozen=True, slots=True)
 class AccountSet:
-    """An account was replaced from outside any transaction."""
+    """An account was replaced without a transaction."""
 
     address: str
 
@@ -99,7 +99,7 @@ Event = SlotBegan | Landed | AccountSet
 
 
 class History:
-    """The newest transactions and blocks, as many as `size` of each."""
+    """The newest transactions and blocks, at most `size` of each."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -107,7 +107,7 @@ class History:
         self._blocks: dict[int, Block] = {}
 
     def add(self, record: TransactionRecord) -> None:
-        """A transaction in the newest block."""
+        """Add a transaction to the newest block."""
         self._records[record.signature] = record
         block = self._blocks.get(record.slot)
         if block is not None:
@@ -116,28 +116,28 @@ class History:
             del self._records[next(iter(self._records))]
 
     def begin(self, block: Block) -> None:
-        """A new block."""
+        """Add a new block."""
         self._blocks[block.slot] = block
         while len(self._blocks) > self._size:
             del self._blocks[next(iter(self._blocks))]
 
     def record(self, signature: str) -> TransactionRecord | None:
-        """A transaction, None when it is unknown or long ago."""
+        """A transaction; None if it is unknown or no longer kept."""
         return self._records.get(signature)
 
     def block(self, slot: int) -> Block | None:
-        """A block, None when the slot was skipped, is long ago or to come."""
+        """A block; None if the slot was skipped, is no longer kept or lies in the future."""
         return self._blocks.get(slot)
 
     @property
     def first_slot(self) -> int:
-        """The oldest block."""
+        """The slot of the oldest block."""
         return next(iter(self._blocks))
 
     def blocks(self) -> Iterable[Block]:
-        """Oldest first."""
+        """The blocks, oldest first."""
         return self._blocks.values()
 
     def newest_first(self) -> Iterable[TransactionRecord]:
-        """Transactions."""
+        """The transactions, newest first."""
         return reversed(self._records.values())

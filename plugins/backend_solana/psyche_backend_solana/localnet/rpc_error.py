@@ -1,4 +1,4 @@
-"""Errors of JSON-RPC with the numbers and words of a real validator."""
+"""Errors of JSON-RPC with the numbers and messages of a real validator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIN_CONTEXT_SLOT = -32016
 
 
 class RpcError(Exception):
-    """A request is answered with this error object. data: as JSON, left out when None."""
+    """A request is answered with this error object. data: as JSON; None leaves it out."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -36,5 +36,5 @@ class RpcError(Exception):
 
 
 def invalid(sentence: str) -> RpcError:
-    """What a client passed cannot be used; the sentence says what was got and what was expected."""
+    """The error for an invalid parameter. sentence: says what was received and what was expected."""
     return RpcError(INVALID_PARAMS, f"Invalid params: {sentence}")

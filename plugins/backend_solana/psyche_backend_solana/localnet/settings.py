@@ -1,7 +1,7 @@
 """Settings of a local chain, and the limits of its clients.
 
 The defaults are those of a real test validator where it has them (ports, 400 ms a slot, 150 slots for a blockhash, 50 KiB a
-request), so that what fails there fails here, too.
+request), so that an error there is an error here, too.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ U64_MAX = 2**64 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds on what clients send and cause.
+    """Limits for requests, connections and answers.
 
-    request_bytes: of one HTTP body or websocket message. batch: requests in one. subscriptions: of one connection. connections:
-    open at a time, of HTTP and of websockets each. accounts: addresses in one question. program_accounts and answer_bytes:
-    accounts, and bytes of their data, in one answer. unsent: notifications that wait for a slow client, which is cut off
-    beyond. history: transactions and blocks remembered. idle_seconds: until a silent HTTP connection is closed. airdrop:
-    lamports at a time. state_bytes: of the file with the saved state.
+    request_bytes: size of one HTTP body or websocket message. batch: requests in one batch. subscriptions: per connection.
+    connections: open at the same time, for HTTP and for websockets each. accounts: addresses in one request. program_accounts,
+    answer_bytes: accounts, and bytes of their data, in one answer. unsent: notifications that wait for a slow client; it is
+    disconnected if there are more. history: transactions and blocks that are kept. idle_seconds: time until a silent HTTP
+    connection is closed. airdrop: lamports per request. state_bytes: size of the file with the saved state.
     """
 
     request_bytes: int = 50 * 1024
@@ -47,12 +47,13 @@ class Limits:
 class ChainSettings:
     """A local chain.
 
-    host: IP to listen on. rpc_port: HTTP; 0 picks a free one. ws_port: websockets; None is rpc_port + 1, where clients look for
-    it. slot_ms: length of a slot. manual_clock: slots and time move only by `LocalChain.advance` and `set_time`. start_time:
-    unix seconds the clock begins at; None is now. state: file to save to and go on from; None keeps nothing. reset: begin anew
-    whatever the file holds. save_seconds: at most this long until a change is in the file. programs: address (base58) to ELF;
-    None deploys those this package ships. upgrade_authority: who may upgrade them (base58); None makes them immutable.
-    airdrops: address to lamports, given when the chain is new. allow_faults: serve `psyche_setFaults` and `psyche_saveState`.
+    host: IP to listen on. rpc_port: HTTP; 0 picks a free one. ws_port: websockets; None means rpc_port + 1, where clients expect
+    it. slot_ms: length of a slot. manual_clock: slots and time advance only through `LocalChain.advance` and `set_time`.
+    start_time: unix seconds at which the clock starts; None means now. state: file to save to and to continue from; None saves
+    nothing. reset: start a new chain, whatever the file contains. save_seconds: maximum time until a change is in the file.
+    programs: address (base58) to ELF; None deploys those of this package. upgrade_authority: who may upgrade them (base58); None
+    makes them immutable. airdrops: address to lamports, given to a new chain. allow_faults: serve `psyche_setFaults` and
+    `psyche_saveState`.
     """
 
     host: str = "127.0.0.1"
@@ -71,7 +72,7 @@ class ChainSettings:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a number out of its bounds."""
+        """Raises ConfigError for a number out of range."""
         for name, port in (("rpc_port", self.rpc_port), ("ws_port", self.ws_port)):
             if port is not None and not 0 <= port <= 65535:
                 message = f"{name} is a port from 0 to 65535, got {port}"

@@ -1,7 +1,7 @@
 """Converts a ledger to plain values and back: every account that was ever written, the newest slots and transactions.
 
-LiteSVM cannot list all its accounts. But each account that differs from a new chain was named writable by a transaction or was
-set by us, and the ledger records both. Programs are saved like other accounts, so a chain keeps the programs it began with.
+LiteSVM cannot list all its accounts. But each account that differs from a new chain was writable in a transaction or was set
+directly, and the ledger records both. Programs are saved like other accounts, so a chain keeps its first programs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RECORDS = 1000
 
 
 def take_snapshot(ledger: Ledger) -> dict[str, Any]:
-    """What `restore` needs. Quick: values are copied, nothing is encoded."""
+    """The plain values for `restore`. This is fast: values are copied, nothing is encoded."""
     records = [record.to_plain() for _, record in zip(range(_RECORDS), ledger.history.newest_first(), strict=False)]
     return {
         "genesis_hash": ledger.genesis_hash,
@@ -38,12 +38,12 @@ def take_snapshot(ledger: Ledger) -> dict[str, Any]:
 
 
 def restore(plain: object, *, history: int) -> Ledger:
-    """The ledger a snapshot was taken of, in the same slot. Raises WireError when it is none."""
+    """The ledger of a snapshot, in the same slot. Raises WireError for an invalid snapshot."""
     try:
         return _restore(plain, history)
     except WireError:
         raise
-    except Exception as error:  # whatever a wrong shape leads to
+    except Exception as error:  # a wrong structure may raise any exception
         message = f"its content is malformed ({type(error).__name__}: {error})"
         raise WireError(message) from error
 

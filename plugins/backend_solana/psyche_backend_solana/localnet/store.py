@@ -1,8 +1,8 @@
 """The chain's state on disk: a line `psyche localnet 1`, the SHA-256 of the rest, and the rest, canonical CBOR.
 
-The file is written beside the old one, synced and renamed, so that a process killed at any moment leaves one complete state. What
-happened since the last save is lost with the process; a chain for development need not save every transaction. A damaged file
-raises an error and is never changed.
+The file is written beside the old one, synced and renamed, so that a process killed at any moment leaves one complete state.
+Changes since the last save are lost if the process is killed; a chain for development need not save every transaction. A damaged
+file raises an error and is never changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_ITEMS = 10_000_000
 class Store:
     """One chain's file. Blocking: use it in a worker thread.
 
-    max_bytes: of the file, looked at before anything is decoded.
+    max_bytes: maximum size of the file, checked before anything is decoded.
     """
 
     def __init__(self, path: Path, *, max_bytes: int) -> None:
@@ -35,7 +35,7 @@ class Store:
         self._lock = threading.Lock()
 
     def load(self) -> Any:
-        """The plain values saved, None when there are none. Raises UserError for a file that cannot be used."""
+        """The saved plain values; None if there are none. Raises UserError for a file that cannot be used."""
         try:
             with open(self.path, "rb", opener=regular) as file:
                 content = file.read(self._max_bytes + 1)
@@ -55,7 +55,7 @@ class Store:
         return UserError(f"the chain's state {self.path} cannot be used: {error}. Move it away, or begin anew with --reset")
 
     def save(self, plain: dict[str, Any]) -> None:
-        """Write, durably. Raises UserError (disk full, no rights, too large)."""
+        """Write the file durably. Raises UserError (disk full, no permission, too large)."""
         with self._lock:
             body = encode(plain)
             if len(body) > self._max_bytes - 100:

@@ -2,8 +2,8 @@
 
 It reads the ledger, does no other I/O, and is used in the ledger's thread only. A confirmation is sent before the first
 notification. A connection gets events in the order in which they happened, one notification per transaction that wrote an
-account. A closed account is notified to accountSubscribe (empty, owned by the system program) and not to programSubscribe, as a
-real validator does it.
+account. A closed account is notified to accountSubscribe (empty, owned by the system program) and not to programSubscribe, as by
+a real validator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EMPTY = Account(0, b"", SYSTEM, False, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """What a connection has subscribed to. react: results to notify of, given an event; ends: after the first."""
+    """A subscription of a connection. react: returns the results to notify for an event. ends: whether one is enough."""
 
     number: int
     connection: int
@@ -67,7 +67,7 @@ class Subscriptions:
         return len(self._all)
 
     def knows(self, method: str) -> bool:
-        """Whether it is a method of websockets."""
+        """Whether it is a websocket method."""
         kind, _, action = _split(method)
         return kind in self._kinds and action in ("Subscribe", "Unsubscribe")
 
@@ -95,7 +95,7 @@ class Subscriptions:
         return number
 
     def first_words(self, number: int, call: Call) -> list[Notification]:
-        """What a new subscription, made by this call, gets at once: the result of a signature that is there already."""
+        """The first notifications of a new subscription: the result of a signature that is already processed."""
         subscription = self._all[number]
         if subscription.kind != "signature":
             return []
@@ -104,11 +104,11 @@ class Subscriptions:
         return [] if record is None else list(self._tell(subscription, Landed(record, ())))
 
     def leave(self, connection: int) -> None:
-        """A connection is gone."""
+        """Remove the subscriptions of a connection that has ended."""
         self._all = {number: one for number, one in self._all.items() if one.connection != connection}
 
     def hear(self, events: list[Event]) -> list[Notification]:
-        """The notifications that follow from what happened, in order."""
+        """The notifications for new events, in order."""
         return [note for event in events for one in list(self._all.values()) for note in self._tell(one, event)]
 
     def _tell(self, subscription: Subscription, event: Event) -> Iterator[Notification]:
@@ -196,7 +196,7 @@ class Subscriptions:
     def _encoded(self, account: Account, encoding: Encoding) -> dict[str, Any]:
         try:
             return encode_account(account, encoding, decimals=self._ledger.decimals)
-        except RpcError as error:  # base58 of a large account: a real validator puts the sentence in the data's place, too
+        except RpcError as error:  # base58 of a large account: a real validator also returns the message in place of data
             return {
                 **encode_account(account, Encoding(name="base64", length=0), decimals=self._ledger.decimals),
                 "data": str(error),

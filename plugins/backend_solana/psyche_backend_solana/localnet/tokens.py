@@ -49,7 +49,7 @@ class Mint:
 
 
 def read_token_account(owner_program: str, data: bytes) -> TokenAccount | None:
-    """The token account in an account's data, None when there is none."""
+    """The token account in an account's data; None if it is not one."""
     if owner_program not in PROGRAM_NAMES or len(data) != ACCOUNT_BYTES:
         return None
 
@@ -70,7 +70,7 @@ def read_token_account(owner_program: str, data: bytes) -> TokenAccount | None:
 
 
 def read_mint(owner_program: str, data: bytes) -> Mint | None:
-    """The mint in an account's data, None when there is none."""
+    """The mint in an account's data; None if it is not one."""
     if owner_program not in PROGRAM_NAMES or len(data) != MINT_BYTES:
         return None
 
@@ -97,7 +97,7 @@ def amount_json(amount: int, decimals: int) -> dict[str, Any]:
 
 
 def parse(owner_program: str, data: bytes, *, decimals: Callable[[str], int | None]) -> dict[str, Any] | None:
-    """`parsed` of jsonParsed, None for what is neither. decimals: of a mint, by its address; None when there is no such mint."""
+    """`parsed` of jsonParsed; None for other data. decimals: returns a mint's decimals by its address, None if not a mint."""
     mint = read_mint(owner_program, data)
     if mint is not None:
         info: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Why a transaction failed, as JSON and as a sentence, in the form of a real validator.
+"""The error of a transaction, as JSON and as a sentence, in the format of a real validator.
 
 solders' own `to_json` drops the name of custom errors (`[0, 1]` for `[0, {"Custom": 1}]`).
 """
@@ -59,7 +59,7 @@ _SENTENCES = {
 
 
 def error_json(error: object) -> Any:
-    """`err` of a result: a name, or an object with one."""
+    """`err` of a result: a name, or an object with one name."""
     match error:
         case TransactionErrorInstructionError():
             inner = error.err
@@ -81,7 +81,7 @@ def error_json(error: object) -> Any:
 
 
 def error_sentence(error: Any) -> str:
-    """What `Transaction simulation failed: ` is followed by. error: as `error_json` gives it."""
+    """The text after `Transaction simulation failed: `. error: from `error_json`."""
     match error:
         case {"InstructionError": [index, {"Custom": code}]}:
             return f"Error processing Instruction {index}: custom program error: {code:#x}"

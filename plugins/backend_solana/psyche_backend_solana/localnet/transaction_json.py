@@ -1,6 +1,6 @@
 """A processed transaction as JSON: json, jsonParsed, base58 and base64.
 
-jsonParsed names accounts but parses no instruction, as a real validator does with programs that it does not know.
+jsonParsed names accounts but does not parse instructions, like a real validator with unknown programs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ENCODINGS = ("json", "jsonParsed", "base58", "base64")
 
 
 def transaction_json(record: TransactionRecord, encoding: str, *, max_version: int | None) -> dict[str, Any]:
-    """`transaction`, `meta` and, for clients that know versions, `version`. Raises RpcError for one the client does not know."""
+    """`transaction`, `meta` and, for clients that support versions, `version`. Raises RpcError for an unsupported one."""
     if record.version != "legacy" and max_version is None:
         message = (
             f"Transaction version ({record.version}) is not supported by the requesting client. Please try the request again "

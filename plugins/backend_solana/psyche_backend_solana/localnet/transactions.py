@@ -1,8 +1,8 @@
-"""Transactions as clients send them: decoding, and which accounts they name.
+"""Decodes transactions as clients send them, and lists the accounts they name.
 
-As on a real validator, a bad encoding, more bytes than a packet, or a message whose indices point nowhere is an error before the
-chain is read. Addresses from lookup tables are read from the tables' accounts here, because LiteSVM does not return which ones it
-used.
+As on a real validator, a bad encoding, more bytes than a packet, or a message with indices out of range is an error before the
+chain is read. Addresses from lookup tables are read from the tables' accounts here, because LiteSVM does not return which ones
+it used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENCODED_LIMITS = {"base58": 1683, "base64": 1644}
 
 
 def decode_bytes(text: str, encoding: str, *, kind: str) -> bytes:
-    """What a client encoded, at most a packet. kind: "transaction" or "message", for the sentence. Raises RpcError."""
+    """Decode a client's bytes, at most one packet. kind: "transaction" or "message", for the error message. Raises RpcError."""
     limit = _ENCODED_LIMITS.get(encoding)
     if limit is None:
         message = f"unsupported encoding: {encoding}. Supported encodings: base58, base64"
@@ -52,7 +52,7 @@ def decode_bytes(text: str, encoding: str, *, kind: str) -> bytes:
 
 
 def decode_transaction(data: bytes) -> VersionedTransaction:
-    """A legacy or version 0 transaction whose indices are sound. Raises RpcError."""
+    """A legacy or version 0 transaction with valid indices. Raises RpcError."""
     try:
         transaction = VersionedTransaction.from_bytes(data)
     except Exception as error:  # solders has one exception per cause
@@ -78,7 +78,7 @@ def signatures_match(transaction: VersionedTransaction) -> bool:
 
 
 def read_table(account: Account | None) -> list[Pubkey]:
-    """The addresses in a lookup table; none when it is none."""
+    """The addresses in a lookup table; empty if it is not one."""
     if account is None:
         return []
 
@@ -88,7 +88,7 @@ def read_table(account: Account | None) -> list[Pubkey]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountKeys:
-    """The accounts of a transaction, in the order its indices count them: static, loaded writable, loaded readonly."""
+    """The accounts of a transaction, in the order of its indices: static, loaded writable, loaded readonly."""
 
     static: tuple[Pubkey, ...]
     loaded_writable: tuple[Pubkey, ...] = ()
@@ -102,7 +102,10 @@ class AccountKeys:
 
 
 def account_keys(message: AnyMessage, read: Callable[[Pubkey], Account | None]) -> AccountKeys:
-    """Which accounts a message names. read: an account of the chain. Raises RpcError for an index a lookup table has not."""
+    """The accounts that a message names. read: returns an account of the chain.
+
+    Raises RpcError for an index out of a lookup table.
+    """
     static = tuple(message.account_keys)
     header = message.header
     signers = header.num_required_signatures

@@ -1,7 +1,8 @@
 """Websockets on a socket: passes messages to the node, and its answers and notifications back.
 
-It uses websockets' own server, without keepalive pings (a silent connection must be able to stay silent) and without compression.
-A client that does not read is disconnected when too much waits for it. For a message over the limit the library closes with 1009.
+It uses websockets' own server, without keepalive pings (a silent connection must be able to stay silent) and without
+compression. A client that does not read is disconnected when too many messages wait for it. For a message over the limit the
+library closes the connection with code 1009.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from psyche_backend_solana.localnet.faults import Faults, FaultSwitch
 from psyche_backend_solana.localnet.settings import Limits
 
 _QUIET = logging.Logger("psyche.backend.solana.localnet.websockets", logging.CRITICAL)
-"""Not a registered logger, because strangers' broken handshakes are not our errors."""
+"""Not a registered logger, because failed handshakes of strangers are not our errors."""
 
 
 class Outbox:
-    """Messages that one connection is still to get, with the time it came in."""
+    """Waiting messages for one connection, each with the time of its arrival."""
 
     def __init__(self, most: int, overflow: Callable[[], None]) -> None:
         self._waiting: deque[tuple[float, str]] = deque()
@@ -37,7 +38,7 @@ class Outbox:
         self._overflow = overflow
 
     def put(self, text: str) -> None:
-        """Add a message; one too many calls `overflow` and is lost."""
+        """Add a message; if there are too many, call `overflow` and drop it."""
         if len(self._waiting) >= self._most:
             self._overflow()
             return
@@ -60,17 +61,17 @@ class Outboxes:
         self._all: dict[int, Outbox] = {}
 
     def deliver(self, outgoing: list[tuple[int, str]]) -> None:
-        """Put messages into the outboxes; those for connections that are gone are dropped."""
+        """Put messages into the outboxes; those for ended connections are dropped."""
         for number, text in outgoing:
             if number in self._all:
                 self._all[number].put(text)
 
     def open(self, number: int, outbox: Outbox) -> None:
-        """A new connection."""
+        """Add a connection."""
         self._all[number] = outbox
 
     def close(self, number: int) -> None:
-        """A connection is gone."""
+        """Remove a connection that has ended."""
         self._all.pop(number, None)
 
 
@@ -93,7 +94,7 @@ class WebsocketServer:
 
     @property
     def connected(self) -> int:
-        """Open connections."""
+        """Number of open connections."""
         return len(self._connections)
 
     async def start(self, listening: socket.socket) -> None:
@@ -110,7 +111,7 @@ class WebsocketServer:
         )
 
     async def aclose(self) -> None:
-        """Stop listening and cut every connection; idempotent."""
+        """Stop listening and end every connection; idempotent."""
         if self._server is None:
             return
 
@@ -126,7 +127,7 @@ class WebsocketServer:
             connection.transport.abort()
 
     async def _admit(self, connection: ServerConnection, _: Request) -> Response | None:
-        while self._faults.now.websocket == "silent":  # the library's time-out ends the waiting
+        while self._faults.now.websocket == "silent":  # the library's timeout ends this loop
             self._turned.clear()
             await self._turned.wait()
         if self._faults.now.websocket == "refuse" or len(self._connections) >= self._limits.connections:
@@ -135,12 +136,12 @@ class WebsocketServer:
         return None
 
     def _faults_changed(self, now: Faults) -> None:
-        """From any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and everything with it
+        """Handle changed faults. Called in any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop and all connections are closed
             self._loop.call_soon_threadsafe(self._turn, now)
 
     def _turn(self, now: Faults) -> None:
-        """The faults changed: connections fall silent, or come back."""
+        """Apply changed faults: make connections silent, or end the silence."""
         self._turned.set()
         for connection in self._connections:
             if now.websocket == "silent":
@@ -164,7 +165,7 @@ class WebsocketServer:
             writer.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await writer
-            with contextlib.suppress(RuntimeError):  # the chain stops, and its subscriptions with it
+            with contextlib.suppress(RuntimeError):  # the chain and its subscriptions stop
                 await self._engine.call(self._engine.node.leave, number)
 
     async def _write(self, connection: ServerConnection, outbox: Outbox) -> None:

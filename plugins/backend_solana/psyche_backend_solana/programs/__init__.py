@@ -22,7 +22,7 @@ def load(name: str) -> bytes:
     """The ELF file of one program, ready to deploy.
 
     name: one of PROGRAMS.
-    Raises UserError if there is no such program, or the file is missing or is not the one that was shipped.
+    Raises UserError if there is no such program, or the file is missing or differs from the shipped one.
     """
     if name not in PROGRAMS:
         message = f"there is no program {name!r}; there are {', '.join(PROGRAMS)}"
@@ -40,7 +40,7 @@ def load(name: str) -> bytes:
 
 
 def sums() -> dict[str, str]:
-    """SHA-256 in hexadecimal by file name, as SHA256SUMS says. Raises UserError if that file is missing or is no such list."""
+    """SHA-256 in hexadecimal by file name, from SHA256SUMS. Raises UserError if that file is missing or malformed."""
     lines = _read(_SUMS).decode("utf-8", errors="replace").splitlines()
     pairs = [line.split("  ", 1) for line in lines if line]
     if any(len(pair) != 2 or len(pair[0]) != 64 for pair in pairs):

@@ -1,7 +1,7 @@
-"""The shipped programs for addresses of one's own: the same bytes, except the addresses by which they know each other.
+"""Adapts the shipped programs to the user's own addresses: only the addresses that they contain of each other change.
 
-A program holds each other program's address as 32 bytes in its read-only data, and does not hold its own. So only these bytes are
-replaced; nothing is compiled. Which addresses to use is decided by the caller.
+A program holds each other program's address as 32 bytes in its read-only data, and does not hold its own. So only these bytes
+are replaced; nothing is compiled. The caller decides which addresses to use.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from psyche_backend_solana.programs import PROGRAMS, load
 
 
 def with_ids(name: str, ids: Mapping[str, Pubkey]) -> bytes:
-    """The ELF file of a program that finds the others at `ids` (by their names). Raises UserError as `load` does."""
+    """The ELF file of a program that finds the others at `ids` (by their names). Raises UserError like `load`."""
     content = load(name)
     for other, address in ids.items():
         content = content.replace(bytes(PROGRAMS[other]), bytes(address))

@@ -1,1 +1,1 @@
-"""Calls to Solana over several RPC endpoints: what a failure means, which endpoint to ask next, and the calls themselves."""
+"""Calls to Solana over several RPC endpoints: meaning of failures, choice of the next endpoint, and the calls themselves."""

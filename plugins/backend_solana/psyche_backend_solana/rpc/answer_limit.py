@@ -12,14 +12,17 @@ from collections.abc import AsyncIterator, Callable
 import httpx2
 
 MAX_ANSWER_BYTES = 32 * 2**20
-"""A list of ten thousand accounts with a kilobyte each, in base64, is half of it."""
+"""Twice the size of ten thousand accounts of one kilobyte each in base64."""
 
 UNCOMPRESSED = {"Accept-Encoding": "identity"}
 """Headers to send."""
 
 
 def limit_answers(session: httpx2.AsyncClient, *, on_bytes: Callable[[int], object] = int) -> None:
-    """From now on, reading more than MAX_ANSWER_BYTES of an answer raises httpx2.ReadError. on_bytes: told how many came."""
+    """Limit a session: reading more than MAX_ANSWER_BYTES of an answer raises httpx2.ReadError.
+
+    on_bytes: called with the number of bytes of each chunk.
+    """
 
     async def limit(response: httpx2.Response) -> None:
         if response.headers.get("Content-Encoding", "identity") != "identity":

@@ -1,8 +1,8 @@
-"""Which endpoint to ask, and how long to wait before the next try. No I/O: the caller passes time and random numbers.
+"""Chooses the endpoint, and the wait before the next attempt. No I/O: the caller passes time and random numbers.
 
-The first endpoint is preferred. After FAILURES failures in a row the next one takes over, and the lost one is only probed from
+The first endpoint is preferred. After FAILURES failures in a row the next one is used, and the failed one is only probed from
 then on. It is preferred again after PROBES good answers in a row over STEADY_SECONDS, so that an unstable endpoint is not used
-again and again. The last endpoint that is left is always asked.
+again and again. The last remaining endpoint is always used.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ class EndpointChoice:
             self._health[number].failures = 0
 
     def failed(self, number: int, *, for_good: bool = False) -> bool:
-        """An endpoint failed; for_good: it said that it cannot. Whether another one is current from now on."""
+        """An endpoint failed.
+
+        Returns whether another one is current now. for_good: the endpoint reported that it cannot serve the call.
+        """
         health = self._health[number]
         health.failures = max(health.failures + 1, FAILURES if for_good else 0)
         health.good_probes = 0
@@ -65,14 +68,14 @@ class EndpointChoice:
             return False
 
         fit = [at for at, other in enumerate(self._health) if other.failures < FAILURES]
-        if not fit:  # none works: take turns
+        if not fit:  # none works: use them in turn
             fit = [(number + 1) % len(self._health)]
         changed = fit[0] != self._current
         self._current = fit[0]
         return changed
 
     def to_probe(self, now: float) -> int | None:
-        """An endpoint preferred to the current one that should be probed now, None for none."""
+        """An endpoint preferred to the current one that should be probed now; None if there is none."""
         for number in range(self._current):
             if now - self._health[number].probed >= PROBE_SECONDS:
                 self._health[number].probed = now
@@ -81,7 +84,7 @@ class EndpointChoice:
         return None
 
     def probed(self, number: int, now: float, *, well: bool) -> bool:
-        """Note the result of a probe. Whether the endpoint is in use again."""
+        """Record the result of a probe. Returns whether the endpoint is in use again."""
         health = self._health[number]
         if not well:
             health.good_probes = 0

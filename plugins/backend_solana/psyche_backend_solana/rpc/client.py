@@ -1,8 +1,8 @@
-"""JSON-RPC calls over several endpoints, with retries, failover and a deadline each.
+"""JSON-RPC calls over several endpoints, each with retries, failover and a deadline.
 
-Calls go through solana-py's client, with its own retries off, because a retry may have to go to another endpoint. What to do
-after a failure is decided in `choice` and `failures`. A call returns the answer's `result` as JSON. Endpoints that failed are
-probed with `getSlot` beside the ordinary calls. After its deadline a call raises RpcUnavailable with the last failure.
+Calls go through solana-py's client, with its own retries off, because a retry may have to go to another endpoint. `choice` and
+`failures` decide what to do after a failure. A call returns the answer's `result` as JSON. Endpoints that failed are probed with
+`getSlot` beside the ordinary calls. After its deadline a call raises RpcUnavailable with the last failure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from psyche_core.errors import BackendError
 logger = logging.getLogger("psyche.backend.solana")
 
 CALL_SECONDS = 10.0
-"""Longest wait for one endpoint's answer."""
+"""Maximum seconds to wait for one endpoint's answer."""
 
 
 class RpcUnavailable(BackendError):
@@ -40,7 +40,7 @@ class RpcUnavailable(BackendError):
 
 
 class Rpc:
-    """The endpoints of one program. An async context manager; make it inside the event loop that uses it.
+    """The RPC endpoints. An async context manager; create it inside the event loop that uses it.
 
     bytes_read, requests: bytes of the bodies of all answers so far, and calls made, retries included.
     """
@@ -64,14 +64,14 @@ class Rpc:
 
     @property
     def current(self) -> Endpoint:
-        """The endpoint asked first now."""
+        """The endpoint that is asked first."""
         return self.endpoints[self._choice.current]
 
     async def call(self, method: str, *parameters: Any, timeout: float) -> Any:
         """The result of a call.
 
-        Raises RpcError for an answer that no endpoint would give otherwise (its verdict is neither AGAIN nor ELSEWHERE),
-        RpcUnavailable after `timeout` seconds without one.
+        Raises RpcError for an error that every endpoint would return (its verdict is neither AGAIN nor ELSEWHERE),
+        RpcUnavailable after `timeout` seconds without an answer.
         """
         deadline = anyio.current_time() + timeout
         last: Failure | None = None
@@ -104,7 +104,7 @@ class Rpc:
         raise _unavailable(method, timeout, last)
 
     async def ask_each(self, method: str, *parameters: Any, timeout: float) -> int:
-        """Send a call to all endpoints at the same time, whatever they answer; how many accepted. For resending transactions."""
+        """Send a call to all endpoints at the same time, for resending transactions. Returns how many accepted it."""
         accepted = 0
 
         async def ask(number: int) -> None:
@@ -142,14 +142,17 @@ class Rpc:
             raise RpcError(_of_http(error.__cause__, name)) from error
         except TimeoutError as error:
             raise RpcError(of_connection(f"no answer within {timeout:g} s", endpoint=name)) from error
-        except (ValidationError, UnicodeDecodeError) as error:  # an answer that is no JSON-RPC: a proxy's page, half a body
+        except (ValidationError, UnicodeDecodeError) as error:  # an answer that is not JSON-RPC: a proxy's page, half a body
             raise RpcError(Failure(Verdict.ELSEWHERE, f"{name} answered with something that is not JSON-RPC")) from error
 
     def _count(self, count: int) -> None:
         self.bytes_read += count
 
     async def _client(self, number: int) -> AsyncClient:
-        """Made when it is needed, in a thread: reading the system's certificates takes a tenth of a second."""
+        """An endpoint's client.
+
+        It is created on first use, in a thread, because reading the system's certificates takes a tenth of a second.
+        """
         known = self._clients.get(number)
         if known is None:
             url = self.endpoints[number].http
@@ -183,7 +186,7 @@ class Rpc:
 
 def _client_of(url: str, *, timeout: float, on_bytes: Callable[[int], None]) -> AsyncClient:
     client = AsyncClient(url, timeout=timeout, max_transport_retries=0, http2=False, extra_headers=UNCOMPRESSED)
-    limit_answers(client._provider.session, on_bytes=on_bytes)  # there is no other way to it in the release this is pinned to
+    limit_answers(client._provider.session, on_bytes=on_bytes)  # the pinned release offers no other access
     return client
 
 

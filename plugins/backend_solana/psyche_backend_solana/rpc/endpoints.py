@@ -1,6 +1,6 @@
 """RPC endpoints as the user gives them: an HTTP URL and a websocket URL.
 
-The websocket URL may be left out. Then it follows from the HTTP URL as in Solana's own tools (the next port where a port is
+The websocket URL may be left out. Then it is derived from the HTTP URL as in Solana's own tools (the next port if a port is
 given, the same host otherwise). Other schemes are an error, since a typing error would otherwise appear only as a time-out. The
 displayed name of an endpoint never holds its path, query or password, because providers put their keys there.
 """
@@ -14,24 +14,24 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 from psyche_core.errors import ConfigError
 
 LOCAL_RPC = "http://127.0.0.1:8899"
-"""Where a local chain listens when nothing else is given."""
+"""The default URL of a local chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One provider. http, websocket: URLs, which may hold secrets and are not shown."""
+    """One provider. http, websocket: URLs, which may contain secrets and are not shown."""
 
     http: str = field(repr=False)
     websocket: str = field(repr=False)
 
     @property
     def name(self) -> str:
-        """Host and port, for people and logs."""
+        """Host and port, for messages and logs."""
         return _place(urlsplit(self.http))
 
     @property
     def host_and_port(self) -> str:
-        """Where it listens, with the scheme's own port where none is written."""
+        """Host and port, with the scheme's default port if none is given."""
         parts = urlsplit(self.http)
         return self.name if parts.port is not None else f"{self.name}:{443 if parts.scheme == 'https' else 80}"
 
@@ -40,7 +40,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, http: str, websocket: str | None = None) -> Endpoint:
-        """The endpoint of one or two URLs. Raises ConfigError."""
+        """Make an endpoint from one or two URLs. Raises ConfigError."""
         parts = _checked(http, ("http", "https"))
         if websocket:
             _checked(websocket, ("ws", "wss"))
@@ -50,7 +50,7 @@ class Endpoint:
 
 
 def parse_endpoints(pairs: Sequence[tuple[str | None, str | None]]) -> tuple[Endpoint, ...]:
-    """Endpoints in order of preference, the same one only once; a local chain's when none is given. Raises ConfigError."""
+    """Endpoints in order of preference without duplicates; a local chain's if none is given. Raises ConfigError."""
     found: dict[str, Endpoint] = {}
     for http, websocket in pairs:
         if http:

@@ -1,8 +1,8 @@
-"""What a failed call or transaction means, and what to do next. No I/O.
+"""Classifies failed calls and transactions, and decides what to do next. No I/O.
 
-It depends on the HTTP status, the JSON-RPC code and the form of a transaction's error, never on words in a message, which
-providers change. An unknown failure is tried at another provider. An error that a program returned is an answer and not a failure
-of the network.
+The decision depends on the HTTP status, the JSON-RPC code and the form of a transaction's error, never on a message's text,
+which providers change. An unknown failure is tried at another provider. An error that a program returned is an answer and not a
+failure of the network.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why something did not work. sentence: for people. custom: a program's own number; instruction: which one refused."""
+    """The reason of a failure. sentence: for the user. custom: a program's error number. instruction: index of the failed one."""
 
     verdict: Verdict
     sentence: str
@@ -38,7 +38,7 @@ class Failure:
 
 
 class RpcError(Exception):
-    """A call that failed for good, with its Failure."""
+    """A call that failed permanently, with its Failure."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.sentence)
@@ -90,7 +90,7 @@ _NO_MONEY = frozenset({"AccountNotFound", "InsufficientFundsForFee", "Insufficie
 
 
 def of_status(status: int, *, endpoint: str) -> Failure:
-    """Of an HTTP status that is no success."""
+    """The failure for an HTTP status that is not a success."""
     if status in _AGAIN_STATUSES:
         return Failure(Verdict.AGAIN, f"{endpoint} answered with HTTP status {status}")
 
@@ -98,12 +98,12 @@ def of_status(status: int, *, endpoint: str) -> Failure:
 
 
 def of_connection(reason: str, *, endpoint: str) -> Failure:
-    """Of a connection that was refused, lost or silent."""
+    """The failure for a connection that was refused, lost or silent."""
     return Failure(Verdict.AGAIN, f"cannot reach {endpoint}: {reason}")
 
 
 def of_answer(code: int, message: str, data: object, *, endpoint: str) -> Failure:
-    """Of a JSON-RPC error."""
+    """The failure for a JSON-RPC error."""
     if code == _PREFLIGHT_FAILURE and isinstance(data, Mapping) and data.get("err") is not None:
         return of_transaction(data["err"])
 
@@ -112,7 +112,7 @@ def of_answer(code: int, message: str, data: object, *, endpoint: str) -> Failur
 
 
 def of_transaction(error: object) -> Failure:
-    """Of the error of a transaction, as simulation, preflight and signature statuses give it."""
+    """The failure for a transaction's error, as returned by simulation, preflight and signature statuses."""
     match error:
         case {"InstructionError": [int(place), inner]}:
             return _of_instruction(place, inner)
@@ -126,7 +126,7 @@ def of_transaction(error: object) -> Failure:
 
 
 def _of_name(name: str, *, detail: str = "") -> Failure:
-    name, detail = printable(name, at_most=200), printable(detail, at_most=200)  # a provider's words
+    name, detail = printable(name, at_most=200), printable(detail, at_most=200)  # a provider's text
     if name == "BlockhashNotFound":
         return Failure(Verdict.REBUILD, "the blockhash is no longer, or not yet, known")
     if name == "AlreadyProcessed":

@@ -1,7 +1,7 @@
 """The JSON-RPC calls that this plugin uses, with their answers as values.
 
 The commitment is `confirmed` everywhere: a supermajority has voted for it, and waiting for finality would cost every round 12
-seconds more. An answer of another form than documented raises RpcError, so that a broken provider's answer is never taken for the
+seconds more. An answer in an undocumented form raises RpcError, so that a broken provider's answer is never mistaken for the
 chain's state.
 """
 
@@ -27,7 +27,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class AccountRead:
-    """An account as one slot has it."""
+    """An account at one slot."""
 
     slot: int
     lamports: int
@@ -37,7 +37,7 @@ class AccountRead:
 
 @dataclass(frozen=True, slots=True)
 class Blockhash:
-    """A recent blockhash. last_height: block height after which transactions with it are void."""
+    """A recent blockhash. last_height: block height after which transactions with it are invalid."""
 
     hash: Hash
     last_height: int
@@ -45,7 +45,7 @@ class Blockhash:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """The result of a simulation. error: as the chain writes it, None for success."""
+    """The result of a simulation. error: in the chain's form; None for success."""
 
     error: Any
     units: int
@@ -54,7 +54,7 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What became of a transaction. confirmed: a supermajority has voted for its block."""
+    """The status of a transaction. confirmed: whether a supermajority has voted for its block."""
 
     slot: int
     error: Any
@@ -62,7 +62,7 @@ class Status:
 
 
 async def account(rpc: Rpc, address: Pubkey, *, timeout: float) -> AccountRead | None:
-    """An account, None when there is none."""
+    """An account; None if it does not exist."""
     answer = await rpc.call("getAccountInfo", str(address), {"encoding": "base64", "commitment": COMMITMENT}, timeout=timeout)
     return _shaped(lambda: read_account(answer))
 
@@ -70,7 +70,7 @@ async def account(rpc: Rpc, address: Pubkey, *, timeout: float) -> AccountRead |
 async def accounts(
     rpc: Rpc, addresses: Sequence[Pubkey], *, data_slice: tuple[int, int] | None = None, timeout: float
 ) -> list[AccountRead | None]:
-    """Several accounts of one slot, at most 100. data_slice: offset and length of the bytes wanted of each; None for all."""
+    """Several accounts of one slot, at most 100. data_slice: offset and length of the requested bytes of each; None for all."""
     names = [str(address) for address in addresses]
     options: dict[str, Any] = {"encoding": "base64", "commitment": COMMITMENT}
     if data_slice is not None:
@@ -82,7 +82,7 @@ async def accounts(
 async def program_accounts(
     rpc: Rpc, program: Pubkey, *, begins_with: bytes, size: int | None = None, timeout: float
 ) -> dict[Pubkey, AccountRead]:
-    """The accounts of a program whose data begins with some bytes and, when given, has a size."""
+    """The accounts of a program whose data begins with given bytes and, if given, has a size."""
     filters: list[Any] = [{"memcmp": {"offset": 0, "bytes": base64.b64encode(begins_with).decode(), "encoding": "base64"}}]
     if size is not None:
         filters.append({"dataSize": size})
@@ -105,7 +105,7 @@ async def blockhash(rpc: Rpc, *, timeout: float) -> Blockhash:
 
 
 async def block_height(rpc: Rpc, *, timeout: float) -> int:
-    """Blocks so far."""
+    """The current block height."""
     answer = await rpc.call("getBlockHeight", {"commitment": COMMITMENT}, timeout=timeout)
     return _shaped(lambda: int(answer))
 
@@ -117,17 +117,17 @@ async def send(rpc: Rpc, transaction: bytes, *, timeout: float) -> Signature:
 
 
 async def resend(rpc: Rpc, transaction: bytes, *, timeout: float) -> int:
-    """Send the same transaction to all endpoints; how many accepted it."""
+    """Send the same transaction to all endpoints; return how many accepted it."""
     return await rpc.ask_each("sendTransaction", _encoded(transaction), send_options(), timeout=timeout)
 
 
 def send_options() -> dict[str, Any]:
-    """Options of `sendTransaction`. maxRetries 0: we resend, who know when to stop."""
+    """Options of `sendTransaction`. maxRetries 0: we resend ourselves, because we know when to stop."""
     return {"encoding": "base64", "skipPreflight": True, "preflightCommitment": COMMITMENT, "maxRetries": 0}
 
 
 async def simulate(rpc: Rpc, transaction: bytes, *, timeout: float) -> Simulated:
-    """What a transaction would do now. Signatures and blockhash are not looked at."""
+    """Simulate a transaction. Signatures and blockhash are not checked."""
     options = {"encoding": "base64", "commitment": COMMITMENT, "sigVerify": False, "replaceRecentBlockhash": True}
     answer = await rpc.call("simulateTransaction", _encoded(transaction), options, timeout=timeout)
     return _shaped(
@@ -138,7 +138,7 @@ async def simulate(rpc: Rpc, transaction: bytes, *, timeout: float) -> Simulated
 
 
 async def statuses(rpc: Rpc, signatures: Sequence[Signature], *, timeout: float) -> list[Status | None]:
-    """What became of transactions, None for those unknown."""
+    """The status of transactions; None for unknown ones."""
     names = [str(signature) for signature in signatures]
     answer = await rpc.call("getSignatureStatuses", names, {"searchTransactionHistory": False}, timeout=timeout)
     return _shaped(lambda: [_status(value) for value in answer["value"]])
@@ -169,7 +169,10 @@ async def rent_exempt(rpc: Rpc, size: int, *, timeout: float) -> int:
 
 
 def read_account(answer: Any) -> AccountRead | None:
-    """An account out of a call's answer or a subscription's notice. Raises KeyError and the like for another shape."""
+    """Parse an account from a call's answer or a subscription's notification.
+
+    Raises KeyError, TypeError or ValueError for another form.
+    """
     value = answer["value"]
     if value is None:
         return None

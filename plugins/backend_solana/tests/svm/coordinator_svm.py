@@ -133,7 +133,11 @@ class CoordinatorSvm:
 
     def data(self) -> bytes:
         """What the run's account holds."""
-        found = self.svm.get_account(self.run.account)
+        return self.data_of(self.run.account)
+
+    def data_of(self, address: Pubkey) -> bytes:
+        """What an account holds; nothing where there is none."""
+        found = self.svm.get_account(address)
         return b"" if found is None else bytes(found.data)
 
     def begin(self, state: CoordinatorState | None = None, *, memory: bytes = bytes(MEMORY_BYTES)) -> None:

@@ -4,7 +4,7 @@
   adds nothing without its optimizers. Sums over data groups are made here. No optimizer step of DeepSpeed is taken.
 - The placement of a parameter is read from the attribute that AutoTP sets on it (`DS_AUTOTP_UC_META`).
 - Process groups that DeepSpeed keeps in globals are released before each model, since a client may build its model again.
-- DeepSpeed's extension for CPU collectives is disabled. It would be compiled for a minute, by a compiler that may be missing.
+- DeepSpeed's extension for CPU collectives is disabled. Compiling it takes a minute, and the compiler may be missing.
 
 Models that AutoTP shards wrongly are rejected. Of DeepSeek-V3 it shards the feed-forward layers only, and its plan for the rest
 leaves ranks with different gradients (2e-4 on a tiny model). So this engine supports Llama, Qwen2 and Qwen3, and its error names
@@ -69,7 +69,7 @@ class DeepSpeedEngine(ShardingEngine):
         return self._parameters[name].data
 
     def local_grad(self, name: str) -> torch.Tensor | None:
-        """This rank's shard of a gradient; None where there is none."""
+        """This rank's shard of a gradient; None if there is none."""
         return self._parameters[name].grad
 
     def drop_gradients(self) -> None:
@@ -165,7 +165,7 @@ def _placement(name: str, parameter: torch.Tensor, shape: tuple[int, ...], tenso
 
 @contextlib.contextmanager
 def _local_rank(context: ShardingContext) -> Iterator[None]:
-    """Set the environment from which DeepSpeed takes the number of its CUDA device; it has no other way."""
+    """Set the environment variables from which DeepSpeed reads its CUDA device; there is no other way."""
     names = {"LOCAL_RANK": str(context.device.index or 0), "RANK": str(context.group.rank), "WORLD_SIZE": str(context.group.size)}
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(names)

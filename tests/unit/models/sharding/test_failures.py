@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -283,7 +284,7 @@ def test_ranks_wait_for_work_without_a_limit(monkeypatch: pytest.MonkeyPatch) ->
         wait = group._store.wait
 
         class Counting:
-            def wait(self, keys: list[str], limit: object) -> None:
+            def wait(self, keys: list[str], limit: timedelta) -> None:
                 waits.append(None)
                 if len(waits) == 5:
                     store.set("work/0", "1")

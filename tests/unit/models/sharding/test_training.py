@@ -22,7 +22,7 @@ from psyche_core.testing.model import ModelConformance, gradients_of
 from psyche_core.testing.tiny_models import TIED_LLAMA
 from psyche_core.training.checkpoints.checkpoint import save_checkpoint
 from psyche_core.training.checkpoints.manifest import Facts
-from psyche_core.training.trainer import Trainer
+from psyche_core.training.trainer import Trained, Trainer
 from psyche_optim_distro import codec
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.precision import Precision
@@ -77,7 +77,7 @@ def shares(model: Model) -> list[Samples]:
 def train(model: Model) -> tuple[list[bytes], list[float], dict[str, torch.Tensor]]:
     """Payloads, losses and masters of 20 rounds, each applied two steps late."""
     trainer, optimizer = trainer_of(model)
-    done = []
+    done: list[Trained] = []
     for step, share in enumerate(shares(model), start=1):
         if step > 2:
             trainer.apply(step - 2, [done[step - 3].payload], own_accepted=True)

@@ -127,7 +127,7 @@ def test_what_is_of_another_history_is_set_aside_whatever_its_step(tmp_path: Pat
         facts = Facts(run_id="run", step=step, epoch=0, data_index=0, digest=digest, generation=generation)
         write_manifest(tmp_path / f"run-step{step}", facts)
     (tmp_path / "run-step12/psyche.json").write_text("damaged, which says nothing")
-    moved = set_aside(tmp_path, "run", above=30, trusted=belongs(1, {3: b"e" * 32}))
+    moved = set_aside(tmp_path, "run", above=30, trusted=belongs(b"", 1, {3: b"e" * 32}))
     assert moved == [tmp_path / "run-step6-abandoned"]
 
 

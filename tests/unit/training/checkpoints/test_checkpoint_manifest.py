@@ -56,25 +56,21 @@ def test_two_sets_of_masters_of_one_step_are_told_apart(folder: Path) -> None:
     facts = Facts(run_id="run", step=40, epoch=2, data_index=320, digest=bytes(range(32)), generation=3)
     manifest = write_manifest(folder, facts)
     assert read_manifest(folder) == manifest
-    assert (manifest.version, manifest.digest, manifest.generation) == (2, bytes(range(32)).hex(), 3)
+    assert (manifest.version, manifest.digest, manifest.generation) == (4, bytes(range(32)).hex(), 3)
     unknown = write_manifest(folder, FACTS)
     assert (unknown.digest, unknown.generation) == (None, 0)
 
 
-def test_only_a_checkpoint_in_mid_epoch_has_a_manifest_that_older_programs_cannot_read(folder: Path) -> None:
-    manifest = write_manifest(folder, replace(FACTS, mid_epoch=True))
+def test_runs_of_one_name_are_told_apart(folder: Path) -> None:
+    manifest = write_manifest(folder, replace(FACTS, mid_epoch=True, instance=b"\x07" * 32))
     assert read_manifest(folder) == manifest
-    assert (manifest.version, manifest.mid_epoch) == (3, True)
+    assert (manifest.mid_epoch, manifest.instance) == (True, "07" * 32)
     verify(folder, manifest)
-    ended = write_manifest(folder, FACTS)
-    assert read_manifest(folder) == ended
-    assert (ended.version, ended.mid_epoch) == (2, False)
-    assert "mid_epoch" not in json.loads((folder / MANIFEST_FILE).read_text())
 
 
 def test_a_manifest_of_version_1_is_read(folder: Path) -> None:
     content = write_manifest(folder, FACTS).model_dump(mode="json")
-    del content["digest"], content["generation"], content["mid_epoch"]
+    del content["digest"], content["generation"], content["mid_epoch"], content["instance"]
     (folder / MANIFEST_FILE).write_text(json.dumps({**content, "version": 1}))
     manifest = read_manifest(folder)
     assert manifest is not None
@@ -144,7 +140,7 @@ def test_a_tensor_twice_is_refused(folder: Path) -> None:
         b"[]",
         b"{}",
         b'{"version": 2}',
-        b'{"version": 4, "run_id": "r", "step": 1, "epoch": 0, "data_index": 0, "tensors": {}, "files": {}}',
+        b'{"version": 5, "run_id": "r", "step": 1, "epoch": 0, "data_index": 0, "tensors": {}, "files": {}}',
         b'{"version": 2, "run_id": "r", "step": 1, "epoch": 0, "data_index": 0, "digest": "ff", "tensors": {}, "files": {}}',
         b"\xff",
         b'{"version": 1, "run_id": "r", "step": -1, "epoch": 0, "data_index": 0, "tensors": {}, "files": {}}',

@@ -110,7 +110,8 @@ def test_on_a_full_disk_the_journal_stays_readable_and_goes_on_when_there_is_roo
             with pytest.raises(ModelError, match="was not written"):
                 journal.rewind(3)
         journal.sync()
-    found = read(tmp_path, told := [])
+    told: list[str] = []
+    found = read(tmp_path, told)
     assert found is not None
     assert found.last_step == 6
     assert told == []
@@ -138,7 +139,8 @@ def test_what_cannot_be_flushed_is_written_again(tmp_path: Path, monkeypatch: py
                 journal.sync()
         add_round(journal, 3)
         journal.sync()
-    found = read(tmp_path, told := [])
+    told: list[str] = []
+    found = read(tmp_path, told)
     assert found is not None
     assert (found.last_step, told) == (3, [])
 

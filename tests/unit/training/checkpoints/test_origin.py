@@ -22,14 +22,16 @@ P2P = Choice("P2P", {"repo_id": "nowhere"})
 END = b"e" * 32
 
 
-def save(own: Path, step: int, *, run_id: str = "a run", digest: bytes = b"", generation: int = 0) -> Path:
+def save(
+    own: Path, step: int, *, run_id: str = "a run", digest: bytes = b"", generation: int = 0, instance: bytes = b"i" * 32
+) -> Path:
     def write(folder: Path) -> None:
         folder.mkdir()
         save_file({"w": torch.full((4, 4), float(step))}, folder / "model.safetensors")
         (folder / "config.json").write_text("{}")
 
     directory = checkpoint_path(own, run_id, step)
-    facts = Facts(run_id=run_id, step=step, epoch=0, data_index=0, digest=digest, generation=generation)
+    facts = Facts(run_id=run_id, step=step, epoch=0, data_index=0, digest=digest, generation=generation, instance=instance)
     save_checkpoint(directory, facts, write=write)
     return directory
 
@@ -49,11 +51,13 @@ def find(
     ends: Mapping[int, bytes] = MappingProxyType({}),
     from_checkpoint: bool = False,
     stored_step: int | None = None,
+    instance: bytes = b"i" * 32,
 ) -> tuple[Origin, list[str]]:
     told: list[str] = []
     origin = find_origin(
         checkpoint,
         run_id="a run",
+        instance=instance,
         base=tmp_path,
         cache=tmp_path / "cache",
         own=tmp_path / "own",
@@ -137,7 +141,7 @@ def test_a_checkpoint_of_a_history_that_the_run_has_left_is_told_and_passed_over
     origin, told = find(tmp_path, at_most=20, generation=1, ends={3: END})
     assert origin == Origin(tmp_path / "own/a_run-step3", 3)
     assert len(told) == 1
-    assert "a_run-step9 is passed over: the run went back" in told[0]
+    assert "a_run-step9 is passed over: it belongs to an earlier run" in told[0]
     with pytest.raises(SourceMissing):
         find(tmp_path, at_most=20, generation=1, ends={3: b"f" * 32})
     with pytest.raises(SourceMissing):
@@ -227,3 +231,24 @@ def test_only_signed_ends_that_lie_whole_in_our_folder_are_held(tmp_path: Path) 
     assert held(own, "a run", ends, tell=told.append) == ((3, ends[3]), (9, ends[9]))
     assert "our own checkpoint does not count: tensor w" in told[0]
     assert held(own, "a run", {}) == held(tmp_path / "absent", "a run", ends) == ()
+
+
+def test_a_checkpoint_of_an_earlier_run_of_this_name_is_passed_over(tmp_path: Path) -> None:
+    """Seen on a running system: a run begun anew took the model of the run before it, and nothing told."""
+    save(tmp_path / "own", 8, instance=b"before".ljust(32))
+    ours = save(tmp_path / "own", 3)
+    origin, told = find(tmp_path)
+    assert origin == Origin(ours, 3)
+    assert "step8 is passed over" in told[0]
+
+
+def test_a_stored_model_of_an_earlier_run_of_this_name_says_no_step(tmp_path: Path) -> None:
+    stored = save(tmp_path / "shared", 8, instance=b"before".ljust(32))
+    ours = save(tmp_path / "own", 3)
+    assert find(tmp_path, Choice("Hub", {"repo_id": str(stored)}))[0] == Origin(ours, 3)
+    assert find(tmp_path, Choice("Hub", {"repo_id": str(stored)}), fresh=True)[0] == Origin(stored)
+
+
+def test_an_end_that_members_signed_is_known_by_its_digest_whatever_else_it_says(tmp_path: Path) -> None:
+    ours = save(tmp_path / "own", 8, digest=END, instance=b"")
+    assert find(tmp_path, ends={8: END})[0] == Origin(ours, 8)

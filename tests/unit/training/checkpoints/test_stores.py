@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from safetensors.torch import save_file
 
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError, NoSuchModel, StoreError
-from psyche_core.storage.object_store import open_bucket
+from psyche_core.storage.object_store import ObjectStore, open_bucket
 from psyche_core.training.checkpoints import sources
 from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, Facts, read_manifest, verify, write_manifest
 from psyche_core.training.checkpoints.stores import BucketStore, FolderStore, HubStore, Keep
@@ -132,6 +133,31 @@ async def test_a_bucket_deletes_old_steps_of_its_run_only(s3: str, tmp_path: Pat
         sources.find(Choice("Gcs", {"bucket": s3, "prefix": "p/r-step1"}), base=tmp_path, cache=tmp_path / "cache")
     for folder in ("r-step2", "other-step1"):
         sources.find(Choice("Gcs", {"bucket": s3, "prefix": f"p/{folder}"}), base=tmp_path, cache=tmp_path / "cache")
+
+
+async def test_old_steps_that_cannot_be_deleted_do_not_undo_what_was_stored(
+    bucket_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise StoreError("no right to delete")
+
+    def refused(path: Path, *, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(ObjectStore, "delete", refuses)
+    keep = Keep(steps=1, delete=True)
+    for store in (BucketStore(f"file://{bucket_folder}/b", keep=keep), FolderStore("shared", base=tmp_path, keep=keep)):
+        with monkeypatch.context() as patch:
+            for step in (1, 2):
+                folder = make_checkpoint(tmp_path / f"{type(store).__name__}-{step}", step)
+                patch.setattr(shutil, "rmtree", refused)
+                location = await store.put(folder, run_id="r", step=step)
+        assert "r-step2" in str(location.settings)
+    assert [record.message for record in caplog.records] == [
+        "old models of run r were not deleted: no right to delete",
+        f"old models of run r were not deleted: [Errno 13] Permission denied: '{tmp_path}/shared/r-step1'",
+    ]
 
 
 async def test_what_was_downloaded_is_not_downloaded_again(bucket_folder: Path, tmp_path: Path) -> None:

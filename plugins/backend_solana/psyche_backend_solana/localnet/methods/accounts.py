@@ -25,7 +25,7 @@ def get_account_info(call: Call) -> dict[str, Any]:
 
 
 def get_multiple_accounts(call: Call) -> dict[str, Any]:
-    """Several accounts of one slot, null for those that are none."""
+    """Several accounts of one slot; null for those that do not exist."""
     params = call.params(most=2)
     wanted = params.items(0, "addresses", most=call.limits.accounts)
     addresses = [read_pubkey(value, "address") for value in wanted]
@@ -54,7 +54,7 @@ def get_balance(call: Call) -> dict[str, Any]:
 
 
 def get_minimum_balance_for_rent_exemption(call: Call) -> int:
-    """Lamports an account of that many bytes needs."""
+    """Lamports that an account of that many bytes needs."""
     params = call.params(most=2)
     size = params.integer(0, "size in bytes", high=_MAX_ACCOUNT_BYTES)
     call.options(params, 1)
@@ -62,7 +62,7 @@ def get_minimum_balance_for_rent_exemption(call: Call) -> int:
 
 
 def keyed_accounts(call: Call, found: list[tuple[Pubkey, Account]], encoding: Encoding) -> list[dict[str, Any]]:
-    """Accounts with their addresses. Raises RpcError when they are too many, or too large together."""
+    """Accounts with their addresses. Raises RpcError if there are too many, or they are too large together."""
     if len(found) > call.limits.program_accounts:
         message = f"{len(found)} accounts match, this chain gives at most {call.limits.program_accounts}; add filters"
         raise RpcError(_SCAN_ERROR, message)
@@ -72,7 +72,7 @@ def keyed_accounts(call: Call, found: list[tuple[Pubkey, Account]], encoding: En
 
 
 def check_size(call: Call, accounts: list[Account], encoding: Encoding) -> None:
-    """Refuse an answer that would be too large."""
+    """Check the size of an answer. Raises RpcError if it is too large."""
     total = sum(len(encoding.slice(bytes(account.data))) for account in accounts)
     if total > call.limits.answer_bytes:
         message = f"the accounts hold {total} bytes, this chain gives at most {call.limits.answer_bytes}; use a dataSlice"

@@ -1,4 +1,4 @@
-"""Methods of this chain only, served where `--allow-faults` was given."""
+"""Methods of this chain only, served with `--allow-faults`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psyche_core.errors import ConfigError
 
 
 def set_faults(call: Call) -> dict[str, Any]:
-    """Change faults of the RPC provider that was asked; null or nothing clears them. The answer is what is in force."""
+    """Change the faults of this RPC provider; null or no parameter removes them. The answer is the faults now in force."""
     params = call.params(most=1)
     try:
         changes = asdict(Faults()) if params.get(0) is None else faults_from_json(params.get(0))
@@ -22,7 +22,7 @@ def set_faults(call: Call) -> dict[str, Any]:
 
 
 def save_state(call: Call) -> bool:
-    """Have the state on disk before the answer."""
+    """Save the state to disk before answering."""
     call.params(most=0)
     if call.save is None:
         raise RpcError(-32603, "this chain keeps no state; start it with --state")

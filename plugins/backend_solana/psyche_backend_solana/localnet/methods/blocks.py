@@ -21,7 +21,7 @@ def get_slot(call: Call) -> int:
 
 
 def get_transaction_count(call: Call) -> int:
-    """Processed since genesis."""
+    """Number of transactions since genesis."""
     call.options(call.params(most=1), 0)
     return call.ledger.transaction_count
 
@@ -32,7 +32,7 @@ def get_block_time(call: Call) -> int:
 
 
 def get_latest_blockhash(call: Call) -> dict[str, Any]:
-    """What to sign a transaction with."""
+    """The newest blockhash, for signing a transaction."""
     call.options(call.params(most=1), 0)
     last = call.ledger.slot + call.faults.now.expire_blockhashes_after
     return call.in_context({"blockhash": call.ledger.blockhashes.latest, "lastValidBlockHeight": last})
@@ -48,7 +48,7 @@ def is_blockhash_valid(call: Call) -> dict[str, Any]:
 
 
 def get_blocks(call: Call) -> list[int]:
-    """Slots that were not skipped, of those remembered."""
+    """The slots that were not skipped, among those kept."""
     params = call.params(most=3)
     first = params.integer(0, "start slot")
     second = params.get(1)
@@ -64,14 +64,14 @@ def get_blocks(call: Call) -> list[int]:
 
 
 def get_blocks_with_limit(call: Call) -> list[int]:
-    """Slots that were not skipped, from one on."""
+    """Slots that were not skipped, from a given one on."""
     params = call.params(most=3)
     first, most = params.integer(0, "start slot"), params.integer(1, "limit", high=_MAX_BLOCKS)
     return [block.slot for block in call.ledger.history.blocks() if block.slot >= first][:most]
 
 
 def get_block(call: Call) -> dict[str, Any]:
-    """A block, with its transactions if wanted."""
+    """A block, with its transactions if requested."""
     params = call.params(most=2)
     block = _block(call, params.integer(0, "slot"))
     given = params.get(1)
@@ -100,7 +100,7 @@ def get_block(call: Call) -> dict[str, Any]:
 
 
 def get_first_available_block(call: Call) -> int:
-    """The oldest block remembered."""
+    """The oldest block that is kept."""
     call.params(most=0)
     return call.ledger.history.first_slot
 

@@ -1,4 +1,4 @@
-"""One request, as a method gets it."""
+"""One request, as passed to a method."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ API_VERSION = "3.0.0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """The chain, the request's parameters, the RPC provider it came through and what it may cost.
+    """The chain, the request's parameters, the RPC provider that received it, and its limits.
 
-    save: writes the state now. providers: `host:port` of RPC and of websockets, of all RPC providers.
+    save: writes the state now. providers: `host:port` of RPC and of websockets, for all RPC providers.
     """
 
     ledger: Ledger
@@ -30,28 +30,28 @@ class Call:
     providers: Sequence[tuple[str, str]] = ()
 
     def params(self, *, most: int) -> Params:
-        """The parameters. most: how many the method takes."""
+        """The parameters. most: maximum number of parameters of the method."""
         return Params(self.values, most=most)
 
     def options(self, params: Params, index: int) -> Options:
-        """The configuration object. Raises RpcError when it asks for a slot that is still to come."""
+        """The configuration object. Raises RpcError if it requests a future slot."""
         options = params.options(index)
         self.check_context(options)
         return options
 
     def check_context(self, options: Options) -> None:
-        """Refuse a minContextSlot that was not reached."""
+        """Check minContextSlot. Raises RpcError if that slot was not reached."""
         least = options.integer("minContextSlot")
         if least is not None and least > self.ledger.slot:
             raise RpcError(MIN_CONTEXT_SLOT, "Minimum context slot has not been reached", {"contextSlot": self.ledger.slot})
 
     def in_context(self, value: Any) -> dict[str, Any]:
-        """A result with the slot it is true for."""
+        """A result with the slot to which it belongs."""
         return with_context(self.ledger.slot, value)
 
 
 def with_context(slot: int, value: Any) -> dict[str, Any]:
-    """A result with the slot it is true for."""
+    """A result with the slot to which it belongs."""
     return {"context": {"apiVersion": API_VERSION, "slot": slot}, "value": value}
 
 

@@ -14,19 +14,19 @@ _MAX_SAMPLES = 720
 
 
 def get_health(call: Call) -> str:
-    """Always well; a sick node is a fault of its RPC provider."""
+    """Always healthy; an unhealthy node is simulated by a fault of its RPC provider."""
     call.params(most=0)
     return "ok"
 
 
 def get_version(call: Call) -> dict[str, Any]:
-    """The release of Solana whose rules the machine follows."""
+    """The release of Solana whose rules the virtual machine follows."""
     call.params(most=0)
     return {"solana-core": API_VERSION, "feature-set": _FEATURE_SET}
 
 
 def get_genesis_hash(call: Call) -> str:
-    """Tells chains apart; another one after --reset."""
+    """The genesis hash, which differs between chains; a chain gets a new one after --reset."""
     call.params(most=0)
     return call.ledger.genesis_hash
 
@@ -46,7 +46,7 @@ def get_cluster_nodes(call: Call) -> list[dict[str, Any]]:
 
 
 def get_epoch_info(call: Call) -> dict[str, Any]:
-    """Where in its epoch the chain is."""
+    """The chain's position in its epoch."""
     call.options(call.params(most=1), 0)
     ledger = call.ledger
     return {
@@ -60,7 +60,7 @@ def get_epoch_info(call: Call) -> dict[str, Any]:
 
 
 def get_epoch_schedule(call: Call) -> dict[str, Any]:
-    """All epochs are equally long."""
+    """The schedule of epochs, which all have the same length."""
     call.params(most=0)
     schedule = {"slotsPerEpoch": SLOTS_PER_EPOCH, "leaderScheduleSlotOffset": SLOTS_PER_EPOCH, "warmup": False}
     return {**schedule, "firstNormalEpoch": 0, "firstNormalSlot": 0}
@@ -73,20 +73,20 @@ def get_slot_leader(call: Call) -> str:
 
 
 def get_slot_leaders(call: Call) -> list[str]:
-    """This node, as often as asked."""
+    """This node, repeated as often as requested."""
     params = call.params(most=2)
     params.integer(0, "start slot")
     return [str(call.ledger.identity)] * params.integer(1, "limit", low=1, high=_MAX_LEADERS)
 
 
 def get_vote_accounts(call: Call) -> dict[str, Any]:
-    """Nobody votes."""
+    """Always empty: no node votes."""
     call.params(most=1).options(0)
     return {"current": [], "delinquent": []}
 
 
 def get_recent_performance_samples(call: Call) -> list[Any]:
-    """None are taken."""
+    """Always empty: no samples are taken."""
     params = call.params(most=1)
     if params.get(0) is not None:
         params.integer(0, "limit", high=_MAX_SAMPLES)
@@ -94,7 +94,7 @@ def get_recent_performance_samples(call: Call) -> list[Any]:
 
 
 def get_recent_prioritization_fees(call: Call) -> list[dict[str, int]]:
-    """Nobody needs to pay one: zero for the newest slots."""
+    """Zero for the newest slots: no fee is required."""
     params = call.params(most=1)
     if params.get(0) is not None:
         for address in params.items(0, "addresses", most=128):

@@ -24,7 +24,7 @@ _LARGEST = 20
 
 
 def get_token_account_balance(call: Call) -> dict[str, Any]:
-    """What a token account holds."""
+    """The balance of a token account."""
     params = call.params(most=2)
     address = params.pubkey(0)
     call.options(params, 1)
@@ -39,7 +39,7 @@ def get_token_account_balance(call: Call) -> dict[str, Any]:
 
 
 def get_token_supply(call: Call) -> dict[str, Any]:
-    """How much of a mint there is."""
+    """The supply of a mint."""
     params = call.params(most=2)
     address = params.pubkey(0, "mint")
     call.options(params, 1)
@@ -48,12 +48,12 @@ def get_token_supply(call: Call) -> dict[str, Any]:
 
 
 def get_token_accounts_by_owner(call: Call) -> dict[str, Any]:
-    """Token accounts of an owner, of one mint or one token program."""
+    """Token accounts of an owner, for one mint or one token program."""
     return _accounts_by(call, "owner")
 
 
 def get_token_accounts_by_delegate(call: Call) -> dict[str, Any]:
-    """Token accounts whose tokens somebody may move."""
+    """Token accounts whose tokens a delegate may move."""
     return _accounts_by(call, "delegate")
 
 

@@ -25,7 +25,7 @@ _WIRE = ("base58", "base64")
 
 
 def send_transaction(call: Call) -> str:
-    """Process a transaction, after trying it unless skipPreflight; the answer is its signature."""
+    """Process a transaction, after a simulation unless skipPreflight is set; the answer is its signature."""
     params = call.params(most=2)
     options = call.options(params, 1)
     transaction = _transaction(params.text(0, "transaction"), options)
@@ -45,7 +45,7 @@ def send_transaction(call: Call) -> str:
 
 
 def simulate_transaction(call: Call) -> dict[str, Any]:
-    """What a transaction would do."""
+    """The effects of a transaction, without executing it."""
     params = call.params(most=2)
     options = call.options(params, 1)
     transaction = _transaction(params.text(0, "transaction"), options)
@@ -77,7 +77,7 @@ def simulate_transaction(call: Call) -> dict[str, Any]:
 
 
 def request_airdrop(call: Call) -> str:
-    """Lamports from nothing; the answer is the transaction's signature."""
+    """Free lamports; the answer is the transaction's signature."""
     params = call.params(most=3)
     address = params.pubkey(0)
     lamports = params.integer(1, "lamports", high=call.limits.airdrop)
@@ -91,14 +91,14 @@ def request_airdrop(call: Call) -> str:
 
 
 def get_fee_for_message(call: Call) -> dict[str, Any]:
-    """Lamports, or null when the message's blockhash is not good."""
+    """Lamports, or null if the message's blockhash is not valid."""
     params = call.params(most=2)
     data = decode_bytes(params.text(0, "message"), "base64", kind="message")
     call.options(params, 1)
     try:
         message = from_bytes_versioned(data)
         fee = message_fee(message)
-    except Exception as error:  # solders has one exception per cause; an index may point nowhere
+    except Exception as error:  # solders has one exception per cause; an index may be out of range
         sentence = f"failed to deserialize a message of {len(data)} bytes: {error}"
         raise invalid(sentence) from error
 
@@ -107,7 +107,7 @@ def get_fee_for_message(call: Call) -> dict[str, Any]:
 
 
 def get_signature_statuses(call: Call) -> dict[str, Any]:
-    """How far transactions got; null for those unknown."""
+    """The status of transactions; null for unknown ones."""
     params = call.params(most=2)
     wanted = params.items(0, "signatures", most=_MAX_STATUSES)
     signatures = [read_base58(value, 64, "signature") for value in wanted]

@@ -1,6 +1,6 @@
 """The backend for CPUs: kernels compiled by numba (extra `fast`). It takes less time than the torch backend.
 
-All bits that replicas must agree on are equal to the torch backend's. Without numba, or where parameters are not on a CPU, the
+All bits that replicas must agree on are equal to the torch backend's. Without numba, or if parameters are not on a CPU, the
 torch backend is used.
 """
 

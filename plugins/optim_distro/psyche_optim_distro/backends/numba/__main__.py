@@ -13,7 +13,7 @@ from psyche_optim_distro.layout import build_layout
 
 
 def main() -> int:
-    """Compile, and return the exit code: 2 where numba cannot be used."""
+    """Compile, and return the exit code: 0, or 2 if numba cannot be used."""
     if not numba_available():
         sys.stderr.write("Error: this needs numba, and NUMBA_DISABLE_JIT must not be set; pip install 'psyche-core[fast]'\n")
         return 2

@@ -25,7 +25,10 @@ from psyche_optim_distro.precision import Precision
 from psyche_optim_distro.top_k import CoefficientTables
 
 _RUNS = (16, 8, 4, 2)
-"""Rows per run of the first top-k stage, which looks at the largest of a run only. A length needs at least 2 * topk runs."""
+"""Rows per run of the first top-k stage, which examines only the largest of each run.
+
+A run length is used only if a chunk has at least 2 * topk runs.
+"""
 
 NO_F32, NO_BF16 = np.empty(0, np.float32), np.empty(0, np.uint16)
 

@@ -51,11 +51,11 @@ def compress_group(
 ) -> None:
     """Compress the chunks first to last - 1 of one parameter: delta <- decay (delta - inverse of sent) + scale g, then top-k.
 
-    delta: the parameter's part, in blocked order. gradient: the parameter's gradient, row by row; empty where it is bfloat16,
-    which `gradient_bf16` holds as bits, or where there is none. sent, sent_values: [chunks, n], indices and values to subtract.
-    height, columns, width: of the parameter's group. down, across: `ForwardBasis.rows` of height and width; for their blocks,
-    matrices and orders see `fast_dct`. run: rows of a run; the first top-k stage looks at the largest of a run only.
-    indices, values: output [chunks, topk], ascending by index.
+    delta: the parameter's part, in blocked order. gradient: the parameter's gradient, row by row; empty if it is bfloat16, which
+    `gradient_bf16` holds as bits, or if there is none. sent, sent_values: [chunks, n], indices and values to subtract. height,
+    columns, width: of the parameter's group. down, across: `ForwardBasis.rows` of height and width; for their blocks, matrices
+    and orders see `fast_dct`. run: rows of a run; the first top-k stage looks at the largest of a run only. indices, values:
+    output [chunks, topk], ascending by index.
     """
     side_by_side = columns // width
     wide_panels, high_panels = (width + LANES - 1) // LANES, (height + LANES - 1) // LANES
@@ -281,7 +281,7 @@ def _top_k(
 
 @jit
 def _kth_largest(numbers: NDArray[np.int32], topk: int, lowest: int) -> int:
-    """The `topk`-th largest of non-negative numbers, with bits below `lowest` cleared; 0 where there are fewer numbers."""
+    """The `topk`-th largest of non-negative numbers, with bits below `lowest` cleared; 0 if there are fewer numbers."""
     least = np.int32(0)
     for bit in range(30, lowest - 1, -1):
         more = least | np.int32(1 << bit)

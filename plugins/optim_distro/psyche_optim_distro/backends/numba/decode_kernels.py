@@ -1,4 +1,4 @@
-"""Kernel that decodes a payload's bits to votes. It does not say what is wrong with an invalid payload; `codec` does."""
+"""Kernel that decodes a payload's bits to votes. It does not report what is wrong with an invalid payload; `codec` does."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def decode_votes(
 
     low, unary, signs: the payload's fields (`codec`) as words, followed by zeros: at least one word more than needed. rice: Rice
     parameter. unary_bytes: length of `unary` in bytes. counts: coefficients of each chunk. size: elements of a chunk. out: [sum
-    of counts], 2 * (position in the chunk) + (1 for -1, else 0). Returns False, with undefined `out`, where no encoder writes
-    these bytes.
+    of counts], 2 * (position in the chunk) + (1 for -1, else 0). Returns False, with undefined `out`, for bytes that no encoder
+    writes.
     """
     number, word_number, last = 0, 0, -1
     word = unary[0]

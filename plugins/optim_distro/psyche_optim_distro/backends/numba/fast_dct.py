@@ -29,8 +29,8 @@ MIN_ROWS = 4
 class InverseBasis:
     """Factored Q of one chunk side.
 
-    bits: of an operand, see `operand_bits`. rows: float32 [size, size padded to LANES]; row k is what coefficient k contributes
-    to a row of values (1 for size 1). levels: int64 [parts, 3], innermost part first: number of rows after this part is added;
+    bits: of an operand, see `operand_bits`. rows: float32 [size, size padded to LANES]; row k is the contribution of coefficient
+    k to a row of values (1 for size 1). levels: int64 [parts, 3], innermost part first: number of rows after this part is added;
     padded size of its matrix; step between its terms, which begin at half a step, or at 0 for the innermost part. matrices:
     float32, the parts' matrices one after the other, each packed by `pack_4x4`.
     """
@@ -45,7 +45,7 @@ class InverseBasis:
 class ForwardBasis:
     """Factored DCT matrix of one chunk side.
 
-    rows: float32 [size, size padded to LANES]; row k is what coefficient k contributes along a row or column. blocks: int64
+    rows: float32 [size, size padded to LANES]; row k is the contribution of coefficient k along a row or column. blocks: int64
     [parts, 2], innermost part first: first row of the folded values that a part reads, which is also the first row of the
     coefficients it writes; padded size of its matrix. matrices: float32, the parts' matrices one after the other, each packed by
     `pack_4x4`. order: int64 [size], the coefficient in each row of the result.

@@ -1,6 +1,6 @@
 """Decorators that compile functions with numba: without the GIL, cached on disk, for the processor in use.
 
-`jit_fma` allows fused multiply-add. It is for integers in float32, where both ways give equal bits, and for results that are
+`jit_fma` allows fused multiply-add. It is for integers in float32, for which both ways give equal bits, and for results that are
 private to a member. `jit` rounds every operation as written, since all replicas must agree. Array bounds are not checked at run
 time; a test runs the kernels with `NUMBA_BOUNDSCHECK=1`.
 """
@@ -21,7 +21,7 @@ def jit(function: F) -> F:
 
 
 def jit_fma(function: F) -> F:
-    """As `jit`, but a product may be added without intermediate rounding (fused multiply-add)."""
+    """Like `jit`, but a product may be added without intermediate rounding (fused multiply-add)."""
     return _compiled(function, fastmath={"contract"})
 
 

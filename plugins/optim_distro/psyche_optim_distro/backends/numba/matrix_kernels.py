@@ -23,7 +23,7 @@ LANES = 64
 """Columns of a panel: four vector registers of the widest processors, and the usual width of a chunk."""
 
 CHUNK_BATCH = 16
-"""Adjacent chunks that are read or written together, row by row: 4 KiB of each row where they are 64 wide."""
+"""Adjacent chunks that are read or written together, row by row: 4 KiB of each row if they are 64 wide."""
 
 MAGNITUDE = np.int32(0x7FFFFFFF)
 """Mask that removes the sign bit of a float32. As integers the results have the order of the magnitudes; NaN is largest."""

@@ -73,7 +73,7 @@ class NumbaUpdater(Updater[ChunkVotes]):
             counts.append(section.counts.astype(np.uint16))
             places.append(np.empty(section.total, self._place_type))
             if not _read(section, counts[-1], places[-1]):
-                codec.decode(self._layout, payload, values=ValueFormat.SIGNS)  # raises, and says what is wrong
+                codec.decode(self._layout, payload, values=ValueFormat.SIGNS)  # raises PayloadRejected with the reason
                 message = "no encoder writes this payload"
                 raise PayloadRejected(message)
 
@@ -130,7 +130,7 @@ class NumbaUpdater(Updater[ChunkVotes]):
 
 
 def _read(section: codec.Section, counts: NDArray[np.uint16], out: NDArray[Any]) -> bool:
-    """Decode a section's votes into `out`. Returns False where no encoder writes these bytes."""
+    """Decode a section's votes into `out`. Returns False for bytes that no encoder writes."""
     total, rice, size = section.total, section.rice, section.entry.size
     if not (padding_is_zero(section.low, total * rice) and padding_is_zero(section.values, total)):
         return False

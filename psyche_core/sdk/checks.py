@@ -1,0 +1,85 @@
+"""Arguments of the SDK that are of the wrong kind, told in one sentence with the argument's name before anything is begun."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from psyche_core.config.sentences import did_you_mean
+from psyche_core.errors import ConfigError
+
+_Parameters = ParamSpec("_Parameters")
+_Self = TypeVar("_Self")
+_MOST_PORT = 65535
+
+
+def path_of(name: str, value: object) -> Path | None:
+    """A path that may be left out. Raises TypeError."""
+    if not isinstance(value, Path | str | None):
+        message = f"{name}= takes a path, got a {type(value).__name__}"
+        raise TypeError(message)
+    return None if value is None else Path(value)
+
+
+def folder_of(name: str, value: object) -> Path | None:
+    """A folder that is made where there is none, and may be left out. Raises TypeError, ConfigError for a file."""
+    path = path_of(name, value)
+    if path is not None and path.is_file():
+        message = f"{name}={str(path)!r} is a file; give a folder, which is made when there is none"
+        raise ConfigError(message)
+    return path
+
+
+def mapping_of(name: str, value: object, *, of: str) -> None:
+    """Raises TypeError for what is neither None nor a mapping. of: what it maps."""
+    if not isinstance(value, Mapping | None):
+        message = f"{name}= takes a mapping of {of}, got a {type(value).__name__}"
+        raise TypeError(message)
+
+
+def text_of(name: str, value: object, *, example: str) -> None:
+    """Raises TypeError for what is no text."""
+    if not isinstance(value, str):
+        message = f"{name}= takes a text such as {example!r}, got a {type(value).__name__}"
+        raise TypeError(message)
+
+
+def port_of(name: str, value: object) -> None:
+    """Raises TypeError for what is no whole number, ConfigError for one that no port has."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        message = f"{name}= takes a whole number, got {value!r} ({type(value).__name__})"
+        raise TypeError(message)
+    if not 0 <= value <= _MOST_PORT:
+        message = f"{name}={value}: a port is 0 (any free one) to {_MOST_PORT}"
+        raise ConfigError(message)
+
+
+def arguments_known(
+    options: Callable[[], Mapping[str, object]],
+) -> Callable[
+    [Callable[Concatenate[_Self, _Parameters], None]],
+    Callable[Concatenate[_Self, _Parameters], None],
+]:
+    """Decorates an `__init__`: an argument that it does not have is told with the one that was meant, or where else it goes.
+
+    options: what can be said in its argument `options`, by name. Raises TypeError.
+    """
+
+    def decorate(init: Callable[Concatenate[_Self, _Parameters], None]) -> Callable[Concatenate[_Self, _Parameters], None]:
+        known = [*inspect.signature(init).parameters][1:]
+
+        @functools.wraps(init)
+        def wrapper(self: _Self, *arguments: _Parameters.args, **named: _Parameters.kwargs) -> None:
+            for name in named:
+                if name not in known:
+                    elsewhere = f"; write options={{{name!r}: …}}" if name in options() else did_you_mean(name, known)
+                    message = f"{type(self).__name__} has no argument {name}={elsewhere}"
+                    raise TypeError(message)
+            init(self, *arguments, **named)
+
+        return wrapper  # type: ignore[return-value]  # ParamSpec of a method
+
+    return decorate

@@ -1,0 +1,148 @@
+"""What a restarted member goes on with, whatever state the coordinator is in: of the present journal, or of the one before it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psyche_core.client.runtime.restoring import Restorer
+from psyche_core.config.run_config import load_run_file
+from psyche_core.coordinator import new_state
+from psyche_core.coordinator.state import CoordinatorState, EpochEnd, Progress
+from psyche_core.training.checkpoints.checkpoint import checkpoint_path
+from psyche_core.training.checkpoints.manifest import Facts, write_manifest
+from psyche_core.types import RunState
+from tests.unit.training.journal_cases import applied, payload_of, result
+
+RUN, INSTANCE = "restored", b"i" * 32
+BEGUN = load_run_file(Path(__file__).parents[3] / "examples/local_testnet/state.toml")
+
+
+class Masters:
+    """Masters that are a hash of all that was applied to them."""
+
+    parameter_count = 4
+
+    def __init__(self, *, step: int = 0, content: bytes = b"first") -> None:
+        self.step, self.content = step, content
+
+    def full_digest(self) -> bytes:
+        return hashlib.sha256(self.content).digest()
+
+    def rate_of(self, step: int) -> float:
+        return 0.1
+
+    def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool, learning_rate: float | None = None) -> None:
+        assert step == self.step + 1
+        self.step, self.content = step, hashlib.sha256(b"".join((self.content, *payloads))).digest()
+
+
+class Member:
+    """Applies rounds as a member does, with a checkpoint of each epoch's end, and starts again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.told = folder, list[str]()
+        self.masters = Masters()
+        self.contents = {0: self.masters.content}
+        self.restorer = Restorer(folder, None, self.told.append)
+        self.start(state_at(1), step=0)
+
+    def train(self, last: int) -> None:
+        journal = self.restorer.journal
+        assert journal is not None
+        for step in range(self.masters.step + 1, last + 1):
+            results = [result(step, slot) for slot in range(4)]
+            for one in results:
+                journal.add_result(one, payload_of(step, one.slot))
+            journal.add_applied(applied(step, *results))
+            payloads = [journal.payload(one.payload_hash) for one in results]
+            self.masters.apply(step, payloads, own_accepted=False)
+            self.contents[step] = self.masters.content
+        journal.sync()
+
+    def end_epoch(self) -> None:
+        journal, step, digest = self.restorer.journal, self.masters.step, self.masters.full_digest()
+        assert journal is not None
+        place = checkpoint_path(self.folder, RUN, step)
+        place.mkdir()
+        write_manifest(place, Facts(run_id=RUN, step=step, epoch=0, data_index=0, digest=digest, instance=INSTANCE))
+        journal.begin(step, digest, 0)
+
+    def start(self, state: CoordinatorState, *, step: int) -> int | None:
+        """Start from the checkpoint of a step."""
+        self.restorer.close()
+        self.masters = Masters(step=step, content=self.contents[step])
+        trainer: Any = self.masters
+        return self.restorer.restore(trainer, state, step=step, use_journal=True)
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator[Member]:
+    one = Member(tmp_path)
+    yield one
+    one.restorer.close()
+
+
+def state_at(step: int, *, generation: int = 0) -> CoordinatorState:
+    """The coordinator waits for members, and trains `step` next."""
+    progress = Progress(epoch=1, step=step)
+    state = new_state(RUN, BEGUN.config, BEGUN.model, instance=INSTANCE)
+    return replace(state, run_state=RunState.WaitingForMembers, progress=progress, generation=generation, from_checkpoint=False)
+
+
+@pytest.mark.parametrize("back_to", range(5, 13))
+def test_restored_over_an_epochs_end_the_masters_of_its_step_are_found(member: Member, tmp_path: Path, back_to: int) -> None:
+    """Before, the journal of the new epoch began too late, and the run went back to the end of the epoch before."""
+    member.train(4)
+    member.end_epoch()
+    member.train(9)
+    member.end_epoch()
+    member.train(12)
+    start = 4 if back_to < 9 else 9
+    assert member.start(state_at(back_to + 1), step=start) == back_to
+    assert (member.masters.step, member.masters.content) == (back_to, member.contents[back_to])
+    names = sorted(path.name for path in tmp_path.iterdir() if "step" in path.name)
+    if back_to < 9:
+        assert names == [f"{RUN}-step4", f"{RUN}-step9-abandoned"], "the run will have another model there"
+    else:
+        assert names == [f"{RUN}-step4", f"{RUN}-step9"]
+    member.train(back_to + 2)
+    assert member.start(state_at(back_to + 3), step=start) == back_to + 2, "it goes on from there"
+
+
+def test_what_is_before_the_journal_before_is_told_as_missing(member: Member) -> None:
+    for end in (3, 6, 9):
+        member.train(end)
+        member.end_epoch()
+    assert member.start(state_at(3), step=0) == 0, "the caller asks the other members for step 2"
+
+
+def test_a_checkpoint_saved_later_than_the_run_is_now_is_set_aside(member: Member, tmp_path: Path) -> None:
+    """One saved on leaving lies beside a journal that begins earlier."""
+    member.train(6)
+    place = checkpoint_path(tmp_path, RUN, 6)
+    place.mkdir()
+    write_manifest(place, Facts(run_id=RUN, step=6, epoch=0, data_index=0, mid_epoch=True, instance=INSTANCE))
+    assert member.start(state_at(5), step=0) == 4
+    assert not place.exists()
+    assert place.with_name(f"{place.name}-abandoned").is_dir()
+
+
+def test_a_checkpoint_that_was_set_aside_counts_again_once_its_model_is_signed(member: Member, tmp_path: Path) -> None:
+    """A provider may show an older state for a while."""
+    member.train(6)
+    member.end_epoch()
+    digest = member.masters.full_digest()
+    place = checkpoint_path(tmp_path, RUN, 6)
+    assert member.start(state_at(5), step=0) == 4
+    assert not place.exists()
+    truth = replace(state_at(9), ends=(EpochEnd(step=6, digest=digest),))
+    member.restorer.close()
+    member.restorer.look_back(truth)
+    assert place.is_dir()
+    assert member.restorer.held(truth) == ((6, digest),)
