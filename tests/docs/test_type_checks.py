@@ -35,7 +35,9 @@ def test_the_whole_public_surface_has_types() -> None:
     if pyright is None:
         pytest.skip("needs pyright in .venv/pyright, where `make setup` installs it when there is npm")
 
-    command = [pyright, "--pythonpath", sys.executable, "--verifytypes", "psyche_core", "--ignoreexternal"]
-    told = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    # With --verifytypes pyright looks for packages with the first `python` of PATH, whatever --pythonpath says.
+    here = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    command = [pyright, "--verifytypes", "psyche_core", "--ignoreexternal"]
+    told = subprocess.run(command, cwd=REPOSITORY, env=here, capture_output=True, text=True, check=False)
     wrong = [line.strip() for line in told.stdout.splitlines() if "error:" in line]
     assert (told.returncode, wrong) == (0, []), told.stdout[-2000:]
