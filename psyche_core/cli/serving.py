@@ -27,6 +27,7 @@ from psyche_core.coordinator.commands import (
     Pause,
     Resume,
     StatementVoided,
+    UpdateConfig,
     WentBack,
 )
 from psyche_core.coordinator.state import CoordinatorState, Progress
@@ -37,6 +38,7 @@ from psyche_core.interfaces.backend import OwnersDoor
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.run_events import phase_of
 from psyche_core.storage.held_folder import held_for_state
+from psyche_core.storage.model_url import parse_model_url
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as told
 from psyche_core.telemetry.events import Ended, Problem, RewardPaid, Started, Stopping
@@ -108,6 +110,8 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
             raise UserError(message) from error
 
         report(Started("server", key.public.hex(), files.run.run_id, server.address))
+        if settings.checkpoint is not None:
+            name_checkpoint(server, settings.checkpoint)
         _heed_loss(server, report, restart=settings.restart_from_checkpoint)
         async with anyio.create_task_group() as tasks:
             if isinstance(server, OwnersDoor):
@@ -126,6 +130,26 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
         ended = Ended(f"the run finished after {server.state.progress.step - 1} steps", success=True)
         report(ended)
         return ended
+
+
+def name_checkpoint(server: BackendServer, url: str) -> None:
+    """Give the run another place of its stored checkpoint. Raises UserError where members hold the model, or may."""
+    choice = parse_model_url(url).checkpoint()
+    state = server.state
+    begins = state.from_checkpoint and state.run_state in (RunState.WaitingForMembers, RunState.Warmup)
+    if not (isinstance(server, OwnersDoor) and (begins or state.model_lost)):
+        message = (
+            f"--checkpoint is for a run that goes on with its stored checkpoint; this one is in {state.run_state.name} before "
+            f"step {state.progress.step} and has its members' model: start the server without the option"
+        )
+        raise UserError(message)
+
+    language_model = state.model.LLM.model_copy(update={"checkpoint": choice})
+    if begins:
+        server.submit(Pause())
+    server.submit(UpdateConfig(model=state.model.model_copy(update={"LLM": language_model})))
+    if begins:
+        server.submit(Resume())
 
 
 def _heed_loss(server: BackendServer, report: EventBus, *, restart: bool) -> None:

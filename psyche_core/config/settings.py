@@ -249,6 +249,14 @@ class ServerSettings(_ProgramSettings):
             "checkpoint; what was trained since is lost. Refused where nothing is lost."
         ),
     )
+    checkpoint: str | None = Field(
+        default=None,
+        description=(
+            "Another place of the stored checkpoint, as a URL (hf://OWNER/NAME, gs://BUCKET/PREFIX, s3://…, file:///FOLDER), for "
+            "a run of --save-state-dir that goes on with one and cannot, because members say that it is not the signed model. "
+            "Refused while the run trains."
+        ),
+    )
     init_warmup_time: int | None = Field(
         default=None,
         ge=1,

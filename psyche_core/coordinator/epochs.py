@@ -11,6 +11,7 @@ from dataclasses import replace
 from psyche_core.config.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.coordinator.checkpoints import loaded_from_hub, loaded_from_peers
 from psyche_core.coordinator.commands import EpochEnded, EpochStarted, Event, Outcome, RunFinished
+from psyche_core.coordinator.missed_duties import WAITED_MISSES
 from psyche_core.coordinator.phases import due, entered, wait_for_members
 from psyche_core.coordinator.rewards import rewards_shared
 from psyche_core.coordinator.state import Client, CoordinatorState, Epoch, EpochEnd, Progress
@@ -47,13 +48,18 @@ def finished(state: CoordinatorState) -> bool:
 
 
 def tick_waiting(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
-    """Start an epoch if enough members have been pending for waiting_for_members_extra_time seconds."""
+    """Start an epoch if enough members have been pending for waiting_for_members_extra_time seconds.
+
+    A member of the last epoch keeps its score of missed duties, as one that was dropped and returns does: otherwise each epoch's
+    first rounds would wait for it anew (F16).
+    """
     extra = state.config.waiting_for_members_extra_time
     if state.minimum_since is None or not due(state.minimum_since, now, extra):
         return state, ()
 
-    clients = tuple(Client(id=member) for member in state.pending[:MAX_CLIENTS])
     old = state.epoch
+    missed = {client.id.signer: min(client.missed, WAITED_MISSES) for client in old.clients}
+    clients = tuple(Client(id=member, missed=missed.get(member.signer, 0)) for member in state.pending[:MAX_CLIENTS])
     stayed = {old.clients[slot].id.signer for slot in state.healthy_slots} & {client.id.signer for client in clients}
     model = state.model if stayed and not state.from_checkpoint else loaded_from_hub(state.model)
     epoch = Epoch(

@@ -219,13 +219,15 @@ def went_back(state: CoordinatorState, target: EpochEnd, *, from_checkpoint: boo
 def moved_to(state: CoordinatorState, progress: Progress) -> CoordinatorState:
     """Return the run at the position chosen by its owner.
 
-    The run continues with the members' model if they signed that end, otherwise with the stored model. The queue is emptied,
-    because its samples belong to the discarded history.
+    The run continues with the members' model if they signed that end, otherwise with the stored model. From then on the stored
+    model counts as the one of that position, unless it is an earlier one. The queue is emptied, because its samples belong to the
+    discarded history.
     """
     step = progress.step - 1
     ends = tuple(end for end in state.ends if end.step <= step)
     signed = bool(ends) and ends[-1].step == step
-    stored = state.stored if signed else EpochEnd(step=step, data_index=progress.data_index, lost=state.lost_samples)
+    kept = signed and state.stored.step <= step
+    stored = state.stored if kept else EpochEnd(step=step, data_index=progress.data_index, lost=state.lost_samples)
     return replace(
         state,
         progress=progress,

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from psyche_core.coordinator.commands import Pause, Resume
+from psyche_core.simulator.owner import OWNER
 from psyche_core.simulator.script import LIES, NETWORK_FAULTS, Fault
 from psyche_core.types import RunState
 
 if TYPE_CHECKING:
     from psyche_core.simulator.node import Node
     from psyche_core.simulator.world import World
-
-OWNER = 8.0
-"""Virtual seconds until the owner of a run that has lost its model decides what to do."""
 
 
 class Faults:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.epoch import masters_due
+from psyche_core.client.machine.resync_state import MAX_ATTEMPTS
 from psyche_core.client.machine.settled_rounds import settled_rounds
 from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.coordinator.commands import Equivocation, Withdraw
@@ -44,6 +46,9 @@ SECONDS: dict[type[object], float] = {
 }
 """Typical seconds of each kind of work except training; varied at random by up to one half."""
 
+RESTART = 10.0
+"""Virtual seconds until a member that gave up because its own work failed is started again."""
+
 
 class Node(Process):
     """One member. store_fails: probability that storing a model fails."""
@@ -57,6 +62,7 @@ class Node(Process):
         self.repeats: Payload | None = None
         self.empty_results: list[float] = []
         self.failing_work: list[float] = []
+        self.failures: Counter[tuple[int, int]] = Counter()
         self.slowed: list[float] = []
         self.downlinks: list[float] = []
         self.spoiled: bool = False
@@ -90,6 +96,15 @@ class Node(Process):
             self.counts["began anew"] += 1
             self.crash()
             self._world.clock.after(self._chance.random(), self._begin_anew, self.life)
+            return
+
+        if not action.success and max(self.failures.values(), default=0) >= MAX_ATTEMPTS:
+            # So much of its own work failed in one epoch that it may give up. Whoever runs it starts it again.
+            self.trace(f"gives up: {action.reason}")
+            self.counts["gave up for failing work"] += 1
+            self.failures.clear()
+            self.crash()
+            self._world.clock.after(RESTART, self._begin_anew, self.life)
             return
 
         self.stop: ev.Stop | None = action
@@ -211,6 +226,8 @@ class Node(Process):
 
         if self.failing_work and work.__class__ is not ev.Load and self._chance.random() < max(self.failing_work):
             self.counts["failing-work"] += 1
+            if self.machine.notes is not None:
+                self.failures[self.life, self.machine.notes.number] += 1
             self.receive(life, ev.WorkFailed(work, f"{work.__class__.__name__} failed"))
             return
 

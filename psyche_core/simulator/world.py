@@ -16,17 +16,18 @@ from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.epoch import PLAYING, masters_due
 from psyche_core.config.run_config import Choice, CoordinatorConfig, LLMConfig, ModelConfig
 from psyche_core.coordinator import new_state
-from psyche_core.coordinator.commands import Resume, SetFutureEpochRates
+from psyche_core.coordinator.commands import SetFutureEpochRates
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.simulator.announced import Announced
 from psyche_core.simulator.clock import Clock
 from psyche_core.simulator.coordinator_watch import CoordinatorWatch, attested_digests
 from psyche_core.simulator.failure import Broken, SimFailure
-from psyche_core.simulator.faults import OWNER, Faults
+from psyche_core.simulator.faults import Faults
 from psyche_core.simulator.keys import INSTANCE, RUN_ID, identity_of, member_with
 from psyche_core.simulator.lies import Lies
 from psyche_core.simulator.network import Network
 from psyche_core.simulator.node import Node
+from psyche_core.simulator.owner import Owner
 from psyche_core.simulator.process import Process
 from psyche_core.simulator.replica import HashReplica, Payload, Replica
 from psyche_core.simulator.replica_watch import ProgressWatch, ReplicaWatch
@@ -123,8 +124,7 @@ class World:
         self.server.went_back = self._went_back
         self.times: StepTimes = StepTimes()
         self.server.changed = self._changed
-        self._owner_decides = False
-        self._owner_asked = 0
+        self.owner: Owner = Owner(self, calm_after=script.calm_after)
         self.lies: Lies = Lies(self.clock, self.server, network=self.network, members=script.clients, counts=self.counts)
         self.nodes: list[Node] = [self._node(index, liar=index in liars) for index in range(script.clients)]
         self._finished_at: float | None = None
@@ -230,6 +230,10 @@ class World:
             self.progress.look(self.server.state, self.clock.now)
 
     def _over(self) -> bool:
+        if self.owner.gave_up:
+            self.counts["nobody has the model"] += 1
+            return True
+
         return self.server.finished and self.server.up and not any(node.running for node in self._honest())
 
     def _honest(self) -> list[Node]:
@@ -286,21 +290,7 @@ class World:
     def _changed(self, state: CoordinatorState, now: float) -> None:
         """The coordinator's phase or progress has changed. now: virtual seconds."""
         self.times.look(state, now)
-        if state.model_lost and not self._owner_decides:
-            self.counts["model lost"] += 1
-            self._owner_decides = True
-            self.clock.after(OWNER, self._decide)
-
-    def _decide(self) -> None:
-        """The owner of a run that has lost its model waits for members to return, resumes once more, then uses the checkpoint."""
-        if not self.server.up or self.clock.now < self.script.calm_after:
-            self.clock.after(1.0, self._decide)
-            return
-
-        self._owner_decides = False
-        if self.server.state.model_lost:
-            self._owner_asked += 1
-            self.server.take(Resume(from_checkpoint=self._owner_asked > 1))
+        self.owner.looks(state)
 
     def _went_back(self, lineage: int, before: CoordinatorState, state: CoordinatorState) -> None:
         """The coordinator continues from an older state or step; later decisions are forgotten."""

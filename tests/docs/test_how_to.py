@@ -47,7 +47,8 @@ def test_each_command_that_needs_a_server_parses(command: str) -> None:
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith(HOSTS_A_RUN)])
 def test_each_command_that_hosts_a_run_parses(command: str) -> None:
-    assert parse(shlex.split(command)[1:])["restart_from_checkpoint"] is True
+    given = parse(shlex.split(command)[1:])
+    assert (given["restart_from_checkpoint"], given["checkpoint"]) in ((True, None), (None, "hf://friend/model-step-500"))
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith(NEEDS_A_CLIENT)])

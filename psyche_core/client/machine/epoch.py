@@ -61,7 +61,8 @@ class EpochNotes:
     prove equivocation (F7). saved: we have a checkpoint of its end; passed_on: when we last reported that we cannot store it.
     judge: digests must be compared again. waiting: how long we may still wait for each slot's results and Finished. reloaded:
     we looked on our disk for the model this epoch starts with; lacking_said: when we last told the coordinator that we cannot
-    get it. waits_told: people were told that we take part from the next epoch on.
+    get it. loaded_stored: we loaded the stored checkpoint instead; stored_told: people were told that it is a wrong one.
+    waits_told: people were told that we take part from the next epoch on.
     """
 
     key: tuple[int, int]
@@ -87,6 +88,8 @@ class EpochNotes:
     waiting: WaitingBudget = field(default_factory=WaitingBudget)
     reloaded: bool = False
     lacking_said: float | None = None
+    loaded_stored: bool = False
+    stored_told: bool = False
     waits_told: bool = False
     slots: dict[bytes, int] = field(init=False)
 

@@ -64,10 +64,24 @@ def _without_offers(client: MachineState, state: CoordinatorState, notes: EpochN
         if waited > client.timeouts.payload:
             client.give_up(f"{notes.resync.reason}, and no model has a majority")
     elif state.run_state is RunState.Warmup and state.from_checkpoint:
-        client.model_ready, client.masters_at = False, None
-        client.start(Load(state, fresh=True))
+        _load_stored(client, state, notes)
     elif state.run_state is RunState.Warmup:
         _say_what_we_hold(client, state, notes)
+
+
+def _load_stored(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
+    """Load the stored checkpoint that the run goes on with, once an epoch. If it is a wrong one, only the owner can help."""
+    if not notes.loaded_stored:
+        notes.loaded_stored = True
+        client.model_ready, client.masters_at = False, None
+        client.start(Load(state, fresh=True))
+    elif not notes.stored_told:
+        notes.stored_told = True
+        problem = (
+            f"the stored checkpoint is not the model after step {state.epoch.start_step - 1} that the run's members signed; "
+            "the run's owner has to name another checkpoint"
+        )
+        client.tell(telemetry.Problem("error", problem))
 
 
 def _look_on_disk(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> bool:

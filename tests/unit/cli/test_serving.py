@@ -23,12 +23,12 @@ from psyche_backend_tcp.store import Store
 from psyche_core.cli.failures import Interrupted
 from psyche_core.cli.program import _until_signal
 from psyche_core.cli.run_files import load_run
-from psyche_core.cli.serving import KEY_FILE, ChangeReporter, first_config, serve_run, server_key
-from psyche_core.config.run_config import load_data_file
+from psyche_core.cli.serving import KEY_FILE, ChangeReporter, first_config, name_checkpoint, serve_run, server_key
+from psyche_core.config.run_config import Choice, load_data_file
 from psyche_core.config.settings import ServerSettings, load_settings
-from psyche_core.coordinator import new_state
-from psyche_core.coordinator.commands import ClientsExited
-from psyche_core.coordinator.state import Client, Progress
+from psyche_core.coordinator import apply, new_state
+from psyche_core.coordinator.commands import ClientsExited, Command
+from psyche_core.coordinator.state import Client, CoordinatorState, Progress
 from psyche_core.errors import ConfigError, IdentityError, UserError
 from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.held_folder import held_for_state
@@ -243,6 +243,51 @@ async def test_what_is_not_lost_is_not_given_up(local_testnet: Any, tmp_path: Pa
     assert raised.group_contains(
         UserError, match=r"--restart-from-checkpoint is for a run that has lost its model.*before step 7"
     )
+
+
+class Door:
+    """A server that takes its owner's commands and does nothing else."""
+
+    def __init__(self, state: CoordinatorState) -> None:
+        self.state = state
+
+    def submit(self, command: Command) -> None:
+        self.state, _ = apply(self.state, command, 5000, 1)
+
+
+def run_at(run_state: RunState, **changes: Any) -> CoordinatorState:
+    return replace(small_state(), progress=Progress(1, 7, 60), run_state=run_state, **changes)
+
+
+@pytest.mark.parametrize(
+    ("run_state", "changes", "then"),
+    [
+        (RunState.Paused, {"model_lost": True, "from_checkpoint": False}, RunState.Paused),
+        (RunState.Warmup, {"from_checkpoint": True}, RunState.WaitingForMembers),
+        (RunState.WaitingForMembers, {"from_checkpoint": True}, RunState.WaitingForMembers),
+    ],
+)
+def test_the_owner_names_another_place_of_the_stored_checkpoint(run_state: RunState, changes: Any, then: RunState) -> None:
+    door = Door(run_at(run_state, **changes))
+    before = door.state
+    name_checkpoint(door, "hf://friend/model@main")  # type: ignore[arg-type]
+    assert door.state.model.LLM.checkpoint == Choice("Hub", {"repo_id": "friend/model", "revision": "main"})
+    assert door.state.run_state is then
+    assert (door.state.progress, door.state.model_lost) == (before.progress, before.model_lost)
+    assert door.state.from_checkpoint is before.from_checkpoint
+
+
+@pytest.mark.parametrize("run_state", [RunState.RoundTrain, RunState.Warmup, RunState.Paused])
+def test_where_members_have_the_model_no_other_place_is_named(run_state: RunState) -> None:
+    door = Door(run_at(run_state, from_checkpoint=run_state is RunState.RoundTrain))
+    before = door.state
+    with pytest.raises(
+        UserError, match=rf"--checkpoint is for a run that goes on with its stored .* {run_state.name} before step 7"
+    ):
+        name_checkpoint(door, "hf://friend/model")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="is no place for models; expected hf://"):
+        name_checkpoint(door, "friend/model")  # type: ignore[arg-type]
+    assert door.state is before
 
 
 @pytest.mark.parametrize("made", [False, True], ids=["missing", "empty"])

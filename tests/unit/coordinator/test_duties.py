@@ -122,6 +122,28 @@ def test_who_comes_back_with_few_missed_duties_keeps_its_score(play: Any) -> Non
     assert missed(run) == 32
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_the_next_epoch_begins_with_the_score(play: Any, members: Any, leaves: bool) -> None:
+    """Else a witness that never states would hold up the first rounds of each epoch. Keys decide, slots may differ."""
+    run = play(4, rounds_per_epoch=3, total_steps=100)
+    for _ in range(2):
+        round_without(run, 3)
+    run.play_epoch()
+    set_missed(run, 130)
+    set_missed(run, 20, slot=1)
+    if leaves:
+        run.withdraw(0)
+    run.cool_down()
+    run.join(7)
+    run.warm_up()
+    scores = {client.id.signer: client.missed for client in run.state.epoch.clients}
+    assert [scores.get(members(number).signer) for number in (0, 1, 2, 3, 7)] == [None if leaves else 0, 20, 0, 64, 0]
+    slow = next(slot for slot, client in enumerate(run.state.epoch.clients) if client.missed == 64)
+    height = run.round.height
+    others_state(run, slow)
+    assert run.round.height == height + 1
+
+
 def test_a_missed_duty_costs_the_share_it_attests_to(play: Any) -> None:
     """The result is applied all the same: it is the pay that is lost."""
     run = play(4)

@@ -14,7 +14,7 @@ from psyche_core.coordinator import apply
 from psyche_core.coordinator.commands import Pause, Resume, Tick, UpdateConfig, WarmupWitness
 from psyche_core.coordinator.schedule import batch_size
 from psyche_core.coordinator.serialization import from_plain, to_plain
-from psyche_core.coordinator.state import CoordinatorState, Progress
+from psyche_core.coordinator.state import CoordinatorState, EpochEnd, Progress
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import BatchId, RunState
 
@@ -84,6 +84,20 @@ def test_it_is_judged_by_the_configuration_that_comes_with_it(play: Any) -> None
     assert apply(state, UpdateConfig(config=longer, progress=beyond), 5000, 1)[0].progress == beyond
     broken = state.config.model_copy(update={"total_steps": 0})
     assert refusal(state, UpdateConfig(config=broken, progress=replace(BACK, step=0))) == "ConfigSanityCheckFailed"
+
+
+def test_the_stored_model_is_never_of_a_later_step_than_the_run(play: Any) -> None:
+    """A run that its owner moves back to a signed step goes on there, also where no member has the model of that step."""
+    end, later = EpochEnd(step=6, data_index=40, digest=b"\6" * 32), EpochEnd(step=10, data_index=64, digest=b"\7" * 32)
+    state = replace(halted(play), ends=(end, later), stored=later)
+    moved, _ = apply(state, UpdateConfig(progress=BACK), 5000, 1)
+    assert (moved.ends, moved.from_checkpoint) == ((end,), False)
+    assert (moved.stored.step, moved.stored.data_index, moved.stored.lost) == (6, BACK.data_index, 2)
+    lost = replace(moved, model_lost=True)
+    again, _ = apply(lost, Resume(from_checkpoint=True), 5001, 1)
+    assert (again.progress.step, again.progress.data_index) == (7, BACK.data_index)
+    earlier = replace(end, step=3)
+    assert apply(replace(state, stored=earlier), UpdateConfig(progress=BACK), 5000, 1)[0].stored == earlier
 
 
 def test_no_run_in_motion_is_moved(play: Any) -> None:

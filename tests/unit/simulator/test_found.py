@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from psyche_core.simulator.compare import too_slow
 from psyche_core.simulator.script import from_plain
 from psyche_core.simulator.world import run_script
 
@@ -27,6 +28,8 @@ def test_there_are_scripts() -> None:
 @pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
 def test_what_once_broke_holds(path: Path) -> None:
     found = loaded(path)
-    result = run_script(from_plain(found["script"]))
-    assert result.failure is None, f"{result.failure} ({found['why']})"
+    script = from_plain(found["script"])
+    result = run_script(script)
+    failure = result.failure or too_slow(script, result)
+    assert failure is None, f"{failure} ({found['why']})"
     assert result.steps == found["script"]["rounds"]

@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +31,8 @@ from psyche_core.simulator.fleet import Order, one_run, run_seeds
 from psyche_core.simulator.generate import LONE_EVERY, generate, lone_liar
 from psyche_core.simulator.keys import INSTANCE, identity_of, key_of, signed_by, with_real_signatures
 from psyche_core.simulator.ledger import bits
-from psyche_core.simulator.node import EMPTY_RESULT
+from psyche_core.simulator.node import EMPTY_RESULT, Node
+from psyche_core.simulator.owner import Owner
 from psyche_core.simulator.replica import Payload
 from psyche_core.simulator.script import KINDS, LIES, Fault, Script, from_json, from_plain, to_plain
 from psyche_core.simulator.shrink import shrunk
@@ -79,6 +81,33 @@ def test_a_signature_that_an_earlier_run_made_too_still_proves_something(monkeyp
 
     for half in (evidence.first, evidence.second):
         assert half.signature == sign_commitment(key_of(3), INSTANCE, half.payload_hash)
+
+
+def test_a_stored_checkpoint_that_is_a_wrong_one_is_loaded_once_an_epoch_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop of loads would ask the Hub several times a second. The owner names a checkpoint with the signed digest."""
+    loads: Counter[tuple[str, int, int]] = Counter()
+
+    class Member(Node):
+        def _load(self, work: ev.Load, lineage: int) -> ev.Event:
+            loads[self.name, self.life, work.state.epoch.start_time] += work.fresh
+            return super()._load(work, lineage)
+
+    monkeypatch.setattr(World, "member", Member)
+    timeline: list[tuple[float, str, str]] = []
+    script = json.loads((Path(__file__).parent / "found" / "stored-where-a-liar-said.json").read_text())["script"]
+    world = World(from_plain(script), timeline=timeline)
+    assert world.run().failure is None
+    assert world.counts["owner named another checkpoint"] == 1
+    assert set(loads.values()) == {0, 1}
+    sentence = "the run's owner has to name another checkpoint"
+    assert {who for _, who, what in timeline if sentence in what} >= {f"client-{index}" for index in (0, 1, 2, 3, 5, 6, 7)}
+
+
+def test_without_any_disk_or_sound_checkpoint_the_owner_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Owner, "_is_sound", lambda *_: False)
+    script = json.loads((Path(__file__).parent / "found" / "stored-where-a-liar-said.json").read_text())["script"]
+    result = run_script(from_plain(script))
+    assert (result.failure, result.counts["nobody has the model"]) == (None, 1)
 
 
 def test_the_same_seed_gives_the_same_run_in_another_process() -> None:

@@ -1,6 +1,6 @@
 //! Epochs: waiting for members, cooldown; pause and resume (psyche_core/coordinator/epochs.py, transitions.py).
 use crate::checkpoints::{loaded_from_hub, loaded_from_peers};
-use crate::image::{due, health, state, MAX_CLIENTS};
+use crate::image::{due, health, state, MAX_CLIENTS, WAITED_MISSES};
 use crate::history::go_back_to_stored;
 use crate::refusal::{Outcome, CANNOT_RESUME, HALTED, NOTHING_DUE};
 use crate::rewards::share_rewards;
@@ -33,14 +33,17 @@ fn tick_waiting(run: &mut Run) -> Outcome {
     if run.image.minimum_present == 0 || !due(run.image.minimum_since, run.now, extra) {
         return Err(NOTHING_DUE);
     }
-    if run.image.from_checkpoint != 0 || !anybody_stayed(run) {
+    let mut missed = [0; MAX_CLIENTS];
+    let stayed = stayed(run, &mut missed);
+    if run.image.from_checkpoint != 0 || !stayed {
         loaded_from_hub(run.image);
     }
     let image = &mut *run.image;
     let (epoch, pending) = (&mut image.epoch, &image.pending);
     epoch.clients.truncate(0);
-    for (client, member) in epoch.clients.items.iter_mut().zip(pending.used()) {
+    for ((client, member), missed) in epoch.clients.items.iter_mut().zip(pending.used()).zip(missed) {
         client.id = *member;
+        client.missed = missed;
     }
     epoch.clients.count = pending.count.min(MAX_CLIENTS as u32);
     epoch.start_time = run.now;
@@ -60,13 +63,22 @@ fn tick_waiting(run: &mut Run) -> Outcome {
     Ok(())
 }
 
-/// Whether a client that is healthy in the last epoch is among the members.
-fn anybody_stayed(run: &Run) -> bool {
+/// Whether a client that is healthy in the last epoch is among the members. `missed` gets the score with which each of them begins.
+#[inline(never)]
+fn stayed(run: &Run, missed: &mut [u8; MAX_CLIENTS]) -> bool {
     let members = Signers::over(run.image.pending.used(), run.seed);
     for number in 0..run.image.pending.len() {
         members.insert(number);
     }
-    run.image.epoch.clients.used().iter().any(|client| client.state == health::HEALTHY && members.contains(&client.id.signer))
+    let mut healthy = false;
+    for client in run.image.epoch.clients.used() {
+        let number = members.find(&client.id.signer);
+        if number < MAX_CLIENTS {
+            missed[number] = client.missed.min(WAITED_MISSES);
+            healthy |= client.state == health::HEALTHY;
+        }
+    }
+    healthy
 }
 
 /// Ends the epoch when the cooldown is over: pays it, then finishes, pauses or waits for the next one's members.

@@ -291,7 +291,7 @@ pub fn move_here(image: &mut Image) {
     let step = image.progress.step.wrapping_sub(1);
     truncate_ends(&mut image.ends, step.wrapping_add(1));
     let signed = image.end_of(step).is_some();
-    if !signed {
+    if !signed || image.stored.step > step {
         let stored = &mut image.stored;
         stored.step = step;
         stored.data_index = image.progress.data_index;
