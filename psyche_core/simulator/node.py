@@ -271,8 +271,7 @@ class Node(Process):
         state, checkpoint = work.state, work.state.model.LLM.checkpoint
         from_members = checkpoint.name == "P2P"
         self.disk.look_back(state)
-        begins_anew = state.from_checkpoint and state.progress.step == state.epoch.start_step and not from_members
-        own = None if work.fresh or begins_anew else self.disk.checkpoint(state)
+        own = None if work.fresh else self.disk.checkpoint(state)
         if from_members and not self._knows_the_model and own is None:
             if not self.disk.begins_with_stored(state):
                 return ev.SourceMissing("nothing here says how the model is built")
@@ -282,7 +281,8 @@ class Node(Process):
         self._order = StepOrder(self.name)
         self.spoiled = False
         stored = None if from_members else self._world.stored.get((checkpoint.settings or {}).get("repo_id", ""))
-        if own is not None and (from_members or stored is None or own.step >= state.stored.step):
+        newer_stored = own is not None and stored is not None and own.step < state.stored.step <= masters_due(state)
+        if own is not None and (from_members or not newer_stored):
             self.replica.restore(own.masters)
         else:
             own = None

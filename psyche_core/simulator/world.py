@@ -304,7 +304,7 @@ class World:
         """The run goes back: no honest member of the epoch that returned in time may hold what it leaves behind.
 
         That is: the masters after the last step, in memory or on a disk, and on a disk those after any step that members
-        signed.
+        signed. A member that read them from a store does not know which step they belong to, where no quorum signed them.
         """
         step, target = before.progress.step - 1, state.progress.step - 1
         signed = [*attested_digests(before), *(end.step for end in before.ends)]
@@ -313,7 +313,7 @@ class World:
             awake = node.running and not node.paused and not node.spoiled and self.clock.now - node.booted_at > RECOVERY
             if not awake or slot is None or slot not in state.healthy_slots:
                 continue
-            if self.replicas.is_after(node.replica.snapshot(), step):
+            if node.holds_model and self.replicas.is_after(node.replica.snapshot(), step):
                 sentence = f"the run goes back from step {step}, whose masters {node.name} holds"
                 raise Broken("nothing-is-lost-that-a-member-holds", sentence)
 

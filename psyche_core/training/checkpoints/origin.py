@@ -3,9 +3,9 @@
 A member's own checkpoint of the run comes first, under two conditions. It must not be newer than the run, which happens if a run
 starts again under the same name. It must belong to the run's present history: to the state's generation, or to an epoch end that
 a quorum signed. Its step tells the client which later steps are missing. If the run's model is a stored one, our own checkpoint
-is used if it is newer. But if the coordinator says that the epoch begins with the stored model, every member loads the stored
-model. If the members hold the model (P2P), a local folder with the name in the configuration is used only for how the model is
-built, and nothing is downloaded, because the members have everything. A damaged checkpoint of our own is reported and skipped.
+is used if it is newer, or if the stored one is of a later step than the run, which happens after the run went back. If the
+members hold the model (P2P), a local folder with the name in the configuration is used only for how the model is built, and
+nothing is downloaded, because the members have everything. A damaged checkpoint of our own is reported and skipped.
 """
 
 from __future__ import annotations
@@ -54,25 +54,24 @@ def find_origin(
     fresh: bool = False,
     generation: int = 0,
     ends: Mapping[int, bytes] = _NO_ENDS,
-    from_checkpoint: bool = False,
     stored_step: int | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Origin:
     """Find the folder to build the model from. May download, so call it in a worker thread.
 
-    own: folder of our own checkpoints, None for none. at_most: the newest step that the run can have. fresh: ignore our own
-    checkpoints. instance, generation, ends: see `belongs`. from_checkpoint: whether the epoch begins with the stored model.
+    own: folder of our own checkpoints, None for none. at_most: the newest step that the run can have; a stored model of a later
+    one is of a history that the run has left. fresh: ignore our own checkpoints. instance, generation, ends: see `belongs`.
     stored_step: step of the stored model according to the coordinator; None if unknown, then the stored model is read to find
     out. base, cache, tell: see `sources.find`. Raises SourceMissing, and ModelError with a message that says what to do.
     """
     tell = tell or _silence
     is_stored = checkpoint.name not in FROM_MEMBERS
     saved = None
-    if own is not None and not fresh and not (is_stored and from_checkpoint):
+    if own is not None and not fresh:
         saved = newest_own(own, run_id, at_most=at_most, trusted=belongs(instance, generation, ends), tell=tell)
     if is_stored:
         ours = (run_id, instance)
-        return _newer(saved, checkpoint, ours=ours, base=base, cache=cache, stored_step=stored_step, tell=tell)
+        return _newer(saved, checkpoint, ours=ours, at_most=at_most, base=base, cache=cache, stored_step=stored_step, tell=tell)
 
     if saved is not None:
         return saved
@@ -178,6 +177,7 @@ def _newer(
     checkpoint: Choice,
     *,
     ours: tuple[str, bytes],
+    at_most: int,
     base: Path,
     cache: Path,
     stored_step: int | None,
@@ -185,10 +185,12 @@ def _newer(
 ) -> Origin:
     """Return the newer one of our own checkpoint and the stored model, or our own if the stored one is unavailable.
 
+    A stored model of a step after `at_most` counts as unavailable while we have our own.
+
     ours: the run's id and instance; the step of a stored model of another run says nothing here. Raises ModelError if there is
     neither.
     """
-    if saved is not None and saved.step is not None and stored_step is not None and saved.step > stored_step:
+    if saved is not None and saved.step is not None and stored_step is not None and not saved.step <= stored_step <= at_most:
         return saved  # known without a download
 
     try:
@@ -201,7 +203,7 @@ def _newer(
         return saved
 
     stored = manifest.step if manifest is not None and ours == (manifest.run_id, _instance(manifest)) else None
-    if saved is not None and saved.step is not None and (stored is None or saved.step > stored):
+    if saved is not None and saved.step is not None and (stored is None or not saved.step <= stored <= at_most):
         return saved
     return Origin(folder, stored_step=stored)
 

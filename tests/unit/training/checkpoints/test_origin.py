@@ -49,7 +49,6 @@ def find(
     fresh: bool = False,
     generation: int = 0,
     ends: Mapping[int, bytes] = MappingProxyType({}),
-    from_checkpoint: bool = False,
     stored_step: int | None = None,
     instance: bytes = b"i" * 32,
 ) -> tuple[Origin, list[str]]:
@@ -65,7 +64,6 @@ def find(
         fresh=fresh,
         generation=generation,
         ends=ends,
-        from_checkpoint=from_checkpoint,
         stored_step=stored_step,
         tell=told.append,
     )
@@ -193,10 +191,21 @@ def test_a_stored_model_that_is_as_new_comes_before_our_own_checkpoint(tmp_path:
     assert find(tmp_path, STORED)[0] == Origin(folder, stored_step=step)
 
 
+@pytest.mark.parametrize("stored_step", [None, 12])
+def test_a_stored_model_that_is_newer_than_the_run_does_not_hide_our_own_checkpoint(
+    tmp_path: Path, stored_step: int | None
+) -> None:
+    """The run went back behind it. With the stored one nobody could begin, though our disk has what the run needs."""
+    folder = store(tmp_path, 12)
+    save(tmp_path / "own", 9)
+    assert find(tmp_path, STORED, at_most=9, stored_step=stored_step)[0].step == 9
+    assert find(tmp_path, STORED, at_most=9, stored_step=stored_step, fresh=True)[0] == Origin(folder, stored_step=12)
+    assert find(tmp_path, STORED, at_most=12, stored_step=stored_step)[0] == Origin(folder, stored_step=12)
+
+
 def test_where_the_epoch_begins_with_the_stored_model_all_take_it_whatever_they_saved(tmp_path: Path) -> None:
     folder = store(tmp_path, None)
     save(tmp_path / "own", 9)
-    assert find(tmp_path, STORED, from_checkpoint=True)[0] == Origin(folder)
     assert find(tmp_path, STORED, fresh=True)[0] == Origin(folder)
     assert find(tmp_path, STORED, generation=1)[0] == Origin(folder), "what we saved is of a history that was left"
 
@@ -215,7 +224,7 @@ def test_where_no_stored_model_is_to_be_had_our_own_is_used_and_that_is_told(tmp
     assert origin.step == 9
     assert "the stored model cannot be had, so our own checkpoint of step 9 is used: " in told[-1]
     with pytest.raises(ModelError):
-        find(tmp_path, checkpoint, from_checkpoint=True)
+        find(tmp_path, checkpoint, fresh=True)
 
 
 def test_only_signed_ends_that_lie_whole_in_our_folder_are_held(tmp_path: Path) -> None:
