@@ -52,8 +52,8 @@ from psyche_backend_solana.runs import find_run
 from psyche_backend_solana.sender import Sender
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.coordinator import apply, commands, image
-from psyche_core.coordinator.assignment import shares
-from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState, Epoch
 from psyche_core.testing.backend import small_state
 from psyche_core.types import MAX_CLIENTS, NodeIdentity, RunState

@@ -63,7 +63,7 @@ from psyche_backend_tcp.protocol import (
 from psyche_backend_tcp.server import TcpServer
 from psyche_core.coordinator import apply, new_state
 from psyche_core.coordinator.commands import WarmupWitness, Witness
-from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces.backend import ClientCommand

@@ -6,8 +6,8 @@ plays a run and returns a `RunResult`, whose `failure` names the invariant that 
 
 from __future__ import annotations
 
-from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.generate import generate
+from psyche_core.simulator.invariants.failure import SimFailure
 from psyche_core.simulator.script import Fault, Script, Shape
 from psyche_core.simulator.shrink import shrunk
 from psyche_core.simulator.world import RunResult, World, run_script

@@ -12,7 +12,6 @@ from solders.pubkey import Pubkey
 from psyche_backend_solana import ticker
 from psyche_backend_solana.layouts import coordinator
 from psyche_backend_solana.layouts.coordinator import Run
-from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import (
     Checkpoint,
     EpochDigest,
@@ -23,6 +22,7 @@ from psyche_core.coordinator.commands import (
     Withdraw,
     Witness,
 )
+from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CommandRefused
 from psyche_core.interfaces.backend import ClientCommand

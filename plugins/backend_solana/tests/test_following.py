@@ -47,7 +47,7 @@ from psyche_core.coordinator.commands import (
     WarmupWitness,
     Withdraw,
 )
-from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState, Epoch
 from psyche_core.errors import BackendClosed, CoordinatorError, WireError
 from psyche_core.types import RunState

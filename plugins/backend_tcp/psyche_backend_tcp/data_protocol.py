@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psyche_backend_tcp.limits import CLIENT_FRAME
-from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import WireError
 from psyche_core.types import MAX_SAMPLES, BatchId, ClientState, NodeIdentity

@@ -25,7 +25,7 @@ from psyche_backend_tcp.data_protocol import (
     encode_client,
 )
 from psyche_backend_tcp.limits import Limits
-from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.state import Client, CoordinatorState, Epoch, Round
 from psyche_core.errors import DataError, NothingForUs
 from psyche_core.hookspecs import DataContext

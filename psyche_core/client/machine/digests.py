@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, KeysView
 
 from psyche_core.client.machine.round import NO_DIGEST, RoundRecord
-from psyche_core.coordinator import witness
+from psyche_core.coordinator.round import witness
 from psyche_core.wire.messages import ModelDigest
 
 SEEDS_KEPT = 4

@@ -29,8 +29,8 @@ from psyche_core.client.machine.results import ResultTracker, Verify
 from psyche_core.client.machine.round import RoundRecord
 from psyche_core.client.machine.state import MachineState
 from psyche_core.client.machine.timeouts import Timeouts
-from psyche_core.coordinator import witness
 from psyche_core.coordinator.checkpoints import OPEN
+from psyche_core.coordinator.round import witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import Finished, Result

@@ -2,7 +2,7 @@
 
 Announcements are kept per slot and commitment, a bounded number, in any order of arrival. A result has arrived when its payload
 was fetched, matched its hash and passed our optimizer's check. Which results are applied is not decided here but by the
-coordinator's statements (`psyche_core.coordinator.witness`), which all members evaluate alike.
+coordinator's statements (`psyche_core.coordinator.round.witness`), which all members evaluate alike.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from psyche_core.coordinator import assignment, committee, witness
 from psyche_core.coordinator.commands import Equivocation
+from psyche_core.coordinator.round import assignment, committee, witness
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.types import MAX_WITNESSES, BatchId, RunState, WitnessStatement, bitmap
 from psyche_core.wire.messages import Result

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.witness import accepted_slots, judge, statements_digest
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.coordinator.witness import accepted_slots, judge, statements_digest
 from psyche_core.types import RunState
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from psyche_core.coordinator.witness import quorum
+from psyche_core.coordinator.round.witness import quorum
 
 TWICE = 2.0
 """Times a round's usual time by which any slot may be late in an epoch."""

@@ -40,7 +40,7 @@ from psyche_core.client.setup.parallelism import parallelism_of
 from psyche_core.config.run_config import Choice, LLMConfig
 from psyche_core.config.settings import ClientSettings
 from psyche_core.coordinator.checkpoints import loaded_from_hub
-from psyche_core.coordinator.schedule import cold_start_bounds
+from psyche_core.coordinator.round.schedule import cold_start_bounds
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, ModelError
 from psyche_core.hookspecs import BackendContext, BackendRegistration, TransportContext

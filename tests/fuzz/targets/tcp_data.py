@@ -26,7 +26,7 @@ from psyche_backend_tcp.data_protocol import (
     encode_client,
     encode_data,
 )
-from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.round.assignment import shares
 from psyche_core.errors import WireError
 from psyche_core.interfaces.data import Samples
 from psyche_core.types import BatchId

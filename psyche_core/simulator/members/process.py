@@ -14,8 +14,8 @@ from psyche_core.client.actions import Actions
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.machine import ClientMachine, Timeouts
 from psyche_core.coordinator.commands import Join
-from psyche_core.simulator.keys import RUN_ID, identity_of, join_of, signed_by, verified
-from psyche_core.simulator.replica_watch import check_sizes
+from psyche_core.simulator.invariants.replica_watch import check_sizes
+from psyche_core.simulator.members.keys import RUN_ID, identity_of, join_of, signed_by, verified
 from psyche_core.types import NodeIdentity
 
 if TYPE_CHECKING:

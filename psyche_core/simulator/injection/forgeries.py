@@ -9,10 +9,10 @@ import hashlib
 from collections import Counter
 from dataclasses import replace
 
-from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import Equivocation, SignedResult
+from psyche_core.coordinator.round.assignment import shares
 from psyche_core.simulator.clock import Clock
-from psyche_core.simulator.keys import (
+from psyche_core.simulator.members.keys import (
     commitment_of,
     join_with_stolen_key,
     member_with,
@@ -20,7 +20,7 @@ from psyche_core.simulator.keys import (
     signed_earlier,
     with_real_signatures,
 )
-from psyche_core.simulator.node import EMPTY_RESULT, Node
+from psyche_core.simulator.members.node import EMPTY_RESULT, Node
 from psyche_core.simulator.server import Server
 from psyche_core.wire.messages import Result
 

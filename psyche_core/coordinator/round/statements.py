@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import Outcome, StatementVoided, WarmupWitness, Witness
-from psyche_core.coordinator.committee import witness_slots
 from psyche_core.coordinator.members import returned
-from psyche_core.coordinator.missed_duties import STATED, WAITED_MISSES, with_missed
 from psyche_core.coordinator.phases import entered
-from psyche_core.coordinator.rounds import active_round, everybody_stated, finish_round
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.committee import witness_slots
+from psyche_core.coordinator.round.missed_duties import STATED, WAITED_MISSES, with_missed
+from psyche_core.coordinator.round.rounds import active_round, everybody_stated, finish_round
+from psyche_core.coordinator.round.witness import BLOOM_BYTES, quorum
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.coordinator.warmup import came_back_in_warmup, check_who_comes_back, spoken_in_warmup
-from psyche_core.coordinator.witness import BLOOM_BYTES, quorum
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, ClientState, NodeIdentity, RunState, WitnessStatement
 

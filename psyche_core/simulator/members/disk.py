@@ -16,7 +16,7 @@ from psyche_core.client.machine.events import KeptResult
 from psyche_core.client.machine.settled_rounds import decided_otherwise
 from psyche_core.coordinator.history import signed_digests
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.simulator.replica import Payload
+from psyche_core.simulator.replicas.replica import Payload
 from psyche_core.wire.messages import Result
 
 KEPT = 4

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from psyche_core.coordinator.commands import Command, HealthCheck, Witness
 from psyche_core.simulator.clock import Clock
-from psyche_core.simulator.keys import join_of
+from psyche_core.simulator.members.keys import join_of
+from psyche_core.simulator.members.node import Node
 from psyche_core.simulator.network import Network
-from psyche_core.simulator.node import Node
 from psyche_core.simulator.script import SLOWING_LIES
 from psyche_core.simulator.server import EPOCH_OF_TIME, Server
 from psyche_core.types import RunState

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.coordinator.commands import Outcome
-from psyche_core.coordinator.committee import witness_slots
 from psyche_core.coordinator.exits import exited
+from psyche_core.coordinator.round.committee import witness_slots
+from psyche_core.coordinator.round.witness import quorum
 from psyche_core.coordinator.state import Client, CoordinatorState, Round
-from psyche_core.coordinator.witness import quorum
 from psyche_core.types import ClientState
 
 WAITED_MISS = 32

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-from psyche_core.coordinator.committee import REMEMBERED, trainers
-from psyche_core.coordinator.shuffle import deterministic_shuffle
+from psyche_core.coordinator.round.committee import REMEMBERED, trainers
+from psyche_core.coordinator.round.shuffle import deterministic_shuffle
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.types import BatchId, total_samples
 

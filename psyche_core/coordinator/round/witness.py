@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from psyche_core.coordinator.assignment import shares
-from psyche_core.coordinator.committee import REMEMBERED, witness_slots
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.committee import REMEMBERED, witness_slots
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.errors import WireError
 from psyche_core.types import WitnessStatement

@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 
-from psyche_core.coordinator.shuffle import shuffled_index, shuffled_order, shuffled_positions
+from psyche_core.coordinator.round.shuffle import shuffled_index, shuffled_order, shuffled_positions
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import MAX_WITNESSES, Committee

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from psyche_core.coordinator.assignment import shares, unaccepted
 from psyche_core.coordinator.commands import CooldownStarted, Event, Outcome, RoundSettled, RoundStarted
-from psyche_core.coordinator.committee import witness_slots
-from psyche_core.coordinator.missed_duties import WAITED_MISSES, dropped_for_missing, silent_witnesses, with_missed_duties
 from psyche_core.coordinator.phases import due, entered
-from psyche_core.coordinator.requeue import added, merged, taken
-from psyche_core.coordinator.schedule import batch_size
+from psyche_core.coordinator.round.assignment import shares, unaccepted
+from psyche_core.coordinator.round.committee import witness_slots
+from psyche_core.coordinator.round.missed_duties import WAITED_MISSES, dropped_for_missing, silent_witnesses, with_missed_duties
+from psyche_core.coordinator.round.requeue import added, merged, taken
+from psyche_core.coordinator.round.schedule import batch_size
+from psyche_core.coordinator.round.witness import accepted_slots, quorum
 from psyche_core.coordinator.state import (
     STORED_ROUNDS,
     CoordinatorState,
     EndReason,
     Round,
 )
-from psyche_core.coordinator.witness import accepted_slots, quorum
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import BatchId, ClientState, RunState
 

@@ -10,7 +10,7 @@ from psyche_core.simulator.script import LIES, NETWORK_FAULTS, Fault
 from psyche_core.types import RunState
 
 if TYPE_CHECKING:
-    from psyche_core.simulator.node import Node
+    from psyche_core.simulator.members.node import Node
     from psyche_core.simulator.world import World
 
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import ClientsExited, Equivocation, Outcome, ShareVoided, SignedResult
 from psyche_core.coordinator.exits import with_pending
-from psyche_core.coordinator.requeue import added
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.requeue import added
+from psyche_core.coordinator.round.witness import accepted_slots, judge
 from psyche_core.coordinator.state import Client, CoordinatorState, Round
-from psyche_core.coordinator.witness import accepted_slots, judge
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import ClientState, RunState, total_samples
 from psyche_core.wire.messages import commitment_hash, is_commitment_of

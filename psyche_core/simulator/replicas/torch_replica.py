@@ -16,7 +16,7 @@ from psyche_core.builtin.adamw_settings import AdamWSettings
 from psyche_core.client.machine.events import Share
 from psyche_core.errors import PayloadRejected
 from psyche_core.interfaces.data import Samples
-from psyche_core.simulator.replica import Payload
+from psyche_core.simulator.replicas.replica import Payload
 from psyche_core.testing.toy_model import ToyModel
 from psyche_core.training.trainer import Trainer
 

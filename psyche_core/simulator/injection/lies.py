@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from psyche_core.client.machine.events import MessageSeen
-from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import (
     Checkpoint,
     Command,
@@ -26,12 +25,13 @@ from psyche_core.coordinator.commands import (
     Witness,
 )
 from psyche_core.coordinator.history import held_digest, signed_digests
+from psyche_core.coordinator.round.assignment import shares
 from psyche_core.simulator.clock import Clock
-from psyche_core.simulator.forgeries import Forgeries, with_payload
+from psyche_core.simulator.injection.forgeries import Forgeries, with_payload
+from psyche_core.simulator.injection.slowing import Slowing, is_slowing
+from psyche_core.simulator.members.node import Node
 from psyche_core.simulator.network import Network
-from psyche_core.simulator.node import Node
 from psyche_core.simulator.server import Server
-from psyche_core.simulator.slowing import Slowing, is_slowing
 from psyche_core.types import BatchId, WitnessStatement, bitmap
 from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result
 
