@@ -33,7 +33,7 @@ from psyche_backend_solana.localnet.settings import ChainSettings
 from psyche_backend_solana.programs.addresses import TOKEN
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint
-from psyche_backend_solana.sender import Sender
+from psyche_backend_solana.sending.sender import Sender
 from psyche_backend_solana.settings import SolanaSettings
 from psyche_backend_solana.transport_key import transport_key
 from psyche_backend_solana.wallet import Wallet

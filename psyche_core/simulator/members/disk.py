@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.machine.events import KeptResult
-from psyche_core.client.machine.settled_rounds import decided_otherwise
+from psyche_core.client.machine.rounds.settled_rounds import decided_otherwise
 from psyche_core.coordinator.history import signed_digests
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.simulator.replicas.replica import Payload

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.epoch import masters_due
-from psyche_core.client.machine.resync_state import MAX_ATTEMPTS
-from psyche_core.client.machine.settled_rounds import settled_rounds
+from psyche_core.client.machine.replica.resync_state import MAX_ATTEMPTS
+from psyche_core.client.machine.rounds.settled_rounds import settled_rounds
 from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.coordinator.commands import Equivocation, Withdraw
 from psyche_core.simulator.invariants.failure import Broken

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from psyche_core.client.machine import events as ev
-from psyche_core.client.machine.round import MAX_CANDIDATES
+from psyche_core.client.machine.rounds.round import MAX_CANDIDATES
 from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.commands import Equivocation
 from psyche_core.simulator.members.keys import INSTANCE, signed_by

@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 
-from psyche_core.client.machine import coordinator_updates, digests, machine, peer_messages, results, resync
+from psyche_core.client.machine import coordinator_updates, machine, peer_messages
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.buffers import MAX_EARLY_SENDERS, EarlyMessages, PayloadBuffer
-from psyche_core.client.machine.digests import DigestBook
 from psyche_core.client.machine.epoch import EpochNotes
-from psyche_core.client.machine.round import RoundRecord
-from psyche_core.client.machine.waiting import WaitingBudget
+from psyche_core.client.machine.replica import digests, resync
+from psyche_core.client.machine.replica.digests import DigestBook
+from psyche_core.client.machine.rounds import results
+from psyche_core.client.machine.rounds.round import RoundRecord
+from psyche_core.client.machine.rounds.waiting import WaitingBudget
 from psyche_core.coordinator import checkpoints, epochs, exits, history, members, transitions, warmup
 from psyche_core.coordinator.commands import ClientsExited, Event, Join
 from psyche_core.coordinator.round import equivocation, missed_duties, requeue, rounds, statements

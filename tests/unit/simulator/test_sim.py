@@ -18,7 +18,7 @@ import pytest
 
 from psyche_core import simulator
 from psyche_core.cli import main
-from psyche_core.cli.sim import parse_faults, parse_seeds
+from psyche_core.cli.commands.sim import parse_faults, parse_seeds
 from psyche_core.client.machine import events as ev
 from psyche_core.coordinator.commands import Equivocation, SignedResult
 from psyche_core.coordinator.round import rounds

@@ -13,7 +13,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
 from psyche_backend_solana.commands.authority import free_index, owner_of, the_treasurer
-from psyche_backend_solana.commands.client_plan import check_asked
+from psyche_backend_solana.commands.client.plan import check_asked
 from psyche_backend_solana.commands.closing import is_old, settle_slashed
 from psyche_backend_solana.commands.context import (
     ADDRESS,
