@@ -213,7 +213,7 @@ async def _data_server(folder: Path) -> AsyncIterator[Any]:
     from dataclasses import replace
 
     from psyche_backend_tcp.data.server import DataServer
-    from psyche_backend_tcp.server.limits import Limits
+    from psyche_backend_tcp.limits import Limits
     from psyche_core.coordinator.state import Client, Epoch, Round
     from psyche_core.testing.backend import small_state
     from psyche_core.types import NodeIdentity, RunState

@@ -2,8 +2,8 @@
 
 A path that exists is read from the file system. Every other name is a data set on the hub, which is downloaded completely before
 the first read (files already in the hub's cache are not fetched again, and work without a network). Rows are read on request;
-see `data.parquet.rows`. Sample numbers past the last wrap around, and a batch longer than the data set has its full number of samples
-(in the reference implementation it was shorter).
+see `data.parquet.rows`. Sample numbers past the last wrap around, and a batch longer than the data set has its full number of
+samples (in the reference implementation it was shorter).
 """
 
 from __future__ import annotations

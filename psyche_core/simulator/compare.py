@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import median
 
+from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.generate import LONE_STEPS, lone_liar
-from psyche_core.simulator.invariants.failure import SimFailure
 from psyche_core.simulator.script import Script
 from psyche_core.simulator.world import RunResult, run_script
 

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from psyche_core.simulator.compare import Comparison, compared, too_slow, without_faults
+from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.generate import generate
-from psyche_core.simulator.invariants.failure import SimFailure
 from psyche_core.simulator.script import Script, Trainer
 from psyche_core.simulator.shrink import ATTEMPTS, shrunk
 from psyche_core.simulator.world import RunResult, run_script

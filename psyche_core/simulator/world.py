@@ -19,10 +19,10 @@ from psyche_core.coordinator import new_state
 from psyche_core.coordinator.commands import SetFutureEpochRates
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.simulator.clock import Clock
+from psyche_core.simulator.failure import Broken, SimFailure
 from psyche_core.simulator.injection.faults import Faults
 from psyche_core.simulator.injection.lies import Lies
 from psyche_core.simulator.invariants.coordinator_watch import CoordinatorWatch, attested_digests
-from psyche_core.simulator.invariants.failure import Broken, SimFailure
 from psyche_core.simulator.invariants.replica_watch import ProgressWatch, ReplicaWatch
 from psyche_core.simulator.members.keys import INSTANCE, RUN_ID, identity_of, member_with
 from psyche_core.simulator.members.node import Node

@@ -26,8 +26,8 @@ from psyche_backend_tcp.connections.dialer import Link, dial
 from psyche_backend_tcp.connections.login import COORDINATOR, DATA
 from psyche_backend_tcp.data.protocol import DataBye, SamplesRefusal, SamplesRequest, decode_data
 from psyche_backend_tcp.data.protocol import encode_client as encode_request
+from psyche_backend_tcp.limits import CLIENT_FRAME
 from psyche_backend_tcp.protocol import Answer, Bye, CommandRequest, decode_server, encode_client
-from psyche_backend_tcp.server.limits import CLIENT_FRAME
 from psyche_core.errors import CommandRefused, WireError
 from psyche_core.hookspecs import BackendContext
 from psyche_core.telemetry.events import Started, StepTrained

@@ -18,14 +18,13 @@ from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata
 
-from psyche_backend_solana.localnet import ChainSettings, Instant
+from psyche_backend_solana.localnet import ChainSettings, Instant, base58
 from psyche_backend_solana.localnet.ledger.blockhashes import BlockhashWindow, next_hash
 from psyche_backend_solana.localnet.ledger.clock import ChainClock
 from psyche_backend_solana.localnet.ledger.tokens import amount_json
-from psyche_backend_solana.localnet.rpc import base58
+from psyche_backend_solana.localnet.ledger.transaction_errors import error_json, error_sentence
 from psyche_backend_solana.localnet.rpc.encoding import Encoding, encode_account
-from psyche_backend_solana.localnet.rpc.rpc_error import RpcError
-from psyche_backend_solana.localnet.rpc.transaction_errors import error_json, error_sentence
+from psyche_backend_solana.localnet.rpc_error import RpcError
 from psyche_core.errors import ConfigError
 
 

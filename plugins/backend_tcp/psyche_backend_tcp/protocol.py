@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from psyche_backend_tcp.server.limits import CLIENT_FRAME, MAX_ADDRESS_BYTES, SERVER_FRAME
+from psyche_backend_tcp.limits import CLIENT_FRAME, MAX_ADDRESS_BYTES, SERVER_FRAME
 from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.commands import (
     Checkpoint,

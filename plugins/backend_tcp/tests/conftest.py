@@ -14,8 +14,8 @@ from psyche_backend_tcp.client.connection import TcpBackend
 from psyche_backend_tcp.connections.addresses import parse_address
 from psyche_backend_tcp.connections.login import Login, check_welcome, decode_hello, encode_login
 from psyche_backend_tcp.connections.tls import open_tls
+from psyche_backend_tcp.limits import LOGIN_FRAME, SERVER_FRAME, Limits
 from psyche_backend_tcp.protocol import Welcome, decode_server
-from psyche_backend_tcp.server.limits import LOGIN_FRAME, SERVER_FRAME, Limits
 from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.hookspecs import BackendContext, ServerContext

@@ -21,8 +21,8 @@ from psyche_backend_tcp.connections.login import COORDINATOR, DATA
 from psyche_backend_tcp.connections.preamble import Challenged, Watched
 from psyche_backend_tcp.connections.puzzle import PROOF_MAGIC, Cookies, Proof, encode_challenge, encode_proof, prove, solves
 from psyche_backend_tcp.connections.tls import open_tls
+from psyche_backend_tcp.limits import LOGIN_FRAME, SERVER_FRAME, Limits
 from psyche_backend_tcp.protocol import Bye, decode_server
-from psyche_backend_tcp.server.limits import LOGIN_FRAME, SERVER_FRAME, Limits
 from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.errors import BackendError, CommandRefused
@@ -204,7 +204,7 @@ FEW_FILES = """
 import resource, anyio
 resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
 from psyche_backend_tcp.connections.dialer import MOST_TRIES, dial
-from psyche_backend_tcp.server.limits import Limits
+from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.hookspecs import ServerContext
 from psyche_core.testing.backend import small_state

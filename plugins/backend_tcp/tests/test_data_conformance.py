@@ -14,7 +14,7 @@ from anyio.from_thread import start_blocking_portal
 
 from psyche_backend_tcp.data.provider import ServerData, ServerSettings
 from psyche_backend_tcp.data.server import DataServer
-from psyche_backend_tcp.server.limits import Limits
+from psyche_backend_tcp.limits import Limits
 from psyche_core.coordinator.state import Client, CoordinatorState, Epoch, Round
 from psyche_core.errors import DataError
 from psyche_core.hookspecs import DataContext

@@ -24,7 +24,7 @@ from psyche_backend_tcp.data.protocol import (
     encode_client,
 )
 from psyche_backend_tcp.data.provider import ServerData, ServerSettings
-from psyche_backend_tcp.server.limits import Limits
+from psyche_backend_tcp.limits import Limits
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.state import Client, CoordinatorState, Epoch, Round
 from psyche_core.errors import DataError, NothingForUs

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from psyche_backend_tcp.connections.admission import REMEMBERED_KEYS, Admission, origin
 from psyche_backend_tcp.connections.login import LoginRefused
-from psyche_backend_tcp.server.limits import Limits, TokenBucket
+from psyche_backend_tcp.limits import Limits, TokenBucket
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 

@@ -14,9 +14,9 @@ import anyio
 import pytest
 
 from psyche_backend_tcp.connections.addresses import parse_address
+from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.protocol import Bye, Whole, decode_server
 from psyche_backend_tcp.server.hub import Unsaved
-from psyche_backend_tcp.server.limits import Limits
 from psyche_backend_tcp.server.store import Store
 from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.coordinator.commands import ClientsExited, Event, HealthCheck, WarmupWitness, Withdraw, Witness

@@ -23,8 +23,8 @@ from psyche_backend_tcp.client.connection import TcpBackend
 from psyche_backend_tcp.client.session import Received
 from psyche_backend_tcp.connections.addresses import parse_address
 from psyche_backend_tcp.connections.login import COORDINATOR, Login, decode_hello, encode_login
+from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, Limits
 from psyche_backend_tcp.protocol import Answer, Bye, JoinRequest, WholeRequest, decode_server, encode_client
-from psyche_backend_tcp.server.limits import CLIENT_FRAME, LOGIN_FRAME, Limits
 from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.coordinator.commands import Event, Pause, RunFinished, WarmupWitness, Withdraw
 from psyche_core.coordinator.state import CoordinatorState
@@ -357,7 +357,7 @@ exec "$@"
 
 LISTEN = """
 import anyio
-from psyche_backend_tcp.server.limits import Limits
+from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.connections.listener import Listener
 from psyche_core.wire.signing import SecretKey
 

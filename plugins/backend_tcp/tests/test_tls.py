@@ -25,8 +25,8 @@ from psyche_backend_tcp.connections.addresses import format_address, parse_addre
 from psyche_backend_tcp.connections.dialer import dial
 from psyche_backend_tcp.connections.login import COORDINATOR, Hello, encode_hello
 from psyche_backend_tcp.connections.tls import accept_tls, open_tls, server_context
+from psyche_backend_tcp.limits import SERVER_FRAME, Limits
 from psyche_backend_tcp.protocol import Bye, Welcome, decode_server, encode_server
-from psyche_backend_tcp.server.limits import SERVER_FRAME, Limits
 from psyche_core.errors import AccessRefused, CommandRefused, UserError
 from psyche_core.hookspecs import BackendContext
 from psyche_core.wire.frames import FramedStream

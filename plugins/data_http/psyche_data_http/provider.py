@@ -20,12 +20,12 @@ from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.types import BatchId
 from psyche_data_http.fetch.client import RangeClient
-from psyche_data_http.fetch.retries import Trouble, deadline, together
 from psyche_data_http.fetch.sequences import SequenceFetcher, TokenFile
+from psyche_data_http.file_source import RemoteFile, Store, read_range
+from psyche_data_http.retries import Trouble, deadline, together
 from psyche_data_http.settings import HttpSettings
 from psyche_data_http.shared_resources import SharedResources
 from psyche_data_http.stores.factory import make_store
-from psyche_data_http.stores.file_source import RemoteFile, Store, read_range
 from psyche_data_http.stores.web_files import WebFiles
 
 OPEN_SECONDS = 120.0

@@ -28,8 +28,8 @@ from psyche_core.regular_files import regular
 from psyche_core.types import BatchId
 from psyche_data_http.addresses import is_private_line, shown, web_address
 from psyche_data_http.fetch.client import RangeClient
-from psyche_data_http.fetch.retries import deadline, persist
 from psyche_data_http.provider import OPEN_SECONDS, HttpData
+from psyche_data_http.retries import deadline, persist
 from psyche_data_http.settings import MixtureTable, OtherSource, TokenSource, WeightedHttpSettings
 from psyche_data_http.shared_resources import SharedResources
 from psyche_data_http.stores.factory import make_store

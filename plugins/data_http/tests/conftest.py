@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from psyche_data_http.fetch import retries
+from psyche_data_http import retries
 from psyche_data_http.fetch.client import RangeClient
 from psyche_data_http.provider import HttpData
 from psyche_data_http.shared_resources import SharedResources

@@ -18,7 +18,7 @@ from psyche_core.interfaces.data import DataProvider
 from psyche_core.types import BatchId
 from psyche_data_http.fetch import cache as cache_module
 from psyche_data_http.fetch.cache import CHECKSUM_BYTES, Block, BlockCache
-from psyche_data_http.stores.file_source import RemoteFile
+from psyche_data_http.file_source import RemoteFile
 
 FILE = "0123456789abcdef" * 2
 OTHER = "f" * 32

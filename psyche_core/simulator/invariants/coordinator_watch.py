@@ -13,8 +13,8 @@ from psyche_core.coordinator import commands
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.committee import drawn_order, witness_slots
 from psyche_core.coordinator.state import MAX_REJOINS, STORED_ROUNDS, Client, CoordinatorState, Round
-from psyche_core.simulator.invariants.failure import Broken
-from psyche_core.simulator.invariants.ledger import Ledger
+from psyche_core.simulator.failure import Broken
+from psyche_core.simulator.ledger import Ledger
 from psyche_core.types import MAX_WITNESSES, ClientState, RunState
 
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)

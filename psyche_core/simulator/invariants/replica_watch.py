@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.simulator.invariants.failure import Broken
-from psyche_core.simulator.invariants.ledger import Ledger
+from psyche_core.simulator.failure import Broken
+from psyche_core.simulator.ledger import Ledger
 from psyche_core.simulator.replicas.replica import Payload
 from psyche_core.types import RunState
 

@@ -19,8 +19,8 @@ from psyche_core.client.machine.replica.resync_state import MAX_ATTEMPTS
 from psyche_core.client.machine.rounds.settled_rounds import settled_rounds
 from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.coordinator.commands import Equivocation, Withdraw
-from psyche_core.simulator.invariants.failure import Broken
-from psyche_core.simulator.invariants.ledger import bits
+from psyche_core.simulator.failure import Broken
+from psyche_core.simulator.ledger import bits
 from psyche_core.simulator.members.disk import Disk, Saved
 from psyche_core.simulator.members.keys import INSTANCE, key_of, with_real_signatures
 from psyche_core.simulator.members.process import Process

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from psyche_core.simulator.invariants.ledger import bits
+from psyche_core.simulator.ledger import bits
 from psyche_core.simulator.replicas.replica import Payload
 from psyche_core.wire.messages import Result
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from psyche_core.client.machine.events import Share
-from psyche_core.simulator.invariants.failure import Broken
+from psyche_core.simulator.failure import Broken
 
 PIECES = 4
 """Numbers in the cheap model; two replicas can differ in each."""

@@ -31,9 +31,9 @@ from psyche_core.coordinator.state import CoordinatorState, EndReason, EpochEnd,
 from psyche_core.errors import CoordinatorError
 from psyche_core.simulator import network
 from psyche_core.simulator.compare import too_slow
+from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.generate import generate, lone_liar
 from psyche_core.simulator.injection import lies
-from psyche_core.simulator.invariants.failure import SimFailure
 from psyche_core.simulator.members import disk, keys
 from psyche_core.simulator.members.disk import Disk
 from psyche_core.simulator.world import run_script

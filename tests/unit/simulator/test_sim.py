@@ -25,10 +25,10 @@ from psyche_core.coordinator.round import rounds
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import UserError
 from psyche_core.simulator.compare import MOST_STEP, cost_of, too_slow, without_faults
+from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.fleet import Order, one_run, run_seeds
 from psyche_core.simulator.generate import LONE_EVERY, generate, lone_liar
-from psyche_core.simulator.invariants.failure import SimFailure
-from psyche_core.simulator.invariants.ledger import bits
+from psyche_core.simulator.ledger import bits
 from psyche_core.simulator.members.keys import INSTANCE, identity_of, key_of, signed_by, with_real_signatures
 from psyche_core.simulator.members.node import EMPTY_RESULT, Node
 from psyche_core.simulator.owner import Owner

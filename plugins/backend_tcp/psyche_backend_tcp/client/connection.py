@@ -32,8 +32,8 @@ from psyche_backend_tcp.connections.addresses import parse_address, reason
 from psyche_backend_tcp.connections.dialer import Link, dial
 from psyche_backend_tcp.connections.listener import CONNECTION_LOST
 from psyche_backend_tcp.connections.login import COORDINATOR
+from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES
 from psyche_backend_tcp.protocol import Answer, CommandRequest, JoinRequest, encode_client, encode_command
-from psyche_backend_tcp.server.limits import MAX_ADDRESS_BYTES
 from psyche_core.config.sentences import printable
 from psyche_core.coordinator.commands import Command, Withdraw
 from psyche_core.errors import AccessRefused, BackendClosed, BackendError, CommandRefused, UnknownHost, WireError

@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from psyche_backend_tcp.connections.login import LoginRefused
-from psyche_backend_tcp.server.limits import Limits, TokenBucket
+from psyche_backend_tcp.limits import Limits, TokenBucket
 
 REMEMBERED_KEYS = 1024
 

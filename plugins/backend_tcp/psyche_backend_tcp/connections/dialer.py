@@ -30,8 +30,8 @@ from psyche_backend_tcp.connections.login import (
 from psyche_backend_tcp.connections.preamble import Challenged, Watched
 from psyche_backend_tcp.connections.puzzle import encode_proof, prove
 from psyche_backend_tcp.connections.tls import WrongServer, open_tls
+from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, SERVER_FRAME
 from psyche_backend_tcp.protocol import Bye, Welcome, decode_server
-from psyche_backend_tcp.server.limits import CLIENT_FRAME, LOGIN_FRAME, SERVER_FRAME
 from psyche_core.config.sentences import printable
 from psyche_core.errors import BackendError, CommandRefused, UnknownHost, WireError
 from psyche_core.wire.frames import FramedStream

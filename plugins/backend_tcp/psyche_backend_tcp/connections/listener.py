@@ -3,8 +3,8 @@
 The first bytes, TLS and login have a timeout. TLS begins only after the first bytes have come and `Admission` has given a
 place. While places are scarce, a place needs a proof (`puzzle`); a client without one is told so in plain text and closed.
 Frames are small until the login is done; a client that `Admission` refuses then is told why inside TLS. Nothing a peer does
-ends the accept loop. When file handles run out, silent connections are closed. What is sent after the login is up to `server.tcp_server`
-and `data.server`.
+ends the accept loop. When file handles run out, silent connections are closed. What is sent after the login is up to
+`server.tcp_server` and `data.server`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from psyche_backend_tcp.connections.login import NONCE_BYTES, Hello, LoginRefuse
 from psyche_backend_tcp.connections.preamble import receive_opening
 from psyche_backend_tcp.connections.puzzle import Cookies, Proof, encode_challenge
 from psyche_backend_tcp.connections.tls import accept_tls, server_context
+from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, SERVER_FRAME, Limits
 from psyche_backend_tcp.protocol import Bye, Welcome, encode_server
-from psyche_backend_tcp.server.limits import CLIENT_FRAME, LOGIN_FRAME, SERVER_FRAME, Limits
 from psyche_core.errors import UserError, WireError
 from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey

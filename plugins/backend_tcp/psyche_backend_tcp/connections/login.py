@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from psyche_backend_tcp.limits import LOGIN_FRAME
 from psyche_backend_tcp.protocol import VERSION, Bye, decode_server
-from psyche_backend_tcp.server.limits import LOGIN_FRAME
 from psyche_core.config.sentences import printable
 from psyche_core.errors import WireError
 from psyche_core.wire.codec import decode, encode

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psyche_backend_tcp.server.limits import CLIENT_FRAME
+from psyche_backend_tcp.limits import CLIENT_FRAME
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import WireError

@@ -26,7 +26,7 @@ from psyche_backend_tcp.data.protocol import (
     decode_client,
 )
 from psyche_backend_tcp.data.server_state import DataServerState
-from psyche_backend_tcp.server.limits import Limits, TokenBucket
+from psyche_backend_tcp.limits import Limits, TokenBucket
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import WireError
 from psyche_core.interfaces.data import DataProvider, Samples

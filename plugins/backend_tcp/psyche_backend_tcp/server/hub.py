@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES, SERVER_FRAME, Limits, TokenBucket
 from psyche_backend_tcp.protocol import (
     Answer,
     Bye,
@@ -31,7 +32,6 @@ from psyche_backend_tcp.protocol import (
 )
 from psyche_backend_tcp.server.documents import Document, Documents, Draft
 from psyche_backend_tcp.server.key_records import KeyRecords
-from psyche_backend_tcp.server.limits import MAX_ADDRESS_BYTES, SERVER_FRAME, Limits, TokenBucket
 from psyche_core.config.run_config import CoordinatorConfig
 from psyche_core.coordinator.commands import Command, Event, Join, Tick, Withdraw
 from psyche_core.coordinator.state import CoordinatorState

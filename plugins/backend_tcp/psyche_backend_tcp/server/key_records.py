@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from psyche_backend_tcp.limits import Limits, TokenBucket
 from psyche_backend_tcp.protocol import Answer
-from psyche_backend_tcp.server.limits import Limits, TokenBucket
 
 REMEMBERED_ANSWERS = 32
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from psyche_backend_tcp.limits import SERVER_FRAME
 from psyche_backend_tcp.protocol import MAX_PATCH_DEPTH, read_document
 from psyche_backend_tcp.server.hub import Unsaved
-from psyche_backend_tcp.server.limits import SERVER_FRAME
 from psyche_core.config.run_config import CoordinatorConfig, from_plain, to_plain
 from psyche_core.errors import ConfigError, UserError, WireError
 from psyche_core.interfaces.backend import StateUpdate

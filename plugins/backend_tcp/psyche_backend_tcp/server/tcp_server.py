@@ -16,9 +16,9 @@ from psyche_backend_tcp.connections.allow_list import AllowList
 from psyche_backend_tcp.connections.listener import CONNECTION_LOST, Listener, Visitor
 from psyche_backend_tcp.connections.login import COORDINATOR
 from psyche_backend_tcp.data.server import DataServer
+from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.server.hub import Hub, Moment, Unsaved
 from psyche_backend_tcp.server.initial_state import InitialState, begin
-from psyche_backend_tcp.server.limits import Limits
 from psyche_backend_tcp.server.store import Store
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState

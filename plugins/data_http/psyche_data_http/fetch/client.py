@@ -28,8 +28,8 @@ from psyche_data_http.fetch.range_responses import (
     stated_length,
     stated_whole,
 )
-from psyche_data_http.fetch.retries import PassingError
-from psyche_data_http.stores.file_source import RemoteFile, changed
+from psyche_data_http.file_source import RemoteFile, changed
+from psyche_data_http.retries import PassingError
 
 CONNECT_SECONDS = 10.0
 STALL_SECONDS = 20.0

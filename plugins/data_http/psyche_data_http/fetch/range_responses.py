@@ -12,8 +12,8 @@ from email.utils import parsedate_to_datetime
 
 from psyche_core.errors import DataError
 from psyche_data_http.addresses import shown
-from psyche_data_http.fetch.retries import PassingError
-from psyche_data_http.stores.file_source import AccessRefused, RemoteFile, changed
+from psyche_data_http.file_source import AccessRefused, RemoteFile, changed
+from psyche_data_http.retries import PassingError
 
 MAX_WHOLE_BYTES = 64 << 20
 """A server that ignores ranges sends the whole file each time; only files up to this size are read from it."""

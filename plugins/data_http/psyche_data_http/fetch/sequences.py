@@ -16,8 +16,8 @@ import anyio.to_thread
 
 from psyche_data_http.fetch.cache import Block, BlockCache, Buffer
 from psyche_data_http.fetch.range_plan import Place, Run, joined
-from psyche_data_http.fetch.retries import Trouble, together
-from psyche_data_http.stores.file_source import RemoteFile, Store, read_range
+from psyche_data_http.file_source import RemoteFile, Store, read_range
+from psyche_data_http.retries import Trouble, together
 
 
 @dataclass(frozen=True, slots=True)

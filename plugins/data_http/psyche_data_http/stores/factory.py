@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from psyche_data_http.fetch.client import RangeClient
-from psyche_data_http.fetch.retries import Trouble
+from psyche_data_http.file_source import AccessRefused, RemoteFile, Store
 from psyche_data_http.locations import GoogleBucketTable, HttpLocation, S3BucketTable
-from psyche_data_http.stores.file_source import AccessRefused, RemoteFile, Store
+from psyche_data_http.retries import Trouble
 from psyche_data_http.stores.google_bucket import GoogleBucket
 from psyche_data_http.stores.object_store import google_credentials, has_aws_credentials, private_google_bucket, s3_bucket
 from psyche_data_http.stores.web_files import WebFiles

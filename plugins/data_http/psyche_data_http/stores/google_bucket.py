@@ -14,9 +14,9 @@ from pydantic import BaseModel, Field, ValidationError
 
 from psyche_core.errors import DataError
 from psyche_data_http.fetch.client import RangeClient
-from psyche_data_http.fetch.retries import Trouble, persist
+from psyche_data_http.file_source import RemoteFile
+from psyche_data_http.retries import Trouble, persist
 from psyche_data_http.stores.bucket_files import MAX_OBJECTS, folder_prefix, is_token_file, place_in_order, refuse_none
-from psyche_data_http.stores.file_source import RemoteFile
 from psyche_data_http.stores.web_files import WebStore
 
 ENDPOINT = "https://storage.googleapis.com"

@@ -20,9 +20,9 @@ import anyio
 
 from psyche_core.errors import DataError
 from psyche_data_http.fetch.client import CONNECT_SECONDS, CONNECTIONS, STALL_SECONDS
-from psyche_data_http.fetch.retries import PassingError, Trouble, persist
+from psyche_data_http.file_source import AccessRefused, RemoteFile, Store, changed
+from psyche_data_http.retries import PassingError, Trouble, persist
 from psyche_data_http.stores.bucket_files import MAX_OBJECTS, folder_prefix, is_token_file, place_in_order, refuse_none
-from psyche_data_http.stores.file_source import AccessRefused, RemoteFile, Store, changed
 
 if TYPE_CHECKING:
     from obstore.store import GCSStore, S3Store

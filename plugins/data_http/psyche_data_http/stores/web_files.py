@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from psyche_data_http.fetch.client import RangeClient
-from psyche_data_http.fetch.retries import Trouble, persist, together
-from psyche_data_http.stores.file_source import RemoteFile, Store
+from psyche_data_http.file_source import RemoteFile, Store
+from psyche_data_http.retries import Trouble, persist, together
 
 
 class WebStore(Store):

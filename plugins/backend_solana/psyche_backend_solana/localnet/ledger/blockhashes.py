@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from psyche_backend_solana.localnet.rpc import base58
+from psyche_backend_solana.localnet import base58
 from psyche_backend_solana.localnet.settings import BLOCKHASH_SLOTS
 
 

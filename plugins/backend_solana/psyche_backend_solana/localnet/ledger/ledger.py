@@ -23,6 +23,7 @@ from solders.system_program import TransferParams, transfer
 from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata, SimulatedTransactionInfo, TransactionMetadata
 
+from psyche_backend_solana.localnet import base58
 from psyche_backend_solana.localnet.ledger import tokens
 from psyche_backend_solana.localnet.ledger.blockhashes import BlockhashWindow, next_hash
 from psyche_backend_solana.localnet.ledger.clock import Instant
@@ -34,11 +35,10 @@ from psyche_backend_solana.localnet.ledger.genesis import (
     is_installed,
     make_svm,
 )
+from psyche_backend_solana.localnet.ledger.meta import inner_json, return_data_json
 from psyche_backend_solana.localnet.ledger.records import AccountSet, Block, Event, History, Landed, SlotBegan, TransactionRecord
+from psyche_backend_solana.localnet.ledger.transaction_errors import error_json
 from psyche_backend_solana.localnet.ledger.transactions import AccountKeys, account_keys, signatures_match
-from psyche_backend_solana.localnet.rpc import base58
-from psyche_backend_solana.localnet.rpc.meta import inner_json, return_data_json
-from psyche_backend_solana.localnet.rpc.transaction_errors import error_json
 from psyche_backend_solana.localnet.settings import BLOCKHASH_SLOTS
 
 

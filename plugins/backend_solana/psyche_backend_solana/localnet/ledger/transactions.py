@@ -17,8 +17,8 @@ from solders.message import Message, MessageV0, MessageV1
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
-from psyche_backend_solana.localnet.rpc import base58
-from psyche_backend_solana.localnet.rpc.rpc_error import RpcError, invalid
+from psyche_backend_solana.localnet import base58
+from psyche_backend_solana.localnet.rpc_error import RpcError, invalid
 from psyche_backend_solana.localnet.settings import PACKET_BYTES
 
 AnyMessage = Message | MessageV0 | MessageV1

@@ -11,7 +11,7 @@ from psyche_backend_solana.localnet.methods.call import Call, Handler
 from psyche_backend_solana.localnet.rpc.account_filters import read_filters
 from psyche_backend_solana.localnet.rpc.encoding import Encoding, encode_account
 from psyche_backend_solana.localnet.rpc.parameters import read_pubkey
-from psyche_backend_solana.localnet.rpc.rpc_error import RpcError
+from psyche_backend_solana.localnet.rpc_error import RpcError
 
 _MAX_ACCOUNT_BYTES = 10 * 1024 * 1024
 _SCAN_ERROR = -32012

@@ -7,7 +7,7 @@ from typing import Any
 
 from psyche_backend_solana.localnet.methods.call import Call, Handler
 from psyche_backend_solana.localnet.rpc.faults import Faults, faults_from_json
-from psyche_backend_solana.localnet.rpc.rpc_error import RpcError, invalid
+from psyche_backend_solana.localnet.rpc_error import RpcError, invalid
 from psyche_core.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from psyche_backend_solana.localnet.ledger.ledger import Ledger
 from psyche_backend_solana.localnet.rpc.faults import FaultSwitch
 from psyche_backend_solana.localnet.rpc.parameters import Options, Params
-from psyche_backend_solana.localnet.rpc.rpc_error import MIN_CONTEXT_SLOT, RpcError
+from psyche_backend_solana.localnet.rpc_error import MIN_CONTEXT_SLOT, RpcError
 from psyche_backend_solana.localnet.settings import Limits
 
 API_VERSION = "3.0.0"

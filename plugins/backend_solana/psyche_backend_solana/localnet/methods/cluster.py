@@ -6,7 +6,7 @@ from typing import Any
 
 from psyche_backend_solana.localnet.ledger.genesis import SLOTS_PER_EPOCH
 from psyche_backend_solana.localnet.methods.call import API_VERSION, Call, Handler
-from psyche_backend_solana.localnet.rpc.rpc_error import invalid
+from psyche_backend_solana.localnet.rpc_error import invalid
 
 _FEATURE_SET = 0
 _MAX_LEADERS = 5000

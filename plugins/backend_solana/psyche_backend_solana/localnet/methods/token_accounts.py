@@ -18,7 +18,7 @@ from psyche_backend_solana.localnet.ledger.tokens import (
 from psyche_backend_solana.localnet.methods.accounts import keyed_accounts
 from psyche_backend_solana.localnet.methods.call import Call, Handler
 from psyche_backend_solana.localnet.rpc.parameters import read_pubkey, shown
-from psyche_backend_solana.localnet.rpc.rpc_error import invalid
+from psyche_backend_solana.localnet.rpc_error import invalid
 
 _LARGEST = 20
 

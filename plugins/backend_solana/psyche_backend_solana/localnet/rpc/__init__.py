@@ -1,1 +1,1 @@
-"""The local chain's JSON-RPC and websockets, as a real validator has them."""
+"""JSON-RPC as a real validator has it: parameters, filters, encodings, transactions as JSON, and faults for tests."""

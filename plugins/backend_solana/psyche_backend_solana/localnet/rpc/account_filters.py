@@ -6,10 +6,10 @@ import base64
 import binascii
 from collections.abc import Callable
 
+from psyche_backend_solana.localnet import base58
 from psyche_backend_solana.localnet.ledger.tokens import ACCOUNT_BYTES
-from psyche_backend_solana.localnet.rpc import base58
 from psyche_backend_solana.localnet.rpc.parameters import read_integer, shown
-from psyche_backend_solana.localnet.rpc.rpc_error import RpcError, invalid
+from psyche_backend_solana.localnet.rpc_error import RpcError, invalid
 
 _MAX_FILTERS = 4
 _MAX_BYTES = 128

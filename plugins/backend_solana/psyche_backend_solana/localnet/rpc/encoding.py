@@ -14,9 +14,9 @@ from typing import Any
 
 from solders.account import Account
 
+from psyche_backend_solana.localnet import base58
 from psyche_backend_solana.localnet.ledger import tokens
-from psyche_backend_solana.localnet.rpc import base58
-from psyche_backend_solana.localnet.rpc.rpc_error import RpcError, invalid
+from psyche_backend_solana.localnet.rpc_error import RpcError, invalid
 
 ENCODINGS = ("binary", "base58", "base64", "base64+zstd", "jsonParsed")
 _MAX_BASE58 = 128

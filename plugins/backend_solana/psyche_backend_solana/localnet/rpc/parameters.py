@@ -8,9 +8,9 @@ from typing import Any
 
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.localnet.rpc import base58
+from psyche_backend_solana.localnet import base58
 from psyche_backend_solana.localnet.rpc.encoding import ENCODINGS, Encoding
-from psyche_backend_solana.localnet.rpc.rpc_error import invalid
+from psyche_backend_solana.localnet.rpc_error import invalid
 from psyche_backend_solana.localnet.settings import U64_MAX
 
 _COMMITMENTS = frozenset({"processed", "confirmed", "finalized", "recent", "single", "singleGossip", "root", "max"})

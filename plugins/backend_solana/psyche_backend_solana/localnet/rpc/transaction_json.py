@@ -11,9 +11,9 @@ from typing import Any
 from solders.message import MessageV0
 from solders.transaction import VersionedTransaction
 
+from psyche_backend_solana.localnet import base58
 from psyche_backend_solana.localnet.ledger.records import TransactionRecord
-from psyche_backend_solana.localnet.rpc import base58
-from psyche_backend_solana.localnet.rpc.rpc_error import UNSUPPORTED_VERSION, RpcError
+from psyche_backend_solana.localnet.rpc_error import UNSUPPORTED_VERSION, RpcError
 
 ENCODINGS = ("json", "jsonParsed", "base58", "base64")
 

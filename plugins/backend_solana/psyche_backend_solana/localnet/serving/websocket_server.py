@@ -20,8 +20,8 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from psyche_backend_solana.localnet.engine import Engine
 from psyche_backend_solana.localnet.rpc.faults import Faults, FaultSwitch
+from psyche_backend_solana.localnet.serving.engine import Engine
 from psyche_backend_solana.localnet.settings import Limits
 
 _QUIET = logging.Logger("psyche.backend.solana.localnet.websockets", logging.CRITICAL)

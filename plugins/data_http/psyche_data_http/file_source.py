@@ -12,7 +12,7 @@ from hashlib import sha256
 
 from psyche_core.errors import DataError
 from psyche_data_http.addresses import shown
-from psyche_data_http.fetch.retries import Backoff, PassingError, Trouble
+from psyche_data_http.retries import Backoff, PassingError, Trouble
 
 
 @dataclass(frozen=True, slots=True)

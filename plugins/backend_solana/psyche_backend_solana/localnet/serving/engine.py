@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from psyche_backend_solana.localnet.rpc.node import Node
+from psyche_backend_solana.localnet.serving.node import Node
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import Any
 
 from solders.transaction_metadata import TransactionMetadata
 
-from psyche_backend_solana.localnet.rpc import base58
+from psyche_backend_solana.localnet import base58
 
 
 def inner_json(meta: TransactionMetadata) -> list[dict[str, Any]]:

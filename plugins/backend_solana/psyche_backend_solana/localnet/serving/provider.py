@@ -8,10 +8,10 @@ import socket
 from collections.abc import Iterator
 from http import HTTPStatus
 
-from psyche_backend_solana.localnet.engine import Engine
 from psyche_backend_solana.localnet.rpc.faults import FaultSwitch
-from psyche_backend_solana.localnet.rpc.http_server import HttpAnswer, HttpServer, plain
-from psyche_backend_solana.localnet.rpc.websocket_server import Outboxes, WebsocketServer
+from psyche_backend_solana.localnet.serving.engine import Engine
+from psyche_backend_solana.localnet.serving.http_server import HttpAnswer, HttpServer, plain
+from psyche_backend_solana.localnet.serving.websocket_server import Outboxes, WebsocketServer
 from psyche_backend_solana.localnet.settings import Limits
 from psyche_core.errors import UserError
 

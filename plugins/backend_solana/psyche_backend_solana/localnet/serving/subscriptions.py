@@ -23,7 +23,7 @@ from psyche_backend_solana.localnet.methods.call import Call, with_context
 from psyche_backend_solana.localnet.rpc.account_filters import Filter, read_filters
 from psyche_backend_solana.localnet.rpc.encoding import Encoding, encode_account
 from psyche_backend_solana.localnet.rpc.parameters import read_pubkey, shown
-from psyche_backend_solana.localnet.rpc.rpc_error import INTERNAL_ERROR, RpcError, invalid
+from psyche_backend_solana.localnet.rpc_error import INTERNAL_ERROR, RpcError, invalid
 
 _EMPTY = Account(0, b"", SYSTEM, False, 0)
 

@@ -16,7 +16,7 @@ from psyche_backend_solana.localnet.ledger.ledger import Ledger
 from psyche_backend_solana.localnet.methods import ADMIN_METHODS, METHODS, Call
 from psyche_backend_solana.localnet.rpc.faults import FaultSwitch
 from psyche_backend_solana.localnet.rpc.parameters import shown
-from psyche_backend_solana.localnet.rpc.rpc_error import (
+from psyche_backend_solana.localnet.rpc_error import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
@@ -24,7 +24,7 @@ from psyche_backend_solana.localnet.rpc.rpc_error import (
     PARSE_ERROR,
     RpcError,
 )
-from psyche_backend_solana.localnet.rpc.subscriptions import Notification, Subscriptions
+from psyche_backend_solana.localnet.serving.subscriptions import Notification, Subscriptions
 from psyche_backend_solana.localnet.settings import Limits
 
 logger = logging.getLogger("psyche.backend.solana.localnet")

@@ -11,7 +11,7 @@ from psyche_core.coordinator.commands import Equivocation, RoundSettled
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.simulator.invariants.failure import Broken
+from psyche_core.simulator.failure import Broken
 from psyche_core.types import MAX_WITNESSES, BatchId, RunState
 
 
