@@ -78,12 +78,12 @@ def test_a_run_file_names_the_model_from_any_folder(psyche: Psyche, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "say which model"),
-        (["--hub-repo", "a", "--gcs-bucket", "b"], "say which model"),
-        (["--model-store", "gs://abc", "--gcs-bucket", "b"], "say which model"),
+        ([], "expected exactly one of"),
+        (["--hub-repo", "a", "--gcs-bucket", "b"], "expected exactly one of"),
+        (["--model-store", "gs://abc", "--gcs-bucket", "b"], "expected exactly one of"),
         (["--model-store", "nowhere"], "is no place for models; expected hf://"),
-        (["--gcs-bucket", "b", "--revision", "c"], "--revision belongs to --hub-repo"),
-        (["--hub-repo", "a", "--gcs-prefix", "c"], "--gcs-prefix to --gcs-bucket"),
+        (["--gcs-bucket", "b", "--revision", "c"], "--revision needs --hub-repo"),
+        (["--hub-repo", "a", "--gcs-prefix", "c"], "--gcs-prefix needs --gcs-bucket"),
     ],
 )
 def test_unclear_questions_are_refused(psyche: Psyche, arguments: list[str], sentence: str) -> None:

@@ -98,11 +98,11 @@ def test_first_epochs_settings_follow_the_rules(local_testnet: Any) -> None:
     ("state", "withdrawn", "ready", "sentence"),
     [
         (ClientState.Withdrawn, None, True, "left in order"),
-        (ClientState.Withdrawn, "lost", True, "lost {}: its connection was lost, and it did not come back in time ("),
-        (ClientState.Withdrawn, "not allowed", True, "withdrew {}: its key is no longer in the list of those who may"),
-        (ClientState.Dropped, None, True, "dropped {}: it did not answer, or much later than all others"),
+        (ClientState.Withdrawn, "lost", True, "lost {}: its connection was lost, and it did not reconnect in time ("),
+        (ClientState.Withdrawn, "not allowed", True, "withdrew {}: its key is no longer in the list of allowed clients"),
+        (ClientState.Dropped, None, True, "dropped {}: it sent no result, or sent it much later than all others"),
         (ClientState.Dropped, None, False, "dropped {}: it was not ready when the first round began"),
-        (ClientState.Ejected, None, True, "ejected {}: it signed two results for one share"),
+        (ClientState.Ejected, None, True, "ejected {}: it signed two different results for one share"),
     ],
 )
 def test_who_leaves_in_order_is_not_called_lost(state: ClientState, withdrawn: str | None, ready: bool, sentence: str) -> None:
@@ -282,7 +282,7 @@ def test_where_members_have_the_model_no_other_place_is_named(run_state: RunStat
     door = Door(run_at(run_state, from_checkpoint=run_state is RunState.RoundTrain))
     before = door.state
     with pytest.raises(
-        UserError, match=rf"--checkpoint is for a run that goes on with its stored .* {run_state.name} before step 7"
+        UserError, match=rf"--checkpoint is for a run that must continue from its stored .* {run_state.name} before step 7"
     ):
         name_checkpoint(door, "hf://friend/model")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="is no place for models; expected hf://"):
