@@ -359,9 +359,7 @@ def test_a_testnet_of_fewer_clients_than_its_run_needs_is_refused(
     start = ("testnet", "start", "--num-clients", 1, "--config-path", local_testnet(), "--server-port", 0)
     result = psyche(*start, "--out", tmp_path / "out", "--logs", "none")
     assert (result.code, result.out) == (2, "")
-    assert (
-        "--num-clients 1 is less than init_min_clients = 3 of run local-testnet; start at least 3 clients" in result.err
-    )
+    assert "--num-clients 1 is less than init_min_clients = 3 of run local-testnet; start at least 3 clients" in result.err
     assert not (tmp_path / "out").exists()
 
 

@@ -208,7 +208,7 @@ def test_a_full_disk_leaves_nothing_behind(
     monkeypatch.setattr(os, "fsync", full)
     result = psyche("data", "tokenize", texts, "--tokenizer", model, "--out", tmp_path / "out")
 
-    assert (result.code, "No space left on device; nothing of it was kept" in result.err) == (1, True), result.err
+    assert (result.code, "No space left on device; the incomplete files were removed" in result.err) == (1, True), result.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "texts"]
 
 
