@@ -129,7 +129,7 @@ def _guard(factory: Callable[..., Any], name: str, called: str) -> Callable[...,
             raise PluginFailed(message) from error
 
         if made is None and name in _MUST_GIVE:
-            message = f"{called} gave nothing from its {name}, where an object is expected"
+            message = f"{called} returned None from its {name}, expected an object"
             raise PluginFailed(message)
         return made
 

@@ -68,12 +68,12 @@ class RegistryWithObjects(PluginRegistry):
         expected = self._expected.get(kind)
         if expected is not None and name != expected:
             message = (
-                f"the run has {name} as its {kind}, and this program was told to expect {expected}; leave {kind}= out to follow "
-                "the run, or join another run"
+                f"the run has {name} as its {kind}, but this program expects {expected}; leave out {kind}= to accept the run's "
+                "choice, or join another run"
             )
             raise PluginError(message)
         if name == IN_CODE:
-            message = f"this run names no {kind}, so that every member brings its own; give {kind}=…"
+            message = f"this run names no {kind}, so every member must provide its own; give {kind}=…"
             raise PluginError(message)
         return super().load(kind, name)
 

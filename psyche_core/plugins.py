@@ -245,7 +245,7 @@ class PluginRegistry:
         there = f"installed {kind} plugins: {', '.join(installed) or 'none'}"
         extra = FIRST_PARTY_EXTRAS.get((kind, name))
         if extra is not None:
-            return f"the {kind} plugin {name} is not installed; get it with: pip install 'psyche-core[{extra}]' ({there})"
+            return f"the {kind} plugin {name} is not installed; install it with: pip install 'psyche-core[{extra}]' ({there})"
 
         ours = [known for of_kind, known in FIRST_PARTY_EXTRAS if of_kind == kind and known not in installed]
         near = nearest(name, [*installed, *ours])
@@ -295,7 +295,7 @@ def _switched(record: PluginRecord, disabled: Collection[str], only: Collection[
 
 def _rivals(record: PluginRecord, records: Iterable[PluginRecord]) -> str:
     names = [other.origin for other in records if other.entry_point == record.entry_point and other.status != "disabled"]
-    return f"{' and '.join(sorted(names))} both bring {record.entry_point}; uninstall or disable one of them"
+    return f"{' and '.join(sorted(names))} both provide {record.entry_point}; uninstall or disable one of them"
 
 
 def _registration_of(record: PluginRecord) -> tuple[Registration, str]:
@@ -345,7 +345,7 @@ def _checked_api(module: ModuleType, record: PluginRecord) -> str:
     try:
         major, minor = (int(part) for part in str(text).split("."))
     except ValueError:
-        cause = f'its module must say PSYCHE_PLUGIN_API = "{ours}", got {text!r}'
+        cause = f'its module must define PSYCHE_PLUGIN_API = "{ours}", got {text!r}'
         raise _Refused("incompatible", cause) from None
 
     if major != PLUGIN_API[0]:

@@ -58,5 +58,5 @@ def expect_regular(path: str | os.PathLike[str]) -> None:
 
 def _expect(found: os.stat_result, path: str | os.PathLike[str]) -> None:
     if not stat.S_ISREG(found.st_mode):
-        kind = next((kind for test, kind in _KINDS if test(found.st_mode)), "no file with content")
+        kind = next((kind for test, kind in _KINDS if test(found.st_mode)), "a special file")
         raise NotRegular(path, kind)

@@ -79,10 +79,10 @@ def _create(context: ModelContext, *, required_types: tuple[str, ...], crew: Cre
 
 def _check_context(context: ModelContext) -> None:
     if context.dtype not in COMPUTE_DTYPES:
-        message = f"the compute dtype is one of {', '.join(COMPUTE_DTYPES)}, got {context.dtype!r}"
+        message = f"the compute dtype must be one of {', '.join(COMPUTE_DTYPES)}, got {context.dtype!r}"
         raise ModelError(message)
     if context.attention not in ATTENTIONS:
-        message = f"attention is one of {', '.join(ATTENTIONS)}, got {context.attention!r}"
+        message = f"attention must be one of {', '.join(ATTENTIONS)}, got {context.attention!r}"
         raise ModelError(message)
     if context.options:
         message = f"HfLlama, HfDeepseek and HfAuto take no options, got {', '.join(sorted(context.options))}"

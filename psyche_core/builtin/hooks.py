@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PSYCHE_PLUGIN_API = "1.0"
 
-_TRAIN_EXTRA = "training needs torch and transformers; get them with: pip install 'psyche-core[train]'"
+_TRAIN_EXTRA = "training needs torch and transformers; install them with: pip install 'psyche-core[train]'"
 
 
 @hookimpl

@@ -28,7 +28,7 @@ class MemoryServer(BackendServer):
         asked = {"state_dir": context.state_dir, "allow_list": context.allow_list, "data": context.data}
         for name, value in asked.items():
             if value is not None:
-                message = f"a coordinator inside one process has no {name}; host it with the backend tcp to have one"
+                message = f"a coordinator inside one process has no {name}; use the backend tcp for that"
                 raise ConfigError(message)
 
         self._tick_seconds = context.tick_seconds

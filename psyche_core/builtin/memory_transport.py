@@ -165,7 +165,7 @@ class MemoryTransport(Transport):
         return self._members
 
     def check_messages(self, check: Callable[[bytes], Opened]) -> None:
-        """Check what others hand over; see the contract. Nobody loses a connection here."""
+        """Check received messages; see the contract. This transport disconnects no peer."""
         self._log.check_with(check)
 
     async def set_peers(self, peers: Mapping[bytes, bytes]) -> None:

@@ -157,7 +157,7 @@ def downloaded(name: str, *, revision: str | None = None) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError as error:
-        message = f"{name} is no folder; downloading it needs huggingface_hub: pip install 'psyche-core[hub]'"
+        message = f"{name} is not a folder; downloading it needs huggingface_hub: pip install 'psyche-core[hub]'"
         raise DataError(message) from error
 
     try:
@@ -165,7 +165,7 @@ def downloaded(name: str, *, revision: str | None = None) -> Path:
     except Exception as error:  # the library's own errors, those of its HTTP client, and OSError
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         message = (
-            f"{name} is neither a folder here nor a data set that could be downloaded ({reason}); "
+            f"{name} is neither a folder on this machine nor a data set that could be downloaded ({reason}); "
             "check its name and the network, or give a folder"
         )
         raise DataError(message) from error

@@ -149,7 +149,7 @@ def package_texts(package: str) -> dict[str, str]:
                 texts[path.relative_to(root).as_posix()] = plain_text(path.read_text(encoding="utf-8"))
 
     if not texts:
-        message = f"the package {package!r} has no text files ({', '.join(_SUFFIXES)}); name a package that brings texts"
+        message = f"the package {package!r} has no text files ({', '.join(_SUFFIXES)}); name a package with texts"
         raise InputError(message)
 
     return dict(sorted(texts.items()))
@@ -311,5 +311,5 @@ def _locked(path: Path, *, timeout: float) -> Iterator[None]:
         with FileLock(path, timeout=timeout, poll_interval=_LOCK_POLL_SECONDS):
             yield
     except Timeout:
-        message = f"another process has been preparing {path.parent} for {timeout:g} s; wait for it or end it"
+        message = f"another process has been preparing {path.parent} for {timeout:g} s; wait until it ends, or stop it"
         raise TimeoutError(message) from None

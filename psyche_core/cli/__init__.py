@@ -22,7 +22,11 @@ from psyche_core.cli.plugin_commands import PluginGroup
 
 @dataclass(slots=True)
 class Switches:
-    """Options given before the command's name. told: a failure's sentence that was already shown where errors are printed."""
+    """Options given before the command's name.
+
+    Attributes:
+        told: sentence of a failure that was already shown where errors are printed.
+    """
 
     debug: bool = False
     told: str = ""
@@ -33,15 +37,15 @@ class Switches:
     cls=PluginGroup,
     commands_by_path={
         "bench": ("psyche_core.cli.commands.bench:bench", "Compare optimizers and their settings by training."),
-        "client": ("psyche_core.cli.commands.client:client", "Take part in a run with this machine."),
-        "data": ("psyche_core.cli.commands.data:data", "Make token files from text, and look into training data."),
-        "plugins": ("psyche_core.cli.commands.plugins:plugins", "See which plugins are installed, and which are broken and why."),
+        "client": ("psyche_core.cli.commands.client:client", "Take part in a run on this machine."),
+        "data": ("psyche_core.cli.commands.data:data", "Make token files from text, and inspect training data."),
+        "plugins": ("psyche_core.cli.commands.plugins:plugins", "List the installed plugins, and say which are broken and why."),
         "predownload": (
             "psyche_core.cli.commands.predownload:predownload",
-            "Get a model now, whole and checked, so that joining its run later starts at once.",
+            "Download and verify a model now, so that joining its run later needs no download.",
         ),
         "server": ("psyche_core.cli.commands.server:server", "Host the coordinator of a run."),
-        "sim": ("psyche_core.cli.commands.sim:sim", "Attack the protocol with faults and lies, in virtual time."),
+        "sim": ("psyche_core.cli.commands.sim:sim", "Test the protocol with faults and lies, in virtual time."),
         "train-local": (
             "psyche_core.cli.commands.train_local:train_local",
             "Train a run's model on this machine alone: no server, no network, the same steps.",
@@ -55,11 +59,11 @@ class Switches:
     "--debug",
     is_flag=True,
     envvar="PSYCHE_DEBUG",
-    help="Show the traceback of every failure, also where a sentence says what is wrong, and detailed log lines.",
+    help="Show detailed log lines, and a traceback for every failure.",
 )
 @click.pass_context
 def cli(context: click.Context, *, debug: bool) -> None:
-    """Train one language model together with strangers, over the internet."""
+    """Train one language model together with others, over the internet."""
     context.ensure_object(Switches).debug = debug
 
 

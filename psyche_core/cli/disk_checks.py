@@ -52,7 +52,7 @@ def look_at_disk(files: RunFiles, *, base: Path) -> Iterator[Finding]:
         try:
             made_at = None if check_text(files.data) else files.data.dir
             if made_at is not None:
-                yield Note(f"the token files in {made_at} are made at first use")
+                yield Note(f"the token files in {made_at} will be made at first use")
             else:
                 _check_served(files.data)
         except DataError as error:
@@ -65,12 +65,12 @@ def _model(llm: LLMConfig, *, base: Path) -> Iterator[Finding]:
     repo = (checkpoint.settings or {}).get("repo_id", "")
     try:
         if checkpoint.name in ("Gcs", "P2PGcs"):
-            yield Note("the model's bucket was not looked into")
+            yield Note("the model's bucket was not checked")
             return
 
         folder = sources.local_folder(checkpoint, base=base)
         if folder is None and checkpoint.name in ("Hub", "P2P") and sources.is_hub_name(repo):
-            yield Note(f"the model {repo} is no folder here ({base / repo}), so a repository of the Hub, which was not asked")
+            yield Note(f"the model {repo} is not a folder here ({base / repo}); as a repository of the Hub it was not checked")
             return
 
         _check_folder(llm, folder or sources.find(checkpoint, base=base, cache=base))
@@ -99,9 +99,9 @@ def _check_served(data: DataFile) -> None:
 
 
 def _check_token_size(place: Path, size: int, *, said: str) -> None:
-    """Compare what a run says with what the folder of the token files says of itself, if it does. Raises DataError.
+    """Compare a run's token size with the one in the description of the token files, if there is one. Raises DataError.
 
-    said: the key. Read with another size, tokens are other ones, which nothing but a look at the text shows.
+    said: the key of the token size. With a wrong size the tokens are wrong, and only the decoded text would show it.
     """
     says = next(filter(None, map(described, (place, *place.absolute().parents[:1]))), None)
     if says is not None and says["token_size"] != size:
@@ -132,12 +132,12 @@ def _data(llm: LLMConfig, *, base: Path, made_at: Path | None, served: bool) -> 
                     parquet_paths(base / rows.location, rows.split)
                 else:
                     yield Note(
-                        f"the data set {rows.location} is no folder here ({base / rows.location}), and the Hub was not asked"
+                        f"the data set {rows.location} is not a folder here ({base / rows.location}); the Hub was not checked"
                     )
             case "Server":
                 if not served:
-                    yield Note("what the server would serve (data_location.Server) was not checked; give --data-config data.toml")
+                    yield Note("the server's data (data_location.Server) was not checked; give --data-config data.toml")
             case _:
-                yield Note(f"data_location.{name} was not read")
+                yield Note(f"data_location.{name} was not checked")
     except DataError as error:
         yield Problem(str(error))

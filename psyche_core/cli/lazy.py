@@ -34,7 +34,7 @@ class LazyGroup(click.Group):
 
         module, _, attribute = self._table[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command), f"{module}:{attribute} is no command"
+        assert isinstance(command, click.Command), f"{module}:{attribute} is not a click command"
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

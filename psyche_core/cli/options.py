@@ -21,7 +21,7 @@ from psyche_core.config.settings import ENVIRONMENT_PREFIX
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-ENVIRONMENT_NOTE = "Every option is also read from the environment, as PSYCHE_<OPTION>; an option given here wins."
+ENVIRONMENT_NOTE = "Every option can also be set by an environment variable, PSYCHE_<OPTION>. The command line takes precedence."
 
 _EXTRA = "psyche.backend.options"
 

@@ -54,7 +54,7 @@ class PluginGroup(LazyGroup):
 
         command: object = PluginRegistry.discover().load("command", cmd_name).load()  # foreign code
         if not isinstance(command, click.Command):
-            message = f"the plugin command.{cmd_name} brings a {type(command).__name__} where a click command is expected"
+            message = f"the plugin command.{cmd_name} provides a {type(command).__name__}, expected a click command"
             raise PluginError(message)
 
         return command
@@ -62,7 +62,7 @@ class PluginGroup(LazyGroup):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Like click's method, with a hint if an unknown name is a first-party command that is not installed."""
         if args and args[0] in FIRST_PARTY and args[0] not in plugin_commands():
-            ctx.fail(f"{args[0]} is not installed; get it with: pip install 'psyche-core[{FIRST_PARTY[args[0]]}]'")
+            ctx.fail(f"{args[0]} is not installed; install it with: pip install 'psyche-core[{FIRST_PARTY[args[0]]}]'")
 
         return super().resolve_command(ctx, args)
 
@@ -73,6 +73,4 @@ class PluginGroup(LazyGroup):
         brought = {name: origin for name, origin in sorted(plugin_commands().items()) if name not in self.own}
         if brought:
             with formatter.section("Commands of plugins"):
-                formatter.write_dl(
-                    [(name, f"from {origin}; psyche {name} --help tells more") for name, origin in brought.items()]
-                )
+                formatter.write_dl([(name, f"from {origin}; see psyche {name} --help") for name, origin in brought.items()])

@@ -136,7 +136,7 @@ def open_report(*sinks: Sink, events_file: Path | None = None) -> Iterator[Event
             try:
                 stream = stack.enter_context(open(events_file, "a", encoding="utf-8", opener=_without_waiting))
             except OSError as error:
-                unread = "nobody reads this pipe; start its reader first, or give a file"
+                unread = "no program reads this pipe; start the reader first, or give a file"
                 message = f"cannot write events to {events_file}: {unread if error.errno == errno.ENXIO else error.strerror}"
                 raise UserError(message) from error
             sinks = (*sinks, json_lines(stream))

@@ -19,7 +19,7 @@ SERVER_LOCATION = "Server"
 """The data location of a run whose server also serves the data."""
 
 NAMELESS = "(no run_id)"
-"""Stands for the name in a file that need not have one."""
+"""Used as the name of a run if its file has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,14 @@ def load_run(
     serves_data = location.name == SERVER_LOCATION
     port = _port(str((location.settings or {}).get("location", ""))) if serves_data else None
     if serves_data and data_config is None and not only_looks:
-        message = f"{state} has data_location.Server, so this server serves the data; say which with --data-config data.toml"
+        message = (
+            f"{state} has data_location.Server, so this server serves the data; name the data file with --data-config data.toml"
+        )
         raise ConfigError(message)
     if data_config is None:
         return RunFiles(run_file, None, port)
     if not serves_data and not prepares_data:
-        message = f"{state} takes its data from {location.name}, not from this server; leave --data-config out"
+        message = f"{state} has data_location.{location.name}, so this server serves no data; leave out --data-config"
         raise ConfigError(message)
 
     data_file = load_data_file(data_config)

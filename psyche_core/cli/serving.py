@@ -64,7 +64,7 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
     """The same, with the folder of its state, if any, for this process alone."""
     create_server = registry.load("backend", settings.backend).create_server
     if create_server is None:
-        message = f"the backend {settings.backend} is not one that somebody hosts; it needs no server"
+        message = f"the backend {settings.backend} has no server to host; choose another --backend"
         raise UserError(message)
 
     key = await anyio.to_thread.run_sync(server_key, settings)
@@ -133,14 +133,14 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
 
 
 def name_checkpoint(server: BackendServer, url: str) -> None:
-    """Give the run another place of its stored checkpoint. Raises UserError where members hold the model, or may."""
+    """Set a new location of the run's stored checkpoint. Raises UserError if members have the model, or may have it."""
     choice = parse_model_url(url).checkpoint()
     state = server.state
     begins = state.from_checkpoint and state.run_state in (RunState.WaitingForMembers, RunState.Warmup)
     if not (isinstance(server, OwnersDoor) and (begins or state.model_lost)):
         message = (
-            f"--checkpoint is for a run that goes on with its stored checkpoint; this one is in {state.run_state.name} before "
-            f"step {state.progress.step} and has its members' model: start the server without the option"
+            f"--checkpoint is for a run that must continue from its stored checkpoint; this run is in {state.run_state.name} "
+            f"before step {state.progress.step}, and its members have the model: start the server without this option"
         )
         raise UserError(message)
 
@@ -157,8 +157,8 @@ def _heed_loss(server: BackendServer, report: EventBus, *, restart: bool) -> Non
     state = server.state
     if restart and not (state.model_lost and isinstance(server, OwnersDoor)):
         message = (
-            f"--restart-from-checkpoint is for a run that has lost its model; this one has not, it is in {state.run_state.name} "
-            f"before step {state.progress.step}: start the server without the option"
+            f"--restart-from-checkpoint is for a run that has lost its model; this run has not, and is in {state.run_state.name} "
+            f"before step {state.progress.step}: start the server without this option"
         )
         raise UserError(message)
 
@@ -190,7 +190,7 @@ def first_config(run: RunFile, settings: ServerSettings) -> CoordinatorConfig:
     try:
         check_config(config)
     except ConfigError as error:
-        message = f"with --init-warmup-time or --init-min-clients as given: {error}"
+        message = f"the value of --init-warmup-time or --init-min-clients is not allowed: {error}"
         raise ConfigError(message) from error
 
     return config
@@ -208,12 +208,12 @@ async def _pause_on_signal(server: OwnersDoor, report: EventBus) -> None:
             try:
                 server.submit(command)
             except CoordinatorError as error:
-                report(Problem("warning", f"{type(command).__name__} was refused: {error.message}"))
+                report(Problem("warning", f"the command {type(command).__name__} was rejected: {error.message}"))
 
 
 _WITHDRAWN = {
-    "lost": "lost {}: its connection was lost, and it did not come back in time (--reconnect-seconds)",
-    "not allowed": "withdrew {}: its key is no longer in the list of those who may take part (--allow-list)",
+    "lost": "lost {}: its connection was lost, and it did not reconnect in time (--reconnect-seconds)",
+    "not allowed": "withdrew {}: its key is no longer in the list of allowed clients (--allow-list)",
 }
 
 
@@ -263,10 +263,10 @@ class ChangeReporter:
         if client.state is ClientState.Withdrawn and withdrawn is None:
             return told.MemberWithdrew(epoch, member)
         if client.state is ClientState.Ejected:
-            return Problem("warning", f"epoch {epoch}: ejected {member}: it signed two results for one share")
+            return Problem("warning", f"epoch {epoch}: ejected {member}: it signed two different results for one share")
         if withdrawn is not None:
             return Problem("warning", f"epoch {epoch}: {withdrawn.format(member)}")
 
         unready = "it was not ready when the first round began"
-        late = "it did not answer, or much later than all others"
+        late = "it sent no result, or sent it much later than all others"
         return Problem("warning", f"epoch {epoch}: dropped {member}: {late if slot in state.epoch.ready else unready}")

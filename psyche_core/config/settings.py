@@ -23,7 +23,7 @@ _SECONDS: dict[str, JsonValue] = {"unit": "SECONDS"}
 """Placeholder for the value in a command's help, read by `cli.options`. A field without a unit is shown as a plain number."""
 
 Logs = Literal["auto", "console", "json", "none"]
-_LOGS = "auto: live panel on a terminal, lines elsewhere; console: lines; json: one event per line; none: nothing"
+_LOGS = "auto: live panel on a terminal, otherwise lines; console: lines; json: one event per line; none: nothing"
 
 
 def _micro_batch_size(value: Any) -> Any:
@@ -32,32 +32,32 @@ def _micro_batch_size(value: Any) -> Any:
     if value == "auto" or (type(value) is int and value >= 1):
         return value
 
-    message = "must be auto or a whole number from 1"
+    message = "must be auto or a whole number of at least 1"
     raise ValueError(message)
 
 
 MicroBatchSize = Annotated[int | Literal["auto"], PlainValidator(_micro_batch_size)]
 _MICRO_BATCH_SIZE = (
-    "Sequences per forward pass, or auto for as many as memory has room for; bounds memory, not results, and becomes smaller by "
-    "itself when memory runs out."
+    "Sequences per forward pass, or auto for as many as fit into memory. It changes memory use and speed, but not results. It is "
+    "reduced automatically when memory runs out."
 )
 ComputeDtype = Literal["float32", "bfloat16"]
 _COMPUTE_DTYPE = "Number format of matrix products; weights and their gradients stay float32."
 Attention = Literal["auto", "sdpa", "eager"]
-_ATTENTION = "sdpa: torch's fused attention; eager: step by step; auto: sdpa where the model has it."
-_GRADIENT_CHECKPOINTING = "Compute activations again in the backward pass in place of keeping them: less memory, more time."
-_DATA_PARALLELISM = "Processes that each work on their own part of a share's sequences, weights divided among them."
+_ATTENTION = "sdpa: torch's fused attention; eager: unfused attention; auto: sdpa if the model supports it."
+_GRADIENT_CHECKPOINTING = "Recompute activations in the backward pass instead of storing them: less memory, more time."
+_DATA_PARALLELISM = "Processes that divide the sequences of a share among them. The weights are divided among them too."
 _TENSOR_PARALLELISM = (
-    "Processes that share each sequence's work, with a part of every layer each: for Llama, Qwen2, Qwen3 and DeepSeek-V3. "
-    "Both together: data times tensor processes, this one included. Results do not depend on either, beyond rounding."
+    "Processes that compute each sequence together; each has a part of every layer. For Llama, Qwen2, Qwen3 and DeepSeek-V3. "
+    "With both options there are data times tensor processes, including this one. Results are the same except for rounding."
 )
-_SHARDING = "How the model is divided, by plugin name: dtensor (torch's own), or deepspeed."
+_SHARDING = "Plugin that divides the model among processes: dtensor (part of torch) or deepspeed."
 _SIDECAR_BIND = (
-    "HOST:PORT where processes of other machines join (`python -m psyche_core.training.sidecar --help`). Who can reach it can "
-    "disturb training: a trusted network only. Without it all processes run here, and nobody else can join."
+    "HOST:PORT where processes on other machines connect (`python -m psyche_core.training.sidecar --help`). Use a trusted "
+    "network: everyone who can reach this address can disturb training. Without this option all processes run on this machine."
 )
-_SIDECAR_LOCAL_RANKS = "How many of the processes run on this machine, this one included; all when not given."
-_SIDECAR_FILE = "File with the secret, 16 bytes or more, that those who join must have, too (`openssl rand -hex 32`)."
+_SIDECAR_LOCAL_RANKS = "Number of processes on this machine, including this one; default: all of them."
+_SIDECAR_FILE = "File with the shared secret of the processes, at least 16 bytes (`openssl rand -hex 32`)."
 
 
 class _ProgramSettings(BaseSettings):
@@ -69,21 +69,20 @@ class _ProgramSettings(BaseSettings):
 class ClientSettings(_ProgramSettings):
     """All options of `psyche client train`."""
 
-    run_id: RunId = Field(description="Run to take part in, at most 32 bytes; the server must host the same.")
+    run_id: RunId = Field(description="Name of the run, at most 32 bytes. The server must host this run.")
     server_addr: str | None = Field(
         default=None,
         description=(
-            "The coordinator as the backend names it, if it needs that; for tcp `host:port#KEY`, as the server prints it when it "
-            "starts. KEY is the server's public key: whoever answers must prove to hold it. A server on this machine may go "
-            "without; `host:port#insecure` trusts whoever answers."
+            "Address of the coordinator in the backend's format, if the backend needs one. For tcp: `host:port#KEY`, as the "
+            "server prints it when it starts. KEY is the server's public key, which authenticates the server. It may be left "
+            "out for a server on this machine. `host:port#insecure` does not authenticate the server."
         ),
     )
     identity_secret_key_path: Path | None = Field(
         default=None,
         description=(
-            "File with our 32-byte Ed25519 key, that only we can read. Without it: one that follows from our wallet, where the "
-            "backend has one, else a "
-            "new one, and we are somebody new each time."
+            "File with this client's 32-byte Ed25519 key. Only its owner may have permission to read it. Default: a key derived "
+            "from the wallet if the backend has one, otherwise a new key, and so a new identity, at each start."
         ),
     )
     backend: str = Field(default="tcp", description="Coordinator backend, by plugin name.")
@@ -91,18 +90,15 @@ class ClientSettings(_ProgramSettings):
         default=300.0,
         ge=0,
         json_schema_extra=_SECONDS,
-        description=(
-            "Seconds to try to reach the coordinator before giving up: at the start, when its server is not up yet, and each "
-            "time it is lost."
-        ),
+        description=("How long to try to reach the coordinator before giving up, at the start and after each lost connection."),
     )
     transport: str = Field(default="quic", description="Transport between clients, by plugin name.")
     bind_p2p_interface: str = Field(
-        default="auto", description="Address to bind for peers; auto: the local address that reaches the server."
+        default="auto", description="Address to bind for peers; auto: the local address from which the server is reached."
     )
     bind_p2p_port: int = Field(default=0, ge=0, le=65535, description="Port to bind for peers; 0 picks a free one.")
     device: str = Field(
-        default="auto", description="auto, cpu, mps, cuda, cuda:N, or cuda:X,Y for several GPUs that share each batch."
+        default="auto", description="auto, cpu, mps, cuda, cuda:N, or cuda:X,Y to divide each batch among several GPUs."
     )
     micro_batch_size: MicroBatchSize = Field(default=8, description=_MICRO_BATCH_SIZE)
     compute_dtype: ComputeDtype = Field(default="float32", description=_COMPUTE_DTYPE)
@@ -114,49 +110,51 @@ class ClientSettings(_ProgramSettings):
     sidecar_bind: str | None = Field(default=None, description=_SIDECAR_BIND)
     sidecar_local_ranks: int | None = Field(default=None, ge=1, description=_SIDECAR_LOCAL_RANKS)
     sidecar_secret_file: Path | None = Field(default=None, description=_SIDECAR_FILE)
-    torch_threads: int | None = Field(default=None, ge=1, description="CPU threads for torch; as torch likes when not given.")
+    torch_threads: int | None = Field(default=None, ge=1, description="CPU threads for torch; default: chosen by torch.")
     checkpoint_dir: Path | None = Field(
-        default=None, description="Folder to save a checkpoint in at each epoch's end, and when we leave in order."
+        default=None, description="Folder for checkpoints. One is saved at each epoch's end and at a clean exit."
     )
     journal_size: int | None = Field(
         default=None,
         ge=1_000_000,
         description=(
-            "Bytes that the journal of rounds beside the checkpoints may have before a checkpoint is saved early; twice the "
-            "model when not given."
+            "Maximum size in bytes of the journal of rounds beside the checkpoints. When it is reached, a checkpoint is saved "
+            "early. Default: twice the size of the model."
         ),
     )
     keep_steps: int = Field(
         default=3,
         ge=1,
-        description="Newest checkpoints of epochs' ends to keep in that folder; one saved in mid-epoch does not count.",
+        description="Number of epoch-end checkpoints to keep in that folder. Checkpoints within an epoch do not count.",
     )
     model_store: str | None = Field(
         default=None,
         description=(
-            "Where to store the model when it is our turn after an epoch: hf://OWNER/NAME (made when it does not exist; needs "
-            "HF_TOKEN or a login), gs://BUCKET/PREFIX, s3://BUCKET/PREFIX, or file:///FOLDER, a folder that all members can read."
+            "Where to store the model if this client is elected to do so after an epoch: hf://OWNER/NAME (created if missing; "
+            "needs HF_TOKEN or a login), gs://BUCKET/PREFIX, s3://BUCKET/PREFIX, or file:///FOLDER (all members must be able to "
+            "read that folder)."
         ),
     )
     hub_repo: str | None = Field(
         default=None,
         description=(
-            "The same for a repository of the Hub (owner/name), or an existing folder that all members can read; a relative one "
-            "starts at --base."
+            "The same for a repository of the Hub (owner/name) or an existing folder that all members can read. A relative "
+            "folder starts at --base."
         ),
     )
     gcs_bucket: str | None = Field(
-        default=None, description="The same for a bucket of Google Cloud Storage; s3://NAME for one of S3, file:///FOLDER."
+        default=None, description="The same for a bucket: NAME (Google Cloud Storage), s3://NAME or file:///FOLDER."
     )
     gcs_prefix: str | None = Field(default=None, description="Folder in the bucket of --gcs-bucket.")
     delete_old_steps: bool = Field(
-        default=False, description="Delete our stored models, too, but the newest --keep-steps. The Hub keeps its history."
+        default=False,
+        description="Also delete models that this client stored, except the newest --keep-steps. The Hub keeps its history.",
     )
     cache_dir: Path | None = Field(
         default=None,
         description=(
-            "Folder for what can be had again: models that are sent and fetched need room there, a few model sizes at most. "
-            "The system's cache folder when not given."
+            "Folder for temporary files and downloads; may be deleted between runs. It needs a few times the size of the model. "
+            "Default: the system's cache folder."
         ),
     )
     max_concurrent_parameter_requests: int = Field(
@@ -166,19 +164,19 @@ class ClientSettings(_ProgramSettings):
         default=8, ge=1, le=1024, description="Results of other members to fetch at the same time."
     )
     validation_data: Path | None = Field(
-        default=None, description="Held-out tokens (token file or folder of them) to measure the loss on."
+        default=None, description="Held-out tokens for measuring the loss: a token file or a folder of them."
     )
     validation_token_size: Literal["TwoBytes", "FourBytes"] = Field(
-        default="TwoBytes", description="Bytes of a held-out token, as in data.toml."
+        default="TwoBytes", description="Bytes per held-out token, as in data.toml."
     )
-    validation_sequences: int = Field(default=64, ge=1, description="Sequences of it to use each time.")
+    validation_sequences: int = Field(default=64, ge=1, description="Number of held-out sequences for each measurement.")
     logs: Logs = Field(default="auto", description=_LOGS)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
     base: Path = Field(
         default_factory=Path.cwd,
         description=(
-            "Folder that relative paths of the run's configuration (model, data) start from on this machine, in place of the "
-            "folder of the run file, which only its server has; where we are when not given."
+            "Folder on this machine at which relative paths of the run's configuration (model, data) start. Only the server has "
+            "the run file's own folder. Default: the current folder."
         ),
     )
 
@@ -188,7 +186,9 @@ class ClientSettings(_ProgramSettings):
         if value is None:
             return None
         if not value.strip():
-            message = "must not be empty; write host:port#KEY as the server prints it, or 127.0.0.1:20000 for one on this machine"
+            message = (
+                "must not be empty; write host:port#KEY as the server prints it, or 127.0.0.1:20000 for a server on this machine"
+            )
             raise ValueError(message)
 
         return value.strip()
@@ -213,57 +213,58 @@ class ServerSettings(_ProgramSettings):
     identity_secret_key_path: Path | None = Field(
         default=None,
         description=(
-            "File with the server's 32-byte Ed25519 key, whose public half clients are given, that only we can read "
-            "(`openssl rand 32 > server.key && chmod 600 server.key`). "
-            "Without it: server.key in --save-state-dir, made at the first start; without that a new key at each start."
+            "File with the server's 32-byte Ed25519 key; its public key is part of the address for clients. Only its owner may "
+            "have permission to read it (`openssl rand 32 > server.key && chmod 600 server.key`). Default: server.key in "
+            "--save-state-dir, created at the first start; without that option a new key at each start."
         ),
     )
     save_state_dir: Path | None = Field(
         default=None,
         description=(
-            "Folder to keep the run's state in. Every change is on disk before a client hears of it; started again with the same "
-            "folder, the server goes on where it was, and clients come back by themselves. One server at a time uses a folder. "
-            "Without it a stopped run is lost."
+            "Folder for the run's state. Every change is on disk before it is sent to clients. A server that is started again "
+            "with the same folder continues the run, and clients reconnect automatically. Only one server at a time may use a "
+            "folder. Without this option the run is lost when the server stops."
         ),
     )
     allow_list: Path | None = Field(
         default=None,
         description=(
-            "File with the public keys that may take part, 64 hex digits a line, # for comments; read again when it changes, and "
-            "who is taken off it is put out. A client's key: `psyche client show-identity`. Without it everybody may."
+            "File with the public keys of the clients that may take part: 64 hex digits per line, # for comments. The file is "
+            "read again when it changes; clients that are no longer in it are removed from the run. A client prints its key "
+            "with `psyche client show-identity`. Default: all clients may take part."
         ),
     )
     withdraw_on_disconnect: bool = Field(
-        default=True, description="A client that is lost and does not come back in --reconnect-seconds leaves the epoch."
+        default=True, description="Remove a client from the epoch if it stays disconnected for longer than --reconnect-seconds."
     )
     reconnect_seconds: float = Field(
         default=10.0,
         ge=0,
         json_schema_extra=_SECONDS,
-        description="Seconds a lost client has to come back; 0: none. After a restart of the server it is 20.",
+        description="How long a disconnected client may take to reconnect. It is 20 after a restart of the server.",
     )
     restart_from_checkpoint: bool = Field(
         default=False,
         description=(
-            "Let a run that has lost its model (no member's disk has it, nor any epoch's end) begin again from the stored "
-            "checkpoint; what was trained since is lost. Refused where nothing is lost."
+            "Continue from the stored checkpoint a run that has lost its model (no member has the current model or that of an "
+            "earlier epoch's end). Later training is lost. It is an error if the run has not lost its model."
         ),
     )
     checkpoint: str | None = Field(
         default=None,
         description=(
-            "Another place of the stored checkpoint, as a URL (hf://OWNER/NAME, gs://BUCKET/PREFIX, s3://…, file:///FOLDER), for "
-            "a run of --save-state-dir that goes on with one and cannot, because members say that it is not the signed model. "
-            "Refused while the run trains."
+            "New location of the stored checkpoint, as a URL (hf://OWNER/NAME, gs://BUCKET/PREFIX, s3://…, file:///FOLDER). Use "
+            "it for a run in --save-state-dir that must continue from its stored checkpoint and cannot, because members report "
+            "that the checkpoint is not the signed model. It is an error while the run trains."
         ),
     )
     init_warmup_time: int | None = Field(
         default=None,
         ge=1,
-        description="Seconds of warmup until the first round, in place of the run's warmup_time: first downloads take longest.",
+        description="Warmup time until the first round, instead of the run's warmup_time: the first downloads take longest.",
     )
     init_min_clients: int | None = Field(
-        default=None, ge=1, description="Clients needed for the first epoch, in place of the run's init_min_clients."
+        default=None, ge=1, description="Clients needed for the first epoch, instead of the run's init_min_clients."
     )
     logs: Logs = Field(default="auto", description="auto and console: lines; json: one event per line; none: nothing")
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
@@ -274,15 +275,16 @@ class TestnetSettings(_ProgramSettings):
 
     __test__ = False  # not a test class, although pytest would collect it because of its name
 
-    config_path: Path = Field(description="Folder with state.toml and, where the server has the data, data.toml.")
+    config_path: Path = Field(description="Folder with state.toml and, if the server serves the data, data.toml.")
     num_clients: int = Field(ge=1, le=256, description="Client processes to start.")
     backend: str = Field(default="tcp", description="Coordinator backend to host, by plugin name.")
     server_port: int = Field(default=20000, ge=0, le=65535, description="Port of the server; 0 picks a free one.")
     out: Path | None = Field(default=None, description="Folder for report, events, logs, keys and checkpoints; runs/<run_id>.")
     validation_data: Path | None = Field(
-        default=None, description="Held-out tokens for the first client; the config folder's data/validation when it is there."
+        default=None,
+        description="Held-out tokens for the first client; default: data/validation in the config folder, if it exists.",
     )
-    validation_sequences: int = Field(default=64, ge=1, description="Sequences of it to use each time.")
+    validation_sequences: int = Field(default=64, ge=1, description="Number of held-out sequences for each measurement.")
     device: str = Field(default="cpu", description="Device of every client: cpu, cuda, …")
     micro_batch_size: MicroBatchSize = Field(default=8, description=_MICRO_BATCH_SIZE)
     compute_dtype: ComputeDtype = Field(default="float32", description=_COMPUTE_DTYPE)
@@ -290,52 +292,55 @@ class TestnetSettings(_ProgramSettings):
     gradient_checkpointing: bool = Field(default=False, description=_GRADIENT_CHECKPOINTING)
     torch_threads: int = Field(default=1, ge=1, description="CPU threads of each client.")
     random_kill_num: int = Field(
-        default=0, ge=0, description="Clients to kill (kill -9) at each interval and to start again; 0 kills nobody."
+        default=0, ge=0, description="Number of clients to kill (kill -9) and restart at each interval; 0: none."
     )
     random_kill_interval: float = Field(
         default=120.0,
         gt=0,
         json_schema_extra=_SECONDS,
-        description="Seconds between kills; longer where too few clients have come back for the run to go on.",
+        description="Time between kills; longer while too few clients have restarted for the run to continue.",
     )
     random_kill_seconds: float | None = Field(
         default=None,
         gt=0,
         json_schema_extra=_SECONDS,
-        description="Seconds after the first step in which clients are killed; to the end when not given.",
+        description="How long after the first step clients are killed; default: until the end.",
     )
     random_kill_seed: int | None = Field(
-        default=None, description="Seed of the choice of victims; drawn and told when not given."
+        default=None, description="Seed that selects the clients to kill; default: a random one, which is printed."
     )
     allowed_to_kill: str | None = Field(
-        default=None, description="Numbers of the clients that may be killed, for instance 1,2; all of them when not given."
+        default=None, description="Numbers of the clients that may be killed, for instance 1,2; default: all."
     )
     lose_route_after: int | None = Field(
         default=None,
         ge=1,
-        description="After this step, make the first of the ways to the coordinator fail, to see that nothing is lost by it; for "
-        "backends with several (solana: RPC providers).",
+        description="After this step, make the first route to the coordinator fail, to test that nothing is lost. For backends "
+        "with several routes (solana: RPC providers).",
     )
     time_limit: float | None = Field(
         default=None,
         gt=0,
         json_schema_extra=_SECONDS,
-        description="Fail when the run takes longer.",
+        description="Fail if the run takes longer.",
     )
     require_steps: int = Field(default=0, ge=0, description="Fail unless this many steps were trained and applied.")
-    require_epochs: int = Field(default=0, ge=0, description="Fail unless this many epochs were completed by all.")
+    require_epochs: int = Field(default=0, ge=0, description="Fail unless all clients completed this many epochs.")
     require_loss_drop: float = Field(
-        default=0.0, ge=0, json_schema_extra={"unit": "NATS"}, description="Fail unless validation loss falls by so much."
+        default=0.0,
+        ge=0,
+        json_schema_extra={"unit": "NATS"},
+        description="Fail unless the validation loss falls by at least this much.",
     )
     logs: Literal["auto", "console", "none"] = Field(
-        default="auto", description="auto: live panel on a terminal, lines elsewhere; console: lines; none: nothing"
+        default="auto", description="auto: live panel on a terminal, otherwise lines; console: lines; none: nothing"
     )
 
     @field_validator("allowed_to_kill")
     @classmethod
     def _numbers_with_commas(cls, value: str | None) -> str | None:
         if value is not None and not all(part.strip().isdecimal() for part in value.split(",")):
-            message = "must be numbers of clients with commas between, for instance 1,2"
+            message = "must be numbers of clients separated by commas, for instance 1,2"
             raise ValueError(message)
 
         return value
@@ -351,22 +356,25 @@ class TrainLocalSettings(_ProgramSettings):
 
     state: Path = Field(description="Run file (state.toml): its model, optimizer, learning rates and batch sizes are used.")
     data: Path | None = Field(
-        default=None, description="Token file or folder of them to train on, in place of the run's data_location."
+        default=None, description="Token file or folder of them to train on, instead of the run's data_location."
     )
-    token_size: Literal["TwoBytes", "FourBytes"] = Field(default="TwoBytes", description="Bytes of a token of --data.")
+    token_size: Literal["TwoBytes", "FourBytes"] = Field(default="TwoBytes", description="Bytes per token of --data.")
     members: int = Field(
-        default=1, ge=1, le=256, description="Members that share each round's batch, one after the other in this process."
+        default=1,
+        ge=1,
+        le=256,
+        description="Number of simulated members that divide each round's batch. They train one after the other in this process.",
     )
-    steps: int | None = Field(default=None, ge=1, description="Steps to train; the run's total_steps when not given.")
+    steps: int | None = Field(default=None, ge=1, description="Steps to train; default: the run's total_steps.")
     validation_data: Path | None = Field(
-        default=None, description="Held-out tokens (token file or folder of them) to measure the loss on."
+        default=None, description="Held-out tokens for measuring the loss: a token file or a folder of them."
     )
-    validation_token_size: Literal["TwoBytes", "FourBytes"] = Field(default="TwoBytes", description="Bytes of a held-out token.")
-    validation_sequences: int = Field(default=64, ge=1, description="Sequences of it to use each time.")
-    validation_every: int = Field(default=100, ge=1, description="Steps from one measurement to the next.")
+    validation_token_size: Literal["TwoBytes", "FourBytes"] = Field(default="TwoBytes", description="Bytes per held-out token.")
+    validation_sequences: int = Field(default=64, ge=1, description="Number of held-out sequences for each measurement.")
+    validation_every: int = Field(default=100, ge=1, description="Number of steps between measurements.")
     checkpoint_dir: Path | None = Field(default=None, description="Folder to save the trained model in.")
     device: str = Field(
-        default="auto", description="auto, cpu, mps, cuda, cuda:N, or cuda:X,Y for several that share each batch."
+        default="auto", description="auto, cpu, mps, cuda, cuda:N, or cuda:X,Y to divide each batch among several GPUs."
     )
     micro_batch_size: MicroBatchSize = Field(default=8, description=_MICRO_BATCH_SIZE)
     compute_dtype: ComputeDtype = Field(default="float32", description=_COMPUTE_DTYPE)
@@ -378,12 +386,12 @@ class TrainLocalSettings(_ProgramSettings):
     sidecar_bind: str | None = Field(default=None, description=_SIDECAR_BIND)
     sidecar_local_ranks: int | None = Field(default=None, ge=1, description=_SIDECAR_LOCAL_RANKS)
     sidecar_secret_file: Path | None = Field(default=None, description=_SIDECAR_FILE)
-    torch_threads: int | None = Field(default=None, ge=1, description="CPU threads for torch; as torch likes when not given.")
-    cache_dir: Path | None = Field(default=None, description="Folder for downloads; the system's cache folder when not given.")
+    torch_threads: int | None = Field(default=None, ge=1, description="CPU threads for torch; default: chosen by torch.")
+    cache_dir: Path | None = Field(default=None, description="Folder for downloads; default: the system's cache folder.")
     logs: Logs = Field(default="auto", description=_LOGS)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
     base: Path | None = Field(
-        default=None, description="Folder that relative paths of the run file start from; its own folder when not given."
+        default=None, description="Folder at which relative paths of the run file start; default: the run file's folder."
     )
 
     @property

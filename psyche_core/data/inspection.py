@@ -174,7 +174,8 @@ def _token_file(found: Inspection, path: Path, token_size: int, sequence_length:
     found.files.append(InspectedFile(path, stamp.size, tokens, sequences=sequences, ids=ids))
     if over:
         found.problems.append(
-            f"{path} has {over} bytes after its last whole token of {token_size} bytes; was it cut, or is the token size another?"
+            f"{path} has {over} bytes after its last whole token of {token_size} bytes; was the file cut, or is the "
+            "token size wrong?"
         )
     if sequences == 0:
         found.problems.append(f"{path} has {tokens} tokens, not one whole sequence of {sequence_length}; none of it is used")

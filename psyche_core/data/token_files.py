@@ -198,7 +198,7 @@ def _examined(file: FileStamp, *, sequence_length: int, token_size: int) -> File
     start = npy_data_start(head, token_size=token_size, name=str(file.path), size=file.size)
     over = (file.size - start) % token_size
     if over:
-        text = "%s ends with %d bytes that are no whole token of %d bytes; was it cut, or is the token size another?"
+        text = "%s ends with %d bytes that are not a whole token of %d bytes; was the file cut, or is the token size wrong?"
         logger.warning(text, file.path, over, token_size)
     return FileContents(start, (max(0, file.size - start) // (sequence_length * token_size),))
 

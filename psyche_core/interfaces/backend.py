@@ -61,10 +61,10 @@ def check_client_command(command: Command, identity: NodeIdentity) -> ClientComm
         raise ValueError(message)  # noqa: TRY004  # the type is right, the way is not
 
     if isinstance(command, Tick | Pause | Resume | UpdateConfig | SetFutureEpochRates | Settle):
-        raise CommandRefused("NotForClients", f"{type(command).__name__} is not a command clients may give")
+        raise CommandRefused("NotForClients", f"{type(command).__name__} is not a command that clients may send")
 
     if command.sender != identity:
-        message = f"the sender of a command must be {identity}, who we are"
+        message = f"the sender of a command must be {identity}, our own identity"
         raise ValueError(message)
 
     return command

@@ -59,7 +59,7 @@ def check_private_state(state: Mapping[str, Any], expected: Mapping[str, Any]) -
     """
     if state.keys() != expected.keys():
         message = (
-            f"an optimizer's state to take back must have our names; different: {sorted(state.keys() ^ expected.keys())[:3]}"
+            f"an optimizer's saved state must have our parameter names; different: {sorted(state.keys() ^ expected.keys())[:3]}"
         )
         raise ModelError(message)
 

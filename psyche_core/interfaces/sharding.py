@@ -61,12 +61,12 @@ class Placement:
 
     def __post_init__(self) -> None:
         if self.halves > 1 and self.data_dim == self.tensor_dim:
-            message = "a parameter of several halves is cut over the data group along another dimension"
+            message = "a parameter with several halves cannot be split over the data group along tensor_dim"
             raise ValueError(message)
         if self.lengths is not None and (
             self.halves > 1 or self.tensor_dim is None or sum(self.lengths) != self.shape[self.tensor_dim]
         ):
-            message = "lengths are those of one whole, cut along tensor_dim"
+            message = "lengths must add up to the size along tensor_dim of a parameter without halves"
             raise ValueError(message)
 
     def piece(self, whole: Any, place: Place) -> Any:
@@ -108,14 +108,14 @@ class Placement:
 
     def _part(self, place: Place) -> tuple[int, int]:
         """Start and length of a rank's part of each half."""
-        assert self.tensor_dim is not None, "only what is cut has parts"
+        assert self.tensor_dim is not None, "only a split parameter has parts"
         if self.lengths is not None:
             return sum(self.lengths[: place.tensor_rank]), self.lengths[place.tensor_rank]
         step = self.shape[self.tensor_dim] // self.halves // place.tensor_parallelism
         return place.tensor_rank * step, step
 
     def _half(self, piece: Any, half: int) -> Any:
-        assert self.tensor_dim is not None, "only what is cut has halves"
+        assert self.tensor_dim is not None, "only a split parameter has halves"
         step = piece.shape[self.tensor_dim] // self.halves
         return piece.narrow(self.tensor_dim, half * step, step)
 

@@ -76,15 +76,16 @@ class Transport(AsyncResource):
         """Counters for display."""
 
     def check_messages(self, check: Callable[[bytes], Opened]) -> None:  # optional, for plugins of before
-        """Check what others hand over before it is delivered or passed on. Called at most once, before `set_peers` names anybody.
+        """Check received messages before they are delivered or forwarded. Called at most once, before `set_peers` has any peers.
 
-        check: opens a message, or raises WireError. It is quick, and is called once for each message that is delivered.
+        check: opens a message, or raises WireError. It is fast, and is called once for each message that is delivered.
 
-        Optional. A transport without it knows nothing of its messages and passes on all of them; its reader opens them. Who has
-        it guarantees: what cannot be opened, and what a peer says to be its own though another key signed it, is not delivered
-        and not passed on, and costs a peer its connection after a few; an honest peer hands over no such thing. What a key
-        signed that `set_peers` does not name is delivered, and passed on once it is named, since others may have learned of a
-        member before us; little of that is kept. Of one origin's live messages a bounded number is passed on.
+        Optional: without a check, a transport forwards all messages, and the reader opens them. With a check, it guarantees:
+        - A message is not delivered or forwarded if it cannot be opened, or if a peer sent it as its own and another key signed
+          it. Honest peers send no such messages. A peer that sends several of them loses its connection.
+        - A message signed by a key that is not in `set_peers` is delivered. It is forwarded once the key is in `set_peers`,
+          because other members may know a new member before us. Only a few such messages are kept.
+        - The number of live messages of one origin that are forwarded is bounded.
         """
 
     @abstractmethod

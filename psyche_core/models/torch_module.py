@@ -56,7 +56,7 @@ class ModuleFactory:
         """Create the model. Raises ModelError for a module that cannot be trained, and for options it does not support."""
         module = self._prepared()
         if context.gradient_checkpointing or context.attention != "auto" or context.options:
-            message = "a model given as an object decides on attention and gradient checkpointing itself; leave these options out"
+            message = "a model given as an object sets attention and gradient checkpointing itself; leave out these options"
             raise ModelError(message)
         if context.dtype not in _DTYPES:
             message = f"the compute dtype is one of {', '.join(_DTYPES)}, got {context.dtype!r}"
@@ -67,7 +67,7 @@ class ModuleFactory:
 
         devices = pick_devices(context.device)
         if len(devices) > 1:
-            message = f"a torch module works on one device, got {context.device}; several need a transformers model"
+            message = f"a torch module uses one device, got {context.device}; several devices need a transformers model"
             raise ModelError(message)
 
         with torch.no_grad():
@@ -78,7 +78,7 @@ class ModuleFactory:
         if self._module is None:
             made: object = self._make()
             if not isinstance(made, torch.nn.Module):
-                message = f"model= must give a torch.nn.Module, its factory gave a {type(made).__name__}"
+                message = f"model= must return a torch.nn.Module, it returned a {type(made).__name__}"
                 raise ModelError(message)
 
             wrong = sorted({str(p.dtype) for p in made.parameters() if p.requires_grad and p.dtype != torch.float32})
@@ -176,7 +176,7 @@ class TorchModel(Model):
     def _read(self, samples: Samples) -> Batch:
         batch = read_batch(samples, vocab_size=self._vocab_size, max_seq_len=self._max_seq_len)
         if batch.positions is not None:
-            message = "a torch module is given token ids alone and cannot keep packed texts apart; use one text in each sequence"
+            message = "a torch module gets only token ids and cannot separate packed texts; use one text per sequence"
             raise ModelError(message)
         return batch
 
@@ -189,14 +189,14 @@ class TorchModel(Model):
         found = getattr(answer, "logits", answer)
         if isinstance(found, torch.Tensor) and found.dim() == 0:
             if bool((micro.targets != micro.ids[:, 1:]).any()):
-                message = "this data has labels of its own, and the module gives a loss over all tokens; let it give logits"
+                message = "this data has its own labels, but the module returns a loss over all tokens; make it return logits"
                 raise ModelError(message)
             return found.float() * (micro.predictions / predictions)
 
         if not isinstance(found, torch.Tensor) or found.dim() != 3 or found.shape[:2] != ids.shape:
             got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(answer).__name__
             message = (
-                f"the module {type(self._module).__name__} must answer ids of shape {tuple(ids.shape)} with logits (batch, "
+                f"the module {type(self._module).__name__} must return, for ids of shape {tuple(ids.shape)}, logits (batch, "
                 f"tokens, vocabulary), an object with such .logits, or a scalar loss; got {got}"
             )
             raise ModelError(message)

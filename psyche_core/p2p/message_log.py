@@ -71,8 +71,8 @@ class Verdict(Enum):
     KNOWN = "had it already"
     EXPIRED = "its tag has expired"
     IGNORED = "the peer's share for passing on is full"
-    FALSE = "cannot be opened, or is another's than the peer says"
-    OFFENCE = "the peer's share for its own messages is exceeded, or it handed over several false ones"
+    FALSE = "cannot be opened, or its signer is not the peer that sent it as its own"
+    OFFENCE = "the peer's share for its own messages is exceeded, or it sent several false ones"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +131,11 @@ class MessageLog:
         return message_id in self._live
 
     def check_with(self, check: Callable[[bytes], Opened]) -> None:
-        """Check messages of others from now on. check: opens one, or raises WireError."""
+        """Check messages of others from now on. check: opens a message, or raises WireError."""
         self._check = check
 
     def set_members(self, members: Collection[bytes]) -> None:
-        """Replace the members, by whose messages are passed on; ours is one anyway."""
+        """Replace the members, whose messages may be passed on. Our own key always counts as a member."""
         named = frozenset((*members, self._own))
         for gone in self._members - named:
             self._former[gone] = -1 if self._newest is None else self._newest
@@ -179,7 +179,7 @@ class MessageLog:
                 return self._note_false(peer, str(error)), message_id
 
             if not relayed and opened.origin != peer:
-                return self._note_false(peer, "another signed what it said to be its own"), message_id
+                return self._note_false(peer, "it sent as its own a message that another key signed"), message_id
 
             relayed = opened.origin != peer
             refusal = self._over_share(peer, message, relayed=relayed)
@@ -304,7 +304,7 @@ class MessageLog:
         )
 
     def _over_share(self, peer: bytes, message: bytes, *, relayed: bool) -> Verdict | None:
-        """The verdict where a peer's share has no room for a message."""
+        """The verdict if a peer's share has no room for a message."""
         limits, account = self._limits, (peer, relayed)
         if relayed and self._unknown[peer] >= limits.unknown_messages:
             return Verdict.IGNORED
@@ -321,13 +321,13 @@ class MessageLog:
         return Verdict.OFFENCE
 
     def _note_false(self, peer: bytes, reason: str) -> Verdict:
-        """Count a message that no honest member hands over."""
+        """Count a message that no honest member sends."""
         self._false[peer] += 1
         if self._false[peer] < self._limits.false_messages:
             return Verdict.FALSE
 
         del self._false[peer]
-        self.offence = f"it handed over {self._limits.false_messages} false messages; the last: {reason}"
+        self.offence = f"it sent {self._limits.false_messages} false messages; the last: {reason}"
         return Verdict.OFFENCE
 
     def _is_member(self, origin: bytes) -> bool:
@@ -337,7 +337,7 @@ class MessageLog:
         return self._is_member(origin) and self._passed[origin] < self._limits.passed_messages
 
     def _pass_on_what_waits(self) -> None:
-        """Members became known, or messages of theirs expired: what waited for that may be passed on now."""
+        """Forward waiting messages that may be forwarded now, after members became known or some of their messages expired."""
         for entry in [entry for entry in self._live.values() if not entry.passable]:
             if entry.opened is not None and self._may_pass(entry.opened.origin):
                 self._count_passing(entry, -1)
@@ -347,7 +347,7 @@ class MessageLog:
                 self._digest = None
 
     def _count_passing(self, entry: LogEntry, by: int) -> None:
-        """Count a live message, or no longer, for its author's share or for the peer that handed over a stranger's."""
+        """Add a live message to its author's count, or to that of the peer that sent an unknown key's message; or remove it."""
         if entry.passable and entry.opened is not None:
             self._passed[entry.opened.origin] += by
             if not self._passed[entry.opened.origin]:

@@ -31,7 +31,7 @@ BEAT_SECONDS = 15.0
 """After this many seconds without an event a comment is sent, so that proxies and the server notice a lost connection."""
 
 _MOST_DIGITS = 18
-"""Of an event's number; more are nobody's, and Python reads no number of any length."""
+"""Maximum number of digits of an event's number. Real ones are shorter, and Python cannot convert very long ones."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -79,7 +79,7 @@ class CoordinatorApp:
     def coordinator(self) -> Coordinator:
         """The running coordinator, for the application's own routes. Raises RuntimeError while no lifespan runs."""
         if self._coordinator is None:
-            message = "the coordinator has not begun; give the outer application lifespan=host.lifespan"
+            message = "the coordinator has not started; give the outer application lifespan=host.lifespan"
             raise RuntimeError(message)
         return self._coordinator
 
@@ -126,7 +126,7 @@ class CoordinatorApp:
 
         if self._coordinator is not None:
             return None
-        message = "the coordinator has not begun; the outer application needs lifespan=host.lifespan"
+        message = "the coordinator has not started; the outer application needs lifespan=host.lifespan"
         return JSONResponse({"problem": message}, status_code=503)
 
 

@@ -17,7 +17,7 @@ _MOST_PORT = 65535
 
 
 def path_of(name: str, value: object) -> Path | None:
-    """A path that may be left out. Raises TypeError."""
+    """Check an optional path. Raises TypeError."""
     if not isinstance(value, Path | str | None):
         message = f"{name}= takes a path, got a {type(value).__name__}"
         raise TypeError(message)
@@ -25,30 +25,30 @@ def path_of(name: str, value: object) -> Path | None:
 
 
 def folder_of(name: str, value: object) -> Path | None:
-    """A folder that is made where there is none, and may be left out. Raises TypeError, ConfigError for a file."""
+    """Check an optional folder, which is created if missing. Raises TypeError, ConfigError for a file."""
     path = path_of(name, value)
     if path is not None and path.is_file():
-        message = f"{name}={str(path)!r} is a file; give a folder, which is made when there is none"
+        message = f"{name}={str(path)!r} is a file; give a folder (created if missing)"
         raise ConfigError(message)
     return path
 
 
 def mapping_of(name: str, value: object, *, of: str) -> None:
-    """Raises TypeError for what is neither None nor a mapping. of: what it maps."""
+    """Raises TypeError for a value that is neither None nor a mapping. of: what it maps, for the message."""
     if not isinstance(value, Mapping | None):
         message = f"{name}= takes a mapping of {of}, got a {type(value).__name__}"
         raise TypeError(message)
 
 
 def text_of(name: str, value: object, *, example: str) -> None:
-    """Raises TypeError for what is no text."""
+    """Raises TypeError for a value that is not a string."""
     if not isinstance(value, str):
-        message = f"{name}= takes a text such as {example!r}, got a {type(value).__name__}"
+        message = f"{name}= takes a string such as {example!r}, got a {type(value).__name__}"
         raise TypeError(message)
 
 
 def port_of(name: str, value: object) -> None:
-    """Raises TypeError for what is no whole number, ConfigError for one that no port has."""
+    """Raises TypeError for a value that is not a whole number, ConfigError for a number that is not a port."""
     if not isinstance(value, int) or isinstance(value, bool):
         message = f"{name}= takes a whole number, got {value!r} ({type(value).__name__})"
         raise TypeError(message)
@@ -63,9 +63,9 @@ def arguments_known(
     [Callable[Concatenate[_Self, _Parameters], None]],
     Callable[Concatenate[_Self, _Parameters], None],
 ]:
-    """Decorates an `__init__`: an argument that it does not have is told with the one that was meant, or where else it goes.
+    """Decorate an `__init__`: the message about an unknown argument suggests a similar one, or the option of this name.
 
-    options: what can be said in its argument `options`, by name. Raises TypeError.
+    options: possible keys of its argument `options`. Raises TypeError.
     """
 
     def decorate(init: Callable[Concatenate[_Self, _Parameters], None]) -> Callable[Concatenate[_Self, _Parameters], None]:

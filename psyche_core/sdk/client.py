@@ -205,7 +205,7 @@ class Client:
             pass
         self._raise()
         if self._ended is None:
-            message = "the client was cut off: its block was left by an exception or cancelled"
+            message = "the client was stopped early: its block was cancelled or raised an exception"
             raise PsycheError(message)
         return self._ended
 
@@ -291,7 +291,7 @@ class Client:
             self._log.close()
 
     def _explained(self, error: BaseException) -> BaseException:
-        """What ended us, as an exception that says whose code it came from where that is not ours."""
+        """The exception that ended the client. If it came from code that is not ours, it names that code."""
         if isinstance(error, PsycheError):
             return error
         sentence = explain_plugin(error, self._known_plugins.places())
@@ -330,7 +330,7 @@ class Client:
         if self._key is None and self._settings.identity_secret_key_path is None:
             self._key = await anyio.to_thread.run_sync(_own_key, registry, self._settings, backend_settings)
         while True:
-            ended = telemetry.Ended("left before the run was joined", success=True)
+            ended = telemetry.Ended("left before joining the run", success=True)
             with anyio.CancelScope() as self._connecting:
                 if self._stopping:
                     self._connecting.cancel()
@@ -350,14 +350,14 @@ class Client:
                 return ended
 
     def _finished_before(self) -> telemetry.Ended | None:
-        """The end of a client that comes after that of its run, whose server lets nobody in any more; None for any other."""
+        """The reason if a client started after its run had finished, when the server admits nobody; otherwise None."""
         state = None if self._hosted_state is None else self._hosted_state()
         if state is None or state.run_state is not RunState.Finished:
             return None
 
         finished = f"the run finished after {state.progress.step - 1} steps"
-        late = f"{finished}, before this client took part; its model is as it was given"
-        self._tell(telemetry.Problem("warning", f"{late}, and what the run made is in checkpoints of its members"))
+        late = f"{finished}, before this client took part; its model has not changed"
+        self._tell(telemetry.Problem("warning", f"{late}, and the run's result is in the checkpoints of its members"))
         ended = telemetry.Ended(finished, success=True)
         self._tell(ended)
         return ended
@@ -417,7 +417,7 @@ class Client:
                 broken = True
                 name = getattr(callback, "__qualname__", type(callback).__name__)
                 logger.warning("a callback failed", exc_info=error)
-                sentence = f"the callback {name} failed with {brief(error)}; it is not called again, training goes on"
+                sentence = f"the callback {name} failed with {brief(error)}; it is not called again, and training continues"
                 self._tell(telemetry.Problem("warning", sentence))
 
         return call
@@ -431,13 +431,13 @@ class Client:
     def _backend_settings(self, registry: RegistryWithObjects) -> BaseModel | None:
         cls = registry.load("backend", self._settings.backend).settings
         if cls is None and self._backend_options:
-            message = f"the backend {self._settings.backend} has no options of its own, got {', '.join(self._backend_options)}"
+            message = f"the backend {self._settings.backend} has no options, got {', '.join(self._backend_options)}"
             raise ConfigError(message)
         return None if cls is None else load_settings(cls, self._backend_options)
 
     def _opened(self) -> EventLog[telemetry.Event]:
         if self._log is None:
-            message = "the client has not begun; use it inside `async with psyche.Client(…) as client:`"
+            message = "the client has not started; use it inside `async with psyche.Client(…) as client:`"
             raise RuntimeError(message)
         return self._log
 
@@ -448,7 +448,7 @@ class Client:
 
 
 def _log_problem(event: telemetry.Event) -> None:
-    """What went wrong, for who reads no events: warnings and errors reach standard error unless logging was set up otherwise."""
+    """Log a problem, for programs that read no events. Logging writes warnings and errors to standard error by default."""
     match event:
         case telemetry.Problem(level="error") | telemetry.Ended(success=False):
             logger.error("%s", event.message if isinstance(event, telemetry.Problem) else event.reason)
@@ -482,11 +482,11 @@ def _checked_callback(callback: object) -> Callback:
 def _held_out(value: object, options: Mapping[str, Any]) -> Given | None:
     """A registration for `eval_data`. Raises TypeError, ConfigError."""
     if isinstance(value, str):
-        message = f"eval_data= takes objects, got a text; for token files, options={{'validation_data': {value!r}}}"
+        message = f"eval_data= takes objects, got a string; for token files write options={{'validation_data': {value!r}}}"
         raise TypeError(message)
     found = given("data", value, argument="eval_data")
     if found is not None and "validation_data" in options:
-        message = "eval_data= and options={'validation_data': …} both say what is held out; leave one out"
+        message = "eval_data= and options={'validation_data': …} both set the held-out data; leave out one of them"
         raise ConfigError(message)
     assert not isinstance(found, str)
     return found
@@ -505,15 +505,16 @@ def _place(address: object, run_id: str | None, base: Path | None, found: Mappin
 
     if not isinstance(address, str | None):
         message = (
-            f"a Client takes Coordinator.address, or a text such as 'host:port#KEY' with run_id=, got a {type(address).__name__}"
+            "a Client takes Coordinator.address, or a string such as 'host:port#KEY' with run_id=, got a "
+            f"{type(address).__name__}"
         )
         raise TypeError(message)
     backend = found["backend"]
     if not address and backend in (None, "tcp"):
-        message = "address= is needed: Coordinator.address, or a text such as 'host:port#KEY' with run_id="
+        message = "address= is needed: Coordinator.address, or a string such as 'host:port#KEY' with run_id="
         raise ConfigError(message)
     if run_id is None:
-        message = "run_id= is needed to join a run by the text of its address; it must be the one that the coordinator hosts"
+        message = "run_id= is needed when address= is a string; it must be the run that the coordinator hosts"
         raise ConfigError(message)
 
     name = backend if isinstance(backend, str) else "tcp" if backend is None else backend.registration.name

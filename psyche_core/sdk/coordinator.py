@@ -212,7 +212,7 @@ class Coordinator:
         registration = await anyio.to_thread.run_sync(plugins.load, "backend", self._backend)
         create = registration.create_server
         if create is None:
-            message = f"the backend {self._backend} is not one that somebody hosts; its clients need no Coordinator"
+            message = f"the backend {self._backend} has no server to host; its clients need no Coordinator"
             raise ConfigError(message)
         made: BackendServer = create(context)
         return made
@@ -242,13 +242,16 @@ class Coordinator:
 
     def _hosted(self) -> BackendServer:
         if self._server is None:
-            message = "the coordinator is not there yet; use it inside `async with psyche.Coordinator(run) as coordinator:`"
+            message = "the coordinator has not started; use it inside `async with psyche.Coordinator(run) as coordinator:`"
             raise RuntimeError(message)
         return self._server
 
     def _submit(self, command: Command) -> None:
         server = self._hosted()
         if not isinstance(server, OwnersDoor):
-            message = f"the backend {self._backend} takes no {type(command).__name__} from this process; use its own commands"
+            message = (
+                f"the backend {self._backend} does not accept {type(command).__name__} from this process; use the "
+                "backend's own commands"
+            )
             raise ConfigError(message)
         server.submit(command)

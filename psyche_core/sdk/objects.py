@@ -106,7 +106,7 @@ def with_address(found: Given, value: object, address: str) -> Given:
     """
     registration = found.registration
     if isinstance(value, Backend):
-        message = f"a backend= object knows where its coordinator is; give None in place of the address, got {address!r}"
+        message = f"a backend= object has its own address of the coordinator; give None as the address, got {address!r}"
         raise ConfigError(message)
     if value is registration or not isinstance(registration, BackendRegistration):
         return found

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from psyche_core.sdk.arguments import ClientArguments
 
 _ATTEMPTS = 3
-"""Shares in a row that a lone member may fail at; each costs it up to a round's time."""
+"""Number of shares in a row that an only member may fail to train. Each can take a whole round."""
 
 _NOT_TRAINED = re.compile(r"step \d+ was not trained: (?P<why>.*)", re.DOTALL)
-"""The beginning of the Problem that a client tells of a share that it could not train (`client.runtime.worker`)."""
+"""Matches the message of the Problem event for a share that was not trained (see `client.runtime.worker`)."""
 
 
 def train(target: RunConfig | Address | str, **client: Unpack[ClientArguments]) -> Metrics:
@@ -73,7 +73,7 @@ def blocking(work: Callable[[], Awaitable[Metrics]], *, name: str) -> Metrics:
 
 
 async def followed(member: Client) -> AsyncIterator[events.Event]:
-    """A client's events. Raises what ended it, and PsycheError where nobody is left who can train: see `train`."""
+    """A client's events. Raises the error that ended the client, and PsycheError if no member can train: see `train`."""
     failed = 0
     async for event in member.events():
         if isinstance(event, events.StepTrained):

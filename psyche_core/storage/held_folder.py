@@ -26,7 +26,7 @@ def held_for_state(folder: Path, *, argument: str) -> Iterator[None]:
     or if the folder cannot be written. Blocks for a short time; the block may end in another thread.
     """
     if folder.exists() and not folder.is_dir():
-        message = f"{argument} {folder} is a file; give a folder, which is made when there is none"
+        message = f"{argument} {folder} is a file; give a folder (created if missing)"
         raise ConfigError(message)
 
     lock = FileLock(folder / LOCK_FILE, thread_local=False)
@@ -34,7 +34,7 @@ def held_for_state(folder: Path, *, argument: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout as error:
-        message = f"another server keeps its state in {folder}; end that one first, or give this one another {argument}"
+        message = f"another server keeps its state in {folder}; stop that server, or use another {argument}"
         raise ConfigError(message) from error
     except OSError as error:
         message = f"cannot keep the run's state in {folder}: {error.strerror}; choose another {argument}"

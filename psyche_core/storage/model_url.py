@@ -68,5 +68,5 @@ def parse_model_url(text: str) -> ModelUrl:
 
 
 def _unreadable(text: str) -> ConfigError:
-    message = f"{text!r:.200} is no place for models; expected {FORMS}"
+    message = f"{text!r:.200} is not the URL of a model store; expected {FORMS}"
     return ConfigError(message)

@@ -69,7 +69,9 @@ class ObjectStore:
             start = path.stat().st_size if path.exists() else 0
             if start > size:
                 path.unlink()
-                message = f"{name} in the bucket {self._name} has {size} bytes, fewer than an earlier attempt got; try again"
+                message = (
+                    f"{name} in the bucket {self._name} has {size} bytes, fewer than an earlier attempt downloaded; try again"
+                )
                 raise StoreError(message)
 
             with path.open("ab") as file:
@@ -112,7 +114,10 @@ class ObjectStore:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         hint = ""
         if any(word in str(error) for word in ("401", "403", "Unauth", "Permission", "Forbidden")):
-            hint = "; set GOOGLE_APPLICATION_CREDENTIALS (or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) to an account that may"
+            hint = (
+                "; set GOOGLE_APPLICATION_CREDENTIALS (or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) to an account "
+                "with permission"
+            )
         return StoreError(f"cannot {what} in the bucket {self._name}: {reason}{hint}")
 
 

@@ -111,7 +111,7 @@ class ScratchFile:
             needed = sum(length for _, length in parts) - allocated
             free = shutil.disk_usage(self.path.parent).free - SPARE_BYTES
             if needed > free:
-                message = f"{needed} bytes are needed in {self.path.parent}, where {max(free, 0)} may be used"
+                message = f"{needed} bytes are needed in {self.path.parent}, where {max(free, 0)} are free"
                 raise OSError(errno.ENOSPC, message)
 
             self._handle.truncate(size)

@@ -63,7 +63,7 @@ class EventBus:
                 sink(event)
             except Exception as error:  # a display must never stop training
                 self._sinks.remove(sink)
-                logger.warning("a report sink failed and was removed: %r", error)
+                logger.warning("an event sink failed and was removed: %r", error)
 
 
 def json_lines(stream: TextIO) -> Sink:

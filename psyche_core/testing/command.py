@@ -33,7 +33,7 @@ def leaves(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...]
     context = click.Context(command)
     for name in command.list_commands(context):
         inner = command.get_command(context, name)
-        assert inner is not None, f"{' '.join(path)} lists {name}, and has no such command"
+        assert inner is not None, f"{' '.join(path)} lists {name}, but has no such command"
         yield from leaves(inner, *path, name)
 
 
@@ -57,7 +57,7 @@ class CommandConformance:
 
     def test_every_command_and_option_is_explained(self) -> None:
         for path, command in leaves(self.registration.load(), "psyche", self.registration.name):
-            assert command.help, f"{' '.join(path)} does not say what it does"
+            assert command.help, f"{' '.join(path)} has no help text"
             for parameter in command.params:
                 told = not isinstance(parameter, click.Option) or bool(parameter.help)
                 assert told, f"{' '.join(path)}: {parameter.name} has no help"

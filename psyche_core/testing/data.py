@@ -176,7 +176,7 @@ class DataConformance:
 
     async def test_a_damaged_source_is_a_data_error_and_no_short_batch(self, source: Any, token_folder: Path) -> None:
         if not self.source_can_break:
-            pytest.skip("its samples come from no source that could be damaged")
+            pytest.skip("its samples do not come from a source that could be damaged")
 
         last = len(self.expected()) - 1
         async with self.provider(source) as provider:

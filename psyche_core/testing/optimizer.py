@@ -235,7 +235,7 @@ class OptimizerConformance:
     def test_work_that_was_not_accepted_is_given_back(self) -> None:
         """The next payload differs from the one after an accepted payload."""
         if not self.resends_refused:
-            pytest.skip("this optimizer drops refused work, and says so")
+            pytest.skip("this optimizer documents that it drops updates that were not accepted")
 
         later = []
         for accepted in (False, True):

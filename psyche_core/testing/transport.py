@@ -50,7 +50,7 @@ async def received(endpoint: Transport, count: int) -> list[Incoming]:
 
 
 def by_its_first_bytes(message: bytes) -> Opened:
-    """A check for `Transport.check_messages`: a message is its author's key, then what it says; that nobody said is false."""
+    """A check for `Transport.check_messages`. A message is its author's key, then its content; an unknown content is false."""
     if message[32:] == b"false":
         error = "nobody said this"
         raise WireError(error)
@@ -531,12 +531,12 @@ class TransportConformance:
 
     def _needs_cuts(self) -> None:
         if not self.can_cut:
-            pytest.skip("this transport's links cannot be cut by a test")
+            pytest.skip("a test cannot cut this transport's links")
 
     @staticmethod
     def _needs_checks(endpoint: Transport) -> None:
         if type(endpoint).check_messages is Transport.check_messages:
-            pytest.skip("this transport checks no messages: it passes on all of them")
+            pytest.skip("this transport does not check messages, and forwards all of them")
 
     @staticmethod
     async def _got(endpoint: Transport, shelf: Shelf, source: Transport, *, tag: int = 1) -> bytes:

@@ -101,7 +101,7 @@ def build_model(registry_load: RegistryLoad, llm: LLMConfig, compute: Compute, *
     parallelism, create_engine = compute.parallelism, None
     if parallelism is not None:
         if not registration.parallel:
-            message = f"architecture {llm.architecture} cannot be divided among processes; do without --data-parallelism and "
+            message = f"architecture {llm.architecture} cannot be divided among processes; leave out --data-parallelism and "
             raise ModelError(message + "--tensor-parallelism")
         sharding = registry_load("sharding", parallelism.sharding)
         if not isinstance(sharding, ShardingRegistration):

@@ -25,7 +25,7 @@ GPU_LIMIT: Final = 128
 _CPU_SHARE_OF_FREE: Final = 0.5
 
 NO_AUTO: Final = (
-    "--micro-batch-size auto is found by running out of memory, which ends the other processes of a divided model; give a number"
+    "--micro-batch-size auto is not supported for a divided model: finding the limit would end its other processes; give a number"
 )
 """Why a divided model needs an explicit micro-batch size."""
 
@@ -66,7 +66,7 @@ class MicroBatch:
                 raise ModelError(_too_large(self._model, samples.sequence_length))
 
             tried, self._size = self._size, (min(self._size, samples.count) + 1) // 2
-            self._notice(f"memory ran out with a micro-batch of {tried} sequences; going on with {self._size}")
+            self._notice(f"out of memory with a micro-batch of {tried} sequences; continuing with {self._size}")
 
 
 def find_micro_batch_size(model: Model, *, sequence_length: int) -> int:

@@ -29,7 +29,7 @@ On the other machine, which holds ranks 2 and 3:
   python -m psyche_core.training.sidecar --main-host 192.168.1.10 --port 29400 --world-size 4 \\
       --start-rank 2 --local-ranks 2 --secret-file group.secret
 
-The secret keeps out who does not know it; what travels is neither encrypted nor signed: use one trusted network.
+Only processes that know the secret can join. The traffic is neither encrypted nor authenticated: use a trusted network.
 """
 _USER_ERROR: Final = 2
 _POLL_SECONDS: Final = 0.2
@@ -39,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code: 0 if the client ended it, 1 if the group failed, 2 for an error of the user."""
     given = parser().parse_args(arguments)
     if given.local_ranks < 1 or not 1 <= given.start_rank <= given.world_size - given.local_ranks:
-        return _refuse(f"ranks {given.start_rank} and {given.local_ranks - 1} more do not fit into a world of {given.world_size}")
+        return _refuse(
+            f"--start-rank {given.start_rank} and --local-ranks {given.local_ranks} exceed --world-size {given.world_size}"
+        )
     try:
         secret = _secret(given)
     except (IdentityError, OSError, ValueError) as error:
@@ -113,7 +115,7 @@ def _secret(given: argparse.Namespace) -> bytes:
         while not line.endswith(b"\n"):
             read = os.read(sys.stdin.fileno(), 1)
             if not read:
-                message = "whoever started this is gone"
+                message = "the parent process has ended"
                 raise ValueError(message)
             line += read
         return bytes.fromhex(line.decode())
@@ -140,17 +142,25 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     options = argparse.ArgumentParser(
         prog="python -m psyche_core.training.sidecar",
-        description="Compute a part of a client's model on this machine. The client tells it everything else.",
+        description="Compute a part of a client's model on this machine. All other settings come from the client.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    options.add_argument("--main-host", required=True, metavar="HOST", help="Machine of the client.")
-    options.add_argument("--port", required=True, type=int, metavar="N", help="Port of its --sidecar-bind.")
-    options.add_argument("--world-size", required=True, type=int, metavar="N", help="Data times tensor parallelism.")
-    options.add_argument("--start-rank", required=True, type=int, metavar="N", help="First rank of this machine, from 1.")
-    options.add_argument("--local-ranks", default=1, type=int, metavar="N", help="Ranks of this machine. [default: 1]")
-    options.add_argument("--device", default="auto", help="auto, cpu, cuda, or cuda:X,Y with one for each rank. [default: auto]")
-    options.add_argument("--secret-file", type=Path, metavar="PATH", help="File with the secret that the client has, too.")
+    options.add_argument("--main-host", required=True, metavar="HOST", help="Host of the client.")
+    options.add_argument("--port", required=True, type=int, metavar="N", help="Port of the client's --sidecar-bind.")
+    options.add_argument(
+        "--world-size",
+        required=True,
+        type=int,
+        metavar="N",
+        help="Number of all ranks: data parallelism times tensor parallelism.",
+    )
+    options.add_argument("--start-rank", required=True, type=int, metavar="N", help="First rank on this machine, from 1.")
+    options.add_argument("--local-ranks", default=1, type=int, metavar="N", help="Number of ranks on this machine. [default: 1]")
+    options.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda, or cuda:X,Y with one device per rank. [default: auto]"
+    )
+    options.add_argument("--secret-file", type=Path, metavar="PATH", help="File with the client's secret.")
     options.add_argument("--torch-threads", type=int, metavar="N", help="CPU threads of each rank. [default: 1]")
     options.add_argument("--tethered", action="store_true", help=argparse.SUPPRESS)
     return options

@@ -114,7 +114,7 @@ def assemble(masters: Masters, manifest: Manifest, pieces: Mapping[int, bytes | 
         if piece.number in pieces:
             _check_piece(_read(pieces, piece), piece, manifest)
         elif not _matches(masters, piece, manifest):
-            message = f"piece {piece.number} of the model ({piece.name}) is neither ours nor fetched"
+            message = f"piece {piece.number} of the model ({piece.name}) differs from ours and was not fetched"
             raise ModelError(message)
 
     each(check, cut(manifest.table))
@@ -135,7 +135,7 @@ def install(optimizer: Optimizer, manifest: Manifest, pieces: Mapping[int, bytes
         if not new.handed:
             raise ModelError(reason) from error
 
-        message = f"the model was replaced by that of step {manifest.step} in part only, and fits no step now: {reason}"
+        message = f"the model was only partly replaced by that of step {manifest.step}, and now matches no step: {reason}"
         raise ModelHalfReplaced(message) from error
 
 
@@ -154,13 +154,13 @@ def _read(pieces: Mapping[int, bytes | memoryview], piece: Piece) -> bytes | mem
 
 def _check_table(masters: Masters, manifest: Manifest) -> None:
     if manifest.table != table_of(masters):
-        message = "the manifest is not of our parameters; decode it against our own table"
+        message = "the manifest does not match our parameters; decode it with our own parameter table"
         raise ModelError(message)
 
 
 def _check_piece(given: bytes | memoryview, piece: Piece, manifest: Manifest) -> None:
     if len(given) != piece.byte_count or hashlib.sha256(given).digest() != manifest.hashes[piece.number]:
-        message = f"piece {piece.number} of the model ({piece.name}) does not have the bytes its manifest names"
+        message = f"piece {piece.number} of the model ({piece.name}) does not match the hash in its manifest"
         raise ModelError(message)
 
     if not bool(np.isfinite(np.frombuffer(given, dtype="<f4")).all()):

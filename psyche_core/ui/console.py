@@ -54,10 +54,12 @@ FETCH_SECONDS = 5.0
 
 
 _WHY_DROPPED = {
-    "unready": "it was not ready when the first round began; a faster line or disk, or a longer warmup_time of the run, helps",
-    "silent": "it did not answer: no result of its share came",
-    "late": "its results came much later than all others'; where it comes again, machine or line are too slow for this run",
-    "unstated": "it did not answer: as a witness it was silent again and again",
+    "unready": "it was not ready when the first round began; a faster connection or disk helps, or a longer "
+    "warmup_time of the run",
+    "silent": "it sent no result of its share",
+    "late": "its results came much later than all others'; if this happens again, the machine or its connection is "
+    "too slow for this run",
+    "unstated": "as a witness it repeatedly did not send its statement in time",
     "lost": "its connection to the coordinator was lost for too long",
 }
 
@@ -76,9 +78,7 @@ def _sentence(event: Event) -> str:
         case Joined():
             return f"takes part in run {event.run_id}"
         case WaitsForEpoch():
-            return (
-                f"joined while epoch {event.epoch} is played; this client takes part from the next epoch on, and waits until then"
-            )
+            return f"joined during epoch {event.epoch}; this client waits, and takes part from the next epoch on"
         case Dropped():
             return _dropped(event)
         case CameBack():
@@ -89,11 +89,11 @@ def _sentence(event: Event) -> str:
             return f"stopping before step {event.step}; without --save-state-dir the run's state is lost"
         case Stopping():
             return (
-                f"stopping before step {event.step}: the run's state is saved in {event.folder}, and goes on when the server is "
-                "started again with it"
+                f"stopping before step {event.step}: the run's state is saved in {event.folder}; start the server again "
+                "with this folder to continue the run"
             )
         case PhaseChanged(needed=int(needed)):
-            more = "" if event.clients >= needed else f": {event.clients} here, {needed} are needed to start"
+            more = "" if event.clients >= needed else f": {event.clients} clients, {needed} are needed to start"
             return f"{event.phase}: epoch {event.epoch}, step {event.step}{more or f', {event.clients} clients'}"
         case PhaseChanged():
             height = "" if event.height is None else f", round {event.height}"
@@ -105,7 +105,7 @@ def _sentence(event: Event) -> str:
         case Resumed():
             return _resumed(event)
         case MicroBatchFound():
-            return f"micro-batch {event.size} found to fit"
+            return f"a micro-batch of {event.size} sequences fits into memory"
         case StepTrained():
             rate = event.tokens / event.seconds if event.seconds > 0 else 0.0
             return (
@@ -113,7 +113,7 @@ def _sentence(event: Event) -> str:
                 f"({count_text(rate)}/s), result {bytes_text(event.payload_bytes)}"
             )
         case StepApplied(accepted=0):
-            none = f"no quorum saw any of its {event.trained} results"
+            none = f"no quorum of witnesses received any of its {event.trained} results"
             return f"step {event.step} changes nothing: {none}; its samples are trained again"
         case StepApplied():
             return f"applied step {event.step}: {event.accepted} of {event.trained} results in {event.seconds:.2f} s"
@@ -134,7 +134,7 @@ def _sentence(event: Event) -> str:
         case CheckpointStored():
             return f"the model of step {event.step} is stored at {event.location}, and the run refers to it"
         case Resynced():
-            return f"epoch {event.epoch}: our model is that of the other members after step {event.step} now"
+            return f"epoch {event.epoch}: our model now equals that of the other members after step {event.step}"
         case ModelSync():
             pieces = f"{event.pieces_done} of {event.pieces_total} pieces"
             return f"fetching the model after step {event.step}: {pieces}, {bytes_text(event.bytes_received)}"
@@ -144,27 +144,27 @@ def _sentence(event: Event) -> str:
             return f"the members signed the model after step {event.step}: parameters {event.sha256[:16]}…"
         case WentBack(from_checkpoint=True):
             return (
-                f"WENT BACK: no member had the model after step {event.from_step}; the run begins again from the stored "
-                f"checkpoint, after step {event.to_step}, and trains what came since again"
+                f"WENT BACK: no member had the model after step {event.from_step}; the run continues from the stored checkpoint, "
+                f"after step {event.to_step}, and trains the later steps again"
             )
         case WentBack():
             return (
-                f"WENT BACK: no member had the model after step {event.from_step}; the run goes on with the members' model after "
-                f"step {event.to_step}, and trains what came since again"
+                f"WENT BACK: no member had the model after step {event.from_step}; the run continues with the members' "
+                f"model after step {event.to_step}, and trains the later steps again"
             )
         case ModelLost():
             return (
-                f"THE MODEL IS LOST: no member has the one after step {event.step}, nor that of an earlier epoch's end; the run "
-                "is paused until a member comes back with its checkpoints and the owner resumes the run, or until the owner lets "
-                "it begin again from the stored checkpoint (psyche server run … --restart-from-checkpoint)"
+                f"THE MODEL IS LOST: no member has the model after step {event.step} or that of an earlier epoch's end. "
+                "The run is paused until a member with such a checkpoint returns and the owner resumes the run, or until the "
+                "owner restarts it from the stored checkpoint (psyche server run … --restart-from-checkpoint)"
             )
         case StatementVoided():
-            return f"epoch {event.epoch}, round {event.height}: the statement of {event.member} claims results that nobody owed"
+            return f"epoch {event.epoch}, round {event.height}: {event.member} attested results of members without a share"
         case MemberWithdrew():
-            return f"epoch {event.epoch}: {event.member} left in order"
+            return f"epoch {event.epoch}: {event.member} left the run cleanly"
         case Leaving():
-            last = ", a checkpoint last" if event.saves else ""
-            return f"{event.signal}: leaving in order{last}; the same once more ends this process at once"
+            last = " after saving a checkpoint" if event.saves else ""
+            return f"{event.signal}: leaving the run cleanly{last}; a second {event.signal} ends this process at once"
         case Problem():
             return f"{event.level}: {event.message}"
         case Mended():
@@ -176,10 +176,11 @@ def _sentence(event: Event) -> str:
 def _token_files(event: TokenFiles) -> str:
     if event.ready:
         return (
-            f"token files in {event.folder} ready: {count_text(event.tokens)} tokens of {event.of} texts in {event.seconds:.1f} s"
+            f"token files in {event.folder} are ready: {count_text(event.tokens)} tokens from {event.of} texts in "
+            f"{event.seconds:.1f} s"
         )
     if event.texts == 0:
-        return f"making token files of {event.of} texts in {event.folder}, which is done once ..."
+        return f"making token files from {event.of} texts in {event.folder} (only once) ..."
 
     return f"making token files: {event.texts} of {event.of} texts, {count_text(event.tokens)} tokens in {event.seconds:.0f} s"
 
@@ -197,8 +198,8 @@ def _resumed(event: Resumed) -> str:
     """The state from which a client continues, and the source of the missing results."""
     if event.step is None:
         return (
-            f"nothing of this run to go on from lies in {event.folder}: the model after step {event.due} comes from the other "
-            "members, or from where the run stores it"
+            f"{event.folder} contains no checkpoint to continue from: the model after step {event.due} is downloaded "
+            "from the other members or from the run's store"
         )
 
     if event.checkpoint is None:
@@ -209,10 +210,10 @@ def _resumed(event: Resumed) -> str:
             f"{event.step}"
         )
     else:
-        begun = f"resumed from the checkpoint of step {event.checkpoint} in {event.folder}; no newer round was in the journal"
+        begun = f"resumed from the checkpoint of step {event.checkpoint} in {event.folder}; the journal has no newer round"
     if event.step >= event.due:
-        return f"{begun}; the run is there, too, so nothing is asked of others"
-    return f"{begun}; the run is at step {event.due}, so the other members are asked for what came since"
+        return f"{begun}; the run is at the same step, so nothing is downloaded from other members"
+    return f"{begun}; the run is at step {event.due}, so the difference is downloaded from other members"
 
 
 def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Sink:

@@ -110,8 +110,8 @@ class RunLedger:
                 self._note_digest(self._page(source), event)
             case ReplicasDiffer():
                 self.violations.append(
-                    f"replicas differ at the end of epoch {event.epoch}: {source} has {event.ours[:16]}…, "
-                    f"{event.peer} told it {event.theirs[:16]}…"
+                    f"replicas differ at the end of epoch {event.epoch}: {source} has {event.ours[:16]}…, {event.peer} "
+                    f"reported {event.theirs[:16]}…"
                 )
             case Resynced():
                 self._page(source).note_resynced(event, excused=self._meddled)
@@ -184,18 +184,18 @@ class RunLedger:
         """Broken guarantees that can be checked only when all clients have ended: sentences, empty if there are none."""
         found = []
         if not self.clients:
-            found.append("no client reported anything")
+            found.append("no client reported any event")
         if self._server is not None and self.server_ended is None:
-            found.append("the server never said that the run finished")
+            found.append("the server never reported that the run finished")
         for page in self.clients.values():
             if page.ended is None and page.whole:
-                found.append(f"{page.name} never said that it ended")
+                found.append(f"{page.name} never reported its end")
             left = page.unapplied()
             if left:
                 found.append(f"{page.name} trained {_steps(left)} that it never applied")
             missing = page.missing(self.epoch_ends)
             if missing:
-                found.append(f"{page.name} gave no digest for epoch {', '.join(map(str, missing))}")
+                found.append(f"{page.name} reported no digest for epoch {', '.join(map(str, missing))}")
         if not found:
             found += [f"too few clients closed epoch {epoch}" for epoch in self.epoch_ends if not self._closed_by_all(epoch)]
         return found
@@ -228,8 +228,8 @@ class RunLedger:
             theirs = self._accepted.setdefault((event.epoch, event.step), event.accepted)
             if theirs != event.accepted:
                 self.violations.append(
-                    f"accepted work was lost: of step {event.step}, {page.name} applied {event.accepted} shares, "
-                    f"another client {theirs}"
+                    f"accepted work was lost: of step {event.step}, {page.name} applied {event.accepted} shares, another "
+                    f"client {theirs}"
                 )
         complaint = page.apply(event, first_step=self._first_step)
         if complaint is not None:

@@ -161,7 +161,7 @@ def dashboard(ledger: RunLedger, *, now: float, width: int = 100) -> RenderableT
 
 def figures_line(ledger: RunLedger, *, now: float) -> str:
     """The panel's figures in one line."""
-    assert ledger.phase is not None, "nothing to say before the first phase"
+    assert ledger.phase is not None, "called before the first phase"
     pages = list(ledger.clients.values())
     mean = ledger.mean_losses
     figures = [f"epoch {ledger.phase.epoch} {printable(ledger.phase.phase)}", f"step {_step_text(ledger)}"]

@@ -45,7 +45,7 @@ class RandomKills:
             raise UserError(message)
         if len(clients) - number < keep:
             message = (
-                f"--random-kill-num: got {number}; of {len(clients)} clients, {keep} have to stay for the run to go on "
+                f"--random-kill-num: got {number}; the run needs {keep} of {len(clients)} clients to continue "
                 f"(min_clients), so at most {max(0, len(clients) - keep)} can be killed at a time"
             )
             raise UserError(message)

@@ -151,7 +151,7 @@ def plan_kills(settings: TestnetSettings, run: RunFile) -> RandomKills | None:
     seed = settings.random_kill_seed
     if seed is None:
         seed = random.SystemRandom().randrange(1 << 32)
-        print(f"killing clients at random; to have the same ones killed again: --random-kill-seed {seed}", file=sys.stderr)
+        print(f"killing clients at random; to kill the same ones again: --random-kill-seed {seed}", file=sys.stderr)
     return RandomKills(
         client_names(settings),
         number=settings.random_kill_num,
@@ -310,7 +310,7 @@ class _Testnet:
             if limit is not None and now - began > limit:
                 self._fail(f"the run took longer than {limit:g} s")
             if self._first_end is not None and now - self._first_end > ENDING_SECONDS:
-                self._fail(f"{self._running} processes still ran {ENDING_SECONDS:g} s after the first had ended")
+                self._fail(f"{self._running} processes were still running {ENDING_SECONDS:g} s after the first had ended")
 
     def _kill_some(self, now: float) -> None:
         """Kill the clients that the plan names now, if any."""
@@ -350,7 +350,7 @@ class _Testnet:
             return child.sentence
 
         lines = child.last_lines(SHOWN_LOG_LINES)
-        return "\n  ".join(["the end of its log:", *lines, f"(all of it: {child.log})"]) if lines else "it said nothing"
+        return "\n  ".join(["the end of its log:", *lines, f"(all of it: {child.log})"]) if lines else "its log is empty"
 
     def _server_arguments(self) -> list[str]:
         config = self._settings.config_path.absolute()

@@ -155,7 +155,7 @@ def with_a_pipe(folder: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("make", "said"),
-    [(in_use, "another process keeps the journal"), (with_a_pipe, "is a named pipe, expected a regular file; move it away")],
+    [(in_use, "another process uses the journal"), (with_a_pipe, "is a named pipe, expected a regular file; move it away")],
     ids=["in-use", "pipe"],
 )
 def test_a_folder_of_checkpoints_that_cannot_be_used(

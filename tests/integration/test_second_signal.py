@@ -176,7 +176,7 @@ def test_a_second_signal_ends_the_client_at_once_and_costs_the_last_checkpoint_o
     told = client.told()
     assert not any(isinstance(event, Ended) for event in told)
     said = client.log()
-    assert "SIGTERM: leaving in order, a checkpoint last; the same once more ends this process at once" in said
+    assert "SIGTERM: leaving the run cleanly after saving a checkpoint; a second SIGTERM ends this process at once" in said
     assert "Traceback" not in said
     assert "Error" not in said
 

@@ -54,7 +54,7 @@ def test_each_form(text: str, url: ModelUrl, checkpoint: Choice) -> None:
     ],
 )
 def test_anything_else_is_one_sentence(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no place for models; expected hf://OWNER/NAME"):
+    with pytest.raises(ConfigError, match="is not the URL of a model store; expected hf://OWNER/NAME"):
         parse_model_url(text)
 
 

@@ -117,7 +117,7 @@ CONTEXT = DataContext(settings=None, sequence_length=8)
             code(factory="lambda: None"),
             f"{CALLED} failed in its create with TypeError: psyche_register_data",
         ),
-        (code(create="return None"), f"{CALLED} gave nothing from its create, where an object is expected"),
+        (code(create="return None"), f"{CALLED} returned None from its create, expected an object"),
     ],
     ids=["raises", "defect", "arguments", "nothing"],
 )

@@ -191,9 +191,9 @@ def test_inspecting_all_isolates_failures(install: Install, tmp_path: Path) -> N
 @pytest.mark.parametrize(("api", "cause"), [
     ("0.9", "it was written for plugin API 0.9, this core has 1.0; upgrade bad-plugin"),
     ("2.0", "it was written for plugin API 2.0, this core has 1.0; upgrade psyche-core"),
-    ("one", "its module must say PSYCHE_PLUGIN_API = \"1.0\", got 'one'"),
-    (None, 'its module must say PSYCHE_PLUGIN_API = "1.0", got None'),
-    ((1, 0), 'its module must say PSYCHE_PLUGIN_API = "1.0", got (1, 0)'),
+    ("one", "its module must define PSYCHE_PLUGIN_API = \"1.0\", got 'one'"),
+    (None, 'its module must define PSYCHE_PLUGIN_API = "1.0", got None'),
+    ((1, 0), 'its module must define PSYCHE_PLUGIN_API = "1.0", got (1, 0)'),
 ])  # fmt: skip
 def test_another_api_is_incompatible(install: Install, tmp_path: Path, api: object, cause: str) -> None:
     install("bad-plugin", {"optimizer.Bad": "bad_plugin"}, code=module("Bad", api=api))
@@ -219,7 +219,7 @@ def test_a_name_of_two_distributions_is_an_error_for_who_chooses_it(install: Ins
     install("twin-two", {"optimizer.Twin": "twin_two"}, code=module("Twin"), version="2.0")
     registry = discover(tmp_path)
 
-    both = "twin-one 1.0 and twin-two 2.0 both bring optimizer.Twin; uninstall or disable one of them"
+    both = "twin-one 1.0 and twin-two 2.0 both provide optimizer.Twin; uninstall or disable one of them"
     with pytest.raises(PluginError, match=f"the optimizer plugin Twin is ambiguous: {both}"):
         registry.load("optimizer", "Twin")
     assert registry.load("optimizer", "Single").name == "Single"
@@ -378,7 +378,7 @@ def test_every_problem_with_plugins_of_a_run_file_is_told(mine: PluginRegistry) 
         "model.LLM.architecture = Mina: no model plugin is named Mina; did you mean Mine?; installed model plugins: Mine",
         (
             "model.LLM.data_location = Server: the data plugin Server is not installed; "
-            "get it with: pip install 'psyche-core[tcp]' (installed data plugins: Plain)"
+            "install it with: pip install 'psyche-core[tcp]' (installed data plugins: Plain)"
         ),
         "model.LLM.optimizer.Foo.decay: missing; this key is required",
         "model.LLM.optimizer.Foo.dekay: unknown key; did you mean decay?",

@@ -122,7 +122,7 @@ def test_a_pipe_among_a_checkpoints_files_is_one_sentence(tmp_path: Path) -> Non
 def test_events_go_into_a_pipe_that_somebody_reads_and_wait_for_nobody(tmp_path: Path) -> None:
     path = tmp_path / "events"
     os.mkfifo(path)
-    with pytest.raises(UserError, match=f"cannot write events to {path}: nobody reads this pipe; start its reader first"):
+    with pytest.raises(UserError, match=f"cannot write events to {path}: no program reads this pipe; start the reader first"):
         with open_report(events_file=path):
             pytest.fail("it was opened")
 

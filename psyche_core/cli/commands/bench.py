@@ -28,29 +28,35 @@ def bench() -> None:
     epilog=example(
         "psyche bench convergence --state examples/local_testnet/state.toml --data examples/local_testnet/data --seeds 3",
         "psyche bench convergence --state state.toml --data tokens --steps 50 --topk 8 --seeds 1 --out compared",
-        note="DisTrO is trained by several members with the delay of a run, AdamW on the whole batch without any. What was "
-        "trained stands in OUT/report.json at once; called again, the rest is trained.",
+        note="DisTrO trains with several members and the delay of a run, AdamW on the whole batch without delay. Each result is "
+        "written to OUT/report.json at once. The same command again trains only what is missing.",
     )
 )
 @click.option("--state", type=PATH, required=True, help="Run file: its model, schedule and batch sizes are used.")
 @click.option("--data", type=PATH, required=True, help="Token file or folder of them.")
 @click.option("--validation-data", type=PATH, help="Held-out tokens.  [default: DATA/validation]")
 @click.option(
-    "--token-size", type=click.Choice(["TwoBytes", "FourBytes"]), default="TwoBytes", show_default=True, help="Of both."
+    "--token-size",
+    type=click.Choice(["TwoBytes", "FourBytes"]),
+    default="TwoBytes",
+    show_default=True,
+    help="Bytes per token of both.",
 )
-@click.option("--seeds", type=click.IntRange(1, 100), default=3, show_default=True, metavar="N", help="Trainings of each recipe.")
-@click.option("--steps", type=click.IntRange(4), default=200, show_default=True, metavar="N", help="Steps of each training.")
-@click.option("--members", type=click.IntRange(1, 256), default=4, show_default=True, metavar="N", help="That share each batch.")
+@click.option(
+    "--seeds", type=click.IntRange(1, 100), default=3, show_default=True, metavar="N", help="Number of trainings of each recipe."
+)
+@click.option(
+    "--steps", type=click.IntRange(4), default=200, show_default=True, metavar="N", help="Number of steps of each training."
+)
+@click.option("--members", type=click.IntRange(1, 256), default=4, show_default=True, metavar="N", help="Number of members.")
 @click.option("--topk", default="8,16,64", show_default=True, metavar="N,N,…", help="Coefficients per chunk to try.")
 @click.option("--decay", default="0.999,0.995", show_default=True, metavar="X,X,…", help="Decays of DisTrO's momentum to try.")
 @click.option("--adamw-rate", default=3e-3, show_default=True, metavar="X", help="Base learning rate of AdamW.")
 @click.option("--distro-rate", default=2e-3, show_default=True, metavar="X", help="Base learning rate of DisTrO.")
-@click.option("--device", default="auto", show_default=True, help="As of `psyche client train`.")
-@click.option(
-    "--torch-threads", type=click.IntRange(1), metavar="N", help="CPU threads for torch; as torch likes when not given."
-)
+@click.option("--device", default="auto", show_default=True, help="As for `psyche client train`.")
+@click.option("--torch-threads", type=click.IntRange(1), metavar="N", help="CPU threads for torch; default: chosen by torch.")
 @click.option("--out", type=PATH, help="Folder for report.json and convergence.png.  [default: nothing is kept]")
-@click.option("--base", type=PATH, help="Folder that relative paths of the run file start from; its own folder when not given.")
+@click.option("--base", type=PATH, help="Folder at which relative paths of the run file start; default: the run file's folder.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs.")
 def convergence(**given: Any) -> None:
     """Train one small model with AdamW and with DisTrO's settings, and show loss and bytes of each."""
@@ -91,7 +97,7 @@ async def _convergence(given: dict[str, Any]) -> None:
     async for outcome in outcomes(experiment, recipes, seeds, PluginRegistry.discover(), known=known):
         found.append(outcome)
         left -= 1
-        click.echo(f"{outcome.recipe.title}, seed {outcome.seed}: loss {outcome.validation_loss:.4f}; {left} to go", err=True)
+        click.echo(f"{outcome.recipe.title}, seed {outcome.seed}: loss {outcome.validation_loss:.4f}; {left} left", err=True)
         _keep(given["out"], experiment, found)
     click.echo(json.dumps({"runs": [outcome.as_table() for outcome in found]}) if given["as_json"] else table(found))
 
@@ -100,7 +106,7 @@ def _numbers(text: str, kind: Any) -> list[Any]:
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError as error:
-        message = f"expected numbers with commas between, got {text!r}"
+        message = f"expected numbers separated by commas, got {text!r}"
         raise ConfigError(message) from error
 
 
@@ -112,7 +118,7 @@ def _facts(experiment: Experiment) -> dict[str, Any]:
 def _kept(out: Path | None, experiment: Experiment) -> list[Outcome]:
     """All outcomes saved by earlier calls, also those that were not requested now.
 
-    Raises ConfigError if they are of another experiment.
+    Raises ConfigError if they belong to another experiment.
     """
     from psyche_core.experiments.convergence import Outcome
 
@@ -122,7 +128,7 @@ def _kept(out: Path | None, experiment: Experiment) -> list[Outcome]:
 
     report = json.loads(path.read_text())
     if {name: report.get(name) for name in _facts(experiment)} != _facts(experiment):
-        message = f"{path} is of another experiment; name another folder with --out, or delete it"
+        message = f"{path} belongs to another experiment; choose another folder with --out, or delete the file"
         raise ConfigError(message)
 
     return [Outcome.of_table(entry) for entry in report["runs"]]
@@ -141,4 +147,4 @@ def _keep(out: Path | None, experiment: Experiment, found: list[Outcome]) -> Non
     try:
         plot(out / "convergence.png", found)
     except ModuleNotFoundError:
-        click.echo("no picture: pip install 'psyche-core[plot]'", err=True)
+        click.echo("no plot: it needs matplotlib; pip install 'psyche-core[plot]'", err=True)

@@ -17,7 +17,7 @@ from psyche_core.config.settings import ClientSettings, load_settings
 
 @click.group(context_settings={"max_content_width": 110})
 def client() -> None:
-    """Take part in a run with this machine."""
+    """Take part in a run on this machine."""
 
 
 @client.command(
@@ -25,15 +25,15 @@ def client() -> None:
     epilog=example(
         "psyche client train --run-id first-light --server-addr 203.0.113.7:20000#KEY -i me.key --checkpoint-dir checkpoints",
         "psyche client train --run-id first-light --backend solana -w wallet.json --rpc https://api.devnet.solana.com",
-        note=f"{ENVIRONMENT_NOTE} A backend may have options of its own: `psyche client train --backend solana --help`.",
+        note=f"{ENVIRONMENT_NOTE} A backend may have further options: `psyche client train --backend solana --help`.",
     ),
 )
 @settings_options(ClientSettings)
 def train(**given: Any) -> int:
     """Join a run and train until it ends.
 
-    Ctrl-C (SIGINT) or SIGTERM leaves in order: the others go on, and with --checkpoint-dir a checkpoint is saved last. A
-    second one ends the process at once; nothing is lost then, since the journal beside the checkpoints is on the disk.
+    Ctrl-C (SIGINT) or SIGTERM leaves the run cleanly: the other members continue, and with --checkpoint-dir a last checkpoint
+    is saved. A second signal ends the process at once. Nothing is lost then, because the journal in --checkpoint-dir is on disk.
     """
     own = {name: value for name, value in given.items() if name in ClientSettings.model_fields}
     settings = load_settings(ClientSettings, own)
@@ -65,16 +65,16 @@ def train(**given: Any) -> int:
     "path",
     type=click.Path(path_type=Path),
     envvar="PSYCHE_IDENTITY_SECRET_KEY_PATH",
-    help="File with our 32-byte Ed25519 key.",
+    help="File with the client's 32-byte Ed25519 key.",
 )
 def show_identity(path: Path | None) -> None:
-    """Print the public half of an identity key, in hex: the name under which a run knows us. The secret half is never shown."""
+    """Print the public key of an identity in hex. It identifies the client in a run. The secret key is never shown."""
     from psyche_core.errors import IdentityError
     from psyche_core.wire.signing import SecretKey
 
     if path is None:
         message = (
-            "no key file given (-i FILE). Without one, `psyche client train` is somebody new each time. "
+            "no key file given (-i FILE). Without one, `psyche client train` makes a new identity each time. "
             "Make one with `openssl rand 32 > me.key && chmod 600 me.key`"
         )
         raise IdentityError(message)

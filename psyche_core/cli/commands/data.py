@@ -28,7 +28,7 @@ PATH = click.Path(path_type=Path)
 
 @click.group(context_settings={"max_content_width": 110})
 def data() -> None:
-    """Make token files from text, and look into training data."""
+    """Make token files from text, and inspect training data."""
 
 
 @data.command(
@@ -38,24 +38,27 @@ def data() -> None:
     )
 )
 @click.argument("texts", nargs=-1, required=True, type=PATH, metavar="TEXT...")
-@click.option("--tokenizer", type=PATH, required=True, help="A tokenizer.json, or a folder with one (a model's).")
-@click.option("--out", type=PATH, required=True, metavar="DIR", help="Folder to make. It appears complete or not at all.")
+@click.option("--tokenizer", type=PATH, required=True, help="A tokenizer.json, or a folder with one, such as a model's.")
+@click.option("--out", type=PATH, required=True, metavar="DIR", help="Folder to create. It appears complete or not at all.")
 @click.option(
     "--eos", default="auto", show_default=True, metavar="TOKEN",
-    help="What follows every document: a token, its id, none, or auto for the tokenizer's own.",
+    help="End token of every document: a token, its id, none, or auto for the tokenizer's own.",
 )  # fmt: skip
 @click.option(
     "--token-size", "size_name", type=click.Choice(list(TOKEN_SIZES)), default="auto", show_default=True,
-    help="Bytes per token; auto takes 2 where the vocabulary fits.",
+    help="Bytes per token; auto: 2 if the vocabulary fits.",
 )  # fmt: skip
 @click.option(
     "--held-out", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True, metavar="SHARE",
-    help="Share kept out of training, in validation/: the end of each text, or whole lines of .jsonl files.",
+    help="Share for validation, not training: the end of each text, or whole lines of .jsonl files.",
 )  # fmt: skip
 @click.option("--seq-len", type=click.IntRange(1, 2**32 - 1), metavar="N", help="Show how many sequences of N tokens there are.")
 @click.option("--text-key", default="text", show_default=True, metavar="KEY", help="Key of the text in lines of .jsonl files.")
 @click.option(
-    "--workers", type=click.IntRange(1, 1024), metavar="N", help="Threads. The result is the same.  [default: all cores]"
+    "--workers",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Number of threads; does not change the result.  [default: all cores]",
 )
 @click.option("--overwrite", is_flag=True, help="Replace DIR if this command made it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs.")
@@ -166,27 +169,31 @@ def _tell(made: TokenizedTexts, files: int, seq_len: int | None) -> None:
     epilog=example(
         "psyche data inspect corpus --seq-len 2048",
         "psyche data inspect prepared/train-00000.parquet --tokenizer model/ --json",
-        note="Exit status 1 when something is wrong with the data.",
+        note="Exit status 1 if the data has a problem.",
     )
 )
 @click.argument("place", type=PATH, metavar="PATH")
 @click.option("--seq-len", type=click.IntRange(1, 2**32 - 1), metavar="N", help="Count sequences of N tokens.")
-@click.option("--tokenizer", type=PATH, help="Decode the sample, and check ids. [default: the folder's own tokenizer.json]")
+@click.option(
+    "--tokenizer",
+    type=PATH,
+    help="Tokenizer for decoding the sample and checking ids. [default: the folder's own tokenizer.json]",
+)
 @click.option(
     "--token-size", "size_name", type=click.Choice(list(TOKEN_SIZES)), default="auto", show_default=True,
     help="Bytes per token of flat files.",
 )  # fmt: skip
 @click.option(
     "--sample", "sample_at", type=click.IntRange(0, 2**63 - 1), default=0, metavar="N",
-    help="Show what begins at token N (Parquet: at row N).",
+    help="Show a sample from token N on (Parquet: from row N on).",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs.")
 def inspect(place: Path, seq_len: int | None, tokenizer: Path | None, size_name: str, sample_at: int, as_json: bool) -> int:
-    """Show what is in token files or Parquet files: counts, ids, a sample, and what is wrong."""
+    """Show what token files or Parquet files contain: counts, ids, a sample, and problems."""
     from psyche_core.data.inspection import inspect_data
 
     if not place.exists():
-        message = f"there is nothing at {place}; expected token files, Parquet files, or a folder of them"
+        message = f"{place} does not exist; expected token files, Parquet files, or a folder of them"
         raise ConfigError(message)
 
     decode, vocabulary = _decoder(place, tokenizer)
@@ -279,7 +286,7 @@ def _show(place: Path, parts: Mapping[str, Inspection], decode: Callable[[list[i
             table.add_row(Text(printable(name)), *figures)
         console.print(table)
         if len(inspection.files) > SHOWN_FILES:
-            console.print(f"… and {len(inspection.files) - SHOWN_FILES} files more")
+            console.print(f"… and {len(inspection.files) - SHOWN_FILES} more files")
         console.print(Text(_total(inspection)))
         if inspection.sample:
             console.print("sample:", " ".join(map(str, inspection.sample[:16])), "…" if len(inspection.sample) > 16 else "")

@@ -16,14 +16,14 @@ WIDTH_OF_FILES = 200
 
 @click.group(context_settings={"max_content_width": 110})
 def plugins() -> None:
-    """See which plugins are installed, and which are broken and why."""
+    """List the installed plugins, and say which are broken and why."""
 
 
 @plugins.command("list", epilog=example("psyche plugins list --kind optimizer"))
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, for programs.")
 @click.option("--kind", type=click.Choice(KINDS), help="Only plugins of this kind.")
 def list_plugins(as_json: bool, kind: str | None) -> None:
-    """List every plugin: kind, name, distribution, version, status and summary. Broken ones say why."""
+    """List every plugin: kind, name, distribution, version, status and summary, or why it is broken."""
     from dataclasses import asdict
 
     from psyche_core.config.sentences import printable
@@ -52,7 +52,7 @@ def list_plugins(as_json: bool, kind: str | None) -> None:
 @plugins.command("show", epilog=example("psyche plugins show optimizer.Distro"))
 @click.argument("name")
 def show_plugin(name: str) -> None:
-    """Show all that is known of one plugin. NAME is `Name` or `kind.Name`."""
+    """Show everything that is known about a plugin. NAME is `Name` or `kind.Name`."""
     from psyche_core.config.sentences import did_you_mean, printable
     from psyche_core.errors import PluginError
     from psyche_core.plugins import PluginRegistry

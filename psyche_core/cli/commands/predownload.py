@@ -15,7 +15,7 @@ from psyche_core.errors import ConfigError, NoSuchModel
         "psyche predownload --state state.toml",
         "psyche predownload --model-store hf://HuggingFaceTB/SmolLM2-135M",
         "psyche predownload --model-store gs://my-bucket/runs/first-light-step400",
-        note="What is there already is not downloaded again. A private repository or bucket needs its usual credentials "
+        note="Files that exist already are not downloaded again. A private repository or bucket needs its usual credentials "
         "(HF_TOKEN, GOOGLE_APPLICATION_CREDENTIALS, AWS_ACCESS_KEY_ID, …).",
     )
 )
@@ -25,11 +25,13 @@ from psyche_core.errors import ConfigError, NoSuchModel
 @click.option("--revision", help="Commit, branch or tag of that repository.")
 @click.option("--gcs-bucket", help="Bucket of Google Cloud Storage; s3://NAME for one of S3.")
 @click.option("--gcs-prefix", help="Folder of the checkpoint in that bucket.")
-@click.option("--cache-dir", type=click.Path(path_type=Path), help="Folder for downloads of buckets; the system's cache folder.")
+@click.option(
+    "--cache-dir", type=click.Path(path_type=Path), help="Folder for downloads from buckets; default: the system's cache folder."
+)
 @click.option(
     "--base",
     type=click.Path(path_type=Path),
-    help="Folder that a relative path starts from; that of --state FILE, else where we are.",
+    help="Folder at which relative paths start; default: the folder of --state FILE, otherwise the current folder.",
 )
 def predownload(
     state: Path | None,
@@ -41,7 +43,7 @@ def predownload(
     cache_dir: Path | None,
     base: Path | None,
 ) -> None:
-    """Get a model now, whole and checked, so that joining its run later starts at once."""
+    """Download and verify a model now, so that joining its run later needs no download."""
     from psyche_core.config.run_config import Choice, load_run_file
     from psyche_core.config.sentences import printable
     from psyche_core.storage.model_url import parse_model_url
@@ -51,10 +53,10 @@ def predownload(
     from psyche_core.ui.formatting import bytes_text
 
     if sum(place is not None for place in (state, model_store, hub_repo, gcs_bucket)) != 1:
-        message = "say which model: one of --state FILE, --model-store URL, --hub-repo NAME and --gcs-bucket NAME"
+        message = "expected exactly one of --state FILE, --model-store URL, --hub-repo NAME and --gcs-bucket NAME"
         raise ConfigError(message)
     if (revision is not None and hub_repo is None) or (gcs_prefix is not None and gcs_bucket is None):
-        message = "--revision belongs to --hub-repo, and --gcs-prefix to --gcs-bucket"
+        message = "--revision needs --hub-repo, and --gcs-prefix needs --gcs-bucket"
         raise ConfigError(message)
 
     if state is not None:
@@ -74,7 +76,7 @@ def predownload(
     )
     manifest = read_manifest(folder)
     if manifest is None and not any(folder.iterdir()):
-        message = f"{folder} is empty; expected a model as Hugging Face lays it out (config.json, *.safetensors)"
+        message = f"{folder} is empty; expected a model in the Hugging Face layout (config.json, *.safetensors)"
         raise NoSuchModel(message)
     if manifest is None:
         click.echo(printable(f"the model is in {folder}"))
@@ -83,4 +85,4 @@ def predownload(
     verify(folder, manifest)
     size = bytes_text(total_bytes(manifest))
     what = f"the model of step {manifest.step} of run {printable(manifest.run_id, at_most=64)}"
-    click.echo(f"{what} ({size}, every byte as its manifest says) is in {printable(str(folder))}")
+    click.echo(f"{what} ({size}, verified with its manifest) is in {printable(str(folder))}")

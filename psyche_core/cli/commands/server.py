@@ -17,7 +17,7 @@ from psyche_core.errors import ConfigError
 
 @click.group(context_settings={"max_content_width": 110})
 def server() -> None:
-    """Host the coordinator of a run. It moves no weights and never loads torch."""
+    """Host the coordinator of a run. It transfers no model weights and does not load torch."""
 
 
 @server.command(
@@ -30,11 +30,12 @@ def server() -> None:
 def run(**given: Any) -> int:
     """Host a run until it is finished.
 
-    Clients need the address it prints, with the server's public key after the #. Ctrl-C (SIGINT) or SIGTERM stops it; with
-    --save-state-dir it goes on from there when it is started again. SIGUSR1 pauses the run after the epoch's last results are
-    applied, or lets it go on.
+    Clients need the address that it prints, including the server's public key after the #. Ctrl-C (SIGINT) or SIGTERM stops the
+    server; with --save-state-dir it continues the run when it is started again. SIGUSR1 pauses the run after the epoch's last
+    results are applied, or resumes a paused run.
 
-    Exit status: 0 when the run is finished, 130 after SIGINT, 143 after SIGTERM, 2 for what you can mend, 1 for other failures.
+    Exit status: 0 if the run is finished, 130 after SIGINT, 143 after SIGTERM, 2 for an error that you can correct, 1 for other
+    failures.
     """
     settings = load_settings(ServerSettings, given)
     log_to_stderr()
@@ -56,21 +57,21 @@ def run(**given: Any) -> int:
     ),
 )
 @click.option("--state", required=True, type=click.Path(path_type=Path), help="Run file (state.toml).")
-@click.option("--data-config", type=click.Path(path_type=Path), help="Data file (data.toml), of a server or a testnet.")
+@click.option("--data-config", type=click.Path(path_type=Path), help="Data file (data.toml) of a server or a testnet.")
 @click.option(
     "--disk/--no-disk",
     default=True,
-    help="Look at the model's folder and the token files, as `psyche testnet start` would use them.  [default: disk]",
+    help="Also check the model's folder and the token files, as `psyche testnet start` does.  [default: disk]",
 )
 @click.option(
     "--base",
     type=click.Path(path_type=Path),
-    help="Folder that relative paths of the run file start from; its own when not given.",
+    help="Folder at which relative paths of the run file start; default: the run file's folder.",
 )
 def validate_config(state: Path, data_config: Path | None, disk: bool, base: Path | None) -> None:
-    """Check a run's files, down to each plugin's own settings and what they name on disk, and say what the run would be.
+    """Check a run's files, the settings of each plugin, and the files on disk that they name. Print a summary of the run.
 
-    An owner's file without run_id, as `run-manager update-config` takes it, will do. What was not checked is said.
+    A file without run_id, as `run-manager update-config` takes it, is accepted. Notes say what was not checked.
     """
     from psyche_core.cli.disk_checks import Problem, look_at_disk
     from psyche_core.cli.run_files import NAMELESS, load_run
@@ -81,16 +82,18 @@ def validate_config(state: Path, data_config: Path | None, disk: bool, base: Pat
     found = list(look_at_disk(files, base=base or state.parent)) if disk else []
     problems = [finding.sentence for finding in found if isinstance(finding, Problem)]
     if problems:
-        message = "\n".join([*problems, "if model and data lie on other machines only, say --no-disk"])
+        message = "\n".join([*problems, "if model and data are only on other machines, use --no-disk"])
         raise ConfigError(message)
 
     for line in files.summary():
         click.echo(line)
     notes = [finding.sentence for finding in found]
     if files.run.run_id == NAMELESS:
-        notes.append("without a run_id this configures a run that has its name elsewhere; a server needs one")
+        notes.append(
+            "the file has no run_id, so it can only change the configuration of an existing run; a server needs a run_id"
+        )
     if not disk:
-        notes.append("model and data were not looked for")
+        notes.append("model and data were not checked")
     for note in notes:
         click.echo(f"note: {printable(note)}")
     click.echo("OK")

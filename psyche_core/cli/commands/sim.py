@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 MOST_RUNS_SHOWN = 1_000
 """With more runs than this, `--json` prints only their combined figures."""
 
-_HELP = """Attack the protocol with faults and lies, in virtual time. Its invariants are checked after every event.
+_HELP = """Test the protocol with faults and lies, in virtual time. Its invariants are checked after every event.
 
-Each seed is one whole run: a real coordinator and real client machines, with a simulated network, clock, disk and model.
-The seed decides everything: the run's shape, which faults befall it, every delay and every lie. A failure is
-printed with the seed that reproduces it and with a fault script made as small as possible."""
+Each seed is one whole run: a real coordinator and real client state machines, with a simulated network, clock, disk and model.
+The seed determines everything: the run's size, its faults, every delay and every lie. A failure is printed with the seed that
+reproduces it and with a fault script that was reduced as far as possible."""
 
 HELP_OF_FAULTS = """\b
 Kinds of faults:
@@ -45,35 +45,35 @@ Kinds of faults:
 @click.command(
     help=f"{_HELP}\n\n{HELP_OF_FAULTS}",
     epilog=example(
-        "psyche sim --seeds 0:1000 --jobs 2             attack a thousand runs with everything",
-        "psyche sim --seeds 4711 --trace                tell what happens in one run",
+        "psyche sim --seeds 0:1000 --jobs 2             a thousand runs with all kinds of faults",
+        "psyche sim --seeds 4711 --trace                print the timeline of one run",
         "psyche sim --seeds random:200 --faults crash,partition",
-        "psyche sim --script failure.json --trace       play a script again, as --json printed it",
-        note="Exit status 1 when an invariant broke. The same seed and options always give the same run.",
+        "psyche sim --script failure.json --trace       repeat a script that --json printed",
+        note="Exit status 1 if an invariant was broken. The same seed and options always give the same run.",
     ),
 )
 @click.option(
     "--seeds", "seeds_text", default="0:100", show_default=True, metavar="A:B",
-    help="Which runs: A:B (B not included), one seed, a list 3,5,9, or random:N for N fresh ones, which are printed.",
+    help="Seeds of the runs: A:B (without B), one seed, a list 3,5,9, or random:N for N random ones, which are printed.",
 )  # fmt: skip
-@click.option("--clients", type=click.IntRange(1, 64), default=8, show_default=True, help="Members of each run.")
-@click.option("--rounds", type=click.IntRange(1, 1000), default=20, show_default=True, help="Steps each run trains.")
+@click.option("--clients", type=click.IntRange(1, 64), default=8, show_default=True, help="Number of members of each run.")
+@click.option("--rounds", type=click.IntRange(1, 1000), default=20, show_default=True, help="Number of steps of each run.")
 @click.option(
     "--faults", "faults_text", default="all", show_default=True, metavar="KINDS",
-    help="all, none, or kinds separated by commas; each run draws some of them.",
+    help="all, none, or kinds separated by commas; the seed selects some of them for each run.",
 )  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes.")
 @click.option(
     "--trainer", type=click.Choice(["hash", "torch"]), default="hash", show_default=True,
-    help="What members train: whole numbers (fast), or tiny torch models with a real optimizer.",
+    help="Model of the members: whole numbers (fast), or a tiny torch model with a real optimizer.",
 )  # fmt: skip
-@click.option("--script", "script_file", type=click.Path(path_type=Path), help="Play this fault script instead of seeds.")
-@click.option("--trace", is_flag=True, help="Print a timeline: who did what and when. For one run.")
-@click.option("--shrink/--no-shrink", default=True, show_default=True, help="Make the script of a failure smaller.")
+@click.option("--script", "script_file", type=click.Path(path_type=Path), help="Run this fault script instead of seeds.")
+@click.option("--trace", is_flag=True, help="Print a timeline of one run: who did what, and when.")
+@click.option("--shrink/--no-shrink", default=True, show_default=True, help="Reduce the script of a failure.")
 @click.option(
     "--compare",
     is_flag=True,
-    help="Play each run with everybody honest and nothing failing too; --json then prints how much longer runs and steps take.",
+    help="Also run each seed without faults and lies; --json then prints how much longer runs and steps take with them.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs.")
 def sim(
@@ -107,7 +107,7 @@ def sim(
     )
     if trace:
         if len(seeds) != 1:
-            message = f"--trace tells one run; give one seed, not {len(seeds)}"
+            message = f"--trace shows one run; give one seed, not {len(seeds)}"
             raise UserError(message)
         return _play_script(order.script(seeds[0]), trace=True, compare=compare, as_json=as_json)
 
@@ -124,12 +124,12 @@ def parse_seeds(text: str) -> tuple[list[int], bool]:
         if ":" in text:
             first, end = map(int, text.split(":"))
             if first >= end:
-                message = f"--seeds {text} holds no seed: A:B begins with A and ends before B, so B must be larger than A"
+                message = f"--seeds {text} contains no seed: A:B begins with A and ends before B, so B must be larger than A"
                 raise UserError(message)
             return list(_natural(range(first, end))), False
         return list(_natural([int(part) for part in text.split(",")])), False
     except ValueError as error:
-        message = f"--seeds is A:B, a number, numbers with commas, or random:N, got {text!r}"
+        message = f"--seeds must be A:B, a number, numbers separated by commas, or random:N, got {text!r}"
         raise UserError(message) from error
 
 
@@ -144,7 +144,7 @@ def _count(number: int) -> int:
 def _natural(seeds: Sequence[int]) -> Sequence[int]:
     least = min(seeds)
     if least < 0:
-        message = f"--seeds: a seed is a whole number from 0, got {least}"
+        message = f"--seeds: a seed must be a whole number of at least 0, got {least}"
         raise UserError(message)
     return seeds
 
@@ -162,10 +162,10 @@ def parse_faults(text: str) -> tuple[str, ...]:
     kinds = tuple(part.strip() for part in text.split(","))
     for kind in kinds:
         if kind in ("all", "none"):
-            message = f"--faults {text}: {kind} stands alone; leave it or the other kinds out"
+            message = f"--faults {text}: {kind} cannot be combined with other kinds; leave out one or the other"
             raise UserError(message)
         if kind not in KINDS:
-            message = f"{kind!r} is no kind of fault{did_you_mean(kind, KINDS)}"
+            message = f"{kind!r} is not a kind of fault{did_you_mean(kind, KINDS)}"
             raise UserError(message)
     return kinds
 
@@ -298,7 +298,7 @@ def _print(tally: Tally, order: Order) -> None:
     struck = sum(count for kind, count in tally.counts.items() if kind in order.kinds)
     click.echo(
         f"{tally.runs} runs in {tally.seconds:.1f} s ({tally.runs_per_minute:.0f} a minute), {tally.steps} steps trained, "
-        f"{struck} faults struck, {len(tally.findings)} runs broke an invariant"
+        f"{struck} faults occurred, {len(tally.findings)} runs broke an invariant"
     )
     for found in tally.findings:
         _print_finding(found, order)

@@ -21,12 +21,12 @@ def testnet() -> None:
 @testnet.command(
     epilog=example(
         "psyche testnet start --num-clients 3 --config-path examples/local_testnet",
-        note="The folder given with --out then holds report.json, loss.png, events/, logs/ and the checkpoint.",
+        note="The folder given with --out then contains report.json, loss.png, events/, logs/ and the checkpoint.",
     )
 )
 @settings_options(TestnetSettings)
 def start(**given: Any) -> int:
-    """Start a server and clients, watch them to the end, and check that all replicas are equal at each epoch's end."""
+    """Start a server and clients, wait until they end, and check that all replicas are equal at each epoch's end."""
     settings = load_settings(TestnetSettings, given)
     log_to_stderr()
     from psyche_core.cli.run_files import load_run
@@ -41,18 +41,18 @@ def start(**given: Any) -> int:
     )
     backend = registry.load("backend", settings.backend)
     if backend.create_server is None:
-        message = f"the backend {settings.backend} is not one that a testnet can host"
+        message = f"a testnet cannot host the backend {settings.backend}; choose another --backend"
         raise UserError(message)
     testnet = backend.testnet
     lose_route = None if testnet is None else testnet.lose_route
     if settings.lose_route_after is not None and lose_route is None:
-        message = f"the backend {settings.backend} has one way to its coordinator; leave --lose-route-after out"
+        message = f"the backend {settings.backend} has only one route to its coordinator; leave out --lose-route-after"
         raise UserError(message)
     wanted = files.run.config.init_min_clients
     if settings.num_clients < wanted:
         message = (
-            f"--num-clients {settings.num_clients} are fewer than the init_min_clients = {wanted} that run {files.run.run_id} "
-            f"waits for; start {wanted} or more, or change the run file"
+            f"--num-clients {settings.num_clients} is less than init_min_clients = {wanted} of run {files.run.run_id}; "
+            f"start at least {wanted} clients, or change the run file"
         )
         raise UserError(message)
     member_options = None if testnet is None else testnet.member_options

@@ -53,7 +53,7 @@ class FileStamp:
             if not os.access(path, os.R_OK):
                 raise PermissionError(13, "Permission denied")
         except OSError as error:
-            message = f"cannot read the data file {path}: {error.strerror}; make it readable or take it away"
+            message = f"cannot read the data file {path}: {error.strerror}; make it readable or remove it"
             raise InputError(message) from error
 
         return cls(path, status.st_size, status.st_mtime_ns)
@@ -63,13 +63,13 @@ class FileStamp:
         try:
             status = self.path.stat()
         except OSError as error:
-            message = f"cannot read {self.path}, which was there before: {error.strerror}; put it back or start again"
+            message = f"cannot read {self.path}, which existed before: {error.strerror}; restore it or start again"
             raise DataError(message) from error
 
         if (status.st_size, status.st_mtime_ns) != (self.size, self.changed):
             message = (
                 f"{self.path} changed while it was in use (it had {self.size} bytes, now {status.st_size}); "
-                "put the old file back or start again, so that everybody reads the same tokens"
+                "restore the old file or start again, so that all members read the same tokens"
             )
             raise DataError(message)
 
@@ -154,11 +154,11 @@ def _load(place: Path, header: Mapping[str, Any]) -> DatasetIndex | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        logger.warning("the data index %s cannot be used (%s); it is made again", place, error)
+        logger.warning("the data index %s cannot be used (%s); it is rebuilt", place, error)
         return None
 
     if found != header or not sound:
-        logger.warning("the data index %s is of other files than are there now; it is made again", place)
+        logger.warning("the data index %s does not match the present files; it is rebuilt", place)
         return None
 
     return index

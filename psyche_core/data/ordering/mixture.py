@@ -80,7 +80,7 @@ def normalised_weights(lengths: Sequence[int], weights: Sequence[float] | None) 
     for value in values:  # not sum(), which is exact only in newer Pythons: all members need the same bits
         total += value
     if weights is not None and not (all(value > 0 for value in values) and math.isfinite(total)):
-        message = f"weights of a mixture must be positive numbers, got {values}; leave out a source that is not wanted"
+        message = f"weights of a mixture must be positive numbers, got {values}; leave out sources that should not be used"
         raise DataError(message)
 
     return tuple(value / total for value in values) if total else (0.0,) * len(values)

@@ -88,7 +88,7 @@ def pieces(paths: Iterable[Path], *, held_out: float = 0.0, text_key: str = "tex
                 else:
                     yield from _text_document(stream, path, held_out)
         except OSError as error:
-            message = f"cannot read the text {path}: {error.strerror}; make it readable or leave it out"
+            message = f"cannot read the text {path}: {error.strerror}; make it readable or leave out the file"
             raise DataError(message) from error
 
 
@@ -125,7 +125,7 @@ def _without_surrogates(text: str, path: Path, number: int) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        message = f"line {number} of {path} has half a character ({error.object[error.start]!r}), which is no text"
+        message = f"line {number} of {path} has an unpaired surrogate ({error.object[error.start]!r}), which is not valid text"
         raise DataError(message) from error
 
     return text

@@ -100,7 +100,7 @@ def tokenize_texts(
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".partial"))
     except OSError as error:
-        message = f"cannot write beside {folder}: {error.strerror}; choose another folder"
+        message = f"cannot write to {folder.parent}: {error.strerror}; choose another folder"
         raise DataError(message) from error
 
     try:
@@ -128,7 +128,7 @@ def tokenize_texts(
         _write_description(partial / DESCRIPTION, made, source)
         _publish(partial, folder)
     except OSError as error:
-        message = f"cannot write {folder}: {error.strerror}; nothing of it was kept"
+        message = f"cannot write {folder}: {error.strerror}; the incomplete files were removed"
         raise DataError(message) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -150,14 +150,14 @@ def _check_target(folder: Path, *, overwrite: bool) -> None:
         if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
             return
     except OSError as error:
-        message = f"cannot look into {folder}: {error.strerror}; choose another folder"
+        message = f"cannot read {folder}: {error.strerror}; choose another folder"
         raise DataError(message) from error
 
     if described(folder) is None:
-        message = f"{folder} is there already and was not made by this command; choose another folder"
+        message = f"{folder} exists already and was not made by this command; choose another folder"
         raise InputError(message)
     if not overwrite:
-        message = f"{folder} is there already; choose another folder, or replace it with --overwrite"
+        message = f"{folder} exists already; choose another folder, or replace it with --overwrite"
         raise InputError(message)
 
 

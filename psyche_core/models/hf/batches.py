@@ -115,7 +115,7 @@ def _positions(samples: Samples, *, max_seq_len: int) -> NDArray[np.int64] | Non
     for row, lengths in enumerate(_texts(samples)):
         starts = np.cumsum(lengths)[:-1]  # start of every text except the first
         if bool((positions[row, starts] == positions[row, starts - 1] + 1).any()):
-            message = f"position_ids of sample {row} count on where its sequence_lengths say that another text begins"
+            message = f"position_ids of sample {row} do not restart at 0 where its sequence_lengths say that another text begins"
             raise ModelError(message)
     return positions
 

@@ -53,7 +53,7 @@ class HfModel(Model):
         self._keeps_texts_apart = False  # checked at the first packed batch
         if self._first.sees_later_tokens():
             message = (
-                f"model_type {configuration.model_type!r} in {configuration.source} predicts a token from what comes after it, "
+                f"model_type {configuration.model_type!r} in {configuration.source} predicts a token from later tokens, "
                 "so it cannot be trained as a causal language model; is is_decoder missing in its config.json?"
             )
             raise ModelError(message)
@@ -124,8 +124,8 @@ class HfModel(Model):
         if batch.packed and not self._keeps_texts_apart:
             if self._first.mixes_packed_texts():
                 message = (
-                    f"model_type {self._configuration.model_type!r} cannot keep texts apart that are packed into one sequence; "
-                    "use data with one text in each"
+                    f"model_type {self._configuration.model_type!r} cannot separate texts that are packed into one sequence; "
+                    "use data with one text per sequence"
                 )
                 raise ModelError(message)
             self._keeps_texts_apart = True

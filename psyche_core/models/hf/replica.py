@@ -128,7 +128,7 @@ def checkpoint_gradients(module: Any) -> None:
     layers: list[Any] = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if not layers or not module.supports_gradient_checkpointing:
         kind = type(module).__name__
-        message = f"{kind} has no layers whose gradients can be checkpointed; do without --gradient-checkpointing"
+        message = f"{kind} does not support gradient checkpointing; leave out --gradient-checkpointing"
         raise ModelError(message)
 
     # layers use no random numbers (no dropout), so the generator's state is not needed for the second computation

@@ -78,7 +78,7 @@ class ShardWriter:
                 for planned in shard:
                     name, tensor = next(tensors, ("", torch.empty(0)))
                     if (name, tuple(tensor.shape)) != (planned.name, planned.shape):
-                        message = f"tensor {planned.name} {planned.shape} was planned, got {name!r} {tuple(tensor.shape)}"
+                        message = f"expected tensor {planned.name} {planned.shape}, got {name!r} {tuple(tensor.shape)}"
                         raise ValueError(message)
                     _write_values(file, tensor, planned.dtype)
                 file.flush()

@@ -158,13 +158,14 @@ def _refuse_unusable(source: Path) -> None:
     """Raise ModelError if the folder has weights that we do not read, because random weights must never replace trained ones."""
     for path in sorted(source.glob("*.safetensors")):
         message = (
-            f"{path} is neither {WEIGHTS_FILE} nor named by a {INDEX_FILE}; add what is missing, or remove it to start at random"
+            f"{path} is neither {WEIGHTS_FILE} nor in a {INDEX_FILE}; add the index, or remove the file to start with "
+            "random weights"
         )
         raise ModelError(message)
     for pattern in _OTHER_FORMATS:
         for path in source.glob(pattern):
             message = (
-                f"{path} holds weights in a format that is not read; convert them to safetensors, or remove it to start at random"
+                f"{path} has an unsupported weight format; convert it to safetensors, or remove it to start with random weights"
             )
             raise ModelError(message)
 
@@ -179,7 +180,7 @@ def _check_tie(module: Any, configuration: Configuration) -> None:
     if tied and output is not None and output.weight is not module.get_input_embeddings().weight:
         message = (
             f"the weights in {configuration.source} do not fit its config.json: tie_word_embeddings is true, but the output "
-            "embedding differs from the input's; say false if they are meant to differ"
+            "embedding differs from the input's; set it to false if they are meant to differ"
         )
         raise ModelError(message)
 

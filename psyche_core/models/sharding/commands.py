@@ -97,7 +97,7 @@ def decode(data: bytes) -> Command:
         message = f"version {version} of a command is not {VERSION}; install the same psyche-core on all machines"
         raise WireError(message)
     if name not in _KINDS:
-        message = f"{name!r:.40} is no kind of command"
+        message = f"{name!r:.40} is not a kind of command"
         raise WireError(message)
 
     return _KINDS[name](**_checked(_KINDS[name], given))

@@ -202,6 +202,6 @@ def _local_ranks(parallelism: Parallelism) -> int:
         message = f"of {parallelism.ranks} ranks, 1 to {parallelism.ranks} run on this machine, got {local}"
         raise ModelError(message)
     if local < parallelism.ranks and (parallelism.bind is None or parallelism.secret is None):
-        message = "ranks on other machines need an address to join at and a secret: --sidecar-bind and --sidecar-secret-file"
+        message = "ranks on other machines need an address and a secret: --sidecar-bind and --sidecar-secret-file"
         raise ModelError(message)
     return local

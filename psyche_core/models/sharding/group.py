@@ -48,7 +48,7 @@ class TorchGroup(RankGroup):
 
     def __init__(self, store: Store, meeting: Meeting, *, rank: int, device: torch.device, local: bool) -> None:
         if dist.is_initialized():
-            message = "this process has a divided model already, and torch knows one group of processes at a time"
+            message = "this process already has a divided model; torch supports one process group at a time"
             raise ModelError(message)
 
         self._rank, self._data, self._tensor = rank, meeting.world_size, 1
@@ -69,7 +69,7 @@ class TorchGroup(RankGroup):
     def divide(self, *, data: int, tensor: int) -> None:
         """Form data and tensor groups of these sizes, replacing earlier ones. A collective call. Raises ModelError."""
         if data * tensor != dist.get_world_size():
-            message = f"{dist.get_world_size()} ranks do not make {data} times {tensor}"
+            message = f"{data} times {tensor} ranks were requested, but the group has {dist.get_world_size()}"
             raise ModelError(message)
         self._data, self._tensor = data, tensor
         with _interface(local=self._local):

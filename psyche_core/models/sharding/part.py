@@ -118,7 +118,9 @@ class Part:
         values: dict[str, torch.Tensor] = {}
         for name, buffer in sorted(module.named_buffers()):
             if given is not None and (name not in given or given[name].shape != buffer.shape):
-                message = f"buffer {name} of the model is not what its config.json says; it cannot be divided"
+                message = (
+                    f"buffer {name} of the model differs from the one that its config.json defines; the model cannot be divided"
+                )
                 raise ModelError(message)
 
             value = buffer if given is None else given[name].detach().to(buffer.dtype)

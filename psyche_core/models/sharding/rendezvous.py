@@ -60,7 +60,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Split `HOST:PORT` into its two parts. Raises ModelError."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        message = f"{address!r} is no address to bind; write HOST:PORT, for instance 192.168.1.10:29400"
+        message = f"{address!r} is not an address; expected HOST:PORT, for instance 192.168.1.10:29400"
         raise ModelError(message)
     return host.strip("[]"), int(port)
 
@@ -160,7 +160,7 @@ def join(store: Store, *, rank: int, world_size: int, secret: bytes, seconds: fl
             case [int(protocol), str(version), int(size), str(backend), bytes(nonce)]:
                 pass
             case _:
-                message = "what answers is no client that waits for sidecars"
+                message = "the program at this address is not a client that waits for sidecars"
                 raise ModelError(message)
         if (protocol, version) != (PROTOCOL, torch.__version__):
             message = f"the client has protocol {protocol} and torch {version}, this machine {PROTOCOL} and {torch.__version__}"
@@ -173,7 +173,7 @@ def join(store: Store, *, rank: int, world_size: int, secret: bytes, seconds: fl
         where = f"{socket.gethostname()}, process {os.getpid()}"
         mine = encode([where, _proof(secret, nonce, "join", rank), secrets.token_bytes(8)]).hex()  # random bytes make it unique
         if bytes(store.compare_set(key, "", mine)) != mine.encode():
-            message = f"rank {rank} has joined already; give each machine a --start-rank of its own"
+            message = f"rank {rank} has joined already; give each machine a different --start-rank"
             raise ModelError(message)
         store.wait([answer], timedelta(seconds=seconds))
         given = _read(store.get(answer))
@@ -181,12 +181,12 @@ def join(store: Store, *, rank: int, world_size: int, secret: bytes, seconds: fl
         message = f"the client did not answer within {seconds:g} s; is it still running?"
         raise ModelError(message) from error
     except WireError as error:
-        message = f"the client's store holds something else than a greeting: {error}"
+        message = f"the client's store contains no valid greeting: {error}"
         raise ModelError(message) from error
 
     if given != [True, _proof(secret, nonce, "answer", rank)]:
         store.delete_key(answer)
-        message = f"rank {rank} was refused: the secret is not the client's; give both the same --secret-file"
+        message = f"rank {rank} was rejected: its secret differs from the client's; use the same secret file for both"
         raise ModelError(message)
     return Meeting(world_size=size, backend=backend, prefix=_proof(secret, nonce, "group", 0).hex())
 
@@ -200,7 +200,7 @@ def _read(value: bytes) -> object:
     try:
         data = bytes.fromhex(value.decode())
     except ValueError as error:
-        message = "a value in the store is no hex"
+        message = "a value in the store is not hexadecimal"
         raise WireError(message) from error
     return decode(data, max_bytes=MAX_BYTES)
 

@@ -75,7 +75,7 @@ class Watch:
             try:
                 sentence = self._problem() or self._look(seen)
             except (DistError, RuntimeError):  # the store ended with rank 0
-                sentence = "the client (rank 0) is gone"
+                sentence = "the client (rank 0) has ended"
             if sentence is not None and not self._stop.is_set():
                 report_failure(self._store, sentence)
                 self._lost(sentence)

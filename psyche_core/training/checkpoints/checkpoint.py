@@ -82,7 +82,9 @@ def set_aside(
             continue
 
         renamed.append(
-            _renamed(path, abandoned_name(path), f"cannot set aside the checkpoint {path}, which the run has left behind")
+            _renamed(
+                path, abandoned_name(path), f"cannot rename the checkpoint {path}, which is no longer part of the run's history"
+            )
         )
     return renamed
 
@@ -103,12 +105,12 @@ def take_back(folder: Path, run_id: str, *, signed: Callable[[CheckpointManifest
 
         target = checkpoint_path(folder, run_id, manifest.step)
         if not target.exists():
-            renamed.append(_renamed(path, target, f"cannot give the checkpoint {path} its name back"))
+            renamed.append(_renamed(path, target, f"cannot restore the name of the checkpoint {path}"))
     return renamed
 
 
 def _renamed(path: Path, target: Path, problem: str) -> Path:
-    """Rename a folder; returns its new path. problem: begins the message of the ModelError if the disk refuses."""
+    """Rename a folder; returns its new path. problem: first part of the message of the ModelError for a disk error."""
     try:
         return path.rename(target)
     except OSError as error:

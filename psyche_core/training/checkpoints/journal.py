@@ -64,7 +64,7 @@ def journal_path(folder: Path, run_id: str) -> Path:
 
 
 def earlier_path(path: Path) -> Path:
-    """Where the journal before the one at `path` lies."""
+    """Return the path of the journal before the one at `path`."""
     return path.with_name(f"{path.stem}-earlier{path.suffix}")
 
 
@@ -100,7 +100,7 @@ def claim(folder: Path, run_id: str) -> io.FileIO:
 
     if not alone:
         guard.close()
-        message = f"another process keeps the journal {path}; give each client a folder of checkpoints of its own"
+        message = f"another process uses the journal {path}; give each client its own folder of checkpoints"
         raise ConfigError(message)
 
     return guard
@@ -241,7 +241,9 @@ class Journal:
 
         if not file.has_payload(result.payload_hash):
             if hashlib.sha256(payload).digest() != result.payload_hash:
-                message = f"a result of step {result.step} is not what its hash names; the journal {self._path} does not take it"
+                message = (
+                    f"a result of step {result.step} does not match its hash, so it is not added to the journal {self._path}"
+                )
                 raise ModelError(message)
 
             self._make_room(len(payload))
@@ -285,7 +287,7 @@ class Journal:
         """
         file = self._file
         if file is None:
-            message = f"the journal {self._path} holds nothing to go back in"
+            message = f"the journal {self._path} is empty, so it cannot go back"
             raise ModelError(message)
 
         if step < file.header.base_step:
@@ -336,7 +338,7 @@ class Journal:
 
         self._tell(
             f"the coordinator went back to before our last checkpoint, so the journal that begins with step {header.base_step} "
-            f"is used; the newer one is of a history that the run has left, and lies in {target.name} now"
+            f"is used; the newer one is no longer part of the run's history, and was renamed to {target.name}"
         )
         return self.read()
 
@@ -361,13 +363,13 @@ class Journal:
         if header.instance != self._instance or generation not in (None, header.generation):
             file.close()
             was = f"generation {header.generation} of the run, which is in generation {generation}"
-            self._set_aside("it is of another run" if header.instance != self._instance else f"it is of {was}")
+            self._set_aside("it belongs to another run" if header.instance != self._instance else f"it belongs to {was}")
             return None
 
         if file.lost:
             self._tell(
-                f"the journal {self._path} ended in {file.lost} bytes that are no whole records; they are cut off, "
-                f"and it counts up to step {file.last_step}"
+                f"the last {file.lost} bytes of the journal {self._path} are not a complete record; they were removed, "
+                f"and the journal now ends with step {file.last_step}"
             )
         self._adopt(file)
         found = Recovered(header=header, rounds=tuple(file.rounds), pending=tuple(file.pending), payload=self.payload)
@@ -384,15 +386,15 @@ class Journal:
         except (OSError, WireError) as error:
             raise ModelError(self._unreadable(error)) from error
 
-        message = f"the journal {self._path} does not hold payload {payload_hash.hex()[:16]}…"
+        message = f"the journal {self._path} does not contain payload {payload_hash.hex()[:16]}…"
         raise ModelError(message)
 
     # ------------------------------------------------------------------------------------------------------------ inside
 
     def _usable(self) -> JournalFile:
         if self._file is None or self._gap:
-            reason = "has a gap, since its disk was full for too long" if self._gap else "has no base yet"
-            message = f"the journal {self._path} {reason}; it begins anew with the next checkpoint"
+            reason = "has a gap, because its disk was full for too long" if self._gap else "has no base yet"
+            message = f"the journal {self._path} {reason}; it restarts with the next checkpoint"
             raise ModelError(message)
 
         return self._file
@@ -402,7 +404,7 @@ class Journal:
         try:
             file.add(record)
         except WireError as error:
-            message = f"the journal {self._path} does not take a record of step {record.step}: {error}"
+            message = f"a record of step {record.step} cannot be added to the journal {self._path}: {error}"
             raise ModelError(message) from error
 
     def _make_room(self, count: int) -> None:
@@ -415,7 +417,7 @@ class Journal:
 
     @contextmanager
     def _replacement(self, header: Header, *, keep: bool = False) -> Iterator[JournalFile]:
-        """A new file to fill, which takes the place of the journal's when the block ends. Raises ModelError.
+        """A new file to write. It replaces the journal's file when the block ends. Raises ModelError.
 
         keep: whether the old one becomes the earlier one.
         """
@@ -439,7 +441,7 @@ class Journal:
                     path.unlink()
                 raise
         except (OSError, WireError) as error:
-            message = f"the journal {self._path} could not begin anew with step {header.base_step}: {_reason(error)}"
+            message = f"the journal {self._path} could not be restarted with step {header.base_step}: {_reason(error)}"
             raise ModelError(message) from error
 
         self._adopt(new)
@@ -460,7 +462,7 @@ class Journal:
         except OSError as error:
             raise ModelError(self._unreadable(error)) from error
 
-        self._tell(f"the journal {self._path} is not used: {reason}; it lies in {target.name} now")
+        self._tell(f"the journal {self._path} is not used: {reason}; it was renamed to {target.name}")
 
     def _unreadable(self, error: Exception) -> str:
         return f"the journal {self._path} cannot be read: {_reason(error)}"
@@ -472,7 +474,7 @@ def _replacement_path(path: Path) -> Path:
 
 
 def _newest(records: Iterable[StoredResult | AppliedRound], *, after: int) -> set[StoredResult | AppliedRound]:
-    """Return the newest results of each slot and step after `after`. So a run that goes back often does not keep ever more."""
+    """Return the newest results of each slot and step after `after`: a bounded number, however often the run goes back."""
     found: dict[tuple[int, int], deque[StoredResult]] = {}
     for each in records:
         if isinstance(each, StoredResult) and each.step > after:

@@ -231,7 +231,7 @@ class JournalFile:
             if record.step > self.last_step:
                 self.pending.append(record)
         elif record.step != self.last_step + 1:
-            message = f"it goes on with step {self.last_step + 1}, got step {record.step}"
+            message = f"expected step {self.last_step + 1}, got step {record.step}"
             raise WireError(message)
         else:
             self.last_step = record.step

@@ -35,11 +35,11 @@ def replay(trainer: Replayable, recovered: Recovered, *, until: int, start: int 
     base = recovered.header.base_step
     at = base if start is None else start
     if not base <= at <= recovered.last_step:
-        message = f"the journal goes from step {base} to step {recovered.last_step}, and the model is of step {at}"
+        message = f"the journal covers steps {base} to {recovered.last_step}, but the model is that of step {at}"
         raise ModelError(message)
 
     if at == base and trainer.full_digest() != recovered.header.base_digest:
-        message = f"the journal does not begin with this model, but with another one of step {base}"
+        message = f"the journal begins with another model of step {base} than this one"
         raise ModelError(message)
 
     for applied in recovered.rounds[at - base : max(until - base, 0)]:

@@ -77,7 +77,7 @@ class CheckpointManifest(_Table):
     """The content of `psyche.json`. The fields are those of `Facts`, and the tensors and other files by name.
 
     Version 1 has no digest and no generation, versions up to 3 have no instance. They can still be read, but a member does not
-    take its own ones for checkpoints of its run, unless their digest is signed.
+    treat its own checkpoints of these versions as part of its run, unless their digest is signed.
     """
 
     version: Literal[1, 2, 3, 4]
@@ -143,7 +143,7 @@ def parse_manifest(text: bytes, *, source: str) -> CheckpointManifest:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "it"
-        message = f"{source} is no manifest of a checkpoint: {place}: {first['msg']}"
+        message = f"{source} is not a checkpoint manifest: {place}: {first['msg']}"
         raise ModelError(message) from error
 
 
@@ -158,10 +158,10 @@ def verify(directory: Path, manifest: CheckpointManifest) -> None:
         for file_name, plain in manifest.files.items():
             path = directory / file_name
             if path.stat().st_size != plain.bytes or _digest_of(path, 0, plain.bytes) != plain.sha256:
-                message = f"{path} is not the file that {MANIFEST_FILE} lists; get the checkpoint again"
+                message = f"{path} differs from the file listed in {MANIFEST_FILE}; download the checkpoint again"
                 raise ModelError(message)
     except OSError as error:
-        message = f"the checkpoint in {directory} is not whole: {error.filename}: {error.strerror}"
+        message = f"the checkpoint in {directory} is incomplete: {error.filename}: {error.strerror}"
         raise ModelError(message) from error
 
 
@@ -170,10 +170,10 @@ def _compare(path: Path, listed: Mapping[str, TensorEntry]) -> None:
     for name in listed.keys() | found.keys():
         if name not in listed or name not in found:
             where = "is not in its file" if name in listed else "is not listed"
-            message = f"tensor {name} of {path} {where}; get the checkpoint again"
+            message = f"tensor {name} of {path} {where}; download the checkpoint again"
             raise ModelError(message)
         if listed[name] != found[name]:
-            message = f"tensor {name} of {path} is not the one that {MANIFEST_FILE} lists; get the checkpoint again"
+            message = f"tensor {name} of {path} differs from the one listed in {MANIFEST_FILE}; download the checkpoint again"
             raise ModelError(message)
 
 
@@ -192,7 +192,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, TensorEntry]]:
                 digest = _digest_of(path, start + first, last - first)
                 yield name, TensorEntry(file=path.name, dtype=dtype, shape=tuple(shape), sha256=digest)
             case _:
-                message = f"{path} is cut or damaged: tensor {name!r:.80} does not lie in it; get the checkpoint again"
+                message = f"{path} is cut or damaged: tensor {name!r:.80} is outside the file; download the checkpoint again"
                 raise ModelError(message)
 
 
@@ -204,11 +204,11 @@ def _header(path: Path) -> tuple[int, dict[str, Any]]:
             text = file.read(length) if length <= MAX_HEADER_BYTES else b""
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
-        message = f"{path} is no safetensors file, or its beginning is damaged; get the checkpoint again"
+        message = f"{path} is not a safetensors file, or its beginning is damaged; download the checkpoint again"
         raise ModelError(message) from error
 
     if not isinstance(header, dict):
-        message = f"{path} is no safetensors file: its header is no table; get the checkpoint again"
+        message = f"{path} is not a safetensors file: its header is not a table; download the checkpoint again"
         raise ModelError(message)
 
     return 8 + length, header

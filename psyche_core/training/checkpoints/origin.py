@@ -126,13 +126,13 @@ def newest_own(
                 continue
             if not trusted(manifest):
                 tell(
-                    f"our own checkpoint {path} is passed over: it belongs to an earlier run of this name, or to a history that "
+                    f"our own checkpoint {path} is ignored: it belongs to an earlier run of this name, or to a history that "
                     f"the run has left (its generation is {manifest.generation})"
                 )
                 continue
             verify(path, manifest)
         except ModelError as error:
-            tell(f"our own checkpoint is passed over: {error}")
+            tell(f"our own checkpoint is ignored: {error}")
             continue
 
         return Origin(path, manifest.step)
@@ -155,7 +155,7 @@ def held(
                 continue
             verify(path, manifest)
         except ModelError as error:
-            (tell or _silence)(f"our own checkpoint does not count: {error}")
+            (tell or _silence)(f"our own checkpoint is not offered: {error}")
             continue
 
         found.append((manifest.step, ends[manifest.step]))
@@ -187,7 +187,7 @@ def _newer(
 
     A stored model of a step after `at_most` counts as unavailable while we have our own.
 
-    ours: the run's id and instance; the step of a stored model of another run says nothing here. Raises ModelError if there is
+    ours: the run's id and instance; the step of a stored model of another run is ignored. Raises ModelError if there is
     neither.
     """
     if saved is not None and saved.step is not None and stored_step is not None and not saved.step <= stored_step <= at_most:
@@ -199,7 +199,7 @@ def _newer(
     except ModelError as error:
         if saved is None:
             raise
-        tell(f"the stored model cannot be had, so our own checkpoint of step {saved.step} is used: {error}")
+        tell(f"the stored model is unavailable, so our own checkpoint of step {saved.step} is used: {error}")
         return saved
 
     stored = manifest.step if manifest is not None and ours == (manifest.run_id, _instance(manifest)) else None

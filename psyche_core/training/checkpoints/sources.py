@@ -81,7 +81,7 @@ def local_folder(checkpoint: Choice, *, base: Path) -> Path | None:
     if not folder.is_dir():
         return None
     if "revision" in settings:
-        message = f"the checkpoint {settings['repo_id']} is a local folder, which has no revision; remove that key"
+        message = f"the checkpoint {settings['repo_id']} is a local folder, which has no revision; remove the key revision"
         raise NoSuchModel(message)
     return folder
 
@@ -98,7 +98,7 @@ def _hub(settings: dict[str, Any], *, base: Path, weights: bool, tell: Tell) -> 
     if not is_hub_name(repo):
         message = (
             f"there is no folder {base / repo}: the checkpoint {printable(repo)!r} is a path, which starts at {base} "
-            "(say --base for another start); a repository of the Hub is written owner/name"
+            "(use --base for another folder); a repository of the Hub is written owner/name"
         )
         raise NoSuchModel(message)
     try:
@@ -113,13 +113,13 @@ def _hub(settings: dict[str, Any], *, base: Path, weights: bool, tell: Tell) -> 
         tell(f"looking for {repo} on the Hub")
         found = hub.snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=ignored)
     except errors.HFValidationError as error:
-        message = f"there is no folder {base / repo}, and {repo!r} is no name of a repository either: {_first_line(error)}"
+        message = f"there is no folder {base / repo}, and {repo!r} is not the name of a repository: {_first_line(error)}"
         raise NoSuchModel(message) from error
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.GatedRepoError) as error:
         at = f" at revision {revision}" if revision else ""
         message = (
-            f"the Hub has no repository {repo}{at} for us, and there is no folder {base / repo}; check the name, or log in "
-            "(`hf auth login`, or HF_TOKEN) if it is private"
+            f"the Hub has no repository {repo}{at} that we may read, and there is no folder {base / repo}; check the "
+            "name, or log in (`hf auth login`, or HF_TOKEN) if it is private"
         )
         raise NoSuchModel(message) from error
     except Exception as error:  # no network or no space: many exception types; the cache may have the files
@@ -130,7 +130,7 @@ def _hub(settings: dict[str, Any], *, base: Path, weights: bool, tell: Tell) -> 
         except Exception:  # as above
             message = (
                 f"there is no folder {base / repo}, {repo} is not in the Hub's cache, and the Hub cannot be reached: "
-                f"{_first_line(error)}; download it where there is a network (`psyche predownload`), or name a folder"
+                f"{_first_line(error)}; download it with a working network (`psyche predownload`), or name a folder"
             )
             raise ModelError(message) from error
 
@@ -166,10 +166,10 @@ def _bucket(settings: dict[str, Any], *, cache: Path, weights: bool, tell: Tell)
     except NoSuchBucket as error:
         raise NoSuchModel(str(error)) from error
     except StoreError as error:
-        message = f"the checkpoint in {where} cannot be had: {error}"
+        message = f"the checkpoint in {where} cannot be downloaded: {error}"
         raise ModelError(message) from error
     except OSError as error:
-        message = f"the checkpoint in {where} cannot be kept under {cache}: {error.strerror or error}"
+        message = f"the checkpoint in {where} cannot be saved in {cache}: {error.strerror or error}"
         raise ModelError(message) from error
 
     return _with_config(folder, where)
@@ -183,7 +183,9 @@ def _without_manifest(store: ObjectStore, start: str, *, where: str, cache: Path
     names = [name.removeprefix(start) for name in store.names(start)]
     wanted = [name for name in names if "/" not in name and _is_wanted(name, weights=weights)]
     if "config.json" not in wanted:
-        message = f"{where} holds no checkpoint: no {MANIFEST_FILE} and no config.json; got {', '.join(names[:5]) or 'nothing'}"
+        message = (
+            f"{where} contains no checkpoint: no {MANIFEST_FILE} and no config.json; got {', '.join(names[:5]) or 'nothing'}"
+        )
         raise NoSuchModel(message)
 
     folder = _place(cache, where, "unlisted", "whole" if weights else "description")

@@ -74,7 +74,7 @@ class HubStore:
                 delete_patterns=["*.safetensors", "*.safetensors.index.json"],
             )
         except Exception as error:  # huggingface_hub raises its own exceptions, those of its HTTP client and those of the system
-            message = f"the Hub did not take it into {self._repo}: {_first_line(error)}"
+            message = f"the Hub did not accept it in {self._repo}: {_first_line(error)}"
             raise StoreError(message) from error
 
         return Choice("Hub", {"repo_id": self._repo, "revision": str(commit.oid)})

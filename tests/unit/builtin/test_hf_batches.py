@@ -97,7 +97,7 @@ def test_parts_hold_the_rows_in_order() -> None:
         (row(3, position_ids=struct.pack("<3I", 0, 1, 2**32 - 1)), "position 4294967295 is beyond"),
         (
             row(4, sequence_lengths=((2, 2),), position_ids=struct.pack("<4I", 0, 1, 2, 3)),
-            "position_ids of sample 0 count on where its sequence_lengths say that another text begins",
+            "position_ids of sample 0 do not restart at 0 where its sequence_lengths say that another text begins",
         ),
         (row(101), "2 to 100 tokens"),
         (Samples(b"", 0, 5, 2), "at least one sequence"),

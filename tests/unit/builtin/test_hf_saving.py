@@ -224,7 +224,7 @@ def test_files_and_folder_are_flushed_before_the_name_appears(
 
 def test_a_writer_refuses_what_was_not_planned(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path, [[Planned("a", torch.float32, (2,)), Planned("b", torch.float32, (3,))]])
-    with pytest.raises(ValueError, match=r"tensor b \(3,\) was planned, got 'b' \(4,\)"):
+    with pytest.raises(ValueError, match=r"expected tensor b \(3,\), got 'b' \(4,\)"):
         writer.write(iter([("a", torch.zeros(2)), ("b", torch.zeros(4))]))
 
 

@@ -99,7 +99,8 @@ async def test_a_data_set_in_the_hubs_cache_needs_no_network(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["somebody/others", "nowhere"])
 async def test_a_data_set_that_cannot_be_had_is_one_sentence(tmp_path: Path, name: str) -> None:
     with pytest.raises(
-        DataError, match=f"/{name} does not exist, and {name} is neither a folder here nor a data set that could be downloaded"
+        DataError,
+        match=f"/{name} does not exist, and {name} is neither a folder on this machine nor a data set that could be downloaded",
     ):
         async with PreprocessedData(name, sequence_length=1, base=tmp_path):
             pass

@@ -153,14 +153,14 @@ def test_a_server_that_serves_no_data_takes_no_data_file(psyche: Psyche, local_t
     swap("state.toml", 'Server = "127.0.0.1:', 'Local = "')(config)
     result = psyche("server", "run", "--state", config / "state.toml", "--data-config", config / "data.toml")
     assert result.code == 2
-    assert "leave --data-config out" in result.err
+    assert "leave out --data-config" in result.err
 
 
 def test_validate_config_says_which_part_it_did_not_check(psyche: Psyche, local_testnet: LocalTestnet) -> None:
     config = local_testnet()
     result = psyche("server", "validate-config", "--state", config / "state.toml")
     assert (result.code, result.err) == (0, "")
-    assert "note: what the server would serve (data_location.Server) was not checked; give --data-config" in result.out
+    assert "note: the server's data (data_location.Server) was not checked; give --data-config" in result.out
     swap("state.toml", 'Server = "127.0.0.1:', 'Server = "127.0.0.1')(config)
     assert psyche("server", "validate-config", "--state", config / "state.toml").code == 2, "the address is read all the same"
 
@@ -173,7 +173,7 @@ def test_validate_config_takes_what_update_config_takes(psyche: Psyche, local_te
     (config / "state.toml").rename(config / "config.toml")
     result = psyche("server", "validate-config", "--state", config / "config.toml", "--no-disk")
     assert (result.code, result.err) == (0, "")
-    assert "note: without a run_id" in result.out
+    assert "note: the file has no run_id" in result.out
     result = psyche("server", "run", "--state", config / "config.toml")
     assert result.code == 2
     assert "run_id: missing" in result.err
@@ -258,7 +258,7 @@ def test_validate_config_looks_at_what_is_on_disk(
     result = psyche("server", "validate-config", "--state", config / "state.toml", "--data-config", config / "data.toml")
     assert (result.code, result.out) == (2, "")
     assert said.format(config=config) in result.err
-    assert "say --no-disk" in result.err
+    assert "use --no-disk" in result.err
     assert sorted(config.rglob("*")) == before, "nothing is written"
     assert psyche("server", "validate-config", "--state", config / "state.toml", "--no-disk").code == 0
 
@@ -317,8 +317,8 @@ def test_validate_config_looks_where_it_is_told(psyche: Psyche, local_testnet: L
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (place_model('repo_id = "owner/name"'), "the model owner/name is no folder here ({config}/owner/name), so a repository"),
-        (place_data('Preprocessed = "owner/texts"'), "the data set owner/texts is no folder here ({config}/owner/texts)"),
+        (place_model('repo_id = "owner/name"'), "the model owner/name is not a folder here ({config}/owner/name)"),
+        (place_data('Preprocessed = "owner/texts"'), "the data set owner/texts is not a folder here ({config}/owner/texts)"),
     ],
 )
 def test_validate_config_names_what_it_cannot_see(psyche: Psyche, local_testnet: LocalTestnet, change: Change, said: str) -> None:
@@ -338,7 +338,7 @@ def test_validate_config_takes_the_examples_as_a_testnet_would(
     config = tmp_path / "examples" / "solana_testnet"
     result = psyche("server", "validate-config", "--state", config / "state.toml", "--data-config", config / "data.toml")
     assert (result.code, result.err) == (0, "")
-    assert "local_testnet/data are made at first use" in result.out
+    assert "local_testnet/data will be made at first use" in result.out
     alone = psyche("server", "validate-config", "--state", config / "state.toml")
     assert alone.code == 2
     assert "cannot look for token files in" in alone.err
@@ -348,7 +348,7 @@ def test_a_testnet_whose_backend_has_one_way_loses_none(psyche: Psyche, local_te
     start = ("testnet", "start", "--num-clients", 2, "--config-path", local_testnet(), "--out", tmp_path / "out")
     result = psyche(*start, "--lose-route-after", 3)
     assert (result.code, result.out) == (2, "")
-    assert "the backend tcp has one way to its coordinator; leave --lose-route-after out" in result.err
+    assert "the backend tcp has only one route to its coordinator; leave out --lose-route-after" in result.err
     assert not (tmp_path / "out").exists()
 
 
@@ -359,9 +359,7 @@ def test_a_testnet_of_fewer_clients_than_its_run_needs_is_refused(
     start = ("testnet", "start", "--num-clients", 1, "--config-path", local_testnet(), "--server-port", 0)
     result = psyche(*start, "--out", tmp_path / "out", "--logs", "none")
     assert (result.code, result.out) == (2, "")
-    assert (
-        "--num-clients 1 are fewer than the init_min_clients = 3 that run local-testnet waits for; start 3 or more" in result.err
-    )
+    assert "--num-clients 1 is less than init_min_clients = 3 of run local-testnet; start at least 3 clients" in result.err
     assert not (tmp_path / "out").exists()
 
 

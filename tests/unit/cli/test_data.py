@@ -208,7 +208,7 @@ def test_a_full_disk_leaves_nothing_behind(
     monkeypatch.setattr(os, "fsync", full)
     result = psyche("data", "tokenize", texts, "--tokenizer", model, "--out", tmp_path / "out")
 
-    assert (result.code, "No space left on device; nothing of it was kept" in result.err) == (1, True), result.err
+    assert (result.code, "No space left on device; the incomplete files were removed" in result.err) == (1, True), result.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "texts"]
 
 
@@ -363,7 +363,7 @@ def test_text_cannot_play_with_the_terminal(psyche: Psyche, tmp_path: Path, mode
 
 
 @pytest.mark.parametrize(
-    ("place", "sentence", "code"), [("nowhere", "there is nothing at", 2), ("empty", "has no token files", 2)]
+    ("place", "sentence", "code"), [("nowhere", "nowhere does not exist", 2), ("empty", "has no token files", 2)]
 )
 def test_nothing_to_inspect_is_a_sentence(psyche: Psyche, tmp_path: Path, place: str, sentence: str, code: int) -> None:
     (tmp_path / "empty").mkdir()

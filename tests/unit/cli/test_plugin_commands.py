@@ -89,7 +89,7 @@ def test_the_group_and_the_kind_are_those_of_the_hooks() -> None:
 
 def test_a_plugins_command_is_listed_without_importing_it_and_run_by_its_name(install: Install, psyche: Psyche) -> None:
     install("throwaway", {"command.throwaway": "throwaway_command"}, COMMAND.format(loaded="throwaway"))
-    assert "throwaway from throwaway; psyche throwaway --help" in " ".join(psyche("--help").out.split())
+    assert "throwaway from throwaway; see psyche throwaway --help" in " ".join(psyche("--help").out.split())
     assert "throwaway_command" not in sys.modules
     assert psyche("throwaway").out == "hello\n"
 
@@ -98,7 +98,7 @@ def test_a_plugin_cannot_take_the_place_of_our_command(install: Install, psyche:
     install("throwaway", {"command.plugins": "throwaway_command"}, COMMAND.format(loaded="throwaway"))
     help_text = psyche("--help").out
     assert help_text.count("\n  plugins ") == 1
-    assert "See which plugins are installed" in psyche("plugins", "--help").out
+    assert "List the installed plugins" in psyche("plugins", "--help").out
 
 
 def test_a_broken_plugins_command_says_why_in_a_sentence(install: Install, psyche: Psyche) -> None:
@@ -112,7 +112,7 @@ def test_a_broken_plugins_command_says_why_in_a_sentence(install: Install, psych
 def test_what_is_no_command_is_refused(install: Install, psyche: Psyche) -> None:
     install("throwaway", {"command.throwaway": "throwaway_command"}, COMMAND.format(loaded="'hello'"))
     result = psyche("throwaway")
-    assert (result.code, "brings a str where a click command is expected" in result.err) == (2, True)
+    assert (result.code, "provides a str, expected a click command" in result.err) == (2, True)
 
 
 def test_our_own_command_that_is_not_installed_says_what_to_install(psyche: Psyche, monkeypatch: pytest.MonkeyPatch) -> None:

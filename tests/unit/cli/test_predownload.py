@@ -78,12 +78,12 @@ def test_a_run_file_names_the_model_from_any_folder(psyche: Psyche, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "say which model"),
-        (["--hub-repo", "a", "--gcs-bucket", "b"], "say which model"),
-        (["--model-store", "gs://abc", "--gcs-bucket", "b"], "say which model"),
-        (["--model-store", "nowhere"], "is no place for models; expected hf://"),
-        (["--gcs-bucket", "b", "--revision", "c"], "--revision belongs to --hub-repo"),
-        (["--hub-repo", "a", "--gcs-prefix", "c"], "--gcs-prefix to --gcs-bucket"),
+        ([], "expected exactly one of"),
+        (["--hub-repo", "a", "--gcs-bucket", "b"], "expected exactly one of"),
+        (["--model-store", "gs://abc", "--gcs-bucket", "b"], "expected exactly one of"),
+        (["--model-store", "nowhere"], "is not the URL of a model store; expected hf://"),
+        (["--gcs-bucket", "b", "--revision", "c"], "--revision needs --hub-repo"),
+        (["--hub-repo", "a", "--gcs-prefix", "c"], "--gcs-prefix needs --gcs-bucket"),
     ],
 )
 def test_unclear_questions_are_refused(psyche: Psyche, arguments: list[str], sentence: str) -> None:
@@ -105,4 +105,4 @@ def test_a_bucket_without_a_checkpoint_can_be_mended(psyche: Psyche, tmp_path: P
     with tempfile.TemporaryDirectory() as bucket:
         result = psyche("predownload", "--gcs-bucket", f"file://{bucket}", "--cache-dir", tmp_path / "cache")
     assert result.code == 2
-    assert "holds no checkpoint" in result.err
+    assert "contains no checkpoint" in result.err

@@ -97,12 +97,12 @@ def test_first_epochs_settings_follow_the_rules(local_testnet: Any) -> None:
 @pytest.mark.parametrize(
     ("state", "withdrawn", "ready", "sentence"),
     [
-        (ClientState.Withdrawn, None, True, "left in order"),
-        (ClientState.Withdrawn, "lost", True, "lost {}: its connection was lost, and it did not come back in time ("),
-        (ClientState.Withdrawn, "not allowed", True, "withdrew {}: its key is no longer in the list of those who may"),
-        (ClientState.Dropped, None, True, "dropped {}: it did not answer, or much later than all others"),
+        (ClientState.Withdrawn, None, True, "left the run cleanly"),
+        (ClientState.Withdrawn, "lost", True, "lost {}: its connection was lost, and it did not reconnect in time ("),
+        (ClientState.Withdrawn, "not allowed", True, "withdrew {}: its key is no longer in the list of allowed clients"),
+        (ClientState.Dropped, None, True, "dropped {}: it sent no result, or sent it much later than all others"),
         (ClientState.Dropped, None, False, "dropped {}: it was not ready when the first round began"),
-        (ClientState.Ejected, None, True, "ejected {}: it signed two results for one share"),
+        (ClientState.Ejected, None, True, "ejected {}: it signed two different results for one share"),
     ],
 )
 def test_who_leaves_in_order_is_not_called_lost(state: ClientState, withdrawn: str | None, ready: bool, sentence: str) -> None:
@@ -120,7 +120,7 @@ def test_who_leaves_in_order_is_not_called_lost(state: ClientState, withdrawn: s
     assert sentence.format(member.short) in said[0]
     assert member.short in said[0]
     assert ("lost" in said[0]) == (withdrawn == "lost")
-    assert "left in order" in said[-1] or not withdrawn, "the next time it is by itself that it leaves"
+    assert "left the run cleanly" in said[-1] or not withdrawn, "the next time it is by itself that it leaves"
 
 
 @pytest.mark.anyio
@@ -282,10 +282,10 @@ def test_where_members_have_the_model_no_other_place_is_named(run_state: RunStat
     door = Door(run_at(run_state, from_checkpoint=run_state is RunState.RoundTrain))
     before = door.state
     with pytest.raises(
-        UserError, match=rf"--checkpoint is for a run that goes on with its stored .* {run_state.name} before step 7"
+        UserError, match=rf"--checkpoint is for a run that must continue from its stored .* {run_state.name} before step 7"
     ):
         name_checkpoint(door, "hf://friend/model")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="is no place for models; expected hf://"):
+    with pytest.raises(ConfigError, match="is not the URL of a model store; expected hf://"):
         name_checkpoint(door, "friend/model")  # type: ignore[arg-type]
     assert door.state is before
 
@@ -318,7 +318,7 @@ async def test_a_second_server_of_the_same_folder_is_refused(local_testnet: Any,
         async with anyio.create_task_group() as group:
             group.start_soon(serve_run, options, PluginRegistry.discover(), report)
             await started.wait()
-            with pytest.raises(UserError, match=f"^another server keeps its state in {saved}; end that one first"):
+            with pytest.raises(UserError, match=f"^another server keeps its state in {saved}; stop that server"):
                 await serve_run(options, PluginRegistry.discover(), EventBus())
             Store(saved, "local-testnet").load()
             group.cancel_scope.cancel()
@@ -332,7 +332,7 @@ def test_a_folder_in_use_is_exit_code_2(psyche: Any, local_testnet: Any, tmp_pat
     with held_for_state(tmp_path, argument="--save-state-dir"):
         result = psyche("server", "run", *files, "--server-port", 0, "--logs", "none")
     assert result.code == 2
-    assert f"another server keeps its state in {tmp_path}; end that one first" in result.err
+    assert f"another server keeps its state in {tmp_path}; stop that server" in result.err
 
 
 def test_a_server_stopped_by_sigterm_ends_with_the_documented_exit_code(psyche: Any, local_testnet: Any) -> None:

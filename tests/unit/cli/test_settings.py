@@ -55,7 +55,7 @@ def test_a_missing_value_names_option_and_variable() -> None:
 
 
 def test_a_bad_argument_names_the_option() -> None:
-    with pytest.raises(ConfigError, match=r"^--micro-batch-size: got 0; must be auto or a whole number from 1$"):
+    with pytest.raises(ConfigError, match=r"^--micro-batch-size: got 0; must be auto or a whole number of at least 1$"):
         load_settings(ClientSettings, NEEDED | {"micro_batch_size": 0})
 
 

@@ -100,7 +100,7 @@ async def test_what_this_machine_lacks_is_told_once_and_before_anybody_is_connec
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("what", "said"), [("use", "another process keeps the journal"), ("pipe", "is a named pipe, expected")])
+@pytest.mark.parametrize(("what", "said"), [("use", "another process uses the journal"), ("pipe", "is a named pipe, expected")])
 async def test_a_folder_that_cannot_be_used_is_told_before_anybody_is_connected_to(tmp_path: Path, what: str, said: str) -> None:
     saved = tmp_path / "saved"
     saved.mkdir()
@@ -460,7 +460,7 @@ def begun(client: Client, *, step: int) -> None:
     [
         ({"device": "cuda:77"}, "device cuda:77 was asked for"),
         ({"validation_data": Path("nosuch")}, "nosuch"),
-        ({"checkpoint_dir": "saved"}, "another process keeps the journal"),
+        ({"checkpoint_dir": "saved"}, "another process uses the journal"),
     ],
     ids=["device", "validation", "folder"],
 )

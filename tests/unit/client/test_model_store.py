@@ -66,7 +66,10 @@ def test_a_folder_by_its_url_gets_the_model_and_the_run_names_it(tmp_path: Path)
     [
         ({"model_store": "hf://a/b", "hub_repo": "a/b"}, "say one place for models"),
         ({"model_store": "gs://abc", "gcs_bucket": "b"}, "say one place for models"),
-        ({"model_store": "ftp://host/folder"}, r"'ftp://host/folder' is no place for models; expected hf://OWNER/NAME, gs://"),
+        (
+            {"model_store": "ftp://host/folder"},
+            r"'ftp://host/folder' is not the URL of a model store; expected hf://OWNER/NAME, gs://",
+        ),
         ({"model_store": "hf://a/b@main"}, "leave out @main"),
         ({"model_store": "hf://a/b", "checkpoint_dir": None}, "storing models needs --checkpoint-dir"),
     ],

@@ -91,7 +91,7 @@ def run_config() -> Any:
 
 def test_a_micro_batch_size_is_not_tried_out_with_several_processes(tmp_path: Path) -> None:
     compute = Compute(parallelism=Parallelism(data=2), micro_batch_size="auto")
-    with pytest.raises(ConfigError, match="--micro-batch-size auto is found by running out of memory"):
+    with pytest.raises(ConfigError, match="--micro-batch-size auto is not supported for a divided model"):
         build_trainer(
             registry_load=lambda *_: pytest.fail("nothing is loaded"),
             model_config=run_config().model,

@@ -96,7 +96,7 @@ def test_changed_files_are_examined_again_and_it_is_said_once(
     assert folder.examined == len(second.contents)
     assert folder.index() == second
     assert folder.examined == len(second.contents)
-    assert ["of other files" in record.message for record in caplog.records] == [True]
+    assert ["does not match" in record.message for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize("seed", [SEED, None])
@@ -145,7 +145,7 @@ def test_damage_is_said_once(folder: Folder, caplog: pytest.LogCaptureFixture) -
     folder.index()
 
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "cannot be used (it is not a data index of this version); it is made again" in caplog.text
+    assert "cannot be used (it is not a data index of this version); it is rebuilt" in caplog.text
 
 
 def test_a_read_only_folder_has_its_index_in_the_cache(folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ def test_lines_are_documents_and_held_out_whole(tmp_path: Path) -> None:
         ),
         ("a.jsonl", b'{"text": 5}', "has no text under 'text'"),
         ("a.jsonl", b"[1]", r"has no text under 'text' \(it has a list\)"),
-        ("a.jsonl", b'{"text": "\\ud800"}', "line 1 of .* has half a character"),
+        ("a.jsonl", b'{"text": "\\ud800"}', "line 1 of .* has an unpaired surrogate"),
     ],
 )
 def test_what_is_no_text_is_refused_with_its_place(tmp_path: Path, name: str, content: bytes, sentence: str) -> None:

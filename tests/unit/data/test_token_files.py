@@ -126,7 +126,7 @@ def test_half_a_token_at_the_end_is_said_and_not_read(tmp_path: Path, caplog: py
     (tmp_path / "a.bin").write_bytes(bytes([1, 0, 2, 0, 3, 0, 4]))
 
     assert rows(TokenFiles(tmp_path, sequence_length=1, token_size=2)) == [[1], [2], [3]]
-    assert "a.bin ends with 1 bytes that are no whole token of 2 bytes; was it cut" in caplog.text
+    assert "a.bin ends with 1 bytes that are not a whole token of 2 bytes; was the file cut" in caplog.text
 
 
 def test_a_numpy_file_that_was_cut_is_refused(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_false_messages_are_kept_by_nobody_and_several_are_an_offence_whoever_el
     assert log.add_from(ALICE, b"junk", tag=1, relayed=True)[0] is Verdict.FALSE
     assert log.add_from(BOB, b"junk", tag=1, relayed=True)[0] is Verdict.FALSE
     assert log.add_from(ALICE, signed(BOB, b"mine, says Alice"), tag=1, relayed=False)[0] is Verdict.OFFENCE
-    assert log.offence == "it handed over 2 false messages; the last: another signed what it said to be its own"
+    assert log.offence == "it sent 2 false messages; the last: it sent as its own a message that another key signed"
     assert len(log) == 0
     assert log.prefixes(9) == []
     assert not log.has_unread

@@ -170,5 +170,7 @@ async def test_a_function_is_told_the_address_and_an_object_has_no_use_for_one()
     assert [context.address for context in asked] == ["far:1"]
 
     key = SecretKey.generate()
-    with pytest.raises(psyche.errors.ConfigError, match=r"^a backend= object knows where its coordinator is; .* got 'far:1'$"):
+    with pytest.raises(
+        psyche.errors.ConfigError, match=r"^a backend= object has its own address of the coordinator; .* got 'far:1'$"
+    ):
         psyche.Client("far:1", run_id="tiny", key=key, backend=MemoryBackend(bench.coordinator, key))

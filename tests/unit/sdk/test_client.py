@@ -32,7 +32,7 @@ async def test_a_callback_that_raises_is_told_once_and_stops_nothing() -> None:
 
     problems = [event.message for event in good if isinstance(event, psyche.events.Problem)]
     assert len(problems) == 1
-    assert "broken failed with OSError: no screen; it is not called again, training goes on" in problems[0]
+    assert "broken failed with OSError: no screen; it is not called again, and training continues" in problems[0]
     assert len(losses(calls)) == 1
     assert len(losses(good)) == 8
 
@@ -150,13 +150,13 @@ async def test_a_module_that_answers_nonsense_is_told_with_what_is_expected() ->
             if isinstance(event, psyche.events.Problem):
                 break
 
-    assert "the module Broken must answer ids of shape (8, 8) with logits" in event.message  # type: ignore[union-attr]
+    assert "the module Broken must return, for ids of shape (8, 8), logits" in event.message  # type: ignore[union-attr]
 
 
 async def test_what_ends_a_client_is_raised_when_its_block_ends_and_the_block_is_not_cancelled() -> None:
     went_on = False
     with pytest.raises(  # noqa: PT012  # the block is what is tested
-        psyche.errors.PluginError, match="the run has AdamW as its optimizer, and this program was told to expect"
+        psyche.errors.PluginError, match="the run has AdamW as its optimizer, but this program expects"
     ):
         async with (
             psyche.Coordinator(make_run(clients=1)) as coordinator,
@@ -184,7 +184,7 @@ async def test_a_client_that_cannot_connect_yet_can_be_stopped() -> None:
             await anyio.sleep(0.5)
             client.stop()
             ended = await client.wait()
-    assert ended.reason == "left before the run was joined"
+    assert ended.reason == "left before joining the run"
 
 
 async def test_a_finished_run_entered_again_says_so_at_once(tmp_path: Path) -> None:
@@ -212,7 +212,5 @@ async def test_a_finished_run_entered_again_says_so_at_once(tmp_path: Path) -> N
     assert ended == psyche.events.Ended("the run finished after 2 steps", success=True)
     [problem, last] = told
     assert isinstance(problem, psyche.events.Problem)
-    assert problem.message.startswith(
-        "the run finished after 2 steps, before this client took part; its model is as it was given"
-    )
+    assert problem.message.startswith("the run finished after 2 steps, before this client took part; its model has not changed")
     assert last == ended

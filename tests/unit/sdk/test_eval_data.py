@@ -64,7 +64,7 @@ async def test_an_object_is_held_out_beside_the_run_s_own_token_files(tmp_path: 
 
 async def test_other_data_than_expected_is_still_refused(tmp_path: Path) -> None:
     run = make_run(clients=1, data={"Local": {"location": str(tokens(tmp_path / "files", DATA))}})
-    with pytest.raises(psyche.errors.PluginError, match=r"the run has Local as its data, and .* to expect Http"):
+    with pytest.raises(psyche.errors.PluginError, match=r"the run has Local as its data, but .* expects Http"):
         await validated(run, data="Http", eval_data=HELD_OUT)
 
 
@@ -84,7 +84,7 @@ async def test_items_of_another_length_are_told() -> None:
     [
         ({"eval_data": 3}, TypeError, "^eval_data= takes a dataset with __len__"),
         ({"eval_data": "held"}, TypeError, r"^eval_data= takes objects, .* options=\{'validation_data': 'held'\}$"),
-        ({"eval_data": HELD_OUT, "options": {"validation_data": "x"}}, psyche.errors.ConfigError, "both say what is held out"),
+        ({"eval_data": HELD_OUT, "options": {"validation_data": "x"}}, psyche.errors.ConfigError, "both set the held-out data"),
     ],
 )
 def test_what_will_not_do_is_told_at_once(given: dict[str, Any], error: type[Exception], sentence: str) -> None:

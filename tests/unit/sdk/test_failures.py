@@ -157,4 +157,4 @@ async def test_who_waits_for_a_client_that_is_cut_off_gets_a_sentence() -> None:
                 group.start_soon(wait, client)
                 await anyio.wait_all_tasks_blocked()
                 raise ZeroDivisionError
-    assert [str(error) for error in raised] == ["the client was cut off: its block was left by an exception or cancelled"]
+    assert [str(error) for error in raised] == ["the client was stopped early: its block was cancelled or raised an exception"]

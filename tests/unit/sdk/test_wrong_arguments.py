@@ -54,8 +54,11 @@ def test_an_async_callback_is_refused_with_what_to_use() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({}, "run_id= is needed to join a run by the text of its address"),
-        ({"run_id": "tiny", "micro_batch_size": 0}, r"^Client.micro_batch_size = 0: must be auto or a whole number from 1$"),
+        ({}, "run_id= is needed when address= is a string"),
+        (
+            {"run_id": "tiny", "micro_batch_size": 0},
+            r"^Client.micro_batch_size = 0: must be auto or a whole number of at least 1$",
+        ),
         (
             {"run_id": "tiny", "options": {"compute_type": "x"}},
             r"^Client.compute_type.*: unknown key; did you mean compute_d",
@@ -76,7 +79,7 @@ def test_the_environment_does_not_reach_in(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_address_of_the_wrong_kind() -> None:
-    with pytest.raises(TypeError, match=r"^a Client takes Coordinator.address, or a text .* got a Coordinator$"):
+    with pytest.raises(TypeError, match=r"^a Client takes Coordinator.address, or a string .* got a Coordinator$"):
         psyche.Client(psyche.Coordinator(make_run()))  # type: ignore[arg-type]
 
 
@@ -117,7 +120,7 @@ async def test_what_is_used_outside_its_block_or_twice_says_so() -> None:
 
 
 async def test_a_coordinator_inside_the_process_keeps_no_state(tmp_path: Path) -> None:
-    with pytest.raises(psyche.errors.ConfigError, match="has no state_dir; host it with the backend tcp"):
+    with pytest.raises(psyche.errors.ConfigError, match="has no state_dir; use the backend tcp for that"):
         async with psyche.Coordinator(make_run(), state_dir=tmp_path):
             pass
 
@@ -137,14 +140,14 @@ def test_a_run_in_code_says_which_object_is_missing(missing: str) -> None:
 @pytest.mark.parametrize("address", [None, ""])
 def test_no_address_at_all(address: str | None) -> None:
     with pytest.raises(
-        psyche.errors.ConfigError, match=r"^address= is needed: Coordinator.address, or a text such as 'host:port#KEY'"
+        psyche.errors.ConfigError, match=r"^address= is needed: Coordinator.address, or a string such as 'host:port#KEY'"
     ):
         psyche.Client(address)
 
 
 def test_a_file_in_the_place_of_a_folder_is_named_by_its_argument(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    sentence = "'.*file' is a file; give a folder, which is made when there is none$"
+    sentence = "'.*file' is a file; give a folder \\(created if missing\\)$"
     with pytest.raises(psyche.errors.ConfigError, match=f"^checkpoint_dir={sentence}"):
         psyche.Client(PLACE, run_id="tiny", checkpoint_dir=tmp_path / "file")
     with pytest.raises(psyche.errors.ConfigError, match=f"^state_dir={sentence}"):
@@ -158,8 +161,8 @@ def test_a_file_in_the_place_of_a_folder_is_named_by_its_argument(tmp_path: Path
         ({"backend": "tcp", "port": True}, TypeError, r"port= takes a whole number, got True \(bool\)"),
         ({"backend": "tcp", "port": 99999}, psyche.errors.ConfigError, r"port=99999: a port is 0 \(any free one\) to 65535"),
         ({"backend": "tcp", "port": -1}, psyche.errors.ConfigError, r"port=-1: a port is 0 .*"),
-        ({"backend": "tcp", "host": 3}, TypeError, "host= takes a text such as '127.0.0.1', got a int"),
-        ({"backend": 3}, TypeError, "backend= takes a text such as 'tcp', got a int"),
+        ({"backend": "tcp", "host": 3}, TypeError, "host= takes a string such as '127.0.0.1', got a int"),
+        ({"backend": 3}, TypeError, "backend= takes a string such as 'tcp', got a int"),
         ({"state_dir": 3}, TypeError, "state_dir= takes a path, got a int"),
         (
             {"port": 20000},

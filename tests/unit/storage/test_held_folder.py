@@ -40,7 +40,7 @@ def test_another_process_s_folder_is_refused_at_once_until_that_is_killed(tmp_pa
 
 def test_a_file_in_its_place_is_refused_by_the_argument_s_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    sentence = rf"^state_dir {tmp_path / 'file'} is a file; give a folder, which is made when there is none$"
+    sentence = rf"^state_dir {tmp_path / 'file'} is a file; give a folder \(created if missing\)$"
     with pytest.raises(ConfigError, match=sentence), held_for_state(tmp_path / "file", argument="state_dir"):
         pass
 

@@ -68,8 +68,8 @@ def test_a_share_is_worked_again_with_smaller_parts_when_memory_runs_out(call: s
     assert model.tried == [10, 5, 3]
     assert sizes.size == 3
     assert said == [
-        "memory ran out with a micro-batch of 16 sequences; going on with 5",
-        "memory ran out with a micro-batch of 5 sequences; going on with 3",
+        "out of memory with a micro-batch of 16 sequences; continuing with 5",
+        "out of memory with a micro-batch of 5 sequences; continuing with 3",
     ]
 
 

@@ -17,20 +17,20 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
     (telemetry.Joined("r"), "takes part in run r"),
     (
         telemetry.WaitsForEpoch(2),
-        "joined while epoch 2 is played; this client takes part from the next epoch on, and waits until then",
+        "joined during epoch 2; this client waits, and takes part from the next epoch on",
     ),
     (
         telemetry.Dropped(2, 7, "late", returns=True),
         (
-            "the coordinator dropped this client from epoch 2, round 7: its results came much later than all others'; where it "
-            "comes again, machine or line are too slow for this run; it takes part again in this epoch, once its model is up to "
-            "date"
+            "the coordinator dropped this client from epoch 2, round 7: its results came much later than all others'; if this "
+            "happens again, the machine or its connection is too slow for this run; it takes part again in this epoch, once its "
+            "model is up to date"
         ),
     ),
     (
         telemetry.Dropped(2, 7, "silent", returns=False),
         (
-            "the coordinator dropped this client from epoch 2, round 7: it did not answer: no result of its share came; it takes "
+            "the coordinator dropped this client from epoch 2, round 7: it sent no result of its share; it takes "
             "part again from the next epoch on"
         ),
     ),
@@ -38,45 +38,45 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
     (telemetry.ModelLoading("'model' (HfLlama)"), "loading the model 'model' (HfLlama) ..."),
     (telemetry.PhaseChanged("RoundTrain", 1, 42, 3, 7), "RoundTrain: epoch 1, step 42, round 7, 3 clients"),
     (telemetry.PhaseChanged("Warmup", 1, 42, 3), "Warmup: epoch 1, step 42, 3 clients"),
-    (telemetry.TokenFiles("data", 0, 38, 0, 0.0), "making token files of 38 texts in data, which is done once ..."),
+    (telemetry.TokenFiles("data", 0, 38, 0, 0.0), "making token files from 38 texts in data (only once) ..."),
     (telemetry.TokenFiles("data", 10, 38, 484_823, 10.2), "making token files: 10 of 38 texts, 484.8 k tokens in 10 s"),
     (
         telemetry.TokenFiles("data", 38, 38, 1_900_000, 40.5, ready=True),
-        "token files in data ready: 1.90 M tokens of 38 texts in 40.5 s",
+        "token files in data are ready: 1.90 M tokens from 38 texts in 40.5 s",
     ),
     (
         telemetry.Stopping(8, "saved"),
-        "stopping before step 8: the run's state is saved in saved, and goes on when the server is started again with it",
+        "stopping before step 8: the run's state is saved in saved; start the server again with this folder to continue the run",
     ),
     (telemetry.Stopping(8, None), "stopping before step 8; without --save-state-dir the run's state is lost"),
     (telemetry.ModelLoaded(1_060_000, 0.25), "model of 1.06 M parameters ready after 0.2 s"),
-    (telemetry.MicroBatchFound(16), "micro-batch 16 found to fit"),
+    (telemetry.MicroBatchFound(16), "a micro-batch of 16 sequences fits into memory"),
     (
         telemetry.Resumed("saved", 6, 9, 9),
         (
-            "resumed from the checkpoint of step 6 in saved and the journal beside it, up to step 9; the run is there, too, so "
-            "nothing is asked of others"
+            "resumed from the checkpoint of step 6 in saved and the journal beside it, up to step 9; the run is at the same "
+            "step, so nothing is downloaded from other members"
         ),
     ),
     (
         telemetry.Resumed("saved", 6, 6, 12),
         (
-            "resumed from the checkpoint of step 6 in saved; no newer round was in the journal; the run is at step 12, so the "
-            "other members are asked for what came since"
+            "resumed from the checkpoint of step 6 in saved; the journal has no newer round; the run is at step 12, so "
+            "the difference is downloaded from other members"
         ),
     ),
     (
         telemetry.Resumed("saved", None, 4, 5),
         (
-            "resumed from the run's own model and the journal in saved, up to step 4; the run is at step 5, so the other members "
-            "are asked for what came since"
+            "resumed from the run's own model and the journal in saved, up to step 4; the run is at step 5, so the "
+            "difference is downloaded from other members"
         ),
     ),
     (
         telemetry.Resumed("saved", None, None, 5),
         (
-            "nothing of this run to go on from lies in saved: the model after step 5 comes from the other members, or from where "
-            "the run stores it"
+            "saved contains no checkpoint to continue from: the model after step 5 is downloaded from the other members or from "
+            "the run's store"
         ),
     ),
     (
@@ -85,10 +85,10 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
     ),
     (telemetry.StepTrained(0, 3, 4.25, 2000, 0.0, 10), "trained step 3: loss 4.2500, 2000 tokens in 0.00 s (0/s), result 10 B"),
     (telemetry.StepApplied(0, 3, 3, 3, 0.2), "applied step 3: 3 of 3 results in 0.20 s"),
-    (telemetry.Leaving("SIGINT", saves=False), "SIGINT: leaving in order; the same once more ends this process at once"),
+    (telemetry.Leaving("SIGINT", saves=False), "SIGINT: leaving the run cleanly; a second SIGINT ends this process at once"),
     (
         telemetry.Leaving("SIGTERM", saves=True),
-        "SIGTERM: leaving in order, a checkpoint last; the same once more ends this process at once",
+        "SIGTERM: leaving the run cleanly after saving a checkpoint; a second SIGTERM ends this process at once",
     ),
     (telemetry.WitnessSent(0, 5, opportunistic=True), "witnessed round 5 early"),
     (telemetry.NetworkTotals(1000, 20, 2), "sent 1.0 kB, received 20 B, 2 peers"),
@@ -102,36 +102,36 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
     (telemetry.ModelSync(60, 3, 12, 4_000_000), "fetching the model after step 60: 3 of 12 pieces, 4.0 MB"),
     (telemetry.RewardPaid("3ae20e59", 1234567), "3ae20e59 was paid 1,234,567 units for its work"),
     (telemetry.CheckpointStored(60, "there"), "the model of step 60 is stored at there, and the run refers to it"),
-    (telemetry.Resynced(2, 60), "epoch 2: our model is that of the other members after step 60 now"),
+    (telemetry.Resynced(2, 60), "epoch 2: our model now equals that of the other members after step 60"),
     (telemetry.EpochSigned(60, "cd" * 32), "the members signed the model after step 60: parameters cdcdcdcdcdcdcdcd…"),
     (
         telemetry.WentBack(63, 60, from_checkpoint=False),
         (
-            "WENT BACK: no member had the model after step 63; the run goes on with the members' model after step 60, "
-            "and trains what came since again"
+            "WENT BACK: no member had the model after step 63; the run continues with the members' model after step 60, "
+            "and trains the later steps again"
         ),
     ),
     (
         telemetry.WentBack(63, 0, from_checkpoint=True),
         (
-            "WENT BACK: no member had the model after step 63; the run begins again from the stored checkpoint, after step 0, "
-            "and trains what came since again"
+            "WENT BACK: no member had the model after step 63; the run continues from the stored checkpoint, after step 0, "
+            "and trains the later steps again"
         ),
     ),
     (
         telemetry.ModelLost(63),
         (
-            "THE MODEL IS LOST: no member has the one after step 63, nor that of an earlier epoch's end; the run is paused until "
-            "a member comes back with its checkpoints and the owner resumes the run, or until the owner lets it begin again from "
-            "the stored checkpoint (psyche server run … --restart-from-checkpoint)"
+            "THE MODEL IS LOST: no member has the model after step 63 or that of an earlier epoch's end. The run is paused until "
+            "a member with such a checkpoint returns and the owner resumes the run, or until the owner restarts it from the "
+            "stored checkpoint (psyche server run … --restart-from-checkpoint)"
         ),
     ),
     (
         telemetry.StatementVoided(0, 5, "3ae20e59"),
-        "epoch 0, round 5: the statement of 3ae20e59 claims results that nobody owed",
+        "epoch 0, round 5: 3ae20e59 attested results of members without a share",
     ),
     (telemetry.Problem("warning", "a peer is slow"), "warning: a peer is slow"),
-    (telemetry.MemberWithdrew(2, "3ae20e59"), "epoch 2: 3ae20e59 left in order"),
+    (telemetry.MemberWithdrew(2, "3ae20e59"), "epoch 2: 3ae20e59 left the run cleanly"),
     (telemetry.Mended("checkpoints are saved again"), "checkpoints are saved again"),
     (telemetry.Ended("the run finished", success=True), "the run finished"),
 ]
@@ -173,7 +173,7 @@ def test_the_network_s_totals_are_one_line_a_minute_with_rates() -> None:
 
 def test_who_waits_for_members_says_how_many_are_here_and_needed() -> None:
     """Two members waited for a third for minutes, and no log said so."""
-    assert describe(telemetry.PhaseChanged("WaitingForMembers", 9, 435, 2, needed=3)).endswith("2 here, 3 are needed to start")
+    assert describe(telemetry.PhaseChanged("WaitingForMembers", 9, 435, 2, needed=3)).endswith("2 clients, 3 are needed to start")
     assert describe(telemetry.PhaseChanged("WaitingForMembers", 9, 435, 3, needed=3)).endswith("3 clients")
 
 

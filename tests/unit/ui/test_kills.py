@@ -76,7 +76,7 @@ def test_only_who_takes_part_is_killed() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"number": 4}, "got 4; of 5 clients, 2 have to stay for the run to go on (min_clients), so at most 3"),
+        ({"number": 4}, "got 4; the run needs 2 of 5 clients to continue (min_clients), so at most 3"),
         ({"number": 3, "allowed": [1, 2]}, "got 3, but only 2 clients may be killed"),
         ({"allowed": [6]}, "there is no client 6; they are numbered from 1 to 5"),
         ({"allowed": [0, 1]}, "there is no client 0"),

@@ -143,7 +143,7 @@ def test_a_missing_digest_is_not_identical() -> None:
     ledger = play(*entries)
     assert not ledger.identical
     assert ledger.epochs == 0
-    assert ledger.unfinished() == ["b gave no digest for epoch 0"]
+    assert ledger.unfinished() == ["b reported no digest for epoch 0"]
 
 
 def test_no_digest_at_all_is_not_identical() -> None:
@@ -153,11 +153,11 @@ def test_no_digest_at_all_is_not_identical() -> None:
 def test_a_client_that_fails_or_stays_silent_is_noted() -> None:
     ledger = play(("a", Ended("the model is gone", success=False)), ("b", trained(1)), ("b", applied(1)))
     assert ledger.violations == ["a ended without success: the model is gone"]
-    assert ledger.unfinished() == ["b never said that it ended"]
+    assert ledger.unfinished() == ["b never reported its end"]
 
 
 def test_nobody_is_not_a_perfect_run() -> None:
-    assert RunLedger(run_id="r").unfinished() == ["no client reported anything"]
+    assert RunLedger(run_id="r").unfinished() == ["no client reported any event"]
 
 
 def test_a_client_that_was_expected_and_never_spoke_is_missed() -> None:
@@ -166,12 +166,12 @@ def test_a_client_that_was_expected_and_never_spoke_is_missed() -> None:
     play(*perfect_run(), ledger=ledger)
     assert list(ledger.clients) == ["c", "a", "b"]
     assert not ledger.identical
-    assert "c never said that it ended" in ledger.unfinished()
+    assert "c never reported its end" in ledger.unfinished()
 
 
 def test_a_server_that_stops_without_a_word_is_missed() -> None:
     ledger = play(*perfect_run()[:-1])
-    assert ledger.unfinished() == ["the server never said that the run finished"]
+    assert ledger.unfinished() == ["the server never reported that the run finished"]
 
 
 # ------------------------------------------------------------------------------------------------ members that are meddled with
@@ -262,7 +262,7 @@ def test_a_step_of_a_cut_epoch_is_trained_again_under_its_number() -> None:
 
 def test_others_still_owe_every_epoch_when_one_is_killed() -> None:
     ledger = with_death(*closing("a"), *ending("a", "b", "server"))
-    assert ledger.unfinished() == ["b gave no digest for epoch 0"]
+    assert ledger.unfinished() == ["b reported no digest for epoch 0"]
     assert not ledger.identical
 
 
@@ -278,7 +278,7 @@ def test_one_that_came_back_owes_the_epoch_it_trains_in() -> None:
     back: list[tuple[str, Event]] = [STARTED_AGAIN, ("c", Resynced(0, 2)), ("c", trained(3, epoch=0))]
     others = [(name, applied(3, accepted=3, of=3)) for name in "abc"]
     ledger = with_death(*back, *others, *closing("a", "b", step=3), *ending("a", "b", "c", "server"))
-    assert ledger.unfinished() == ["c gave no digest for epoch 0"]
+    assert ledger.unfinished() == ["c reported no digest for epoch 0"]
 
 
 def test_a_client_killed_so_late_that_the_run_is_over_breaks_no_promise() -> None:
@@ -307,7 +307,7 @@ def test_network_totals_add_up_over_all_processes_of_a_client() -> None:
 def test_without_meddling_a_resync_excuses_nothing() -> None:
     instead = ("b", Resynced(1, 2))
     entries = [instead if entry == ("b", EpochDigest(0, 2, GOOD)) else entry for entry in perfect_run()]
-    assert play(*entries).unfinished() == ["b gave no digest for epoch 0"]
+    assert play(*entries).unfinished() == ["b reported no digest for epoch 0"]
 
 
 def test_the_time_to_the_last_step_is_at_the_pace_so_far() -> None:

@@ -207,7 +207,7 @@ def test_who_does_not_know_the_secret_is_refused_and_the_right_one_still_joins()
     store, host, port = serve_store(None)
     with ThreadPoolExecutor(1) as thread:
         invited = thread.submit(invite, store, world_size=2, backend="gloo", secret=SECRET, seconds=SECONDS, problem=lambda: None)
-        with pytest.raises(ModelError, match="rank 1 was refused: the secret is not the client's"):
+        with pytest.raises(ModelError, match="rank 1 was rejected: its secret differs from the client's"):
             join(reach_store(host, port), rank=1, world_size=2, secret=OTHERS, seconds=SECONDS)
         with pytest.raises(ModelError, match="ranks 1 to 1 besides its own, got rank 1 of 3; check --world-size"):
             join(reach_store(host, port), rank=1, world_size=3, secret=SECRET, seconds=SECONDS)
@@ -242,7 +242,7 @@ def test_a_rank_that_died_before_it_joined_is_told_at_once() -> None:
 
 @pytest.mark.parametrize("address", ["nowhere", ":1", "host:", "host:x", "host:70000"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(ModelError, match="is no address to bind; write HOST:PORT"):
+    with pytest.raises(ModelError, match="is not an address; expected HOST:PORT"):
         split_address(address)
 
 
@@ -294,7 +294,7 @@ def test_ranks_wait_for_work_without_a_limit(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(WireError, match="a command has at most"):  # rank 0's own broadcast carries nothing here
             group.receive()
         assert len(waits) == 5
-        with pytest.raises(ModelError, match="torch knows one group of processes at a time"):
+        with pytest.raises(ModelError, match="torch supports one process group at a time"):
             TorchGroup(reach_store(host, port), meeting, rank=0, device=torch.device("cpu"), local=True)
     finally:
         group.close()

@@ -79,12 +79,12 @@ def test_parts_may_differ_in_length() -> None:
         assert tuple(piece.shape) == placement.piece_shape(place) == (3 - place.tensor_rank, 2)
         placement.put(piece, again, place)
     assert torch.equal(again, whole)
-    with pytest.raises(ValueError, match="lengths are those of one whole"):
+    with pytest.raises(ValueError, match="lengths must add up to the size"):
         Placement(shape=(5, 2), tensor_dim=0, lengths=(3, 3))
 
 
 def test_a_cut_that_has_no_rule_is_refused() -> None:
-    with pytest.raises(ValueError, match="another dimension"):
+    with pytest.raises(ValueError, match="cannot be split over the data group"):
         Placement(shape=(4, 4), tensor_dim=0, data_dim=0, halves=2)
 
 
@@ -156,7 +156,7 @@ def test_any_bytes_are_a_command_or_refused(data: bytes) -> None:
     ("value", "sentence"),
     [
         ([2, "end", {}], "version 2 of a command is not 1"),
-        ([1, "stop", {}], "no kind of command"),
+        ([1, "stop", {}], "not a kind of command"),
         ([1, "end", {"x": 1}], "other settings"),
         ([True, "end", {}], "a list of version, kind and settings"),
         ({"end": 1}, "a list of version, kind and settings"),

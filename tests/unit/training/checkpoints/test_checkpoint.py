@@ -138,7 +138,7 @@ def test_what_cannot_be_set_aside_is_named(tmp_path: Path, monkeypatch: pytest.M
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(ModelError, match=r"run-step2, which the run has left behind: Permission denied"):
+    with pytest.raises(ModelError, match=r"run-step2, which is no longer part of the run's history: Permission denied"):
         set_aside(tmp_path, "run", above=1)
 
 

@@ -99,13 +99,13 @@ def break_the_header(folder: Path) -> None:
 
 
 DAMAGE: list[tuple[Callable[[Path], object], str]] = [
-    (flip_a_weight, "tensor a of .* is not the one"),
+    (flip_a_weight, "tensor a of .* differs from the one"),
     (cut_a_shard, "cut or damaged: tensor 'b'"),
     (rename_a_tensor, "tensor (a|c) of .* is not (in its file|listed)"),
-    (break_the_header, "no safetensors file"),
-    (lambda folder: (folder / "config.json").write_text("{ }"), "config.json is not the file"),
-    (lambda folder: (folder / "config.json").unlink(), "not whole: .*config.json"),
-    (lambda folder: (folder / "model-00002-of-00002.safetensors").unlink(), "not whole: .*00002-of-00002"),
+    (break_the_header, "not a safetensors file"),
+    (lambda folder: (folder / "config.json").write_text("{ }"), "config.json differs from the file"),
+    (lambda folder: (folder / "config.json").unlink(), "is incomplete: .*config.json"),
+    (lambda folder: (folder / "model-00002-of-00002.safetensors").unlink(), "is incomplete: .*00002-of-00002"),
 ]
 
 
@@ -149,7 +149,7 @@ def test_a_tensor_twice_is_refused(folder: Path) -> None:
     ],
 )
 def test_what_is_no_manifest_is_one_sentence(text: bytes) -> None:
-    with pytest.raises(ModelError, match="is no manifest of a checkpoint"):
+    with pytest.raises(ModelError, match="is not a checkpoint manifest"):
         parse_manifest(text, source="it")
 
 

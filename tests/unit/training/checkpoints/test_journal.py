@@ -148,15 +148,15 @@ def test_only_what_fits_is_taken(tmp_path: Path) -> None:
         journal.sync()
         journal.begin(0, DIGEST, 0)
         add_results(journal, 1)
-        with pytest.raises(ModelError, match="is not what its hash names"):
+        with pytest.raises(ModelError, match="does not match its hash"):
             journal.add_result(result(2, 0), b"other bytes")
         with pytest.raises(ModelError, match=r"payload [0-9a-f]{16}… of step 1 is not in the journal"):
             journal.add_applied(applied(1, result(1, 0, b"unknown")))
-        with pytest.raises(ModelError, match="goes on with step 1, got step 2"):
+        with pytest.raises(ModelError, match="expected step 1, got step 2"):
             journal.add_applied(applied(2))
-        with pytest.raises(ModelError, match=r"of step 1: .*got -1"):
+        with pytest.raises(ModelError, match=r"of step 1 .*got -1"):
             journal.add_applied(AppliedRound(epoch=-1, height=1, step=1, learning_rate=0.1, results=()))
-        with pytest.raises(ModelError, match="does not hold payload 0000"):
+        with pytest.raises(ModelError, match="does not contain payload 0000"):
             journal.payload(bytes(32))
         add_round(journal, 1)
         journal.sync()

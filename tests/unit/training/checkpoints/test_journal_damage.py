@@ -102,7 +102,7 @@ def test_a_torn_end_is_told_in_one_sentence(tmp_path: Path, small: tuple[bytes, 
     assert found is not None
     assert found.last_step == 1
     assert len(told) == 1
-    assert "bytes that are no whole records; they are cut off, and it counts up to step 1" in told[0]
+    assert "are not a complete record; they were removed, and the journal now ends with step 1" in told[0]
     told.clear()
     assert read(tmp_path, told) is not None
     assert told == []
@@ -138,7 +138,7 @@ def test_a_journal_of_another_run_of_this_name_is_set_aside(tmp_path: Path) -> N
         journal.begin(0, DIGEST, 0)
     told: list[str] = []
     assert read(tmp_path, told) is None
-    assert "it is of another run" in told[0]
+    assert "it belongs to another run" in told[0]
 
 
 def test_a_journal_of_another_generation_is_set_aside_where_one_is_asked_for(tmp_path: Path) -> None:

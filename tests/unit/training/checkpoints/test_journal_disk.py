@@ -71,7 +71,7 @@ def test_a_process_killed_while_it_writes_leaves_every_round_that_it_synced(tmp_
 
 
 def test_a_second_process_is_told_that_the_journal_is_taken(tmp_path: Path) -> None:
-    with writer(tmp_path), pytest.raises(ConfigError, match=r"another process keeps the journal .*a_run-journal.bin"):
+    with writer(tmp_path), pytest.raises(ConfigError, match=r"another process uses the journal .*a_run-journal.bin"):
         open_journal(tmp_path)
     assert read(tmp_path) is not None, "the lock ended with its process"
 
@@ -155,7 +155,7 @@ def test_on_a_disk_that_stays_full_memory_is_bounded_and_the_next_base_begins_an
                 try:
                     journal.add_result(result(step, 0, payload), payload)
                 except ModelError as error:
-                    assert "has a gap, since its disk was full for too long; it begins anew with the next" in str(error)  # noqa: PT017
+                    assert "has a gap, because its disk was full for too long; it restarts with the next" in str(error)  # noqa: PT017
                     break
                 with pytest.raises(ModelError, match="was not written"):
                     journal.sync()
@@ -178,7 +178,7 @@ def test_a_new_base_that_the_disk_refuses_leaves_the_old_one(tmp_path: Path) -> 
         journal.begin(0, DIGEST, 0)
         play(journal, 1, 2)
         content = journal.path.read_bytes()
-        with room_for(50), pytest.raises(ModelError, match="could not begin anew with step 2: File too large"):
+        with room_for(50), pytest.raises(ModelError, match="could not be restarted with step 2: File too large"):
             journal.begin(2, DIGEST, 0)
         assert journal.path.read_bytes() == content
         assert sorted(path.name for path in tmp_path.iterdir()) == [".a_run-journal.bin.lock", "a_run-journal.bin"]

@@ -91,7 +91,7 @@ def test_a_run_that_goes_back_again_and_again_leaves_a_bounded_journal(tmp_path:
 
 def test_before_its_base_a_journal_cannot_go_back(tmp_path: Path) -> None:
     with open_journal(tmp_path) as journal:
-        with pytest.raises(ModelError, match="holds nothing to go back in"):
+        with pytest.raises(ModelError, match="is empty, so it cannot go back"):
             journal.rewind(9)
         journal.begin(10, DIGEST, 0)
         play(journal, 11, 12)
@@ -192,7 +192,7 @@ def test_a_disk_that_refuses_the_second_rename_leaves_the_old_journal(tmp_path: 
         journal.begin(10, DIGEST, 0)
         play(journal, 11, 15)
         patch.setattr(os, "replace", refuses)
-        with pytest.raises(ModelError, match="could not begin anew with step 15"):
+        with pytest.raises(ModelError, match="could not be restarted with step 15"):
             journal.begin(15, b"e" * 32, 0)
         play(journal, 16, 17)
         assert journal.last_step == 17

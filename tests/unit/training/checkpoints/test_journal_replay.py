@@ -195,10 +195,10 @@ def test_another_model_or_step_is_refused_before_anything_is_applied(a_run: Run)
     before = trainer.full_digest()
     with a_run.journal() as journal:
         found = recover(journal)
-        with pytest.raises(ModelError, match="does not begin with this model, but with another one of step 8"):
+        with pytest.raises(ModelError, match="begins with another model of step 8"):
             replay(trainer, found, until=LAST)
         for start in (BASE - 1, LAST + 1):
-            with pytest.raises(ModelError, match=f"goes from step 8 to step 30, and the model is of step {start}"):
+            with pytest.raises(ModelError, match=f"covers steps 8 to 30, but the model is that of step {start}"):
                 replay(trainer, found, until=LAST, start=start)
     assert trainer.full_digest() == before
 

@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(tmp_path: Path
     damage(tmp_path / "own/a_run-step9")
     origin, told = find(tmp_path)
     assert origin.step == 3
-    assert "passed over" in told[0]
+    assert "is ignored" in told[0]
 
 
 def test_without_a_copy_a_local_folder_says_how_the_model_is_built(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_checkpoint_of_a_history_that_the_run_has_left_is_told_and_passed_over
     origin, told = find(tmp_path, at_most=20, generation=1, ends={3: END})
     assert origin == Origin(tmp_path / "own/a_run-step3", 3)
     assert len(told) == 1
-    assert "a_run-step9 is passed over: it belongs to an earlier run" in told[0]
+    assert "a_run-step9 is ignored: it belongs to an earlier run" in told[0]
     with pytest.raises(SourceMissing):
         find(tmp_path, at_most=20, generation=1, ends={3: b"f" * 32})
     with pytest.raises(SourceMissing):
@@ -153,7 +153,7 @@ def test_an_end_of_the_same_generation_that_members_signed_otherwise_is_passed_o
     assert find(tmp_path, ends={3: b"a" * 32})[0].step == 9
     origin, told = find(tmp_path, ends={9: END})
     assert origin.step == 3
-    assert "passed over" in str(told)
+    assert "is ignored" in str(told)
 
 
 def test_an_end_that_a_quorum_signed_is_used_in_any_generation(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_where_no_stored_model_is_to_be_had_our_own_is_used_and_that_is_told(tmp
     save(tmp_path / "own", 9)
     origin, told = find(tmp_path, checkpoint)
     assert origin.step == 9
-    assert "the stored model cannot be had, so our own checkpoint of step 9 is used: " in told[-1]
+    assert "the stored model is unavailable, so our own checkpoint of step 9 is used: " in told[-1]
     with pytest.raises(ModelError):
         find(tmp_path, checkpoint, fresh=True)
 
@@ -238,7 +238,7 @@ def test_only_signed_ends_that_lie_whole_in_our_folder_are_held(tmp_path: Path) 
     assert held(own, "a run", ends) == ((3, ends[3]), (6, ends[6]), (9, ends[9]))
     damage(own / "a_run-step6")
     assert held(own, "a run", ends, tell=told.append) == ((3, ends[3]), (9, ends[9]))
-    assert "our own checkpoint does not count: tensor w" in told[0]
+    assert "our own checkpoint is not offered: tensor w" in told[0]
     assert held(own, "a run", {}) == held(tmp_path / "absent", "a run", ends) == ()
 
 
@@ -248,7 +248,7 @@ def test_a_checkpoint_of_an_earlier_run_of_this_name_is_passed_over(tmp_path: Pa
     ours = save(tmp_path / "own", 3)
     origin, told = find(tmp_path)
     assert origin == Origin(ours, 3)
-    assert "step8 is passed over" in told[0]
+    assert "step8 is ignored" in told[0]
 
 
 def test_a_stored_model_of_an_earlier_run_of_this_name_says_no_step(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ async def test_a_bucket_deletes_old_steps_of_its_run_only(s3: str, tmp_path: Pat
     await BucketStore(s3, prefix="p").put(make_checkpoint(tmp_path / "other", 1), run_id="other", step=1)
     for step in (1, 2):
         await store.put(make_checkpoint(tmp_path / str(step), step), run_id="r", step=step)
-    with pytest.raises(ModelError, match="holds no checkpoint"):
+    with pytest.raises(ModelError, match="contains no checkpoint"):
         sources.find(Choice("Gcs", {"bucket": s3, "prefix": "p/r-step1"}), base=tmp_path, cache=tmp_path / "cache")
     for folder in ("r-step2", "other-step1"):
         sources.find(Choice("Gcs", {"bucket": s3, "prefix": f"p/{folder}"}), base=tmp_path, cache=tmp_path / "cache")
@@ -209,7 +209,7 @@ async def test_51_a_file_is_only_asked_for_what_it_lacks(s3: str, tmp_path: Path
     assert (tmp_path / "part").read_bytes() == b"x" * 1000 + whole[1000:]
 
     (tmp_path / "part").write_bytes(bytes(len(whole) + 1))
-    with pytest.raises(StoreError, match="fewer than an earlier attempt got"):
+    with pytest.raises(StoreError, match="fewer than an earlier attempt downloaded"):
         store.get_file("a/file", tmp_path / "part")
     store.get_file("a/file", tmp_path / "part")
     assert (tmp_path / "part").read_bytes() == whole
@@ -274,7 +274,7 @@ async def test_a_foreign_checkpoint_without_a_manifest_is_taken_as_it_is(tmp_pat
 async def test_an_unreachable_bucket_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoreError, match="cannot be used as a bucket"):
         await BucketStore("nowhere://x").put(make_checkpoint(tmp_path / "mine", 7), run_id="r", step=7)
-    with pytest.raises(ModelError, match="holds no checkpoint"):
+    with pytest.raises(ModelError, match="contains no checkpoint"):
         sources.find(Choice("Gcs", {"bucket": f"file://{tmp_path}/empty"}), base=tmp_path, cache=tmp_path)
 
 
@@ -433,9 +433,11 @@ async def test_a_hub_that_cannot_be_reached_is_stood_in_for_by_its_cache(hub: Hu
 
 async def test_what_the_hub_refuses_is_one_sentence(hub: Hub, tmp_path: Path) -> None:
     hub.broken = True
-    with pytest.raises(StoreError, match="the Hub did not take it into owner/model"):
+    with pytest.raises(StoreError, match="the Hub did not accept it in owner/model"):
         await HubStore("owner/model", token="t", endpoint=hub.url).put(make_checkpoint(tmp_path / "1", 1), run_id="r", step=1)
-    with pytest.raises(ModelError, match=rf"no repository owner/unknown for us, and there is no folder {tmp_path}/owner/unknown"):
+    with pytest.raises(
+        ModelError, match=rf"no repository owner/unknown that we may read, and there is no folder {tmp_path}/owner/unknown"
+    ):
         sources.find(Choice("Hub", {"repo_id": "owner/unknown"}), base=tmp_path, cache=tmp_path / "cache")
 
 
