@@ -42,7 +42,7 @@ from psyche_core.interfaces.backend import BackendServer
 from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
 
-logger = logging.getLogger("psyche.backend.solana")
+logger: logging.Logger = logging.getLogger("psyche.backend.solana")
 
 STATE_FILE = "chain.cbor"
 THIS_MACHINE = ("127.0.0.1", "::1", "localhost")

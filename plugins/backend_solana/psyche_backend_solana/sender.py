@@ -29,7 +29,7 @@ from psyche_backend_solana.rpc.failures import Failure, RpcError, Verdict, of_tr
 from psyche_backend_solana.wallet import Signer
 from psyche_core.errors import BackendError, CommandRefused
 
-logger = logging.getLogger("psyche.backend.solana")
+logger: logging.Logger = logging.getLogger("psyche.backend.solana")
 
 POLL_SECONDS = 0.4
 """Seconds between two status requests for a transaction: about one slot."""

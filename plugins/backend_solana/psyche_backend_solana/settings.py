@@ -8,6 +8,7 @@ of the machine can read the command line of a process. Two wallets are an error.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -25,7 +26,7 @@ RAW_WALLET = "RAW_WALLET_PRIVATE_KEY"
 class ChainSettings(BaseSettings):
     """The chain to use."""
 
-    model_config = SettingsConfigDict(
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         env_prefix="PSYCHE_", extra="forbid", frozen=True, env_ignore_empty=True, populate_by_name=True
     )
 

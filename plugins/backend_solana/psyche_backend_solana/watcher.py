@@ -26,7 +26,7 @@ from psyche_backend_solana.subscription import Subscription
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, WireError
 
-logger = logging.getLogger("psyche.backend.solana")
+logger: logging.Logger = logging.getLogger("psyche.backend.solana")
 
 CALL_SECONDS = 10.0
 DEAF_SECONDS = 3.0

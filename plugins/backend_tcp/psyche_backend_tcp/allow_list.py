@@ -13,7 +13,7 @@ from pathlib import Path
 from psyche_core.errors import UserError
 from psyche_core.regular_files import regular
 
-logger = logging.getLogger("psyche.backend.tcp")
+logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
 MAX_BYTES = 1024 * 1024
 

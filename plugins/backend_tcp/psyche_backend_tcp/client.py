@@ -42,7 +42,7 @@ from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_co
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import sign_join
 
-logger = logging.getLogger("psyche.backend.tcp")
+logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
 CONNECT_SECONDS = 10.0
 RETRY_SECONDS = 0.2
@@ -101,7 +101,7 @@ class TcpBackend(Backend):
         self._link: Link | None = None
         self._session = Session()
         self._jitter = random.SystemRandom()
-        self.reconnects = 0
+        self.reconnects: int = 0
 
     @classmethod
     def from_context(cls, context: BackendContext) -> TcpBackend:

@@ -8,7 +8,7 @@ sequence length than the run's, or another protocol version, is rejected.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import anyio
 from pydantic import BaseModel, ConfigDict
@@ -39,7 +39,7 @@ WINDOW_BYTES = 8 * 1024 * 1024
 class ServerSettings(BaseModel):
     """`data_location.Server = "host:port"`. location: the data server's address; the run's server adds its own `#KEY`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     location: str
 

@@ -30,7 +30,7 @@ class Arrival:
 
     def __init__(self, request: SamplesRequest) -> None:
         self.request = request
-        self.count = total_samples(request.batches)
+        self.count: int = total_samples(request.batches)
         self.refusal: RequestRefused | None = None
         self.chunks: list[bytes | memoryview] = []
         self._head: SamplesHead | None = None

@@ -33,7 +33,7 @@ from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.types import BatchId, NodeIdentity, total_samples
 from psyche_core.wire.signing import SecretKey
 
-logger = logging.getLogger("psyche.backend.tcp")
+logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
 READ_SECONDS = 60.0
 """Timeout of one read of the provider."""

@@ -39,7 +39,7 @@ from psyche_core.coordinator.transitions import apply
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.types import ClientState, NodeIdentity, RunState
 
-logger = logging.getLogger("psyche.backend.tcp")
+logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
 WHOLE_COST = 20.0
 """A request for the whole document counts as this many requests."""

@@ -30,7 +30,7 @@ from psyche_core.types import NodeIdentity
 from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey
 
-logger = logging.getLogger("psyche.backend.tcp")
+logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
 _FAREWELL_SECONDS = 1.0
 _SAVE_AGAIN_SECONDS = 1.0

@@ -54,7 +54,7 @@ class Store:
 
     def __init__(self, folder: Path, run_id: str) -> None:
         """Raises UserError when the folder cannot be made."""
-        self.path = state_file(folder, run_id)
+        self.path: Path = state_file(folder, run_id)
         self._previous = self.path.with_name(self.path.name + ".previous")
         try:
             folder.mkdir(parents=True, exist_ok=True)

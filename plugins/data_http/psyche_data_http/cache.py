@@ -43,7 +43,7 @@ STALE_SECONDS = 3600.0
 
 _TEMPORARY = "."
 
-logger = logging.getLogger("psyche.data")
+logger: logging.Logger = logging.getLogger("psyche.data")
 
 Buffer = bytes | bytearray | memoryview
 

@@ -33,7 +33,7 @@ from psyche_p2p_quic.reputation import Reputation
 from psyche_p2p_quic.session import Session
 from psyche_p2p_quic.settings import QuicSettings
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 Furnish = Callable[[Link, Stream, FrameDecoder, bool, bytes], Session]
 """Makes a session of a link after the hello. Arguments: link, control stream, decoder, whether we dialled, the peer's
@@ -53,8 +53,8 @@ class Mesh:
         self, endpoint: Endpoint, *, own: bytes, hello: Hello, furnish: Furnish, settings: QuicSettings, tasks: TaskGroup
     ) -> None:
         self.sessions: dict[bytes, Session] = {}
-        self.changed = anyio.Event()
-        self.reputation = Reputation(penalty_seconds=settings.penalty_seconds, false_blobs=settings.false_blobs)
+        self.changed: anyio.Event = anyio.Event()
+        self.reputation: Reputation = Reputation(penalty_seconds=settings.penalty_seconds, false_blobs=settings.false_blobs)
         self._endpoint = endpoint
         self._own = own
         self._hello = hello

@@ -65,14 +65,14 @@ class Session:
         dialled: bool,
         instance: bytes,
     ) -> None:
-        self.peer = link.peer
+        self.peer: bytes = link.peer
         self.dialled = dialled
         self.instance = instance
-        self.ended = anyio.Event()
-        self.peer_left = False
+        self.ended: anyio.Event = anyio.Event()
+        self.peer_left: bool = False
         self.conversation = conversation
-        self.asking = anyio.Semaphore(settings.streams_asked)
-        self.being_read_to = anyio.Semaphore(settings.offers_read_per_peer)
+        self.asking: anyio.Semaphore = anyio.Semaphore(settings.streams_asked)
+        self.being_read_to: anyio.Semaphore = anyio.Semaphore(settings.offers_read_per_peer)
         self._link = link
         self._stream = stream
         self._decoder = decoder

@@ -50,7 +50,7 @@ class Client:
     def __init__(self, process: anyio.abc.Process, launch: Launch) -> None:
         self._process = process
         self._launch = launch
-        self.told = False
+        self.told: bool = False
         """Whether it was asked to leave."""
 
     @classmethod

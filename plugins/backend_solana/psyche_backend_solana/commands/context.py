@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import click
@@ -171,7 +171,14 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-class Address(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer clicks only
+# Only newer releases of click have a generic ParamType.
+if TYPE_CHECKING:
+    _AddressType = click.ParamType[Pubkey]
+else:
+    _AddressType = click.ParamType
+
+
+class Address(_AddressType):
     """A parameter that is an address in base58."""
 
     name = "address"
@@ -187,9 +194,10 @@ class Address(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gener
 
 
 ADDRESS = Address()
+_Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
-run_id_option = click.option("-r", "--run-id", required=True, help="Name of the run, at most 32 bytes.")
-treasurer_index_option = click.option(
+run_id_option: _Decorator = click.option("-r", "--run-id", required=True, help="Name of the run, at most 32 bytes.")
+treasurer_index_option: _Decorator = click.option(
     "--treasurer-index",
     type=click.IntRange(0, 2**64 - 1),
     help="Number of the treasurer's run. For create-run: a free one to take; elsewhere the run says it, and another is refused.",

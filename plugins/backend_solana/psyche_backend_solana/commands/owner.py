@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -40,7 +41,7 @@ CLIENT_VERSION_HELP = (
     "What members are to run: a version of psyche-core, a container image with its tag or digest, or sha256:… of one they know; "
     "any client when not given, or empty."
 )
-later_version_option = click.option(
+later_version_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
     "--allow-later-version", "later", is_flag=True, help="Allow a version of psyche-core later than the one installed here."
 )
 
