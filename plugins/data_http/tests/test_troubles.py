@@ -1,4 +1,4 @@
-"""What goes wrong on the way, against a real web server that does it: each row of the README's table of troubles."""
+"""Failures while reading, against a real web server that causes them: each row of the README's table of failures."""
 
 import threading
 from datetime import UTC, datetime, timedelta
