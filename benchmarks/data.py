@@ -39,7 +39,7 @@ import numpy as np
 
 from psyche_core.builtin.local_data import LocalData
 from psyche_core.builtin.preprocessed_data import PreprocessedData
-from psyche_core.data.data_shuffle import shuffled_order
+from psyche_core.data.ordering.data_shuffle import shuffled_order
 from psyche_core.types import BatchId
 
 Figures = dict[str, float]
@@ -74,8 +74,8 @@ async def measure_local(folder: Path, seconds: float) -> Figures:
 
 async def measure_server(folder: Path, seconds: float) -> Figures:
     """The `Server` provider beside a connection with TLS alone, and one without; all served by another process."""
-    from psyche_backend_tcp.data_client import ServerData, ServerSettings
-    from psyche_backend_tcp.tls import client_context
+    from psyche_backend_tcp.connections.tls import client_context
+    from psyche_backend_tcp.data.provider import ServerData, ServerSettings
     from psyche_core.hookspecs import DataContext
 
     async def bare(port: str, context: ssl.SSLContext | None) -> Callable[[int], Awaitable[int]]:
@@ -199,7 +199,7 @@ def serving(folder: Path) -> Iterator[tuple[str, str, str]]:
 
 async def serve(folder: Path) -> None:
     """Serve until killed."""
-    from psyche_backend_tcp.tls import server_context
+    from psyche_backend_tcp.connections.tls import server_context
 
     tls_port, plain_port = _serve_barely(folder, server_context(_key())), _serve_barely(folder, None)
     async with _data_server(folder) as server:
@@ -212,7 +212,7 @@ async def serve(folder: Path) -> None:
 async def _data_server(folder: Path) -> AsyncIterator[Any]:
     from dataclasses import replace
 
-    from psyche_backend_tcp.data_server import DataServer
+    from psyche_backend_tcp.data.server import DataServer
     from psyche_backend_tcp.limits import Limits
     from psyche_core.coordinator.state import Client, Epoch, Round
     from psyche_core.testing.backend import small_state

@@ -30,12 +30,12 @@ from typing import Any
 
 import httpx
 
-from psyche_core.data.data_shuffle import shuffled_order
-from psyche_core.data.mixture import MixtureIndex
+from psyche_core.data.ordering.data_shuffle import shuffled_order
+from psyche_core.data.ordering.mixture import MixtureIndex
 from psyche_core.hookspecs import DataContext
 from psyche_core.types import BatchId
+from psyche_data_http.fetch.range_plan import joined
 from psyche_data_http.provider import HttpData
-from psyche_data_http.range_plan import joined
 from psyche_data_http.settings import HttpSettings, WeightedHttpSettings
 from psyche_data_http.weighted import WeightedHttpData
 

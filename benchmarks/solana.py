@@ -31,8 +31,8 @@ from plugins.backend_solana.tests.svm.coordinator_svm import CoordinatorSvm, mem
 from plugins.backend_solana.tests.svm.largest import NOW, Largest, compute_units
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, INSTANCE_BYTES
 from psyche_core.coordinator import apply, commands, image
-from psyche_core.coordinator.assignment import shares
-from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.types import MAX_CLIENTS, RunState
 
 LAMPORTS_PER_SOL = 10**9

@@ -37,9 +37,9 @@ from solders.transaction import Transaction
 
 from plugins.backend_solana.tests.svm.coordinator_svm import member, transport_key, wallet
 from plugins.backend_solana.tests.svm.largest import NOW, Largest
-from psyche_backend_solana.account_reader import Follower
-from psyche_backend_solana.address_book import AddressBook
 from psyche_backend_solana.backend import SolanaBackend
+from psyche_backend_solana.following.account_reader import Follower
+from psyche_backend_solana.following.address_book import AddressBook
 from psyche_backend_solana.hosting import make_run
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, ACCOUNT_MAGIC, ACCOUNT_VERSION, HEADER_BYTES
@@ -49,11 +49,11 @@ from psyche_backend_solana.programs.addresses import COORDINATOR
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.runs import find_run
-from psyche_backend_solana.sender import Sender
+from psyche_backend_solana.sending.sender import Sender
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.coordinator import apply, commands, image
-from psyche_core.coordinator.assignment import shares
-from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState, Epoch
 from psyche_core.testing.backend import small_state
 from psyche_core.types import MAX_CLIENTS, NodeIdentity, RunState

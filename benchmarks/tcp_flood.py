@@ -36,8 +36,8 @@ import anyio
 from anyio.abc import SocketAttribute, SocketStream, TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from psyche_backend_tcp.addresses import ServerAddress, format_address
-from psyche_backend_tcp.client import TcpBackend
+from psyche_backend_tcp.client.connection import TcpBackend
+from psyche_backend_tcp.connections.addresses import ServerAddress, format_address
 from psyche_core.coordinator.commands import WarmupWitness
 from psyche_core.errors import BackendError, CommandRefused
 from psyche_core.hookspecs import BackendContext

@@ -42,10 +42,9 @@ from anyio.abc import ByteStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from benchmarks import tcp_flood
-from psyche_backend_tcp import hub
-from psyche_backend_tcp.addresses import ServerAddress, parse_address
-from psyche_backend_tcp.dialer import Link, shake_hands
-from psyche_backend_tcp.login import COORDINATOR
+from psyche_backend_tcp.connections.addresses import ServerAddress, parse_address
+from psyche_backend_tcp.connections.dialer import Link, shake_hands
+from psyche_backend_tcp.connections.login import COORDINATOR
 from psyche_backend_tcp.protocol import (
     Answer,
     Bye,
@@ -60,10 +59,11 @@ from psyche_backend_tcp.protocol import (
     encode_command,
     read_document,
 )
-from psyche_backend_tcp.server import TcpServer
+from psyche_backend_tcp.server import hub
+from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.coordinator import apply, new_state
 from psyche_core.coordinator.commands import WarmupWitness, Witness
-from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces.backend import ClientCommand

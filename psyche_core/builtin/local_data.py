@@ -16,7 +16,7 @@ import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field
 
 from psyche_core.config.run_config import DataFile
-from psyche_core.data.data_shuffle import Shuffle, shuffle_seed
+from psyche_core.data.ordering.data_shuffle import Shuffle, shuffle_seed
 from psyche_core.data.token_files import TokenFiles, TokenSizeName, token_bytes
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider, Samples

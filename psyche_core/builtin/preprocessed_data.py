@@ -2,8 +2,8 @@
 
 A path that exists is read from the file system. Every other name is a data set on the hub, which is downloaded completely before
 the first read (files already in the hub's cache are not fetched again, and work without a network). Rows are read on request;
-see `parquet_rows`. Sample numbers past the last wrap around, and a batch longer than the data set has its full number of samples
-(in the reference implementation it was shorter).
+see `data.parquet.rows`. Sample numbers past the last wrap around, and a batch longer than the data set has its full number of
+samples (in the reference implementation it was shorter).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import anyio
 import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field
 
-from psyche_core.data.data_shuffle import Shuffle, shuffle_seed
-from psyche_core.data.parquet_files import ENDING, SplitName, parquet_paths
-from psyche_core.data.parquet_rows import ParquetRows
+from psyche_core.data.ordering.data_shuffle import Shuffle, shuffle_seed
+from psyche_core.data.parquet.files import ENDING, SplitName, parquet_paths
+from psyche_core.data.parquet.rows import ParquetRows
 from psyche_core.errors import DataError, InputError
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider, Samples

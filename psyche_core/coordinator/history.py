@@ -19,10 +19,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
-from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import EpochDigest, EpochEnded, EpochSigned, ModelLost, Outcome, WentBack
 from psyche_core.coordinator.phases import entered, wait_for_members
-from psyche_core.coordinator.requeue import added
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.requeue import added
+from psyche_core.coordinator.round.witness import accepted_slots, quorum
 from psyche_core.coordinator.state import (
     MAX_END_INTERVALS,
     MAX_ENDS,
@@ -31,7 +32,6 @@ from psyche_core.coordinator.state import (
     EpochEnd,
     Progress,
 )
-from psyche_core.coordinator.witness import accepted_slots, quorum
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import MAX_WITNESSES, ClientState, RunState, total_samples
 

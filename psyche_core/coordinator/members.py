@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import ClientsReturned, HealthCheck, Join, Outcome, Withdraw
-from psyche_core.coordinator.committee import is_witness, witness_slots
 from psyche_core.coordinator.exits import exited, with_pending
-from psyche_core.coordinator.missed_duties import WAITED_MISSES
 from psyche_core.coordinator.rewards import has_account_for
-from psyche_core.coordinator.rounds import active_round
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.committee import is_witness, witness_slots
+from psyche_core.coordinator.round.missed_duties import WAITED_MISSES
+from psyche_core.coordinator.round.rounds import active_round
+from psyche_core.coordinator.round.witness import accepted_slots, quorum
 from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, Client, CoordinatorState, Round
-from psyche_core.coordinator.witness import accepted_slots, quorum
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import MAX_CLIENTS, ClientState, RunState
 from psyche_core.wire.messages import is_join_of

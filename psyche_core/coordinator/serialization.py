@@ -19,8 +19,9 @@ from pydantic import BaseModel
 
 from psyche_core.config import run_config
 from psyche_core.config.schema import MAX_RUN_ID_BYTES
-from psyche_core.coordinator.requeue import MAX_INTERVALS, merged
 from psyche_core.coordinator.rewards import signers_without_account
+from psyche_core.coordinator.round.requeue import MAX_INTERVALS, merged
+from psyche_core.coordinator.round.witness import BLOOM_BYTES
 from psyche_core.coordinator.state import (
     MAX_ACCOUNTS,
     MAX_END_INTERVALS,
@@ -33,7 +34,6 @@ from psyche_core.coordinator.state import (
     EpochEnd,
     Round,
 )
-from psyche_core.coordinator.witness import BLOOM_BYTES
 from psyche_core.errors import ConfigError, WireError
 from psyche_core.types import MAX_CLIENTS, MAX_SAMPLES, MAX_WITNESSES, BatchId, RunState
 

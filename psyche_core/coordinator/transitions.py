@@ -15,15 +15,15 @@ from psyche_core.coordinator import commands
 from psyche_core.coordinator.checkpoints import checkpoint
 from psyche_core.coordinator.commands import Command, EpochEnded, Event, Outcome
 from psyche_core.coordinator.epochs import finish_run, finished, tick_cooldown, tick_waiting
-from psyche_core.coordinator.equivocation import equivocation
 from psyche_core.coordinator.history import epoch_digest, moved_to, went_back
 from psyche_core.coordinator.members import health_check, join, withdraw
 from psyche_core.coordinator.phases import entered, wait_for_members
 from psyche_core.coordinator.rewards import set_future_epoch_rates
-from psyche_core.coordinator.rounds import tick_round
+from psyche_core.coordinator.round.equivocation import equivocation
+from psyche_core.coordinator.round.rounds import tick_round
+from psyche_core.coordinator.round.statements import warmup_witness, witness
 from psyche_core.coordinator.settlement import settle
 from psyche_core.coordinator.state import CoordinatorState, Progress
-from psyche_core.coordinator.statements import warmup_witness, witness
 from psyche_core.coordinator.warmup import tick_warmup
 from psyche_core.errors import ConfigError, CoordinatorError
 from psyche_core.types import RunState

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from psyche_core.data import parquet_reading
-from psyche_core.data.dataset_index import FileStamp
-from psyche_core.data.parquet_files import ENDING
+from psyche_core.data.ordering.dataset_index import FileStamp
+from psyche_core.data.parquet import reading as parquet_reading
+from psyche_core.data.parquet.files import ENDING
+from psyche_core.data.text.tokenizing import TRAINING, VALIDATION, described
 from psyche_core.data.token_files import EXTENSIONS, MAX_NPY_HEADER, NPY_MAGIC, npy_data_start, token_paths
-from psyche_core.data.tokenizing import TRAINING, VALIDATION, described
 from psyche_core.errors import DataError
 
 SAMPLE_TOKENS = 64

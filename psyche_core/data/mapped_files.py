@@ -12,7 +12,7 @@ import mmap
 from collections import OrderedDict
 from threading import Lock
 
-from psyche_core.data.dataset_index import FileStamp
+from psyche_core.data.ordering.dataset_index import FileStamp
 from psyche_core.errors import DataError
 
 MOST_OPEN = 128

@@ -15,7 +15,7 @@ from typing import Any, Self
 import anyio
 import anyio.to_thread
 
-from psyche_core.data.mixture import MixtureIndex, grouped
+from psyche_core.data.ordering.mixture import MixtureIndex, grouped
 from psyche_core.data.sample_rows import picked
 from psyche_core.errors import DataError
 from psyche_core.interfaces.data import DataProvider, Samples

@@ -19,9 +19,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from psyche_core.data.data_shuffle import shuffled_order
-from psyche_core.data.dataset_index import FileContents, FileStamp, dataset_index
 from psyche_core.data.mapped_files import MOST_OPEN, MappedFiles
+from psyche_core.data.ordering.data_shuffle import shuffled_order
+from psyche_core.data.ordering.dataset_index import FileContents, FileStamp, dataset_index
 from psyche_core.errors import DataError, InputError
 
 EXTENSIONS = (".bin", ".ds", ".npy")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import Equivocation, RoundSettled
-from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.simulator.failure import Broken
 from psyche_core.types import MAX_WITNESSES, BatchId, RunState

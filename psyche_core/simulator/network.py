@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from psyche_core.client.machine.events import FetchPayload, MessageSeen, PayloadChecked, PayloadMissing, PeersSeen
 from psyche_core.simulator.clock import Clock
-from psyche_core.simulator.replica import Payload
+from psyche_core.simulator.replicas.replica import Payload
 from psyche_core.simulator.script import SERVER, Fault
 from psyche_core.wire.messages import Message
 
 if TYPE_CHECKING:
-    from psyche_core.simulator.node import Node
-    from psyche_core.simulator.process import Process
+    from psyche_core.simulator.members.node import Node
+    from psyche_core.simulator.members.process import Process
 
 RETRANSMIT = 0.4
 """Seconds until a lost message is sent again."""

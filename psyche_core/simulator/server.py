@@ -20,8 +20,8 @@ from psyche_core.coordinator.serialization import from_plain, to_plain
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError
 from psyche_core.simulator.clock import Clock
-from psyche_core.simulator.coordinator_watch import CoordinatorWatch
 from psyche_core.simulator.failure import Broken
+from psyche_core.simulator.invariants.coordinator_watch import CoordinatorWatch
 from psyche_core.simulator.ledger import Ledger
 from psyche_core.simulator.network import Network
 from psyche_core.types import RunState
@@ -30,7 +30,7 @@ from psyche_core.wire.codec import decode, encode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from psyche_core.simulator.process import Process
+    from psyche_core.simulator.members.process import Process
 
 EPOCH_OF_TIME = 1_800_000_000
 """The unix second at which every simulated run begins."""

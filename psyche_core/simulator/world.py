@@ -18,19 +18,19 @@ from psyche_core.config.run_config import Choice, CoordinatorConfig, LLMConfig, 
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.commands import SetFutureEpochRates
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.simulator.announced import Announced
 from psyche_core.simulator.clock import Clock
-from psyche_core.simulator.coordinator_watch import CoordinatorWatch, attested_digests
 from psyche_core.simulator.failure import Broken, SimFailure
-from psyche_core.simulator.faults import Faults
-from psyche_core.simulator.keys import INSTANCE, RUN_ID, identity_of, member_with
-from psyche_core.simulator.lies import Lies
+from psyche_core.simulator.injection.faults import Faults
+from psyche_core.simulator.injection.lies import Lies
+from psyche_core.simulator.invariants.coordinator_watch import CoordinatorWatch, attested_digests
+from psyche_core.simulator.invariants.replica_watch import ProgressWatch, ReplicaWatch
+from psyche_core.simulator.members.keys import INSTANCE, RUN_ID, identity_of, member_with
+from psyche_core.simulator.members.node import Node
+from psyche_core.simulator.members.process import Process
 from psyche_core.simulator.network import Network
-from psyche_core.simulator.node import Node
 from psyche_core.simulator.owner import Owner
-from psyche_core.simulator.process import Process
-from psyche_core.simulator.replica import HashReplica, Payload, Replica
-from psyche_core.simulator.replica_watch import ProgressWatch, ReplicaWatch
+from psyche_core.simulator.replicas.announced import Announced
+from psyche_core.simulator.replicas.replica import HashReplica, Payload, Replica
 from psyche_core.simulator.script import NETWORK_FAULTS, NO_EXCUSE, Script
 from psyche_core.simulator.server import EPOCH_OF_TIME, Server
 from psyche_core.simulator.times import StepTimes
@@ -162,7 +162,7 @@ class World:
     def new_replica(self) -> Replica:
         """A model as in the run's checkpoint."""
         if self.script.trainer == "torch":
-            from psyche_core.simulator.torch_replica import TorchReplica
+            from psyche_core.simulator.replicas.torch_replica import TorchReplica
 
             return TorchReplica()
         return HashReplica()

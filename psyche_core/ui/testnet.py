@@ -29,7 +29,7 @@ from psyche_core.builtin.text_corpus import VALIDATION_FOLDER
 from psyche_core.config.run_config import DataFile, RunFile
 from psyche_core.config.sentences import printable_lines
 from psyche_core.config.settings import TestnetSettings
-from psyche_core.coordinator import witness
+from psyche_core.coordinator.round import witness
 from psyche_core.errors import BackendError, UserError
 from psyche_core.hookspecs import MemberContext
 from psyche_core.telemetry.events import Event, Problem, Started

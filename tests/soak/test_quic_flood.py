@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from live_run import RUN_ID, THREE, LiveRun, StartRun
-from psyche_backend_tcp.client import TcpBackend
+from psyche_backend_tcp.client.connection import TcpBackend
 from psyche_core.coordinator.commands import Withdraw
 from psyche_core.errors import BackendError, TransportError
 from psyche_core.hookspecs import BackendContext

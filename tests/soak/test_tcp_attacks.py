@@ -20,13 +20,13 @@ import anyio
 import pytest
 
 from live_run import RUN_ID, THREE, LiveRun, StartRun
-from psyche_backend_tcp.addresses import ServerAddress, parse_address
-from psyche_backend_tcp.client import TcpBackend
-from psyche_backend_tcp.data_protocol import DataBye, SamplesRefusal, SamplesRequest, decode_data
-from psyche_backend_tcp.data_protocol import encode_client as encode_request
-from psyche_backend_tcp.dialer import Link, dial
+from psyche_backend_tcp.client.connection import TcpBackend
+from psyche_backend_tcp.connections.addresses import ServerAddress, parse_address
+from psyche_backend_tcp.connections.dialer import Link, dial
+from psyche_backend_tcp.connections.login import COORDINATOR, DATA
+from psyche_backend_tcp.data.protocol import DataBye, SamplesRefusal, SamplesRequest, decode_data
+from psyche_backend_tcp.data.protocol import encode_client as encode_request
 from psyche_backend_tcp.limits import CLIENT_FRAME
-from psyche_backend_tcp.login import COORDINATOR, DATA
 from psyche_backend_tcp.protocol import Answer, Bye, CommandRequest, decode_server, encode_client
 from psyche_core.errors import CommandRefused, WireError
 from psyche_core.hookspecs import BackendContext

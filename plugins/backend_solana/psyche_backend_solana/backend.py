@@ -19,23 +19,23 @@ import anyio
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana import ticker
-from psyche_backend_solana.address_book import AddressBook
-from psyche_backend_solana.chain_clock import ChainClock
 from psyche_backend_solana.client_version import asks_for_another
+from psyche_backend_solana.following.address_book import AddressBook
+from psyche_backend_solana.following.chain_clock import ChainClock
+from psyche_backend_solana.following.watcher import Pace, Sight, Watcher
 from psyche_backend_solana.layouts import address_record, coordinator
 from psyche_backend_solana.layouts.coordinator import Run
-from psyche_backend_solana.member_commands import instructions_of, wants_tick
 from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.rpc.failures import RpcError
 from psyche_backend_solana.runs import RunFound, checked_ids, find_authorization, find_run
-from psyche_backend_solana.sender import OutOfUnits, Sender
+from psyche_backend_solana.sending import ticker
+from psyche_backend_solana.sending.member_commands import instructions_of, wants_tick
+from psyche_backend_solana.sending.sender import OutOfUnits, Sender
 from psyche_backend_solana.settings import SolanaSettings
 from psyche_backend_solana.treasurers import check_owner
 from psyche_backend_solana.wallet import Signer
-from psyche_backend_solana.watcher import Pace, Sight, Watcher
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, BackendError, CommandRefused

@@ -18,8 +18,8 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
-from psyche_backend_solana import ticker
-from psyche_backend_solana.chain_clock import ChainClock
+from psyche_backend_solana.following.chain_clock import ChainClock
+from psyche_backend_solana.following.watcher import Pace, Sight, Watcher
 from psyche_backend_solana.layouts import authorizer, coordinator, tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES
 from psyche_backend_solana.localnet.chain import LocalChain
@@ -31,9 +31,9 @@ from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.rpc.failures import RpcError
 from psyche_backend_solana.runs import find_run
-from psyche_backend_solana.sender import Sender
+from psyche_backend_solana.sending import ticker
+from psyche_backend_solana.sending.sender import Sender
 from psyche_backend_solana.wallet import Wallet
-from psyche_backend_solana.watcher import Pace, Sight, Watcher
 from psyche_core.coordinator.commands import ClientsExited, Event
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, CommandRefused, UserError

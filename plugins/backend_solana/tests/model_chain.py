@@ -24,7 +24,7 @@ from solders.transaction import VersionedTransaction
 from websockets.asyncio.server import ServerConnection, serve
 
 from plugins.backend_solana.tests.svm.refusals import COORDINATOR_CODES
-from psyche_backend_solana.chain_clock import CLOCK_SYSVAR
+from psyche_backend_solana.following.chain_clock import CLOCK_SYSVAR
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts import coordinator as program
 from psyche_backend_solana.layouts.coordinator import JOIN_SCOPE, Number, Part

@@ -11,6 +11,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
 from psyche_backend_solana.backend import Rhythm, SolanaBackend
+from psyche_backend_solana.following.watcher import Pace
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts import coordinator as program
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES
@@ -18,9 +19,8 @@ from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.programs.addresses import COORDINATOR, PROGRAMS
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint
-from psyche_backend_solana.sender import Sender
+from psyche_backend_solana.sending.sender import Sender
 from psyche_backend_solana.wallet import Wallet
-from psyche_backend_solana.watcher import Pace
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.wire.signing import SecretKey
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from psyche_backend_solana.commands.client_environment import PLUGINS
+from psyche_backend_solana.commands.client.environment import PLUGINS
 
 SECONDS = 60.0
 

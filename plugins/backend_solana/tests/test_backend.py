@@ -18,17 +18,17 @@ from solders.pubkey import Pubkey
 from solders.transaction import Transaction
 
 from psyche_backend_solana import backend as backend_module
-from psyche_backend_solana import watcher
-from psyche_backend_solana.address_book import AddressBook
 from psyche_backend_solana.backend import Rhythm
+from psyche_backend_solana.following import watcher
+from psyche_backend_solana.following.address_book import AddressBook
+from psyche_backend_solana.following.watcher import Pace
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts import coordinator as program
 from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
-from psyche_backend_solana.sender import Sender
-from psyche_backend_solana.watcher import Pace
+from psyche_backend_solana.sending.sender import Sender
 from psyche_core.coordinator.commands import WarmupWitness, Withdraw
 from psyche_core.errors import BackendClosed, BackendError, CommandRefused
 from psyche_core.interfaces.backend import StateUpdate
@@ -274,7 +274,7 @@ async def test_one_tick_is_paid_for_by_three_members() -> None:
 
 
 async def test_when_the_first_does_not_tick_the_next_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psyche_backend_solana.ticker.FIRST_TURN_SECONDS", 0.2)
+    monkeypatch.setattr("psyche_backend_solana.sending.ticker.FIRST_TURN_SECONDS", 0.2)
     state = small_state(clients=3)
     lazy = Rhythm(tick=3600.0, addresses=QUICK.addresses, pace=QUICK.pace)
     async with open_chain(unix=state.since) as chain, AsyncExitStack() as stack:
@@ -457,7 +457,7 @@ async def test_an_address_that_goes_with_another_transport_key_is_none() -> None
 
 
 async def test_what_one_failed_call_did_not_bring_costs_nothing_that_others_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psyche_backend_solana.address_book.AT_ONCE", 1)
+    monkeypatch.setattr("psyche_backend_solana.following.address_book.AT_ONCE", 1)
     state = small_state()
     async with open_chain(unix=state.since) as chain, Rpc([chain.providers[0].endpoint]) as rpc:
         run = await make_run(chain, state)

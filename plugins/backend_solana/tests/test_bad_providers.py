@@ -15,8 +15,8 @@ from psyche_backend_solana.backend import SolanaBackend
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import ChainSettings
 from psyche_backend_solana.rpc.endpoints import Endpoint
-from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import Equivocation, SignedResult, WarmupWitness, Witness
+from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CommandRefused
 from psyche_core.testing.backend import START_TIME, small_state, until

@@ -33,13 +33,13 @@ from psyche_backend_solana.localnet.settings import ChainSettings
 from psyche_backend_solana.programs.addresses import TOKEN
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint
-from psyche_backend_solana.sender import Sender
+from psyche_backend_solana.sending.sender import Sender
 from psyche_backend_solana.settings import SolanaSettings
 from psyche_backend_solana.transport_key import transport_key
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.cli.failures import describe_failure
 from psyche_core.coordinator import image
-from psyche_core.coordinator.schedule import batch_size
+from psyche_core.coordinator.round.schedule import batch_size
 from psyche_core.coordinator.state import Account as Balance
 from psyche_core.errors import ConfigError
 from psyche_core.testing.command import CommandConformance

@@ -11,8 +11,8 @@ from plugins.backend_solana.tests.svm.coordinator_svm import CoordinatorSvm, mem
 from plugins.backend_solana.tests.svm.largest import NOW, Case, Largest, measured
 from psyche_core.config.run_config import Choice
 from psyche_core.coordinator import commands
-from psyche_core.coordinator.assignment import shares
-from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import Account, CoordinatorState, EpochRates, Progress
 from psyche_core.types import BatchId, ClientState, RunState
 

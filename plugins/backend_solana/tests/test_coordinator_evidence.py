@@ -20,7 +20,7 @@ from plugins.backend_solana.tests.svm.coordinator_svm import (
 from plugins.backend_solana.tests.svm.largest import NOW, Largest
 from psyche_backend_solana.layouts import coordinator as layout
 from psyche_core.coordinator import commands
-from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import BatchId, ClientState
 from psyche_core.wire.messages import commitment_hash, sign_commitment

@@ -20,10 +20,10 @@ from plugins.backend_solana.tests.svm import runs
 from plugins.backend_solana.tests.svm.coordinator_svm import member
 from plugins.backend_solana.tests.svm.largest import NOW, Largest
 from plugins.backend_solana.tests.svm.random_commands import RandomCommands
-from psyche_backend_solana import account_reader
-from psyche_backend_solana.account_reader import Follower
-from psyche_backend_solana.account_slices import HEAD, Copy
-from psyche_backend_solana.chain_clock import CLOCK_SYSVAR
+from psyche_backend_solana.following import account_reader
+from psyche_backend_solana.following.account_reader import Follower
+from psyche_backend_solana.following.account_slices import HEAD, Copy
+from psyche_backend_solana.following.chain_clock import CLOCK_SYSVAR
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.layouts.coordinator_accounts import (
     ACCOUNT_BYTES,
@@ -47,7 +47,7 @@ from psyche_core.coordinator.commands import (
     WarmupWitness,
     Withdraw,
 )
-from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState, Epoch
 from psyche_core.errors import BackendClosed, CoordinatorError, WireError
 from psyche_core.types import RunState

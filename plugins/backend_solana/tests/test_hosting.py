@@ -14,13 +14,13 @@ from solders.account import Account as ChainAccount
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.backend import Rhythm, SolanaBackend
+from psyche_backend_solana.following.watcher import Pace
 from psyche_backend_solana.hosting import LocalRun, lost
 from psyche_backend_solana.layouts import tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.testnet_member import lose_route, member_options
 from psyche_backend_solana.wallet import Wallet
-from psyche_backend_solana.watcher import Pace
 from psyche_core.coordinator import image
 from psyche_core.coordinator.commands import ClientsExited, Event, WarmupWitness
 from psyche_core.coordinator.state import Account, Client, CoordinatorState, Epoch

@@ -16,10 +16,10 @@ from plugins.backend_solana.tests.svm.differential import Comparison
 from plugins.backend_solana.tests.svm.largest import Case, Largest, compute_units, measured
 from plugins.backend_solana.tests.svm.random_commands import RandomCommands
 from psyche_core.coordinator import commands
-from psyche_core.coordinator.assignment import shares
-from psyche_core.coordinator.committee import CommitteeSelection
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.committee import CommitteeSelection
+from psyche_core.coordinator.round.witness import accepted_slots
 from psyche_core.coordinator.state import Account, CoordinatorState, Round
-from psyche_core.coordinator.witness import accepted_slots
 from psyche_core.types import BatchId, ClientState, RunState, bitmap
 
 LIMIT = 200_000

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from psyche_backend_solana.localnet.faults import FAULT_NAMES
 from psyche_backend_solana.localnet.program import localnet
+from psyche_backend_solana.localnet.rpc.faults import FAULT_NAMES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "local-chain.md").read_text()
 

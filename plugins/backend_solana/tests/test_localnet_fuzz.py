@@ -20,9 +20,9 @@ from solders.message import MessageV0
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.localnet import FaultSwitch, Limits, LocalChain
-from psyche_backend_solana.localnet.ledger import Ledger
+from psyche_backend_solana.localnet.ledger.ledger import Ledger
 from psyche_backend_solana.localnet.methods import ADMIN_METHODS, METHODS
-from psyche_backend_solana.localnet.node import Node
+from psyche_backend_solana.localnet.serving.node import Node
 
 pytestmark = pytest.mark.repeated
 TIMES = int(os.environ.get("SOAK_TIMES", "1"))

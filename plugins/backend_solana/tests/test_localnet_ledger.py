@@ -10,10 +10,10 @@ from solders.hash import Hash
 from solders.keypair import Keypair
 from solders.transaction import VersionedTransaction
 
-from psyche_backend_solana.localnet.clock import Instant
-from psyche_backend_solana.localnet.ledger import Ledger, Refused
-from psyche_backend_solana.localnet.records import Landed
-from psyche_backend_solana.localnet.snapshot import restore, take_snapshot
+from psyche_backend_solana.localnet.ledger.clock import Instant
+from psyche_backend_solana.localnet.ledger.ledger import Ledger, Refused
+from psyche_backend_solana.localnet.ledger.records import Landed
+from psyche_backend_solana.localnet.ledger.snapshot import restore, take_snapshot
 from psyche_core.wire.codec import decode, encode
 
 KEYS = [Keypair.from_seed(bytes([number]) * 32) for number in range(1, 4)]

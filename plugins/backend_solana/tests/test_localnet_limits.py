@@ -14,9 +14,9 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.localnet import LAMPORTS_PER_SOL, FaultSwitch, Limits, LocalChain
-from psyche_backend_solana.localnet.ledger import Ledger
+from psyche_backend_solana.localnet.ledger.ledger import Ledger
 from psyche_backend_solana.localnet.methods import METHODS
-from psyche_backend_solana.localnet.node import Node
+from psyche_backend_solana.localnet.serving.node import Node
 
 
 @pytest.fixture

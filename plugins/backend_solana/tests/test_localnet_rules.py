@@ -19,12 +19,12 @@ from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata
 
 from psyche_backend_solana.localnet import ChainSettings, Instant, base58
-from psyche_backend_solana.localnet.blockhashes import BlockhashWindow, next_hash
-from psyche_backend_solana.localnet.clock import ChainClock
-from psyche_backend_solana.localnet.encoding import Encoding, encode_account
+from psyche_backend_solana.localnet.ledger.blockhashes import BlockhashWindow, next_hash
+from psyche_backend_solana.localnet.ledger.clock import ChainClock
+from psyche_backend_solana.localnet.ledger.tokens import amount_json
+from psyche_backend_solana.localnet.ledger.transaction_errors import error_json, error_sentence
+from psyche_backend_solana.localnet.rpc.encoding import Encoding, encode_account
 from psyche_backend_solana.localnet.rpc_error import RpcError
-from psyche_backend_solana.localnet.tokens import amount_json
-from psyche_backend_solana.localnet.transaction_errors import error_json, error_sentence
 from psyche_core.errors import ConfigError
 
 

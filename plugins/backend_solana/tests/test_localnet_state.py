@@ -21,8 +21,8 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.localnet import ChainSettings, Instant, Limits, LocalChain
-from psyche_backend_solana.localnet.snapshot import restore, take_snapshot
-from psyche_backend_solana.localnet.store import Store
+from psyche_backend_solana.localnet.ledger.snapshot import restore, take_snapshot
+from psyche_backend_solana.localnet.ledger.store import Store
 from psyche_backend_solana.programs.addresses import AUTHORIZER
 from psyche_core.errors import UserError
 from psyche_core.wire.codec import encode

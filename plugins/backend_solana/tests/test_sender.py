@@ -14,11 +14,11 @@ from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.transaction import Transaction
 
-from psyche_backend_solana import budget, sender
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts import coordinator as program
 from psyche_backend_solana.rpc.client import Rpc
-from psyche_backend_solana.sender import OutOfUnits, Sender, signed_size
+from psyche_backend_solana.sending import budget, sender
+from psyche_backend_solana.sending.sender import OutOfUnits, Sender, signed_size
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.errors import BackendError, CommandRefused
 from psyche_core.testing.backend import small_state

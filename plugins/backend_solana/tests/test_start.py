@@ -10,11 +10,9 @@ from model_chain import open_chain
 from model_runs import OWNER, make_run, wallet_of
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.client_plan import Trust, plan
-from psyche_backend_solana.commands.context import CommandContext
-from psyche_backend_solana.commands.env_file import read_env, read_env_file, with_prefix, words, yes
-from psyche_backend_solana.commands.run_manager import FOR_CLIENT, run_manager
-from psyche_backend_solana.commands.start import (
+from psyche_backend_solana.commands.client.env_file import read_env, read_env_file, with_prefix, words, yes
+from psyche_backend_solana.commands.client.plan import Trust, plan
+from psyche_backend_solana.commands.client.start import (
     StartOptions,
     VersionReader,
     choose_run,
@@ -22,10 +20,12 @@ from psyche_backend_solana.commands.start import (
     load_from,
     trust_of,
 )
+from psyche_backend_solana.commands.context import CommandContext
+from psyche_backend_solana.commands.run_manager import FOR_CLIENT, run_manager
 from psyche_backend_solana.layouts import coordinator as program
 from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.rpc.client import Rpc
-from psyche_backend_solana.sender import Sender
+from psyche_backend_solana.sending.sender import Sender
 from psyche_core.errors import BackendError, CommandRefused, ConfigError, UserError
 from psyche_core.testing.backend import small_state
 from psyche_core.wire.signing import SecretKey

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from start_parts import notes, until, write_stub
 
-from psyche_backend_solana.commands import client_supervisor
-from psyche_backend_solana.commands.client_plan import PipEnvironment, Plan, ThisInstallation
-from psyche_backend_solana.commands.client_process import Launch, Ready, run_tool, succeeds
-from psyche_backend_solana.commands.client_supervisor import Pace, Patience, Versions, take_part
+from psyche_backend_solana.commands.client import supervisor as client_supervisor
+from psyche_backend_solana.commands.client.plan import PipEnvironment, Plan, ThisInstallation
+from psyche_backend_solana.commands.client.process import Launch, Ready, run_tool, succeeds
+from psyche_backend_solana.commands.client.supervisor import Pace, Patience, Versions, take_part
 from psyche_core.errors import BackendError, UserError
 
 QUICK = Pace(poll=0.02, restart=0.02, leave=30.0, firm=30.0)

@@ -21,14 +21,14 @@ import pytest
 from model_runs import OWNER, make_run_at, wallet_of
 from start_parts import DOCKER, notes, until, write_client_wheels, write_stub
 
-from psyche_backend_solana.commands.client_image import Containers, prepare_image
-from psyche_backend_solana.commands.client_plan import Image
-from psyche_backend_solana.commands.client_process import Client
+from psyche_backend_solana.commands.client.image import Containers, prepare_image
+from psyche_backend_solana.commands.client.plan import Image
+from psyche_backend_solana.commands.client.process import Client
 from psyche_backend_solana.layouts import coordinator as program
 from psyche_backend_solana.localnet import LAMPORTS_PER_SOL, ChainSettings, LocalChain
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint
-from psyche_backend_solana.sender import Sender
+from psyche_backend_solana.sending.sender import Sender
 from psyche_core.testing.backend import small_state
 from psyche_core.wire.signing import SecretKey
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from packaging.version import InvalidVersion, Version
 
 from psyche_backend_solana.client_version import asks_for_another, canonical_version
-from psyche_backend_solana.commands.client_plan import (
+from psyche_backend_solana.commands.client.plan import (
     Image,
     PipEnvironment,
     ThisInstallation,

@@ -9,11 +9,11 @@ import pytest
 from model_chain import open_chain
 from model_runs import OWNER, TIMEOUT, make_run
 
+from psyche_backend_solana.following.subscription import Subscription
 from psyche_backend_solana.layouts import coordinator as program
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint
-from psyche_backend_solana.sender import Sender
-from psyche_backend_solana.subscription import Subscription
+from psyche_backend_solana.sending.sender import Sender
 from psyche_core.testing.backend import START_TIME, small_state
 
 pytestmark = pytest.mark.anyio

@@ -8,9 +8,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_backend_solana import ticker
-from psyche_backend_solana.chain_clock import ChainClock
-from psyche_backend_solana.member_commands import wants_tick
+from psyche_backend_solana.following.chain_clock import ChainClock
+from psyche_backend_solana.sending import ticker
+from psyche_backend_solana.sending.member_commands import wants_tick
 from psyche_core.coordinator import apply
 from psyche_core.coordinator.commands import Join, Tick, WarmupWitness, Withdraw
 from psyche_core.coordinator.state import CoordinatorState

@@ -6,11 +6,11 @@ import pytest
 from model_chain import open_chain
 from model_runs import OWNER, TIMEOUT, make_run
 
-from psyche_backend_solana.chain_clock import ChainClock
+from psyche_backend_solana.following.chain_clock import ChainClock
+from psyche_backend_solana.following.watcher import Sight, Watcher
 from psyche_backend_solana.layouts import coordinator as program
 from psyche_backend_solana.rpc.client import Rpc
-from psyche_backend_solana.sender import Sender
-from psyche_backend_solana.watcher import Sight, Watcher
+from psyche_backend_solana.sending.sender import Sender
 from psyche_core.errors import BackendClosed, WireError
 from psyche_core.testing.backend import START_TIME, small_state
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from psyche_backend_tcp.client import TcpBackend
-from psyche_backend_tcp.data_client import ServerData, ServerSettings
-from psyche_backend_tcp.server import TcpServer
+from psyche_backend_tcp.client.connection import TcpBackend
+from psyche_backend_tcp.data.provider import ServerData, ServerSettings
+from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.hookspecs import BackendRegistration, DataRegistration, hookimpl
 
 PSYCHE_PLUGIN_API = "1.0"

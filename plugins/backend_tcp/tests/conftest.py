@@ -10,13 +10,13 @@ from typing import Any
 import anyio
 import pytest
 
-from psyche_backend_tcp.addresses import parse_address
-from psyche_backend_tcp.client import TcpBackend
+from psyche_backend_tcp.client.connection import TcpBackend
+from psyche_backend_tcp.connections.addresses import parse_address
+from psyche_backend_tcp.connections.login import Login, check_welcome, decode_hello, encode_login
+from psyche_backend_tcp.connections.tls import open_tls
 from psyche_backend_tcp.limits import LOGIN_FRAME, SERVER_FRAME, Limits
-from psyche_backend_tcp.login import Login, check_welcome, decode_hello, encode_login
 from psyche_backend_tcp.protocol import Welcome, decode_server
-from psyche_backend_tcp.server import TcpServer
-from psyche_backend_tcp.tls import open_tls
+from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.hookspecs import BackendContext, ServerContext
 from psyche_core.testing.backend import START_TIME, small_state

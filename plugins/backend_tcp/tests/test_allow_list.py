@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from psyche_backend_tcp.allow_list import AllowList
+from psyche_backend_tcp.connections.allow_list import AllowList
 from psyche_core.errors import BackendClosed, CommandRefused, UserError
 from psyche_core.testing.backend import until
 from psyche_core.wire.signing import SecretKey
@@ -81,7 +81,7 @@ async def test_27_who_is_taken_off_the_list_is_put_out_at_once(
     serving: Any, client: Any, tmp_path: Path, keys: list[SecretKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference looked at its list only at the handshake: removed peers kept their connections (client defect 27)."""
-    monkeypatch.setattr("psyche_backend_tcp.server._ALLOW_LIST_SECONDS", 0.01)
+    monkeypatch.setattr("psyche_backend_tcp.server.tcp_server._ALLOW_LIST_SECONDS", 0.01)
     path = tmp_path / "allowed"
     write(path, keys[0], keys[1])
     async with serving(allow_list=path) as server, client(server, keys[0]) as stays, client(server, keys[1]) as goes:

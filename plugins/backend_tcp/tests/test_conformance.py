@@ -7,8 +7,8 @@ from typing import Any
 import anyio
 import pytest
 
-from psyche_backend_tcp.client import TcpBackend
-from psyche_backend_tcp.server import TcpServer
+from psyche_backend_tcp.client.connection import TcpBackend
+from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.hookspecs import BackendContext, ServerContext
 from psyche_core.testing.backend import BackendArena, BackendConformance

@@ -14,16 +14,16 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
-from psyche_backend_tcp.addresses import parse_address
-from psyche_backend_tcp.client import TcpBackend
-from psyche_backend_tcp.dialer import MOST_TRIES, dial
+from psyche_backend_tcp.client.connection import TcpBackend
+from psyche_backend_tcp.connections.addresses import parse_address
+from psyche_backend_tcp.connections.dialer import MOST_TRIES, dial
+from psyche_backend_tcp.connections.login import COORDINATOR, DATA
+from psyche_backend_tcp.connections.preamble import Challenged, Watched
+from psyche_backend_tcp.connections.puzzle import PROOF_MAGIC, Cookies, Proof, encode_challenge, encode_proof, prove, solves
+from psyche_backend_tcp.connections.tls import open_tls
 from psyche_backend_tcp.limits import LOGIN_FRAME, SERVER_FRAME, Limits
-from psyche_backend_tcp.login import COORDINATOR, DATA
-from psyche_backend_tcp.preamble import Challenged, Watched
 from psyche_backend_tcp.protocol import Bye, decode_server
-from psyche_backend_tcp.puzzle import PROOF_MAGIC, Cookies, Proof, encode_challenge, encode_proof, prove, solves
-from psyche_backend_tcp.server import TcpServer
-from psyche_backend_tcp.tls import open_tls
+from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.errors import BackendError, CommandRefused
 from psyche_core.hookspecs import BackendContext
@@ -203,9 +203,9 @@ async def test_who_drips_a_proof_or_says_something_else_is_closed(serving: Any, 
 FEW_FILES = """
 import resource, anyio
 resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
-from psyche_backend_tcp.dialer import MOST_TRIES, dial
+from psyche_backend_tcp.connections.dialer import MOST_TRIES, dial
 from psyche_backend_tcp.limits import Limits
-from psyche_backend_tcp.server import TcpServer
+from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.hookspecs import ServerContext
 from psyche_core.testing.backend import small_state
 

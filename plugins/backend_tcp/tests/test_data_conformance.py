@@ -12,8 +12,8 @@ import anyio
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from psyche_backend_tcp.data_client import ServerData, ServerSettings
-from psyche_backend_tcp.data_server import DataServer
+from psyche_backend_tcp.data.provider import ServerData, ServerSettings
+from psyche_backend_tcp.data.server import DataServer
 from psyche_backend_tcp.limits import Limits
 from psyche_core.coordinator.state import Client, CoordinatorState, Epoch, Round
 from psyche_core.errors import DataError

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from psyche_backend_tcp.data_body import body_bytes, join, largest_sample, pack, unpack
-from psyche_backend_tcp.data_client_state import Arrival, DataClientState
-from psyche_backend_tcp.data_protocol import (
+from psyche_backend_tcp.data.body import body_bytes, join, largest_sample, pack, unpack
+from psyche_backend_tcp.data.client_state import Arrival, DataClientState
+from psyche_backend_tcp.data.protocol import (
     AtWork,
     Cancel,
     DataBye,
@@ -25,7 +25,7 @@ from psyche_backend_tcp.data_protocol import (
     encode_client,
     encode_data,
 )
-from psyche_backend_tcp.data_server_state import DataServerState
+from psyche_backend_tcp.data.server_state import DataServerState
 from psyche_core.errors import WireError
 from psyche_core.interfaces.data import Samples
 from psyche_core.types import MAX_SAMPLES, BatchId, total_samples

@@ -10,9 +10,8 @@ import anyio
 import pytest
 from anyio.abc import IPSockAddrType, SocketAttribute, SocketStream
 
-from psyche_backend_tcp.addresses import parse_address
-from psyche_backend_tcp.data_client import ServerData, ServerSettings
-from psyche_backend_tcp.data_protocol import (
+from psyche_backend_tcp.connections.addresses import parse_address
+from psyche_backend_tcp.data.protocol import (
     AtWork,
     Cancel,
     DataBye,
@@ -24,8 +23,9 @@ from psyche_backend_tcp.data_protocol import (
     decode_data,
     encode_client,
 )
+from psyche_backend_tcp.data.provider import ServerData, ServerSettings
 from psyche_backend_tcp.limits import Limits
-from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.state import Client, CoordinatorState, Epoch, Round
 from psyche_core.errors import DataError, NothingForUs
 from psyche_core.hookspecs import DataContext
@@ -261,7 +261,7 @@ async def test_b60_answer_to_a_given_up_request_is_not_taken_for_the_next(servin
 async def test_large_share_comes_in_chunks_and_pieces(
     serving: Any, keys: list[SecretKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psyche_backend_tcp.data_client.PIECE_BYTES", 50 * LENGTH * 2)
+    monkeypatch.setattr("psyche_backend_tcp.data.provider.PIECE_BYTES", 50 * LENGTH * 2)
     state = playing([keys[0], keys[1]], samples=2300)
     safe = [BatchId(n, n) for batch in own(state, 0) for n in range(batch.first, batch.last + 1) if n % 100 not in (13, 14)]
     numbers = Numbers()
@@ -320,7 +320,7 @@ async def test_cancelled_request_is_not_read_on_and_the_next_one_is(serving: Any
 
 async def test_slow_read_is_told_by_signs_of_life(serving: Any, keys: list[SecretKey], monkeypatch: pytest.MonkeyPatch) -> None:
     """The read takes several silences, during which the server only says that it is at work; the connection is kept."""
-    monkeypatch.setattr("psyche_backend_tcp.data_link.SILENCE_SECONDS", 0.6)
+    monkeypatch.setattr("psyche_backend_tcp.data.link.SILENCE_SECONDS", 0.6)
     state = playing(keys)
     slot = holder(state, 14)
     numbers = Numbers()
@@ -355,7 +355,7 @@ async def test_idle_connection_is_closed_and_opened_again_unnoticed(serving: Any
 async def test_labels_positions_and_lengths_are_carried(
     serving: Any, keys: list[SecretKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psyche_backend_tcp.data_client.PIECE_BYTES", 3 * LENGTH * 2)
+    monkeypatch.setattr("psyche_backend_tcp.data.provider.PIECE_BYTES", 3 * LENGTH * 2)
     state = playing(keys, samples=40)
     share = own(state, 0)
     provider = Conversations()
@@ -399,7 +399,7 @@ async def test_half_open_connection_is_given_up_after_a_silence(
     serving: Any, keys: list[SecretKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cut link can leave our end of a connection open for ever: the request is sent again on a new one."""
-    monkeypatch.setattr("psyche_backend_tcp.data_link.SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("psyche_backend_tcp.data.link.SILENCE_SECONDS", 0.5)
     state = playing(keys, samples=12)
     async with serving(state=state, data=Numbers()) as server, silent_relay(server.data_address) as relay:
         context = DataContext(settings=ServerSettings(location=relay.address), sequence_length=LENGTH, key=keys[0])

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_backend_tcp.admission import REMEMBERED_KEYS, Admission, origin
+from psyche_backend_tcp.connections.admission import REMEMBERED_KEYS, Admission, origin
+from psyche_backend_tcp.connections.login import LoginRefused
 from psyche_backend_tcp.limits import Limits, TokenBucket
-from psyche_backend_tcp.login import LoginRefused
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 

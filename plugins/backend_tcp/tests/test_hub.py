@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psyche_backend_tcp.hub import Hub, Moment
+from psyche_backend_tcp.client.session import Session
 from psyche_backend_tcp.limits import CLIENT_FRAME, Limits
 from psyche_backend_tcp.protocol import (
     Answer,
@@ -23,7 +23,7 @@ from psyche_backend_tcp.protocol import (
     encode_client,
     encode_command,
 )
-from psyche_backend_tcp.session import Session
+from psyche_backend_tcp.server.hub import Hub, Moment
 from psyche_core.coordinator.commands import Equivocation, Pause, SignedResult, WarmupWitness, Withdraw
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.interfaces.backend import ClientCommand, StateUpdate

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psyche_backend_tcp.addresses import format_address, parse_address
-from psyche_backend_tcp.login import (
+from psyche_backend_tcp.connections.addresses import format_address, parse_address
+from psyche_backend_tcp.connections.login import (
     COORDINATOR,
     DATA,
     Hello,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_backend_tcp import puzzle
-from psyche_backend_tcp.puzzle import (
+from psyche_backend_tcp.connections import puzzle
+from psyche_backend_tcp.connections.puzzle import (
     COOKIE_SECONDS,
     MOST_BITS,
     Cookies,

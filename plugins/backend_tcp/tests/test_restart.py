@@ -13,12 +13,12 @@ from typing import Any
 import anyio
 import pytest
 
-from psyche_backend_tcp.addresses import parse_address
-from psyche_backend_tcp.hub import Unsaved
+from psyche_backend_tcp.connections.addresses import parse_address
 from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.protocol import Bye, Whole, decode_server
-from psyche_backend_tcp.server import TcpServer
-from psyche_backend_tcp.store import Store
+from psyche_backend_tcp.server.hub import Unsaved
+from psyche_backend_tcp.server.store import Store
+from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.coordinator.commands import ClientsExited, Event, HealthCheck, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, CommandRefused, ConfigError, UserError
@@ -142,7 +142,7 @@ class Held(Store):
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> type[Held]:
     fresh = type("Held", (Held,), {"writing": threading.Event(), "go": threading.Event(), "broken": False, "written": []})
-    monkeypatch.setattr("psyche_backend_tcp.server.Store", fresh)
+    monkeypatch.setattr("psyche_backend_tcp.server.tcp_server.Store", fresh)
     return fresh
 
 
@@ -206,7 +206,7 @@ async def test_what_was_saved_but_told_to_nobody_goes_on_after_kill_9(
 async def test_a_full_disk_is_told_once_and_so_is_its_end(
     client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey], held: type[Held], monkeypatch: Any, caplog: Any
 ) -> None:
-    monkeypatch.setattr("psyche_backend_tcp.server._SAVE_AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr("psyche_backend_tcp.server.tcp_server._SAVE_AGAIN_SECONDS", 0.001)
     refused = 0
 
     def save(store: Store, unsaved: Unsaved) -> None:

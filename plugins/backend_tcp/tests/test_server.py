@@ -19,13 +19,13 @@ import pytest
 from anyio import EndOfStream
 from blockbuster import blockbuster_ctx
 
-from psyche_backend_tcp.addresses import parse_address
-from psyche_backend_tcp.client import TcpBackend
+from psyche_backend_tcp.client.connection import TcpBackend
+from psyche_backend_tcp.client.session import Received
+from psyche_backend_tcp.connections.addresses import parse_address
+from psyche_backend_tcp.connections.login import COORDINATOR, Login, decode_hello, encode_login
 from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, Limits
-from psyche_backend_tcp.login import COORDINATOR, Login, decode_hello, encode_login
 from psyche_backend_tcp.protocol import Answer, Bye, JoinRequest, WholeRequest, decode_server, encode_client
-from psyche_backend_tcp.server import TcpServer
-from psyche_backend_tcp.session import Received
+from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.coordinator.commands import Event, Pause, RunFinished, WarmupWitness, Withdraw
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import (
@@ -358,7 +358,7 @@ exec "$@"
 LISTEN = """
 import anyio
 from psyche_backend_tcp.limits import Limits
-from psyche_backend_tcp.listener import Listener
+from psyche_backend_tcp.connections.listener import Listener
 from psyche_core.wire.signing import SecretKey
 
 async def main():
@@ -516,7 +516,7 @@ async def test_answers_find_their_own_requests(serving: Any, client: Any, keys: 
 
 
 async def test_unknown_address_text_is_a_user_error(keys: list[SecretKey]) -> None:
-    from psyche_backend_tcp.client import TcpBackend
+    from psyche_backend_tcp.client.connection import TcpBackend
 
     with pytest.raises(UserError, match="got 'nonsense'"):
         TcpBackend(BackendContext(run_id="r", address="nonsense", key=keys[0]))

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_backend_tcp.documents import Documents
-from psyche_backend_tcp.hub import Unsaved
-from psyche_backend_tcp.initial_state import begin
-from psyche_backend_tcp.store import Store, state_file
+from psyche_backend_tcp.server.documents import Documents
+from psyche_backend_tcp.server.hub import Unsaved
+from psyche_backend_tcp.server.initial_state import begin
+from psyche_backend_tcp.server.store import Store, state_file
 from psyche_core.config.run_config import Choice, CoordinatorConfig
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, UserError

@@ -20,13 +20,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from psyche_backend_tcp.addresses import format_address, parse_address
-from psyche_backend_tcp.client import TcpBackend
-from psyche_backend_tcp.dialer import dial
+from psyche_backend_tcp.client.connection import TcpBackend
+from psyche_backend_tcp.connections.addresses import format_address, parse_address
+from psyche_backend_tcp.connections.dialer import dial
+from psyche_backend_tcp.connections.login import COORDINATOR, Hello, encode_hello
+from psyche_backend_tcp.connections.tls import accept_tls, open_tls, server_context
 from psyche_backend_tcp.limits import SERVER_FRAME, Limits
-from psyche_backend_tcp.login import COORDINATOR, Hello, encode_hello
 from psyche_backend_tcp.protocol import Bye, Welcome, decode_server, encode_server
-from psyche_backend_tcp.tls import accept_tls, open_tls, server_context
 from psyche_core.errors import AccessRefused, CommandRefused, UserError
 from psyche_core.hookspecs import BackendContext
 from psyche_core.wire.frames import FramedStream

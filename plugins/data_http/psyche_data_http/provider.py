@@ -13,20 +13,20 @@ from typing import Self
 import anyio
 import anyio.to_thread
 
-from psyche_core.data.data_shuffle import shuffle_seed
+from psyche_core.data.ordering.data_shuffle import shuffle_seed
 from psyche_core.data.token_files import MAX_NPY_HEADER, SequenceIndex, npy_data_start, token_bytes
 from psyche_core.errors import DataError
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.types import BatchId
-from psyche_data_http.client import RangeClient
-from psyche_data_http.fetching import SequenceFetcher, TokenFile
+from psyche_data_http.fetch.client import RangeClient
+from psyche_data_http.fetch.sequences import SequenceFetcher, TokenFile
 from psyche_data_http.file_source import RemoteFile, Store, read_range
 from psyche_data_http.retries import Trouble, deadline, together
 from psyche_data_http.settings import HttpSettings
 from psyche_data_http.shared_resources import SharedResources
-from psyche_data_http.stores import make_store
-from psyche_data_http.web_files import WebFiles
+from psyche_data_http.stores.factory import make_store
+from psyche_data_http.stores.web_files import WebFiles
 
 OPEN_SECONDS = 120.0
 

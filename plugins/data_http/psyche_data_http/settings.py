@@ -6,9 +6,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from psyche_core.data.data_shuffle import Shuffle
+from psyche_core.data.ordering.data_shuffle import Shuffle
 from psyche_core.data.token_files import TokenSizeName
-from psyche_data_http.cache import DEFAULT_LIMIT
+from psyche_data_http.fetch.cache import DEFAULT_LIMIT
 from psyche_data_http.locations import HttpLocation, Table
 
 MAX_SOURCES = 1000

@@ -9,8 +9,8 @@ from typing import Self
 import anyio
 import anyio.to_thread
 
-from psyche_data_http.cache import DEFAULT_LIMIT, BlockCache
-from psyche_data_http.client import RangeClient
+from psyche_data_http.fetch.cache import DEFAULT_LIMIT, BlockCache
+from psyche_data_http.fetch.client import RangeClient
 
 
 class SharedResources:

@@ -2,7 +2,7 @@
 
 The JSON comes from a local path or from the web over https. Plain http is allowed only from this machine or with its sha256 in
 the run's configuration, because whoever changes the file changes what everybody trains on. It is read once, on entering. The
-order of samples is decided in `psyche_core.data.mixture`. Sources over HTTP share connections and cache. Any other data
+order of samples is decided in `psyche_core.data.ordering.mixture`. Sources over HTTP share connections and cache. Any other data
 location may be a source too, except mixtures and a run's server.
 """
 
@@ -18,8 +18,8 @@ import anyio
 import anyio.to_thread
 from pydantic import ValidationError
 
-from psyche_core.data.data_shuffle import shuffle_seed
 from psyche_core.data.mixture_data import MixtureData
+from psyche_core.data.ordering.data_shuffle import shuffle_seed
 from psyche_core.data.token_files import token_bytes
 from psyche_core.errors import ConfigError, DataError, PluginError
 from psyche_core.hookspecs import DataContext
@@ -27,12 +27,12 @@ from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.regular_files import regular
 from psyche_core.types import BatchId
 from psyche_data_http.addresses import is_private_line, shown, web_address
-from psyche_data_http.client import RangeClient
+from psyche_data_http.fetch.client import RangeClient
 from psyche_data_http.provider import OPEN_SECONDS, HttpData
 from psyche_data_http.retries import deadline, persist
 from psyche_data_http.settings import MixtureTable, OtherSource, TokenSource, WeightedHttpSettings
 from psyche_data_http.shared_resources import SharedResources
-from psyche_data_http.stores import make_store
+from psyche_data_http.stores.factory import make_store
 
 NO_SOURCES = ("WeightedHttp", "Server")
 """A mixture in a mixture might contain itself. A run's server gives a member only its own samples, by the run's numbers."""

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from psyche_data_http import retries
-from psyche_data_http.client import RangeClient
+from psyche_data_http.fetch.client import RangeClient
 from psyche_data_http.provider import HttpData
 from psyche_data_http.shared_resources import SharedResources
-from psyche_data_http.web_files import WebFiles
+from psyche_data_http.stores.web_files import WebFiles
 
 
 @dataclass

@@ -25,12 +25,13 @@ from psyche_core.interfaces.data import DataProvider
 from psyche_core.testing.data import DataConformance
 from psyche_core.testing.ports import free_port
 from psyche_core.types import BatchId
-from psyche_data_http import bucket_files, google_bucket, object_store, stores
 from psyche_data_http.file_source import AccessRefused, RemoteFile, Store, read_range
-from psyche_data_http.object_store import s3_bucket
 from psyche_data_http.provider import HttpData
 from psyche_data_http.retries import Trouble, deadline
 from psyche_data_http.settings import HttpSettings
+from psyche_data_http.stores import bucket_files, google_bucket, object_store
+from psyche_data_http.stores import factory as stores
+from psyche_data_http.stores.object_store import s3_bucket
 
 obstore = pytest.importorskip("obstore", reason="buckets with credentials need obstore: pip install 'psyche-core[gcs]'")
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from plugins.data_http.tests.conftest import MakeHttpData, WebServer
 from psyche_core.interfaces.data import DataProvider
 from psyche_core.types import BatchId
-from psyche_data_http import cache as cache_module
-from psyche_data_http.cache import CHECKSUM_BYTES, Block, BlockCache
+from psyche_data_http.fetch import cache as cache_module
+from psyche_data_http.fetch.cache import CHECKSUM_BYTES, Block, BlockCache
 from psyche_data_http.file_source import RemoteFile
 
 FILE = "0123456789abcdef" * 2
@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_costs_nothing(tmp_path
 WRITER = """
 import random, sys
 from pathlib import Path
-from psyche_data_http.cache import Block, BlockCache
+from psyche_data_http.fetch.cache import Block, BlockCache
 folder, seed = Path(sys.argv[1]), int(sys.argv[2])
 content = lambda number: random.Random(number).randbytes(2000)
 cache = BlockCache(folder, limit=200_000)

@@ -10,13 +10,14 @@ import numpy
 import pytest
 
 from plugins.data_http.tests.conftest import MakeHttpData, WebServer
-from psyche_core.data.data_shuffle import shuffled_order
+from psyche_core.data.ordering.data_shuffle import shuffled_order
 from psyche_core.errors import DataError
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider
 from psyche_core.types import BatchId
-from psyche_data_http import fetching, range_plan
-from psyche_data_http.client import RangeClient
+from psyche_data_http.fetch import range_plan
+from psyche_data_http.fetch import sequences as fetching
+from psyche_data_http.fetch.client import RangeClient
 from psyche_data_http.hooks import psyche_register_data
 from psyche_data_http.provider import HttpData
 from psyche_data_http.settings import HttpSettings

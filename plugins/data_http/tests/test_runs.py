@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_data_http.range_plan import Run, joined
+from psyche_data_http.fetch.range_plan import Run, joined
 
 PLACES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), unique=True).map(sorted)
 

@@ -12,7 +12,8 @@ from plugins.data_http.tests.conftest import MakeHttpData, WebServer
 from psyche_core.errors import DataError
 from psyche_core.interfaces.data import DataProvider
 from psyche_core.types import BatchId
-from psyche_data_http import range_responses, retries
+from psyche_data_http import retries
+from psyche_data_http.fetch import range_responses
 from psyche_data_http.file_source import RemoteFile
 
 ROWS = [bytes([number]) * 8 for number in range(40)]

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from plugins.data_http.tests.conftest import WebServer
 from psyche_core.client.setup.data_source import data_source
 from psyche_core.config.run_config import Choice
-from psyche_core.data.mixture import MixtureIndex
+from psyche_core.data.ordering.mixture import MixtureIndex
 from psyche_core.errors import DataError
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider

@@ -5,9 +5,8 @@
 - `coordinator_updates` follows the coordinator: epochs, rounds, membership; `peer_messages` takes in what peers say.
 - `announcements` makes what this member says: readiness, Finished, witness statements, health checks.
 - `scheduler` chooses the next piece of work; `work_results` takes its outcome in.
-- `results`, `round` and `epoch` hold what is known of results, rounds and the epoch; `buffers` what came early.
-- `resync` (with `resync_state`) gets the model from other members when ours cannot be used; `digests` compares replicas.
-- `waiting` and `timeouts` say for whom and how long this member waits; `finish_estimator` when its own training ends.
-- `checkpoint_upload` stores the model for the run; `settled_rounds` finds rounds in a state that a journal can apply.
+- `epoch` holds what is known of the epoch, `buffers` what came early; `timeouts` has every time that a member waits.
+- `rounds`: shares and results, for whom this member waits, when its own training ends.
+- `replica`: digests, getting the model from other members when ours cannot be used, storing it for the run.
 - `state` is everything the machine knows, `events` the vocabulary between it and the runtime.
 """

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from psyche_core.client.machine.epoch import ENTERABLE, PLAYING, EpochNotes
 from psyche_core.client.machine.events import Action, Broadcast, KeepResults, KeptResult, Send
-from psyche_core.client.machine.round import NO_DIGEST, RoundRecord, statement_about
+from psyche_core.client.machine.rounds.round import NO_DIGEST, RoundRecord, statement_about
 from psyche_core.client.machine.timeouts import Timeouts
-from psyche_core.coordinator import witness
 from psyche_core.coordinator.commands import HealthCheck, WarmupWitness, Witness
+from psyche_core.coordinator.round import witness
 from psyche_core.coordinator.state import MAX_REJOINS, CoordinatorState
 from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessMetadata
 from psyche_core.wire.messages import Finished, ModelDigest

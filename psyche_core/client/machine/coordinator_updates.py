@@ -14,8 +14,8 @@ from psyche_core.client.machine.epoch import ENTERABLE, PLAYING, EpochNotes, epo
 from psyche_core.client.machine.events import Expire, Join, Prefetch, Send, SetPeers
 from psyche_core.client.machine.own_place import tell_own_place
 from psyche_core.client.machine.peer_messages import hear_early, repeat_evidence
-from psyche_core.client.machine.round import RoundRecord
-from psyche_core.client.machine.settled_rounds import epoch_of_rounds
+from psyche_core.client.machine.rounds.round import RoundRecord
+from psyche_core.client.machine.rounds.settled_rounds import epoch_of_rounds
 from psyche_core.client.machine.state import MachineState
 from psyche_core.coordinator.commands import Withdraw
 from psyche_core.coordinator.state import CoordinatorState

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from psyche_core.client.machine.buffers import PayloadBuffer
-from psyche_core.client.machine.digests import DigestBook
-from psyche_core.client.machine.resync_state import Resync, SnapshotRequests
-from psyche_core.client.machine.round import RoundRecord
-from psyche_core.client.machine.waiting import Awaited, WaitingBudget, fewest
+from psyche_core.client.machine.replica.digests import DigestBook
+from psyche_core.client.machine.replica.resync_state import Resync, SnapshotRequests
+from psyche_core.client.machine.rounds.round import RoundRecord
+from psyche_core.client.machine.rounds.waiting import Awaited, WaitingBudget, fewest
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import ClientState, NodeIdentity, RunState
 

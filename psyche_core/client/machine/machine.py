@@ -14,23 +14,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
-from psyche_core.client.machine import (
-    announcements,
-    checkpoint_upload,
-    coordinator_updates,
-    peer_messages,
-    resync,
-    scheduler,
-    work_results,
-)
+from psyche_core.client.machine import announcements, coordinator_updates, peer_messages, scheduler, work_results
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.epoch import ENTERABLE_OR_OVER, LOADABLE, PLAYING, EpochNotes, masters_due
-from psyche_core.client.machine.results import ResultTracker, Verify
-from psyche_core.client.machine.round import RoundRecord
+from psyche_core.client.machine.replica import checkpoint_upload, resync
+from psyche_core.client.machine.rounds.results import ResultTracker, Verify
+from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.state import MachineState
 from psyche_core.client.machine.timeouts import Timeouts
-from psyche_core.coordinator import witness
 from psyche_core.coordinator.checkpoints import OPEN
+from psyche_core.coordinator.round import witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import Finished, Result

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from psyche_core.client.machine.epoch import PLAYING, EpochNotes, masters_due
 from psyche_core.client.machine.events import CloseEpoch, Digest, FetchModel, TakeSnapshot, Train, Work
-from psyche_core.client.machine.round import RoundRecord
+from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.types import ClientState, RunState

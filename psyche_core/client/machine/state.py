@@ -8,8 +8,8 @@ from psyche_core.client.machine.announcements import Figures
 from psyche_core.client.machine.buffers import EarlyMessages
 from psyche_core.client.machine.epoch import EpochNotes
 from psyche_core.client.machine.events import Action, Send, Stop, Tell, Work
-from psyche_core.client.machine.finish_estimator import FinishEstimator
-from psyche_core.client.machine.results import ResultTracker
+from psyche_core.client.machine.rounds.finish_estimator import FinishEstimator
+from psyche_core.client.machine.rounds.results import ResultTracker
 from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.commands import Withdraw
 from psyche_core.coordinator.state import CoordinatorState

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
-from psyche_core.client.machine import checkpoint_upload, coordinator_updates, resync
+from psyche_core.client.machine import coordinator_updates
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.peer_messages import ask_again, payload_checked
+from psyche_core.client.machine.replica import checkpoint_upload, resync
 from psyche_core.client.machine.state import MachineState
 from psyche_core.coordinator.commands import Checkpoint, EpochDigest, Equivocation, WarmupWitness, Witness
 from psyche_core.telemetry import events as telemetry

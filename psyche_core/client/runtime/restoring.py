@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from psyche_core.client.machine.epoch import masters_due
-from psyche_core.client.machine.settled_rounds import decided_otherwise, settled_rounds
+from psyche_core.client.machine.rounds.settled_rounds import decided_otherwise, settled_rounds
 from psyche_core.coordinator.history import signed_digests
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ModelError

@@ -22,7 +22,7 @@ from psyche_core.client.setup.own_checks import expect_device, expect_held_out, 
 from psyche_core.client.setup.parallelism import parallelism_of
 from psyche_core.config.run_config import Choice, RunFile, load_run_file
 from psyche_core.config.settings import TrainLocalSettings
-from psyche_core.coordinator.schedule import batch_size
+from psyche_core.coordinator.round.schedule import batch_size
 from psyche_core.errors import ConfigError, UserError
 from psyche_core.hookspecs import Parallelism
 from psyche_core.plugins import PluginRegistry

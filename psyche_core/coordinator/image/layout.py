@@ -33,7 +33,8 @@ from psyche_core.coordinator.image.kinds import (
     members,
 )
 from psyche_core.coordinator.image.records import Blob, List, Optional, Record
-from psyche_core.coordinator.requeue import MAX_INTERVALS
+from psyche_core.coordinator.round.requeue import MAX_INTERVALS
+from psyche_core.coordinator.round.witness import BLOOM_BYTES
 from psyche_core.coordinator.state import (
     MAX_ACCOUNTS,
     MAX_END_INTERVALS,
@@ -51,7 +52,6 @@ from psyche_core.coordinator.state import (
     Round,
     Unready,
 )
-from psyche_core.coordinator.witness import BLOOM_BYTES
 from psyche_core.errors import ConfigError, WireError
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, BatchId, ClientState, NodeIdentity, RunState, WitnessStatement
 from psyche_core.wire import codec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psyche_backend_tcp.allow_list import AllowList
+from psyche_backend_tcp.connections.allow_list import AllowList
 from psyche_core.errors import UserError
 from tests.fuzz.files import scratch_folder
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ssl
 
-from psyche_backend_tcp import tls
-from psyche_backend_tcp.tls import WrongServer
+from psyche_backend_tcp.connections import tls
+from psyche_backend_tcp.connections.tls import WrongServer
 from psyche_core.wire.signing import SecretKey
 
 DOCUMENTED = (WrongServer,)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from psyche_backend_tcp.data_body import body_bytes, pack, unpack
-from psyche_backend_tcp.data_client_state import DataClientState
-from psyche_backend_tcp.data_protocol import (
+from psyche_backend_tcp.data.body import body_bytes, pack, unpack
+from psyche_backend_tcp.data.client_state import DataClientState
+from psyche_backend_tcp.data.protocol import (
     AtWork,
     Cancel,
     DataBye,
@@ -26,7 +26,7 @@ from psyche_backend_tcp.data_protocol import (
     encode_client,
     encode_data,
 )
-from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.round.assignment import shares
 from psyche_core.errors import WireError
 from psyche_core.interfaces.data import Samples
 from psyche_core.types import BatchId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from psyche_backend_tcp.login import (
+from psyche_backend_tcp.connections.login import (
     COORDINATOR,
     Hello,
     Login,

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import contextlib
 
-from psyche_backend_tcp.puzzle import MOST_BITS, Cookies, decode_challenge, decode_proof, encode_challenge, encode_proof, prove
+from psyche_backend_tcp.connections.puzzle import (
+    MOST_BITS,
+    Cookies,
+    decode_challenge,
+    decode_proof,
+    encode_challenge,
+    encode_proof,
+    prove,
+)
 from psyche_core.errors import WireError
 from psyche_core.wire.signing import SecretKey
 from tests.fuzz.mutation import change_bytes as mutate

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from psyche_core.builtin.local_data import LocalData, LocalSettings
 from psyche_core.config.run_config import parse_data_file
-from psyche_core.data.data_shuffle import shuffled_order
+from psyche_core.data.ordering.data_shuffle import shuffled_order
 from psyche_core.errors import DataError
 from psyche_core.hookspecs import DataContext
 from psyche_core.testing.data import DataConformance

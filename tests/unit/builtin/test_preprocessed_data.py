@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from psyche_core.builtin.preprocessed_data import PreprocessedData, PreprocessedSettings
-from psyche_core.data.data_shuffle import shuffled_order
+from psyche_core.data.ordering.data_shuffle import shuffled_order
 from psyche_core.errors import DataError
 from psyche_core.hookspecs import DataContext
 from psyche_core.testing.data import DataConformance

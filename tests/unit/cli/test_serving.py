@@ -17,9 +17,9 @@ from typing import Any
 import anyio
 import pytest
 
-from psyche_backend_tcp.documents import Documents
-from psyche_backend_tcp.hub import Unsaved
-from psyche_backend_tcp.store import Store
+from psyche_backend_tcp.server.documents import Documents
+from psyche_backend_tcp.server.hub import Unsaved
+from psyche_backend_tcp.server.store import Store
 from psyche_core.cli.failures import Interrupted
 from psyche_core.cli.program import _until_signal
 from psyche_core.cli.run_files import load_run

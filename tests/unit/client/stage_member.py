@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from psyche_core.client.machine import events as ev
-from psyche_core.coordinator.assignment import shares
-from psyche_core.simulator.node import Node
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.simulator.members.node import Node
 from psyche_core.telemetry import events as telemetry
 from psyche_core.wire.messages import Finished
 

@@ -10,7 +10,7 @@ import pytest
 from psyche_core.client.actions import Actions
 from psyche_core.client.machine import events as ev
 from psyche_core.client.runtime.runtime import ClientRuntime
-from psyche_core.simulator.node import Node
+from psyche_core.simulator.members.node import Node
 
 METHOD = {
     ev.Join: "_join", ev.Send: "_send", ev.SetPeers: "_set_peers", ev.Broadcast: "_broadcast", ev.Expire: "_expire",

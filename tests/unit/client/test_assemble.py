@@ -24,7 +24,8 @@ from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.cli.failures import describe_failure
 from psyche_core.client.runtime.resources import Start
 from psyche_core.client.runtime.runtime import ClientRuntime
-from psyche_core.client.setup.assemble import bench_builder, train_client
+from psyche_core.client.setup.assemble import open_restorer, train_client
+from psyche_core.client.setup.resources_builder import ResourcesBuilder
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.config.settings import ClientSettings
 from psyche_core.coordinator import new_state
@@ -174,13 +175,18 @@ class Client:
         self.told: list[telemetry.Event] = []
         self.key = SecretKey.generate()
         given = {"run_id": parsed.run_id, "server_addr": "memory:1", "base": base, "device": "cpu", **settings}
-        self.build = bench_builder(
-            ClientSettings(**given),
+        client_settings, tell = ClientSettings(**given), EventBus(self.told.append)
+        restorer = open_restorer(client_settings, tell, member=self.key.public, lasting=True)
+        if restorer is not None:
+            stack.callback(restorer.close)
+        self.build = ResourcesBuilder(
+            client_settings,
             PluginRegistry.discover(),
             key=self.key,
             stack=stack,
             latest=lambda: self.state,
-            tell=EventBus(self.told.append),
+            tell=tell,
+            restorer=restorer,
         )
 
     async def run(self) -> telemetry.Ended:

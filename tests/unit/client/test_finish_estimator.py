@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psyche_core.client.machine import events as ev
-from psyche_core.client.machine.finish_estimator import TURNS, FinishEstimator
+from psyche_core.client.machine.rounds.finish_estimator import TURNS, FinishEstimator
 from stage import Member, Stage
 
 seconds = st.floats(min_value=0.001, max_value=1e4)

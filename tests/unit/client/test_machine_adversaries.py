@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from psyche_core.client.machine import events as ev
-from psyche_core.client.machine.round import MAX_CANDIDATES
+from psyche_core.client.machine.rounds.round import MAX_CANDIDATES
 from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.commands import Equivocation
-from psyche_core.simulator.keys import INSTANCE, signed_by
+from psyche_core.simulator.members.keys import INSTANCE, signed_by
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import BatchId, ClientState, RunState
 from psyche_core.wire.messages import Finished, ModelDigest, Result, commitment_hash

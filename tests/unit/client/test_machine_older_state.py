@@ -11,7 +11,7 @@ from psyche_core.client.machine.machine import ClientMachine
 from psyche_core.coordinator import apply
 from psyche_core.coordinator.commands import Tick, WarmupWitness
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.simulator.keys import RUN_ID, identity_of
+from psyche_core.simulator.members.keys import RUN_ID, identity_of
 from psyche_core.types import RunState
 from stage import Stage
 

@@ -12,7 +12,7 @@ from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.machine import ClientMachine
 from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.commands import ClientsExited, HealthCheck, Withdraw, Witness
-from psyche_core.simulator.replica_watch import ProgressWatch
+from psyche_core.simulator.invariants.replica_watch import ProgressWatch
 from psyche_core.simulator.script import Fault
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import BatchId, NodeIdentity, RunState

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from psyche_core.client.machine import events as ev
-from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import ClientsExited
+from psyche_core.coordinator.round.assignment import shares
 from psyche_core.simulator.script import Fault
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import ClientState, RunState

@@ -1,7 +1,7 @@
 from collections.abc import Iterable
 
-from psyche_core.client.machine.digests import DigestBook
-from psyche_core.client.machine.resync_state import Offered, Resync
+from psyche_core.client.machine.replica.digests import DigestBook
+from psyche_core.client.machine.replica.resync_state import Offered, Resync
 from psyche_core.wire.messages import ModelDigest, ModelOffer
 
 RIGHT, WRONG = b"r" * 32, b"w" * 32

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from psyche_core.client.machine.round import RoundRecord
-from psyche_core.client.machine.waiting import ALONE, LEAST, SINGLE, TOGETHER, TWICE, Awaited, Kind, WaitingBudget
+from psyche_core.client.machine.rounds.round import RoundRecord
+from psyche_core.client.machine.rounds.waiting import ALONE, LEAST, SINGLE, TOGETHER, TWICE, Awaited, Kind, WaitingBudget
 from psyche_core.coordinator.state import Round
 
 LATE = 3

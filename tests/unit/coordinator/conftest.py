@@ -12,7 +12,6 @@ import pytest
 
 from psyche_core.config.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.coordinator import apply, new_state
-from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import (
     Command,
     EpochDigest,
@@ -30,12 +29,13 @@ from psyche_core.coordinator.commands import (
     Withdraw,
     Witness,
 )
-from psyche_core.coordinator.committee import witness_slots
 from psyche_core.coordinator.history import held_digest, signed_digests
 from psyche_core.coordinator.rewards import signers_without_account
-from psyche_core.coordinator.shuffle import Lcg
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.committee import witness_slots
+from psyche_core.coordinator.round.shuffle import Lcg
+from psyche_core.coordinator.round.witness import BroadcastBloom, merkle_root
 from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, NO_DIGEST, CoordinatorState, EpochEnd
-from psyche_core.coordinator.witness import BroadcastBloom, merkle_root
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import BatchId, ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
 from psyche_core.wire.messages import commitment_hash, sign_commitment, sign_join

@@ -11,8 +11,8 @@ import pytest
 from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.checkpoints import checkpointer_slot, checkpointer_slots, is_checkpointer
 from psyche_core.coordinator.commands import Checkpoint, Pause, UpdateConfig
-from psyche_core.coordinator.committee import CommitteeSelection
-from psyche_core.coordinator.shuffle import Lcg
+from psyche_core.coordinator.round.committee import CommitteeSelection
+from psyche_core.coordinator.round.shuffle import Lcg
 
 HUB = Choice("Hub", {"repo_id": "owner/better"})
 

@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 
 from psyche_core.coordinator import apply
 from psyche_core.coordinator.commands import ClientsExited, HealthCheck, Pause, Resume, RoundSettled, Tick
-from psyche_core.coordinator.requeue import MAX_INTERVALS, added, merged, taken
-from psyche_core.coordinator.witness import BroadcastBloom, accepted_slots, bloom_keys, choose_commitment, merkle_root, quorum
+from psyche_core.coordinator.round.requeue import MAX_INTERVALS, added, merged, taken
+from psyche_core.coordinator.round.witness import (
+    BroadcastBloom,
+    accepted_slots,
+    bloom_keys,
+    choose_commitment,
+    merkle_root,
+    quorum,
+)
 from psyche_core.errors import WireError
 from psyche_core.types import BatchId, ClientState, RunState
 

@@ -19,8 +19,8 @@ from psyche_core.coordinator.commands import (
     ShareVoided,
     SignedResult,
 )
+from psyche_core.coordinator.round.witness import BroadcastBloom
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.coordinator.witness import BroadcastBloom
 from psyche_core.errors import CommandRefused, CoordinatorError
 from psyche_core.interfaces.backend import check_client_command
 from psyche_core.types import BatchId, ClientState, NodeIdentity

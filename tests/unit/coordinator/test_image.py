@@ -18,7 +18,7 @@ from psyche_core.coordinator import commands
 from psyche_core.coordinator.image import SIZE, decode, encode, offset
 from psyche_core.coordinator.image.layout import CHECKPOINT_KINDS, IMAGE
 from psyche_core.coordinator.image.page import rows, slot_records
-from psyche_core.coordinator.requeue import MAX_INTERVALS
+from psyche_core.coordinator.round.requeue import MAX_INTERVALS
 from psyche_core.coordinator.state import (
     MAX_ACCOUNTS,
     MAX_END_INTERVALS,

@@ -31,10 +31,10 @@ from psyche_core.coordinator.commands import (
     UpdateConfig,
     Withdraw,
 )
-from psyche_core.coordinator.committee import witness_slots
-from psyche_core.coordinator.schedule import learning_rate
+from psyche_core.coordinator.round.committee import witness_slots
+from psyche_core.coordinator.round.schedule import learning_rate
+from psyche_core.coordinator.round.witness import BroadcastBloom, accepted_slots, choose_commitment, quorum
 from psyche_core.coordinator.state import EndReason
-from psyche_core.coordinator.witness import BroadcastBloom, accepted_slots, choose_commitment, quorum
 from psyche_core.types import BatchId, NodeIdentity, RunState
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from psyche_core.data.chacha import chacha8_words, uniform_below
-from psyche_core.data.data_shuffle import MAX_SEQUENCES, Shuffle, backward_order, shuffle_seed, shuffled_order
+from psyche_core.data.ordering.chacha import chacha8_words, uniform_below
+from psyche_core.data.ordering.data_shuffle import MAX_SEQUENCES, Shuffle, backward_order, shuffle_seed, shuffled_order
 from psyche_core.errors import DataError
 
 SEEDS = {"A": bytes(range(1, 33)), "B": bytes([42] * 32), "Z": bytes(32)}
@@ -113,7 +113,7 @@ def test_numpy_changes_no_order_of_any_seed(count: int, seed: bytes) -> None:
 
 
 def test_draws_that_need_their_correction_word_are_the_same_with_numpy() -> None:
-    fast_draws = pytest.importorskip("psyche_core.data.fast_draws")
+    fast_draws = pytest.importorskip("psyche_core.data.ordering.fast_draws")
     bounds = range(2**31 + 7, 2**31 + 7 + 2000)  # every second draw needs it
     words = chacha8_words(SEEDS["A"])
 
@@ -126,7 +126,7 @@ def test_draws_that_need_their_correction_word_are_the_same_with_numpy() -> None
 def test_without_numpy_large_orders_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = shuffled_order(5000, SEEDS["A"])
     monkeypatch.setitem(sys.modules, "numpy", None)
-    monkeypatch.delitem(sys.modules, "psyche_core.data.fast_draws", raising=False)
+    monkeypatch.delitem(sys.modules, "psyche_core.data.ordering.fast_draws", raising=False)
 
     assert shuffled_order(5000, SEEDS["A"], fast_from=0) == expected
 

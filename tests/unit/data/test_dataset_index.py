@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from psyche_core.data import dataset_index as room
-from psyche_core.data.data_shuffle import shuffled_order
-from psyche_core.data.dataset_index import DatasetIndex, FileContents, FileStamp, dataset_index
+from psyche_core.data.ordering import dataset_index as room
+from psyche_core.data.ordering.data_shuffle import shuffled_order
+from psyche_core.data.ordering.dataset_index import DatasetIndex, FileContents, FileStamp, dataset_index
 from psyche_core.errors import DataError
 
 SEED = bytes(range(1, 33))

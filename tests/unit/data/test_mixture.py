@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_core.builtin.local_data import LocalData
-from psyche_core.data import mixture
-from psyche_core.data.chacha import chacha8_words, uniform_below
-from psyche_core.data.mixture import MixtureIndex, normalised_weights
 from psyche_core.data.mixture_data import MixtureData
+from psyche_core.data.ordering import mixture
+from psyche_core.data.ordering.chacha import chacha8_words, uniform_below
+from psyche_core.data.ordering.mixture import MixtureIndex, normalised_weights
 from psyche_core.errors import DataError
 from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.testing.data import DataConformance

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from psyche_core.data.parquet_files import SplitName, parquet_paths
+from psyche_core.data.parquet.files import SplitName, parquet_paths
 from psyche_core.errors import DataError
 
 

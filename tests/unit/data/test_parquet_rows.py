@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psyche_core.data import parquet_reading
-from psyche_core.data import parquet_rows as room
-from psyche_core.data.data_shuffle import shuffled_order
-from psyche_core.data.parquet_rows import ParquetRows
+from psyche_core.data.ordering.data_shuffle import shuffled_order
+from psyche_core.data.parquet import reading as parquet_reading
+from psyche_core.data.parquet import rows as room
+from psyche_core.data.parquet.rows import ParquetRows
 from psyche_core.errors import DataError
 from psyche_core.interfaces.data import Samples
 
@@ -154,7 +154,7 @@ def test_parts_of_columns_are_their_own_numbers() -> None:
 
 
 def test_row_counts_are_saved_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psyche_core.data.dataset_index.WORTH_FILES", 1)
+    monkeypatch.setattr("psyche_core.data.ordering.dataset_index.WORTH_FILES", 1)
     path = write(tmp_path / "a.parquet", range(5))
     opened(path)
     calls = []

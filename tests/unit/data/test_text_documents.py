@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psyche_core.data import text_documents
-from psyche_core.data.text_documents import pieces, text_paths
+from psyche_core.data.text import documents as text_documents
+from psyche_core.data.text.documents import pieces, text_paths
 from psyche_core.errors import DataError
 
 TEXTS = st.text(st.sampled_from("ab é\U0001f600\n"), max_size=200)

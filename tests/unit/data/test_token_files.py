@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psyche_core.data.data_shuffle import shuffled_order
 from psyche_core.data.mapped_files import MappedFiles
+from psyche_core.data.ordering.data_shuffle import shuffled_order
 from psyche_core.data.token_files import SequenceIndex, TokenFiles, adjacent_runs, npy_data_start, token_paths
 from psyche_core.errors import DataError
 

@@ -20,7 +20,7 @@ from psyche_core.errors import ConfigError, DataError, ModelError, WireError
 from psyche_core.wire.codec import decode, encode
 from psyche_core.wire.messages import VERSION, Finished, ModelWanted, seal, unseal
 from psyche_core.wire.signing import SecretKey
-from psyche_data_http.client import RangeClient
+from psyche_data_http.fetch.client import RangeClient
 from psyche_data_http.file_source import RemoteFile
 from psyche_p2p_quic import control_frames
 from psyche_p2p_quic.address import PeerAddress

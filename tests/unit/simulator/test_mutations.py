@@ -14,36 +14,28 @@ from typing import Any
 
 import pytest
 
-from psyche_core.client.machine import coordinator_updates, digests, machine, peer_messages, results, resync
+from psyche_core.client.machine import coordinator_updates, machine, peer_messages
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.buffers import MAX_EARLY_SENDERS, EarlyMessages, PayloadBuffer
-from psyche_core.client.machine.digests import DigestBook
 from psyche_core.client.machine.epoch import EpochNotes
-from psyche_core.client.machine.round import RoundRecord
-from psyche_core.client.machine.waiting import WaitingBudget
-from psyche_core.coordinator import (
-    checkpoints,
-    epochs,
-    equivocation,
-    exits,
-    history,
-    members,
-    missed_duties,
-    requeue,
-    rounds,
-    statements,
-    transitions,
-    warmup,
-)
-from psyche_core.coordinator import witness as votes
+from psyche_core.client.machine.replica import digests, resync
+from psyche_core.client.machine.replica.digests import DigestBook
+from psyche_core.client.machine.rounds import results
+from psyche_core.client.machine.rounds.round import RoundRecord
+from psyche_core.client.machine.rounds.waiting import WaitingBudget
+from psyche_core.coordinator import checkpoints, epochs, exits, history, members, transitions, warmup
 from psyche_core.coordinator.commands import ClientsExited, Event, Join
+from psyche_core.coordinator.round import equivocation, missed_duties, requeue, rounds, statements
+from psyche_core.coordinator.round import witness as votes
 from psyche_core.coordinator.state import CoordinatorState, EndReason, EpochEnd, Round
 from psyche_core.errors import CoordinatorError
-from psyche_core.simulator import disk, keys, lies, network
+from psyche_core.simulator import network
 from psyche_core.simulator.compare import too_slow
-from psyche_core.simulator.disk import Disk
 from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.generate import generate, lone_liar
+from psyche_core.simulator.injection import lies
+from psyche_core.simulator.members import disk, keys
+from psyche_core.simulator.members.disk import Disk
 from psyche_core.simulator.world import run_script
 from psyche_core.types import ClientState
 from psyche_core.wire import messages

@@ -18,22 +18,22 @@ import pytest
 
 from psyche_core import simulator
 from psyche_core.cli import main
-from psyche_core.cli.sim import parse_faults, parse_seeds
+from psyche_core.cli.commands.sim import parse_faults, parse_seeds
 from psyche_core.client.machine import events as ev
-from psyche_core.coordinator import rounds
 from psyche_core.coordinator.commands import Equivocation, SignedResult
+from psyche_core.coordinator.round import rounds
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import UserError
-from psyche_core.simulator.announced import Announced
 from psyche_core.simulator.compare import MOST_STEP, cost_of, too_slow, without_faults
 from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.fleet import Order, one_run, run_seeds
 from psyche_core.simulator.generate import LONE_EVERY, generate, lone_liar
-from psyche_core.simulator.keys import INSTANCE, identity_of, key_of, signed_by, with_real_signatures
 from psyche_core.simulator.ledger import bits
-from psyche_core.simulator.node import EMPTY_RESULT, Node
+from psyche_core.simulator.members.keys import INSTANCE, identity_of, key_of, signed_by, with_real_signatures
+from psyche_core.simulator.members.node import EMPTY_RESULT, Node
 from psyche_core.simulator.owner import Owner
-from psyche_core.simulator.replica import Payload
+from psyche_core.simulator.replicas.announced import Announced
+from psyche_core.simulator.replicas.replica import Payload
 from psyche_core.simulator.script import KINDS, LIES, Fault, Script, from_json, from_plain, to_plain
 from psyche_core.simulator.shrink import shrunk
 from psyche_core.simulator.world import World, run_script
@@ -71,7 +71,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 def test_a_signature_that_an_earlier_run_made_too_still_proves_something(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was forgotten as old when it had just been made: one run of some thousands failed, never when it ran alone."""
-    monkeypatch.setattr("psyche_core.simulator.keys.REMEMBERED", 50)
+    monkeypatch.setattr("psyche_core.simulator.members.keys.REMEMBERED", 50)
     commitments = [bytes([number]) * 32 for number in range(51)]
     halves: list[SignedResult] = []
     for commitment in (*commitments[:50], commitments[0], commitments[50]):

@@ -28,7 +28,7 @@ from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.failures import RpcError
 from psyche_backend_solana.runs import RunFound, checked_ids, find_run
-from psyche_backend_solana.sender import Sender, Sent
+from psyche_backend_solana.sending.sender import Sender, Sent
 from psyche_backend_solana.settings import ChainSettings, WalletSettings, parse_address
 from psyche_backend_solana.treasurers import check_owner
 from psyche_backend_solana.wallet import Signer, Wallet

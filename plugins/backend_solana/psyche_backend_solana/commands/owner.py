@@ -14,7 +14,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
 from psyche_backend_solana.commands.authority import free_index, owner_of, the_treasurer
-from psyche_backend_solana.commands.client_plan import check_asked
+from psyche_backend_solana.commands.client.plan import check_asked
 from psyche_backend_solana.commands.closing import is_old, settle_slashed
 from psyche_backend_solana.commands.context import (
     ADDRESS,
@@ -33,7 +33,7 @@ from psyche_backend_solana.runs import coordinator_account
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.config.run_config import CoordinatorConfig, ModelConfig, load_run_file
 from psyche_core.coordinator.checkpoints import loaded_from_hub
-from psyche_core.coordinator.schedule import batch_size
+from psyche_core.coordinator.round.schedule import batch_size
 from psyche_core.coordinator.state import Progress
 from psyche_core.errors import ConfigError, UserError
 

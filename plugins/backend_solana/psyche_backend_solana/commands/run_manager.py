@@ -137,9 +137,9 @@ def run_manager(ctx: click.Context, /, env_file: Path | None, authorizer: str | 
         click.echo(ctx.get_help())
         return 0
 
-    from psyche_backend_solana.commands.client_supervisor import Pace
+    from psyche_backend_solana.commands.client.start import StartOptions, start
+    from psyche_backend_solana.commands.client.supervisor import Pace
     from psyche_backend_solana.commands.context import ADDRESS
-    from psyche_backend_solana.commands.start import StartOptions, start
 
     options = StartOptions(
         images=given["images"],

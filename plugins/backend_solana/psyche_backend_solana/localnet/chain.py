@@ -23,18 +23,18 @@ import anyio.to_thread
 from solders.account import Account
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.localnet.clock import ChainClock, Instant
-from psyche_backend_solana.localnet.engine import Engine
-from psyche_backend_solana.localnet.faults import FaultSwitch
-from psyche_backend_solana.localnet.genesis import FIRST_SLOT
-from psyche_backend_solana.localnet.ledger import Ledger, Refused
-from psyche_backend_solana.localnet.node import Node
-from psyche_backend_solana.localnet.provider import RpcProvider
+from psyche_backend_solana.localnet.ledger.clock import ChainClock, Instant
+from psyche_backend_solana.localnet.ledger.genesis import FIRST_SLOT
+from psyche_backend_solana.localnet.ledger.ledger import Ledger, Refused
+from psyche_backend_solana.localnet.ledger.snapshot import restore, take_snapshot
+from psyche_backend_solana.localnet.ledger.store import Store
+from psyche_backend_solana.localnet.ledger.transaction_errors import error_sentence
+from psyche_backend_solana.localnet.rpc.faults import FaultSwitch
+from psyche_backend_solana.localnet.serving.engine import Engine
+from psyche_backend_solana.localnet.serving.node import Node
+from psyche_backend_solana.localnet.serving.provider import RpcProvider
+from psyche_backend_solana.localnet.serving.websocket_server import Outboxes
 from psyche_backend_solana.localnet.settings import ChainSettings
-from psyche_backend_solana.localnet.snapshot import restore, take_snapshot
-from psyche_backend_solana.localnet.store import Store
-from psyche_backend_solana.localnet.transaction_errors import error_sentence
-from psyche_backend_solana.localnet.websocket_server import Outboxes
 from psyche_backend_solana.programs import PROGRAMS, load, sums
 from psyche_core.errors import ConfigError, UserError, WireError
 

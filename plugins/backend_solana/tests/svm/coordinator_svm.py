@@ -28,8 +28,8 @@ from psyche_backend_solana.layouts import coordinator as layout
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, CoordinatorAccount
 from psyche_core.config.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.coordinator import commands, image
-from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import Command
+from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import NodeIdentity
 from psyche_core.wire.messages import commitment_hash, sign_join

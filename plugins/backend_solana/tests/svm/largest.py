@@ -29,12 +29,13 @@ from plugins.backend_solana.tests.svm.random_commands import payload
 from psyche_backend_solana.layouts import coordinator as layout
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, OLD_ACCOUNT_BYTES
 from psyche_core.coordinator import apply, commands, image
-from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import Command, SignedResult
-from psyche_core.coordinator.committee import witness_slots
 from psyche_core.coordinator.history import held_digest
-from psyche_core.coordinator.missed_duties import MAX_MISSED
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.committee import witness_slots
+from psyche_core.coordinator.round.missed_duties import MAX_MISSED
+from psyche_core.coordinator.round.witness import BroadcastBloom
 from psyche_core.coordinator.state import (
     MAX_END_INTERVALS,
     Account,
@@ -47,7 +48,6 @@ from psyche_core.coordinator.state import (
     Round,
     Unready,
 )
-from psyche_core.coordinator.witness import BroadcastBloom
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, BatchId, ClientState, RunState, WitnessStatement, bitmap
 from psyche_core.wire.messages import commitment_hash, sign_commitment

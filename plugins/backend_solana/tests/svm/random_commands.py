@@ -17,13 +17,13 @@ from plugins.backend_solana.tests.svm import runs
 from plugins.backend_solana.tests.svm.coordinator_svm import NO_PROOF, member, transport_key
 from psyche_core.config.run_config import CoordinatorConfig
 from psyche_core.coordinator import commands
-from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import Command, SignedResult
-from psyche_core.coordinator.committee import witness_slots
 from psyche_core.coordinator.history import held_digest, signed_digests
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.committee import witness_slots
+from psyche_core.coordinator.round.witness import BroadcastBloom, accepted_slots
 from psyche_core.coordinator.state import CoordinatorState, Progress, Round
-from psyche_core.coordinator.witness import BroadcastBloom, accepted_slots
 from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
 from psyche_core.wire.messages import commitment_hash, sign_commitment, sign_join
 

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from psyche_core.config.run_config import CoordinatorConfig, ModelConfig
-from psyche_core.coordinator.requeue import MAX_INTERVALS
+from psyche_core.coordinator.round.requeue import MAX_INTERVALS
 from psyche_core.coordinator.state import (
     MAX_ACCOUNTS,
     MAX_END_INTERVALS,

@@ -1,4 +1,4 @@
-//! Who witnesses and who trains in a round (psyche_core/coordinator/committee.py). What was drawn is kept beside everything it was
+//! Who witnesses and who trains in a round (psyche_core/coordinator/round/committee.py). What was drawn is kept beside everything it was
 //! drawn from, one entry for each stored round, and is drawn again where that differs.
 use crate::image::{Set, MAX_WITNESSES, STORED_ROUNDS};
 use crate::run::Run;

@@ -1,4 +1,4 @@
-//! The queue of samples to be assigned again (psyche_core/coordinator/requeue.py): ascending, disjoint, neighbours joined.
+//! The queue of samples to be assigned again (psyche_core/coordinator/round/requeue.py): ascending, disjoint, neighbours joined.
 use crate::image::{Interval, MAX_INTERVALS};
 use crate::run::{heap, Run};
 use crate::shares::total;

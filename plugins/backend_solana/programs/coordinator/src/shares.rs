@@ -1,4 +1,4 @@
-//! Which samples each trainer of a round gets, and which of them were accepted (psyche_core/coordinator/assignment.py, witness.py).
+//! Which samples each trainer of a round gets, and which of them were accepted (psyche_core/coordinator/round/assignment.py, witness.py).
 use crate::elections::{needed, trainer_count, trainers, trains};
 use crate::image::{Interval, Set, Statement, NONE};
 use crate::run::Run;

@@ -1,4 +1,4 @@
-//! Seeded permutations (psyche_core/coordinator/shuffle.py). A draw is asked for a whole set of positions at once: each of the 90
+//! Seeded permutations (psyche_core/coordinator/round/shuffle.py). A draw is asked for a whole set of positions at once: each of the 90
 //! rounds of the swap-or-not shuffle mirrors positions around its pivot, and mirroring 256 bits costs no more than a few positions.
 use crate::image::{Set, MAX_CLIENTS};
 use crate::set;

@@ -1,4 +1,4 @@
-//! What members say: that they are ready, and what a round's witnesses saw (psyche_core/coordinator/statements.py).
+//! What members say: that they are ready, and what a round's witnesses saw (psyche_core/coordinator/round/statements.py).
 use crate::elections::{needed, witnesses};
 use crate::image::{health, state, Key, Statement, MAX_WITNESSES, NONE, STATED, WAITED_MISSES};
 use crate::members::come_back;

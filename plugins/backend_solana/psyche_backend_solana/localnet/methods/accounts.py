@@ -7,10 +7,10 @@ from typing import Any
 from solders.account import Account
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.localnet.account_filters import read_filters
-from psyche_backend_solana.localnet.encoding import Encoding, encode_account
 from psyche_backend_solana.localnet.methods.call import Call, Handler
-from psyche_backend_solana.localnet.parameters import read_pubkey
+from psyche_backend_solana.localnet.rpc.account_filters import read_filters
+from psyche_backend_solana.localnet.rpc.encoding import Encoding, encode_account
+from psyche_backend_solana.localnet.rpc.parameters import read_pubkey
 from psyche_backend_solana.localnet.rpc_error import RpcError
 
 _MAX_ACCOUNT_BYTES = 10 * 1024 * 1024

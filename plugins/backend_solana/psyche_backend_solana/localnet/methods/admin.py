@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from psyche_backend_solana.localnet.faults import Faults, faults_from_json
 from psyche_backend_solana.localnet.methods.call import Call, Handler
+from psyche_backend_solana.localnet.rpc.faults import Faults, faults_from_json
 from psyche_backend_solana.localnet.rpc_error import RpcError, invalid
 from psyche_core.errors import ConfigError
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from psyche_backend_solana.localnet.ledger.records import Block
 from psyche_backend_solana.localnet.methods.call import Call, Handler
-from psyche_backend_solana.localnet.parameters import Options, read_base58, read_integer
-from psyche_backend_solana.localnet.records import Block
+from psyche_backend_solana.localnet.rpc.parameters import Options, read_base58, read_integer
+from psyche_backend_solana.localnet.rpc.transaction_json import ENCODINGS, transaction_json
 from psyche_backend_solana.localnet.rpc_error import BLOCK_CLEANED_UP, BLOCK_NOT_AVAILABLE, SLOT_SKIPPED, RpcError, invalid
-from psyche_backend_solana.localnet.transaction_json import ENCODINGS, transaction_json
 
 _MAX_BLOCKS = 500_000
 _DETAILS = ("full", "signatures", "none")

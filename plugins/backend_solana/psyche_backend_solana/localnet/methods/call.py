@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psyche_backend_solana.localnet.faults import FaultSwitch
-from psyche_backend_solana.localnet.ledger import Ledger
-from psyche_backend_solana.localnet.parameters import Options, Params
+from psyche_backend_solana.localnet.ledger.ledger import Ledger
+from psyche_backend_solana.localnet.rpc.faults import FaultSwitch
+from psyche_backend_solana.localnet.rpc.parameters import Options, Params
 from psyche_backend_solana.localnet.rpc_error import MIN_CONTEXT_SLOT, RpcError
 from psyche_backend_solana.localnet.settings import Limits
 

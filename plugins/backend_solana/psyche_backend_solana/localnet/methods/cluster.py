@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from psyche_backend_solana.localnet.genesis import SLOTS_PER_EPOCH
+from psyche_backend_solana.localnet.ledger.genesis import SLOTS_PER_EPOCH
 from psyche_backend_solana.localnet.methods.call import API_VERSION, Call, Handler
 from psyche_backend_solana.localnet.rpc_error import invalid
 

@@ -7,11 +7,7 @@ from typing import Any
 from solders.account import Account
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.localnet.methods.accounts import keyed_accounts
-from psyche_backend_solana.localnet.methods.call import Call, Handler
-from psyche_backend_solana.localnet.parameters import read_pubkey, shown
-from psyche_backend_solana.localnet.rpc_error import invalid
-from psyche_backend_solana.localnet.tokens import (
+from psyche_backend_solana.localnet.ledger.tokens import (
     PROGRAM_NAMES,
     Mint,
     TokenAccount,
@@ -19,6 +15,10 @@ from psyche_backend_solana.localnet.tokens import (
     read_mint,
     read_token_account,
 )
+from psyche_backend_solana.localnet.methods.accounts import keyed_accounts
+from psyche_backend_solana.localnet.methods.call import Call, Handler
+from psyche_backend_solana.localnet.rpc.parameters import read_pubkey, shown
+from psyche_backend_solana.localnet.rpc_error import invalid
 
 _LARGEST = 20
 

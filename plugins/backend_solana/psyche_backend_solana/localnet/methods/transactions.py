@@ -8,16 +8,16 @@ from solders.message import from_bytes_versioned
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
-from psyche_backend_solana.localnet.encoding import encode_account
-from psyche_backend_solana.localnet.fees import message_fee
-from psyche_backend_solana.localnet.ledger import Refused, Simulated
+from psyche_backend_solana.localnet.ledger.fees import message_fee
+from psyche_backend_solana.localnet.ledger.ledger import Refused, Simulated
+from psyche_backend_solana.localnet.ledger.records import TransactionRecord
+from psyche_backend_solana.localnet.ledger.transaction_errors import error_sentence
+from psyche_backend_solana.localnet.ledger.transactions import decode_bytes, decode_transaction
 from psyche_backend_solana.localnet.methods.call import Call, Handler
-from psyche_backend_solana.localnet.parameters import Options, read_base58, read_pubkey, shown
-from psyche_backend_solana.localnet.records import TransactionRecord
+from psyche_backend_solana.localnet.rpc.encoding import encode_account
+from psyche_backend_solana.localnet.rpc.parameters import Options, read_base58, read_pubkey, shown
+from psyche_backend_solana.localnet.rpc.transaction_json import ENCODINGS, transaction_json
 from psyche_backend_solana.localnet.rpc_error import PREFLIGHT_FAILURE, SIGNATURE_FAILURE, RpcError, invalid
-from psyche_backend_solana.localnet.transaction_errors import error_sentence
-from psyche_backend_solana.localnet.transaction_json import ENCODINGS, transaction_json
-from psyche_backend_solana.localnet.transactions import decode_bytes, decode_transaction
 
 _MAX_STATUSES = 256
 _MAX_SIGNATURES = 1000

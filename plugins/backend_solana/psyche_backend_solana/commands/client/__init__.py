@@ -1,0 +1,1 @@
+"""Start mode: chooses the client that a run asks for, and keeps it running."""

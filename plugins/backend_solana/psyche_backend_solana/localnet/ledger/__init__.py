@@ -1,0 +1,1 @@
+"""The local chain itself: LiteSVM, slots, blocks, transactions, and the state file."""

@@ -1,0 +1,1 @@
+"""JSON-RPC as a real validator has it: parameters, filters, encodings, transactions as JSON, and faults for tests."""

@@ -1,0 +1,1 @@
+"""How a member acts on a run: instructions, transactions, their price and their refusals."""

@@ -1,0 +1,400 @@
+"""A client's connection to a coordinator server; it reconnects after losses.
+
+One background task owns the socket; only it reads and writes. Requests stay in a table until they are answered. After a
+reconnect they are sent again under the same number; the server remembers its answers, so nothing is done twice. A join is
+repeated after a loss. The server is told which state we still have, so that it sends only what changed. Pauses between tries
+grow and are partly random, so that the members of a restarted server do not return all at once. A server that is not up yet, or
+full, is tried for as long as a lost one; an error that the user can fix is raised at once. When our key logs in elsewhere, this
+connection ends and does not compete for the key.
+
+The task is a plain asyncio task, not an anyio task group: a group's scope must be left by the task that entered it and in
+reverse order, but `aclose` may be called from anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import secrets
+import ssl
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Self
+
+import anyio
+
+from psyche_backend_tcp.client.session import Received, Session
+from psyche_backend_tcp.connections.addresses import parse_address, reason
+from psyche_backend_tcp.connections.dialer import Link, dial
+from psyche_backend_tcp.connections.listener import CONNECTION_LOST
+from psyche_backend_tcp.connections.login import COORDINATOR
+from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES
+from psyche_backend_tcp.protocol import Answer, CommandRequest, JoinRequest, encode_client, encode_command
+from psyche_core.config.sentences import printable
+from psyche_core.coordinator.commands import Command, Withdraw
+from psyche_core.errors import AccessRefused, BackendClosed, BackendError, CommandRefused, UnknownHost, WireError
+from psyche_core.hookspecs import BackendContext
+from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_command
+from psyche_core.types import NodeIdentity, RunState
+from psyche_core.wire.messages import sign_join
+
+logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
+
+CONNECT_SECONDS = 10.0
+RETRY_SECONDS = 0.2
+MAX_RETRY_SECONDS = 5.0
+"""Longest pause between two tries; a restarted server waits longer than this for its members."""
+SILENT_PINGS = 3.0
+"""A server that sent nothing for this many ping intervals is lost."""
+
+_FINAL = frozenset(
+    {"Replaced", "Finished", "WrongRun", "VersionMismatch", "WrongService", "BadSignature", "BadLogin", "NotAllowed"}
+)
+"""Codes of a bye after which retrying is useless."""
+
+_LATER = frozenset({"Busy", "RateLimited"})
+"""Refusals after which the client can only retry."""
+
+_MENDABLE = frozenset({"WrongServer", "WrongRun", "WrongService", "VersionMismatch", "NotAllowed", "NotPsyche"})
+"""Refusals because of an address, a key, a run or a release that the user chose."""
+
+_CHECK = "check that the server runs, that host and port are right, and that no firewall is in the way"
+
+
+@dataclass(slots=True)
+class _Request:
+    payload: bytes
+    done: anyio.Event = field(default_factory=anyio.Event)
+    answer: Answer | None = None
+
+
+class _Lost(Exception):
+    """This connection ended; final: so did the backend. silent: seconds since something was received on it."""
+
+    def __init__(self, sentence: str, *, final: bool = False, silent: float = 0.0) -> None:
+        super().__init__(sentence)
+        self.final = final
+        self.silent = silent
+
+
+class TcpBackend(Backend):
+    """The TCP backend of a client. Entering connects and logs in."""
+
+    def __init__(self, context: BackendContext) -> None:
+        """Raises UserError for a malformed address, or one elsewhere without the server's key."""
+        self._address = parse_address(context.address)
+        self._context = context
+        self._identity = NodeIdentity(context.key.public, context.key.public)
+        self._numbers = itertools.count(secrets.randbits(63))
+        self._requests: dict[int, _Request] = {}
+        self._wake = anyio.Event()
+        self._joined: bytes | None = None
+        self._update: StateUpdate | None = None
+        self._unread = False
+        self._changed = anyio.Event()
+        self._closed: str | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._link: Link | None = None
+        self._session = Session()
+        self._jitter = random.SystemRandom()
+        self.reconnects: int = 0
+
+    @classmethod
+    def from_context(cls, context: BackendContext) -> TcpBackend:
+        """The backend for a context."""
+        return cls(context)
+
+    async def __aenter__(self) -> Self:
+        """Connect; retries for as long as the context says.
+
+        Raises BackendError (`cannot connect to host:port: reason`), CommandRefused (Busy, …); AccessRefused (WrongServer,
+        WrongRun, …) and UnknownHost at once.
+        """
+        self._link = link = await self._first_dial()
+        self._task = asyncio.create_task(self._run(link), name=f"tcp backend {self._identity}")
+        return self
+
+    @property
+    def identity(self) -> NodeIdentity:
+        """Our key, as both parts of the identity."""
+        return self._identity
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received from the server over the current connection."""
+        return self._link.frames.bytes_received if self._link is not None else 0
+
+    async def join(self, address: bytes, *, timeout: float) -> None:
+        """Ask to be a member of the next epochs. Raises CommandRefused, BackendClosed, TimeoutError, ValueError."""
+        if len(address) > MAX_ADDRESS_BYTES:
+            message = f"a transport address has at most {MAX_ADDRESS_BYTES} bytes, got {len(address)}"
+            raise ValueError(message)
+
+        with anyio.fail_after(timeout):
+            instance = await self._instance()
+            number = next(self._numbers)
+            await self._ask(number, self._join_request(number, address, instance), timeout)
+        self._joined = address
+
+    async def _instance(self) -> bytes:
+        """The run's instance, known after its first state. Raises BackendClosed."""
+        while self._update is None:
+            if self._closed is not None:
+                raise BackendClosed(self._reason)
+
+            await self._changed.wait()
+        return self._update.state.instance
+
+    def _join_request(self, number: int, address: bytes, instance: bytes) -> bytes:
+        proof = sign_join(self._context.key, instance, self._identity.signer)
+        return encode_client(JoinRequest(number, address, proof))
+
+    async def next_state(self) -> StateUpdate:
+        """The newest state not yet returned. Raises BackendClosed when there will be no more."""
+        while not self._unread:
+            if self._closed is not None:
+                raise BackendClosed(self._reason)
+
+            await self._changed.wait()
+
+        assert self._update is not None
+        self._unread = False
+        return self._update
+
+    async def send(self, command: Command, *, timeout: float) -> None:
+        """Send a command. Raises CommandRefused, BackendClosed, TimeoutError; ValueError for Join or another's command."""
+        allowed = check_client_command(command, self._identity)
+        number = next(self._numbers)
+        await self._ask(number, encode_client(CommandRequest(number, encode_command(allowed))), timeout)
+        if isinstance(command, Withdraw):
+            self._joined = None
+
+    async def aclose(self) -> None:
+        """Close; idempotent."""
+        self._close("this backend was closed")
+        task = self._task
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([task])
+                if self._link is not None:
+                    await self._link.frames.aclose()  # a task cancelled before its first step has not closed it
+
+    # ------------------------------------------------------------ requests
+
+    async def _ask(self, number: int, payload: bytes, timeout: float) -> None:
+        if self._closed is not None:
+            raise BackendClosed(self._reason)
+
+        request = self._requests[number] = _Request(payload)
+        self._wake.set()
+        try:
+            with anyio.fail_after(timeout):
+                await request.done.wait()
+        finally:
+            self._requests.pop(number, None)
+
+        if request.answer is None:
+            raise BackendClosed(self._reason)
+        if request.answer.code:
+            raise CommandRefused(printable(request.answer.code), printable(request.answer.sentence))
+
+    @property
+    def _reason(self) -> str:
+        return self._closed or "the connection is open"
+
+    def _close(self, sentence: str) -> None:
+        if self._closed is None:
+            self._closed = sentence
+        self._changed.set()
+        for request in self._requests.values():
+            request.done.set()
+
+    # ------------------------------------------------------------ the background task
+
+    async def _dial(self, timeout: float) -> Link:
+        return await dial(
+            self._address,
+            service=COORDINATOR,
+            key=self._context.key,
+            run_id=self._context.run_id,
+            timeout=timeout,
+            known=self._session.begin(),
+        )
+
+    async def _first_dial(self) -> Link:
+        """The first connection: retries while the server is not up or full; raises at once what the user can fix."""
+        pause, seconds, told = RETRY_SECONDS, self._context.retry_seconds, False
+        deadline = anyio.current_time() + seconds
+        while True:
+            try:
+                return await self._dial(CONNECT_SECONDS)
+            except CommandRefused as error:
+                if error.code in _MENDABLE:
+                    raise AccessRefused(error.code, error.message) from error
+                if error.code not in _LATER:
+                    raise
+                why: BackendError = error
+            except BackendError as error:
+                if isinstance(error, UnknownHost):
+                    raise
+                if isinstance(error.__cause__, ssl.SSLError):
+                    message = f"what answers at {self._address} is no Psyche server ({error}); check host and port"
+                    raise AccessRefused("NotPsyche", message) from error
+                why = error
+
+            left = deadline - anyio.current_time()
+            if left <= 0:
+                raise self._not_there(why)
+            if not told:
+                told = True
+                until = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
+                excuse = "" if isinstance(why, CommandRefused) else "; the server may not be up yet"
+                logger.warning("%s%s: trying again until %s (--reconnect-seconds %g)", why, excuse, until, seconds)
+            await anyio.sleep(min(self._jitter.uniform(pause / 2, pause), left))
+            pause = min(2 * pause, MAX_RETRY_SECONDS)
+
+    def _not_there(self, why: BackendError) -> BackendError:
+        """The error for a server that could not be reached in time."""
+        seconds = self._context.retry_seconds
+        tried = f"tried for {seconds:g} s; " if seconds else ""
+        if isinstance(why, CommandRefused):
+            return CommandRefused(why.code, f"{why.message}; {tried}the server has no place for us now, come back later")
+
+        return BackendError(f"{why}; {tried}{_CHECK}")
+
+    async def _run(self, link: Link) -> None:
+        server = str(self._address)
+        try:
+            while True:
+                lost = await self._converse(link)
+                if lost.final:
+                    self._close(str(lost))
+                    return
+
+                logger.warning("lost the coordinator at %s: %s; trying to reconnect", server, lost)
+                since = anyio.current_time() - lost.silent
+                link = await self._reconnect(lost)
+                self.reconnects += 1
+                away = anyio.current_time() - since
+                logger.warning("the coordinator at %s is back; it was away for %.0f s", server, max(away, 1.0))
+        except BackendError as error:
+            self._close(str(error))
+        except Exception as error:  # callers must get an error instead of waiting forever
+            logger.exception("the connection to the coordinator failed")
+            self._close(f"the connection to {server} failed: {reason(error)}")
+        finally:
+            self._close("the backend's task was cancelled")
+
+    async def _reconnect(self, lost: _Lost) -> Link:
+        pause = RETRY_SECONDS
+        deadline = anyio.current_time() + self._context.retry_seconds
+        last: Exception = lost
+        while anyio.current_time() < deadline:
+            try:
+                return await self._dial(CONNECT_SECONDS)  # aborting a try that began in time would hide the reason
+            except CommandRefused as error:
+                if error.code in _FINAL:
+                    raise
+                last = error
+            except BackendError as error:
+                last = error
+
+            left = max(0.0, deadline - anyio.current_time())
+            await anyio.sleep(min(self._jitter.uniform(pause / 2, pause), left))
+            pause = min(2 * pause, MAX_RETRY_SECONDS)
+
+        message = f"the coordinator was lost ({lost}) and did not come back within {self._context.retry_seconds:g} s: {last}"
+        raise BackendClosed(message)
+
+    async def _converse(self, link: Link) -> _Lost:
+        """Read and write one connection until it ends; returns why it ended."""
+        self._link = link
+        replies: deque[bytes] = deque()
+        result = _Lost("the connection ended")
+        if self._joined is not None and self._update is not None:
+            number = next(self._numbers)
+            replies.append(self._join_request(number, self._joined, self._update.state.instance))
+
+        try:
+            async with anyio.create_task_group() as group:
+
+                async def read() -> None:
+                    nonlocal result
+                    result = await self._read(link, replies)
+                    group.cancel_scope.cancel()
+
+                group.start_soon(read)
+                await self._write(link, replies)
+                group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await link.frames.aclose()
+
+        return result
+
+    async def _read(self, link: Link, replies: deque[bytes]) -> _Lost:
+        while True:
+            try:
+                with anyio.fail_after(SILENT_PINGS * link.ping_seconds):
+                    received = self._session.receive(await link.frames.receive())
+            except TimeoutError:
+                silent = SILENT_PINGS * link.ping_seconds
+                return _Lost(f"nothing was heard for {silent:g} s", silent=silent)
+            except CONNECTION_LOST:
+                if self._update is not None and self._update.state.run_state is RunState.Finished:
+                    return _Lost("the run is finished", final=True)
+
+                return _Lost("the connection was closed")
+            except WireError as error:
+                return _Lost(str(error))
+
+            if received.bye is not None:
+                return _Lost(printable(received.bye.sentence), final=received.bye.code in _FINAL)
+
+            self._take_in(received, replies)
+
+    def _take_in(self, received: Received, replies: deque[bytes]) -> None:
+        if received.reply is not None:
+            replies.append(received.reply)
+            self._wake.set()
+
+        if received.answer is not None:
+            request = self._requests.get(received.answer.number)
+            if request is not None:
+                request.answer = received.answer
+                request.done.set()
+            elif received.answer.code:
+                sentence = printable(received.answer.sentence)
+                logger.debug("the coordinator refused a request that we had given up waiting for: %s", sentence)
+
+        if received.update is not None and received.update != self._update:
+            self._update = received.update
+            self._unread = True
+            self._changed.set()
+            self._changed = anyio.Event()
+
+    async def _write(self, link: Link, replies: deque[bytes]) -> None:
+        sent: set[int] = set()
+        while True:
+            self._wake = anyio.Event()
+            payloads = list(replies)
+            replies.clear()
+            for number, request in self._requests.items():
+                if number not in sent and request.answer is None:
+                    payloads.append(request.payload)
+            sent = set(self._requests)
+            if not payloads:
+                await self._wake.wait()
+                continue
+
+            with contextlib.suppress(*CONNECTION_LOST):
+                with anyio.move_on_after(SILENT_PINGS * link.ping_seconds):
+                    await link.frames.send(*payloads)
+                continue
+
+            await anyio.sleep_forever()  # the reader finds the reason, maybe in a bye

@@ -1,0 +1,1 @@
+"""The run's data server, and the `Server` data location that reads from it."""

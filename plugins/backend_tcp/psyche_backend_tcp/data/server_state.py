@@ -1,0 +1,136 @@
+"""The server's state of one data connection: what was requested, what is being read, and what is still to be sent. Pure.
+
+Requests are read in the order they came, and only while the answers in memory are below a limit. Answers that are ready are
+sent in turns, one chunk each, so that a small one need not wait for a large one. A cancelled request is dropped at once, at any
+stage. Request numbers must increase.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from psyche_backend_tcp.data.protocol import (
+    AtWork,
+    DataBye,
+    SamplesChunk,
+    SamplesHead,
+    SamplesRefusal,
+    SamplesRequest,
+    encode_data,
+)
+from psyche_core.errors import WireError
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    head: SamplesHead
+    body: memoryview
+    sent: int = 0
+
+
+class DataServerState:
+    """Requests of one peer and their answers.
+
+    requests: most in flight. room: bytes of answers in memory at which no more is read. chunk: bytes of a frame of samples.
+    write: bytes of frames to send at once.
+    """
+
+    def __init__(self, *, requests: int, room: int, chunk: int, write: int) -> None:
+        self._requests = requests
+        self._room = room
+        self._chunk = chunk
+        self._write = write
+        self._last = -1
+        self._waiting: dict[int, SamplesRequest] = {}
+        self._reading: int | None = None
+        self._outgoing: deque[_Outgoing] = deque()
+        self._short: deque[bytes] = deque()
+        self._bye: bytes | None = None
+        self.held: int = 0
+        self.parted: bool = False
+
+    @property
+    def under_way(self) -> int:
+        """Requests not yet answered completely."""
+        return len(self._waiting) + (self._reading is not None) + len(self._outgoing) + len(self._short)
+
+    @property
+    def full(self) -> bool:
+        """Whether the peer has so many requests that it should not be read now."""
+        return self.under_way >= self._requests
+
+    def ask(self, request: SamplesRequest) -> None:
+        """Add a request. Raises WireError when its number does not increase."""
+        if request.number <= self._last:
+            message = f"request {request.number} came after request {self._last}; numbers grow"
+            raise WireError(message)
+
+        self._last = request.number
+        self._waiting[request.number] = request
+
+    def cancel(self, number: int) -> bool:
+        """Drop a request. True when it is being read: stop that read and then call `give_up`."""
+        self._waiting.pop(number, None)
+        for one in self._outgoing:
+            if one.head.number == number:
+                self._outgoing.remove(one)
+                self.held -= len(one.body)
+                break
+        return self._reading == number
+
+    def next_to_read(self) -> SamplesRequest | None:
+        """The request to read now, or None. Then call `answer`, `refuse` or `give_up`."""
+        if not self._waiting or self._reading is not None or self.held >= self._room:
+            return None
+
+        request = self._waiting.pop(next(iter(self._waiting)))
+        self._reading = request.number
+        return request
+
+    def answer(self, head: SamplesHead, body: bytes) -> None:
+        """The request was read."""
+        self._reading = None
+        self._outgoing.append(_Outgoing(head, memoryview(body)))
+        self.held += len(body)
+
+    def refuse(self, number: int, code: str, sentence: str) -> None:
+        """The request cannot be read, or is not allowed."""
+        self._reading = None
+        self._short.append(encode_data(SamplesRefusal(number, code, sentence)))
+
+    def give_up(self) -> None:
+        """The request being read was cancelled."""
+        self._reading = None
+
+    def part(self, code: str, sentence: str) -> None:
+        """Send a bye before everything else, and then nothing more."""
+        self._bye = encode_data(DataBye(code, sentence))
+
+    def outgoing(self) -> list[bytes]:
+        """The next frames to send, as one write; empty when there is nothing now, or when `parted`."""
+        if self._bye is not None:
+            frames = [] if self.parted else [self._bye]
+            self.parted = True
+            return frames
+
+        frames = list(self._short)
+        self._short.clear()
+        room = self._write
+        while self._outgoing and room > 0:
+            one = self._outgoing.popleft()
+            if not one.sent:
+                frames.append(encode_data(one.head))
+            frames.append(encode_data(SamplesChunk(one.head.number, one.body[one.sent : one.sent + self._chunk])))
+            room -= self._chunk
+            one.sent += self._chunk
+            if one.sent < len(one.body):
+                self._outgoing.append(one)
+            else:
+                self.held -= len(one.body)
+
+        return frames
+
+    def sign_of_life(self) -> list[bytes]:
+        """The keepalive to send after a while without frames, if the peer waits for us."""
+        return [encode_data(AtWork())] if self.under_way else []

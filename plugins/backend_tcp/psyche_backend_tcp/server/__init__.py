@@ -1,0 +1,1 @@
+"""The coordinator server: the `Hub` decides, `tcp_server` acts."""

@@ -1,0 +1,441 @@
+"""The coordinator server's logic, without sockets, clocks or disks: takes frames of connections, returns the frames to send.
+
+Each key has one connection: the newer one wins, and the end of the older withdraws nobody. A lost member may return for a
+while. States are not queued: a connection's changes are computed when they can be sent, so a slow reader gets fewer, merged
+changes and needs no memory. Nothing is sent when nothing changed.
+
+Write-ahead: neither a changed state nor the answer to the request that changed it is sent before the caller reports with
+`saved` that the change is on disk. Changes during a write are collected and written together. After a restart the coordinator's
+clock stands still until the members are back, so that a phase whose time is over does not end before they can take part. The
+owner's commands are not accepted from connections; use `submit`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES, SERVER_FRAME, Limits, TokenBucket
+from psyche_backend_tcp.protocol import (
+    Answer,
+    Bye,
+    ClientMessage,
+    CommandRequest,
+    Heartbeat,
+    JoinRequest,
+    WholeRequest,
+    decode_client,
+    decode_command,
+    encode_server,
+)
+from psyche_backend_tcp.server.documents import Document, Documents, Draft
+from psyche_backend_tcp.server.key_records import KeyRecords
+from psyche_core.config.run_config import CoordinatorConfig
+from psyche_core.coordinator.commands import Command, Event, Join, Tick, Withdraw
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.transitions import apply
+from psyche_core.errors import CoordinatorError, WireError
+from psyche_core.types import ClientState, NodeIdentity, RunState
+
+logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
+
+WHOLE_COST = 20.0
+"""A request for the whole document counts as this many requests."""
+
+
+_REPLACED = (
+    "this key has logged in again, from another client; each client needs a key of its own: "
+    "make one with `openssl rand 32 > another.key && chmod 600 another.key`, and give it with -i"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """monotonic: seconds, for timeouts; unix: whole seconds since 1970, for the coordinator."""
+
+    monotonic: float
+    unix: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unsaved:
+    """What must be on disk before anybody is told. version counts changes; draft is None when they cancelled each other out.
+
+    opening: the run's own configuration, while the state has another one for its first epoch.
+    """
+
+    version: int
+    draft: Draft | None
+    opening: CoordinatorConfig | None
+
+
+@dataclass(slots=True)
+class _Connection:
+    identity: NodeIdentity
+    sizes: TokenBucket
+    heard: float
+    pinged: float
+    outbox: list[bytes] = field(default_factory=list)
+    held: deque[tuple[int, bytes]] = field(default_factory=deque)
+    known: Document | None = None
+    closing: bool = False
+
+
+class Hub:
+    """The coordinator's state and all connections to it.
+
+    draw_seed: called for each command, returns an unpredictable u64. opening: the configuration that replaces the state's at
+    the first round. addresses: of the members of a resumed state; began: when it was resumed. After any call the caller
+    collects `take_unsaved` (to be written and confirmed with `saved`), then `take_stirred` (connections whose `outgoing` may
+    have frames) and `take_changes`.
+    """
+
+    def __init__(
+        self,
+        state: CoordinatorState,
+        limits: Limits,
+        *,
+        draw_seed: Callable[[], int],
+        withdraw_on_disconnect: bool = True,
+        opening: CoordinatorConfig | None = None,
+        addresses: Mapping[bytes, bytes] | None = None,
+        began: Moment | None = None,
+    ) -> None:
+        self._state = state
+        self._limits = limits
+        self._draw_seed = draw_seed
+        self._withdraw = withdraw_on_disconnect
+        self._opening = opening
+        self._connections: dict[int, _Connection] = {}
+        self._key_records = KeyRecords(limits)
+        self._reopening_until: float | None = None
+        if began is not None:
+            self._key_records.restore(addresses or {}, self._members(), began.monotonic)
+            self._reopening_until = began.monotonic + limits.reopening_seconds
+        self._next_number = 1
+        self._stirred: set[int] = set()
+        self._changes: deque[tuple[int, CoordinatorState, tuple[Event, ...]]] = deque()
+        self._withdrawn: list[tuple[bytes, str]] = []
+        self._documents = Documents(state, self._key_records.addresses(self._members()))
+        self._version = self._taken = self._saved = 0
+
+    @property
+    def state(self) -> CoordinatorState:
+        """The current state; members may not have been told of it yet."""
+        return self._state
+
+    @property
+    def versions(self) -> int:
+        """How many documents were published."""
+        return self._documents.versions
+
+    @property
+    def digest(self) -> bytes:
+        """Hash of the newest published document."""
+        return self._documents.newest.digest
+
+    @property
+    def connected(self) -> int:
+        """Connections that are not closed yet."""
+        return len(self._connections)
+
+    @property
+    def reopening(self) -> bool:
+        """Whether the coordinator's clock stands still after a restart."""
+        return self._reopening_until is not None
+
+    def take_unsaved(self) -> Unsaved | None:
+        """What changed since the last call, None when nothing did. Nobody is told of it before `saved`."""
+        if self._taken == self._version:
+            return None
+
+        self._taken = self._version
+        draft = self._documents.draft(self._state, self._key_records.addresses(self._members()))
+        return Unsaved(self._version, draft, self._opening)
+
+    def saved(self, unsaved: Unsaved) -> None:
+        """A change is on disk: its answers and its document may be sent."""
+        self._saved = unsaved.version
+        if unsaved.draft is not None:
+            self._documents.publish(unsaved.draft)
+            self._stirred.update(self._connections)
+        self._stirred.update(number for number, connection in self._connections.items() if connection.held)
+
+    def take_stirred(self) -> set[int]:
+        """Connections that since the last call have something to send or must be closed."""
+        stirred, self._stirred = self._stirred & self._connections.keys(), set()
+        return stirred
+
+    def take_changes(self) -> list[tuple[CoordinatorState, tuple[Event, ...]]]:
+        """Saved states that differ from their predecessor, with their events, since the last call."""
+        changes = []
+        while self._changes and self._changes[0][0] <= self._saved:
+            _, state, events = self._changes.popleft()
+            changes.append((state, events))
+        return changes
+
+    def take_withdrawn(self) -> list[tuple[bytes, str]]:
+        """Healthy members withdrawn since the last call, and why (`lost`, `not allowed`); call it before `take_changes`."""
+        taken, self._withdrawn = self._withdrawn, []
+        return taken
+
+    # ------------------------------------------------------------ connections
+
+    def connect(self, identity: NodeIdentity, moment: Moment, *, known: bytes = b"") -> int:
+        """A key has logged in; returns the number of its connection. An older connection of the key gets a bye and is closed.
+
+        known: hash of the document that the client still has.
+        """
+        number = self._next_number
+        self._next_number += 1
+        entry = self._key_records.known(identity.signer, moment.monotonic)
+        if entry.connection is not None:
+            self._say_bye(entry.connection, "Replaced", _REPLACED)
+
+        entry.connection = number
+        entry.lost_at = None
+        limits = self._limits
+        bucket = TokenBucket(rate=limits.bytes_per_second, burst=limits.burst_bytes, now=moment.monotonic)
+        self._connections[number] = _Connection(
+            identity, bucket, heard=moment.monotonic, pinged=moment.monotonic, known=self._documents.named(known)
+        )
+        self._stirred.add(number)
+        return number
+
+    def disconnect(self, number: int, moment: Moment) -> None:
+        """A connection ended. Its member is withdrawn unless it returns in time; the end of a replaced one does not count."""
+        connection = self._connections.pop(number, None)
+        if connection is None:
+            return
+
+        entry = self._key_records[connection.identity.signer]
+        if entry.connection != number:
+            return
+
+        entry.connection = None
+        entry.lost_at = moment.monotonic
+        self._settle_lost(moment)
+
+    def expel(self, may: Callable[[bytes], bool], moment: Moment) -> None:
+        """Close the connections of keys that are no longer allowed, and withdraw those members."""
+        for number, connection in self._connections.items():
+            if not may(connection.identity.signer):
+                self._say_bye(number, "NotAllowed", "the run's owner took your key off the list of those who may take part")
+        for signer in self._members():
+            if not may(signer):
+                self._withdraw_member(signer, moment, why="not allowed")
+
+    def receive(self, number: int, payload: bytes, moment: Moment) -> float:
+        """Handle a frame; returns seconds to wait before reading the next. A bad frame closes only this connection."""
+        connection = self._connections.get(number)
+        if connection is None or connection.closing:
+            return 0.0
+
+        connection.heard = moment.monotonic
+        try:
+            message = decode_client(payload)
+            self._handle(number, connection, message, moment)
+        except WireError as error:
+            self._say_bye(number, "BadMessage", str(error))
+            return 0.0
+
+        if len(connection.outbox) + len(connection.held) > self._limits.max_outbox:
+            connection.outbox.clear()
+            connection.held.clear()
+            self._say_bye(number, "TooSlow", "the answers to your requests are not read")
+            return 0.0
+
+        requests = self._key_records[connection.identity.signer].requests
+        cost = WHOLE_COST if isinstance(message, WholeRequest) else 1.0
+        return max(requests.take(moment.monotonic, cost), connection.sizes.take(moment.monotonic, len(payload)))
+
+    def refuse(self, number: int, sentence: str) -> None:
+        """A connection broke the protocol below the level of messages."""
+        if number in self._connections:
+            self._say_bye(number, "BadMessage", sentence)
+
+    def outgoing(self, number: int) -> list[bytes]:
+        """Remove and return the frames to send now, in order. Call again only after sending them, so that states are merged."""
+        connection = self._connections.get(number)
+        if connection is None:
+            return []
+
+        frames, connection.outbox = connection.outbox, []
+        if connection.closing:
+            return frames
+
+        while connection.held and connection.held[0][0] <= self._saved:
+            frames.append(connection.held.popleft()[1])
+        newest = self._documents.newest
+        if connection.known is None or connection.known.digest != newest.digest:
+            frame = self._documents.frame(connection.known)
+            connection.known = newest
+            if len(frame) > SERVER_FRAME:
+                logger.error("the state encodes to %d bytes, over the limit of %d", len(frame), SERVER_FRAME)
+                self._say_bye(number, "StateTooLarge", f"the run's state is over {SERVER_FRAME} bytes")
+                return connection.outbox
+
+            frames.append(frame)
+        return frames
+
+    def is_closing(self, number: int) -> bool:
+        """Whether the connection should be closed once its outgoing frames are sent."""
+        connection = self._connections.get(number)
+        return connection is None or connection.closing
+
+    @property
+    def told(self) -> bool:
+        """Whether everything is saved and every connection was sent the newest document."""
+        newest = self._documents.newest
+        return self._saved == self._version and all(
+            connection.known is not None and connection.known.digest == newest.digest for connection in self._connections.values()
+        )
+
+    def close_all(self, code: str, sentence: str) -> None:
+        """Send every connection a bye."""
+        for number in self._connections:
+            self._say_bye(number, code, sentence)
+
+    # ------------------------------------------------------------ commands and time
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over."""
+        return self._state.run_state is RunState.Finished
+
+    def submit(self, command: Command, moment: Moment) -> None:
+        """Apply a command of the run's owner. Raises CoordinatorError."""
+        self._apply(command, moment)
+        self._tick(moment)
+
+    def tick(self, moment: Moment) -> None:
+        """Advance time: the coordinator's, and that of the connections' pings and timeouts."""
+        self._settle_lost(moment)
+        self._tick(moment)
+        for number, connection in self._connections.items():
+            silent = moment.monotonic - connection.heard
+            if silent >= self._limits.silence_seconds:
+                self._say_bye(number, "Silent", f"nothing whole was heard from you for {silent:.0f} s")
+            elif min(silent, moment.monotonic - connection.pinged) >= self._limits.ping_seconds:
+                connection.pinged = moment.monotonic
+                self._send(number, encode_server(Heartbeat()))
+
+    def _tick(self, moment: Moment) -> None:
+        if not self._state.run_state.halted and not self._clock_stands(moment):
+            self._apply(Tick(), moment)
+
+    def _clock_stands(self, moment: Moment) -> bool:
+        if self._reopening_until is None:
+            return False
+
+        waiting = {identity.signer for identity in self._state.pending}
+        healthy = {client.id.signer for client in self._state.epoch.clients if client.state is ClientState.Healthy}
+        absent = [signer for signer in waiting | healthy if not self._key_records.connected(signer)]
+        if absent and moment.monotonic < self._reopening_until:
+            return True
+
+        self._reopening_until = None
+        logger.info("the run goes on; %d of its members have not come back", len(absent))
+        return False
+
+    def _apply(self, command: Command, moment: Moment) -> None:
+        state, events = apply(self._state, command, moment.unix, self._draw_seed())
+        if state == self._state and not events:
+            return
+
+        if self._opening is not None and state.run_state.active:
+            state = replace(state, config=self._opening)
+            self._opening = None
+        self._state = state
+        self._version += 1
+        self._changes.append((self._version, state, events))
+
+    def _settle_lost(self, moment: Moment) -> None:
+        """Withdraw members that did not return in time."""
+        overdue = list(self._key_records.overdue(self._members(), moment.monotonic))
+        if self._withdraw and not self._clock_stands(moment):
+            for signer in overdue:
+                self._withdraw_member(signer, moment, why="lost")
+
+    def _withdraw_member(self, signer: bytes, moment: Moment, *, why: str) -> None:
+        identity = NodeIdentity(signer, signer)
+        healthy = any(client.id.signer == signer and client.state is ClientState.Healthy for client in self._state.epoch.clients)
+        self._version += 1  # its address is removed too
+        self._key_records.forget(signer)
+        try:
+            self._apply(Withdraw(identity), moment)
+        except CoordinatorError as error:
+            logger.debug("no withdrawal of %s: %s", identity, error)
+        else:
+            logger.info("%s was withdrawn", identity)
+            if healthy:
+                self._withdrawn.append((signer, why))
+
+        self._tick(moment)
+
+    def _members(self) -> set[bytes]:
+        """Signers of all clients that wait for an epoch or take part in the current one."""
+        pending = {identity.signer for identity in self._state.pending}
+        return pending | {client.id.signer for client in self._state.epoch.clients}
+
+    # ------------------------------------------------------------ requests
+
+    def _handle(self, number: int, connection: _Connection, message: ClientMessage, moment: Moment) -> None:
+        match message:
+            case Heartbeat():
+                return
+            case WholeRequest():
+                connection.known = None
+                self._stirred.add(number)
+            case JoinRequest() | CommandRequest():
+                entry = self._key_records[connection.identity.signer]
+                answer = entry.answered(message.number)
+                if answer is None:
+                    answer = self._answer(connection.identity, message, moment)
+                    entry.remember(answer)
+                connection.held.append((self._version, encode_server(answer)))
+                self._stirred.add(number)
+
+    def _answer(self, identity: NodeIdentity, request: JoinRequest | CommandRequest, moment: Moment) -> Answer:
+        try:
+            match request:
+                case JoinRequest(number, address, proof):
+                    self._join(identity, address, moment, proof=proof)
+                case CommandRequest(number, plain):
+                    self._apply(decode_command(plain, identity), moment)
+            self._tick(moment)
+        except CoordinatorError as error:
+            return Answer(number, error.name, error.message)
+        except WireError as error:
+            return Answer(number, "BadRequest", str(error))
+        except Exception:
+            logger.exception("a request of %s failed in the coordinator", identity)
+            return Answer(number, "InternalError", "the server failed to carry out the request; its log says why")
+
+        return Answer(number, "", "")
+
+    def _join(self, identity: NodeIdentity, address: bytes, moment: Moment, *, proof: bytes) -> None:
+        if len(address) > MAX_ADDRESS_BYTES:
+            message = f"a transport address has at most {MAX_ADDRESS_BYTES} bytes, got {len(address)}"
+            raise WireError(message)
+
+        self._apply(Join(identity, proof), moment)
+        entry = self._key_records[identity.signer]
+        if entry.address != address:
+            entry.address = address
+            self._version += 1
+
+    # ------------------------------------------------------------ sending
+
+    def _send(self, number: int, payload: bytes) -> None:
+        connection = self._connections[number]
+        if not connection.closing:
+            connection.outbox.append(payload)
+            self._stirred.add(number)
+
+    def _say_bye(self, number: int, code: str, sentence: str) -> None:
+        self._send(number, encode_server(Bye(code, sentence)))
+        self._connections[number].closing = True
+        self._stirred.add(number)

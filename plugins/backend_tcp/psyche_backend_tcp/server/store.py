@@ -1,0 +1,155 @@
+"""Keeps the run's state on disk: written before anybody is told of a change, read at the next start.
+
+Guarantee: whatever a member was told (a state, or that its request was done) is in the file or in a newer one. It holds when
+the process is killed at any moment and when the machine loses power, if the file system keeps its promises about fsync and
+rename. It holds for every single statement, not only for transitions: changes that arrive during a write are written together,
+so a change waits for at most one more write. What nobody was told may be lost.
+
+A file is a line `psyche state 1`, the SHA-256 of the rest, and the rest: canonical CBOR. It is written beside the old one,
+synced and renamed; the previous one is kept as `.previous`. The name is the run's id with everything but letters, digits, `_`,
+`.`, `~` and `-` written as %XX, plus eight digits of its hash for case-insensitive file systems. A damaged file raises
+UserError; an older state is never used automatically, because members may know a newer one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from psyche_backend_tcp.limits import SERVER_FRAME
+from psyche_backend_tcp.protocol import MAX_PATCH_DEPTH, read_document
+from psyche_backend_tcp.server.hub import Unsaved
+from psyche_core.config.run_config import CoordinatorConfig, from_plain, to_plain
+from psyche_core.errors import ConfigError, UserError, WireError
+from psyche_core.interfaces.backend import StateUpdate
+from psyche_core.regular_files import regular, regular_private
+from psyche_core.wire.codec import decode, encode
+
+_MAGIC = b"psyche state 1\n"
+_VERSIONS = b"psyche state "
+_DIGEST_BYTES = 32
+MAX_BYTES = SERVER_FRAME + 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The content of a file. opening: the run's own configuration, while the state still has that of its first epoch."""
+
+    update: StateUpdate
+    opening: CoordinatorConfig | None
+
+
+def state_file(folder: Path, run_id: str) -> Path:
+    """Where a run's state is kept."""
+    digest = hashlib.sha256(run_id.encode()).hexdigest()[:8]
+    return folder / f"{quote(run_id, safe='')}-{digest}.state"
+
+
+class Store:
+    """One run's file. Blocking: use it in a worker thread, one call at a time."""
+
+    def __init__(self, folder: Path, run_id: str) -> None:
+        """Raises UserError when the folder cannot be made."""
+        self.path: Path = state_file(folder, run_id)
+        self._previous = self.path.with_name(self.path.name + ".previous")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            message = f"cannot keep the run's state in {folder}: {error.strerror}; choose another --save-state-dir"
+            raise UserError(message) from error
+
+    def load(self) -> Saved | None:
+        """The state to resume, None at a first start. Raises UserError for a file that cannot be used."""
+        # between the two renames of `save` only the previous file exists; nobody has been told of the newer one
+        path = self.path if self.path.exists() or not self._previous.exists() else self._previous
+        try:
+            with open(path, "rb", opener=regular) as file:
+                content = file.read(MAX_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            message = f"cannot read the saved state {path}: {error.strerror}"
+            raise UserError(message) from error
+
+        try:
+            return _read(content)
+        except WireError as error:
+            message = f"the saved state {path} cannot be used: {error}. {self._advice(path)}"
+            raise UserError(message) from error
+
+    def save(self, unsaved: Unsaved) -> None:
+        """Write a change durably. Raises UserError (disk full, no rights); then nobody may be told of the change."""
+        assert unsaved.draft is not None, "changes that cancelled out are on disk already"
+        opening = to_plain(unsaved.opening) if unsaved.opening is not None else None
+        body = encode([unsaved.draft.encoded, opening])
+        temporary = self.path.with_name(self.path.name + ".new")
+        try:
+            with open(temporary, "wb", opener=regular_private) as file:
+                file.write(_MAGIC + hashlib.sha256(body).digest() + body)
+                file.flush()
+                os.fsync(file.fileno())
+            if self.path.exists():
+                self.path.replace(self._previous)
+            temporary.replace(self.path)
+            self._sync_folder()
+        except OSError as error:
+            message = f"the run's state cannot be saved to {self.path}: {error.strerror}"
+            raise UserError(message) from error
+
+    def _sync_folder(self) -> None:
+        """Make the renames durable; Windows has no such call and does not need it."""
+        if os.name == "nt":
+            return
+
+        handle = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _advice(self, path: Path) -> str:
+        if path != self._previous and self._previous.exists():
+            return (
+                f"{self._previous} holds the state before it: rename it to {path.name} to go on from there (members then begin "
+                "anew from their checkpoints and journals), or move both away to start the run anew"
+            )
+
+        return "Move it away to start the run anew"
+
+
+def _read(content: bytes) -> Saved:
+    if len(content) > MAX_BYTES:
+        message = f"it is over {MAX_BYTES} bytes"
+        raise WireError(message)
+
+    if not content.startswith(_MAGIC):
+        if content.startswith(_VERSIONS):
+            message = "another release of this program wrote it; use that one"
+            raise WireError(message)
+        message = "it is no saved state"
+        raise WireError(message)
+
+    digest, body = content[len(_MAGIC) :][:_DIGEST_BYTES], content[len(_MAGIC) + _DIGEST_BYTES :]
+    if hashlib.sha256(body).digest() != digest:
+        message = "it is damaged"
+        raise WireError(message)
+
+    match decode(body, max_bytes=MAX_BYTES, max_depth=MAX_PATCH_DEPTH):
+        case [bytes() as document, opening]:
+            tree = decode(document, max_bytes=SERVER_FRAME, max_depth=MAX_PATCH_DEPTH)
+            return Saved(read_document(tree), _opening(opening))
+        case _:
+            message = "it is malformed"
+            raise WireError(message)
+
+
+def _opening(plain: Any) -> CoordinatorConfig | None:
+    try:
+        return None if plain is None else from_plain(CoordinatorConfig, plain)
+    except ConfigError as error:
+        message = f"its configuration is malformed: {error}"
+        raise WireError(message) from error

@@ -1,0 +1,362 @@
+"""The coordinator server: sockets, clock, randomness and disk around the `Hub`, which makes the decisions."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import Self
+
+import anyio
+import anyio.to_thread
+
+from psyche_backend_tcp.connections.allow_list import AllowList
+from psyche_backend_tcp.connections.listener import CONNECTION_LOST, Listener, Visitor
+from psyche_backend_tcp.connections.login import COORDINATOR
+from psyche_backend_tcp.data.server import DataServer
+from psyche_backend_tcp.limits import Limits
+from psyche_backend_tcp.server.hub import Hub, Moment, Unsaved
+from psyche_backend_tcp.server.initial_state import InitialState, begin
+from psyche_backend_tcp.server.store import Store
+from psyche_core.coordinator.commands import Command
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import BackendError, UserError, WireError
+from psyche_core.hookspecs import ServerContext
+from psyche_core.interfaces.backend import BackendServer
+from psyche_core.telemetry.repeated_problem import RepeatedProblem
+from psyche_core.types import NodeIdentity
+from psyche_core.wire.frames import FramedStream
+from psyche_core.wire.signing import SecretKey
+
+logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
+
+_FAREWELL_SECONDS = 1.0
+_SAVE_AGAIN_SECONDS = 1.0
+_ALLOW_LIST_SECONDS = 1.0
+
+
+class TcpServer(BackendServer):
+    """Hosts a run. Entering reads the saved state and binds the ports; `serve` runs it.
+
+    limits: timeouts and bounds. clock: unix seconds, for tests and simulations; the timeouts of connections use real time.
+    """
+
+    def __init__(self, context: ServerContext, *, limits: Limits | None = None, clock: Callable[[], float] = time.time) -> None:
+        self._context = context
+        self._limits = limits or Limits(reconnect_seconds=context.reconnect_seconds)
+        self._clock = clock
+        self._key = context.key or SecretKey.generate()
+        self._hub = self._make_hub(InitialState(context.state, context.opening))
+        self._store: Store | None = None
+        self._allow_list: AllowList | None = None
+        self._listener: Listener | None = None
+        self._data: DataServer | None = None
+        self._wakes: dict[int, anyio.Event] = {}
+        self._stirred = anyio.Event()
+        self._unsaved = anyio.Event()
+        self._saving = anyio.Lock()
+        self._writing: Unsaved | None = None
+        self._resumed = False
+        self._serving: anyio.CancelScope | None = None
+
+    async def __aenter__(self) -> Self:
+        """Read the saved state, and bind.
+
+        Raises UserError when a port cannot be used or the saved state or the allow-list cannot be read, ConfigError when the
+        saved state has another configuration, DataError when the data cannot be read.
+        """
+        context = self._context
+        run_id = context.state.run_id
+        if context.allow_list is not None:
+            self._allow_list = await anyio.to_thread.run_sync(AllowList, context.allow_list)
+        beginning = await anyio.to_thread.run_sync(self._begin)
+        self._resumed = beginning.resumed
+        self._hub = self._make_hub(beginning)
+        self._listener = await Listener.bind(
+            context.host,
+            context.port,
+            service=COORDINATOR,
+            run_id=run_id,
+            key=self._key,
+            limits=self._limits,
+            allowed=self._may,
+            members=self._members,
+        )
+        try:
+            if context.data is not None:
+                self._data = await DataServer.bind(
+                    context.data,
+                    context.host,
+                    context.data_port or 0,
+                    run_id=run_id,
+                    key=self._key,
+                    limits=self._limits,
+                    state=lambda: self._hub.state,
+                    allowed=self._may,
+                    members=self._members,
+                )
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._listener.aclose()
+            raise
+
+        return self
+
+    @property
+    def address(self) -> str:
+        """Where clients connect, with our key: `host:port#KEY`."""
+        return self._bound().address
+
+    @property
+    def data_address(self) -> str | None:
+        """Where the data server listens, with our key; None when there is none."""
+        return self._data.address if self._data is not None else None
+
+    @property
+    def state(self) -> CoordinatorState:
+        """The current state."""
+        return self._hub.state
+
+    @property
+    def connected(self) -> int:
+        """Logged-in connections to the coordinator."""
+        return self._hub.connected
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the run continues from a saved state."""
+        return self._resumed
+
+    def submit(self, command: Command) -> None:
+        """Apply a command of the run's owner, such as Pause. Raises CoordinatorError."""
+        try:
+            self._hub.submit(command, self._now())
+        finally:
+            self._stir()
+
+    def tick(self) -> None:
+        """Let the coordinator check the clock now; `serve` does so regularly."""
+        self._hub.tick(self._now())
+        self._stir()
+
+    async def serve(self) -> None:
+        """Run until the run is finished and all clients were told, or until cancelled."""
+        listener = self._bound()
+        async with anyio.create_task_group() as group:
+            self._serving = group.cancel_scope
+            group.start_soon(self._keep_saved)
+            group.start_soon(listener.serve, self._attend)
+            if self._data is not None:
+                group.start_soon(self._data.serve)
+            if self._allow_list is not None:
+                group.start_soon(self._watch_allow_list, self._allow_list)
+            group.start_soon(self._keep_time)
+            await self._until(lambda: self._hub.finished)
+            with anyio.move_on_after(self._limits.finish_seconds):
+                await self._until(lambda: self._hub.told and not self._hub.connected)
+            self._hub.close_all("Finished", "the run is finished")
+            self._stir()
+            with anyio.move_on_after(_FAREWELL_SECONDS):
+                await self._until(lambda: not self._hub.connected)
+            group.cancel_scope.cancel()
+
+    async def aclose(self) -> None:
+        """Stop listening, close all connections, save changes that nobody was told of yet; idempotent."""
+        if self._serving is not None:
+            self._serving.cancel()
+        with anyio.CancelScope(shield=True):  # stopping cancels the server, and a cancelled close leaves sockets open
+            if self._listener is not None:
+                await self._listener.aclose()
+            if self._data is not None:
+                await self._data.aclose()
+            try:
+                await self._save()
+            except UserError as error:
+                logger.error("%s", error)  # noqa: TRY400  # the message is enough
+
+    # ------------------------------------------------------------ beginning
+
+    def _begin(self) -> InitialState:
+        """Blocking: reads the saved state."""
+        context = self._context
+        saved = None
+        if context.state_dir is not None:
+            self._store = Store(context.state_dir, context.state.run_id)
+            saved = self._store.load()
+        path = self._store.path if self._store is not None else None
+        data_key = self._key.public if context.data is not None else None
+        return begin(context.state, context.opening, saved, path=path, data_key=data_key)
+
+    def _make_hub(self, beginning: InitialState) -> Hub:
+        return Hub(
+            beginning.state,
+            self._limits,
+            draw_seed=lambda: secrets.randbits(64),
+            withdraw_on_disconnect=self._context.withdraw_on_disconnect,
+            opening=beginning.opening,
+            addresses=beginning.addresses,
+            began=self._now() if beginning.resumed else None,
+        )
+
+    def _may(self, public: bytes) -> bool:
+        return self._allow_list is None or public in self._allow_list
+
+    def _members(self) -> frozenset[bytes]:
+        """Keys of all clients that wait for an epoch or take part in the current one."""
+        state = self._hub.state
+        clients = (client.id.signer for client in state.epoch.clients)
+        return frozenset(itertools.chain((identity.signer for identity in state.pending), clients))
+
+    def _bound(self) -> Listener:
+        if self._listener is None:
+            message = "the server is not listening; enter it with `async with` first"
+            raise BackendError(message)
+
+        return self._listener
+
+    def _now(self) -> Moment:
+        try:
+            monotonic = anyio.current_time()
+        except anyio.NoEventLoopError:  # made before the loop runs, or in a worker thread
+            monotonic = time.monotonic()
+        return Moment(monotonic, int(self._clock()))
+
+    # ------------------------------------------------------------ time, changes, disk
+
+    async def _keep_time(self) -> None:
+        while True:
+            try:
+                self.tick()
+            except Exception:  # a bug in the coordinator is logged and must not end the run
+                logger.exception("a tick failed")
+            await anyio.sleep(self._context.tick_seconds)
+
+    async def _watch_allow_list(self, allow_list: AllowList) -> None:
+        while True:
+            await anyio.sleep(_ALLOW_LIST_SECONDS)
+            if await anyio.to_thread.run_sync(allow_list.refresh):
+                self._hub.expel(self._may, self._now())
+                if self._data is not None:
+                    self._data.expel(self._may)
+                self._stir()
+
+    async def _keep_saved(self) -> None:
+        """Save every change to disk, then tell the members. Changes during a write go together into the next write."""
+        disk = RepeatedProblem()
+        while True:
+            self._unsaved = changed = anyio.Event()
+            try:
+                await self._save()
+            except UserError as error:
+                if disk.failed():
+                    logger.error("%s; members are told nothing new until it can", error)  # noqa: TRY400  # the sentence
+                await anyio.sleep(_SAVE_AGAIN_SECONDS)
+                continue
+
+            if disk.went_well():
+                logger.warning("the run's state is saved again, and members are told what is new")
+
+            self._pass_on()
+            await changed.wait()
+
+    async def _save(self) -> None:
+        async with self._saving:
+            self._writing = unsaved = self._writing or self._hub.take_unsaved()
+            if unsaved is None:
+                return
+
+            if self._store is not None and unsaved.draft is not None:
+                await anyio.to_thread.run_sync(self._store.save, unsaved)
+            self._writing = None
+            self._hub.saved(unsaved)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while True:
+            stirred = self._stirred
+            if condition():
+                return
+
+            await stirred.wait()
+
+    def _stir(self) -> None:
+        """Something may have changed: save it, and send what needs no saving."""
+        self._unsaved.set()
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Wake connections with something to send, and report saved changes to the owner."""
+        for number in self._hub.take_stirred():
+            if number in self._wakes:
+                self._wakes[number].set()
+
+        for signer, why in self._hub.take_withdrawn():
+            if self._context.on_withdrawn is not None:
+                self._context.on_withdrawn(signer, why)
+
+        for state, events in self._hub.take_changes():
+            if self._context.on_event is not None:
+                try:
+                    self._context.on_event(state, events)
+                except Exception:  # an observer must not stop the run
+                    logger.exception("on_event failed")
+
+        self._stirred.set()
+        self._stirred = anyio.Event()
+
+    # ------------------------------------------------------------ connections
+
+    async def _attend(self, visitor: Visitor) -> None:
+        number = self._hub.connect(NodeIdentity(visitor.public, visitor.public), self._now(), known=visitor.known)
+        self._stir()
+        try:
+            async with anyio.create_task_group() as group:
+
+                async def read() -> None:
+                    await self._read(number, visitor.frames)
+                    group.cancel_scope.cancel()
+
+                group.start_soon(read)
+                await self._write(number, visitor.frames)
+                group.cancel_scope.cancel()
+        finally:
+            self._wakes.pop(number, None)
+            self._hub.disconnect(number, self._now())
+            self._stir()
+
+    async def _read(self, number: int, frames: FramedStream) -> None:
+        while True:
+            try:
+                payload = await frames.receive()
+            except CONNECTION_LOST:
+                return
+            except WireError as error:
+                self._hub.refuse(number, str(error))
+                self._stir()
+                await anyio.sleep_forever()  # the writer sends a bye and cancels us
+
+            pause = self._hub.receive(number, payload, self._now())
+            self._stir()
+            await anyio.sleep(pause)
+
+    async def _write(self, number: int, frames: FramedStream) -> None:
+        while True:
+            wake = self._wakes[number] = anyio.Event()
+            payloads = self._hub.outgoing(number)
+            if payloads:
+                with anyio.move_on_after(self._limits.send_seconds) as scope:
+                    try:
+                        await frames.send(*payloads)
+                    except CONNECTION_LOST:
+                        return
+                if scope.cancelled_caught:
+                    return
+                self._stirred.set()
+                self._stirred = anyio.Event()
+                continue
+
+            if self._hub.is_closing(number):
+                return
+
+            await wake.wait()

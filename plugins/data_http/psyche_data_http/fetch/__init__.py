@@ -1,0 +1,1 @@
+"""How sequences are fetched: range requests, retries and the disk cache."""

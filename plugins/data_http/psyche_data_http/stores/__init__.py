@@ -1,0 +1,1 @@
+"""Where remote token files are: web servers and buckets, behind one interface."""

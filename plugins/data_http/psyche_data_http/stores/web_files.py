@@ -1,0 +1,37 @@
+"""Stores of files by their addresses on web servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from psyche_data_http.fetch.client import RangeClient
+from psyche_data_http.file_source import RemoteFile, Store
+from psyche_data_http.retries import Trouble, persist, together
+
+
+class WebStore(Store):
+    """Base of the stores that read through a client, which the caller opens and closes."""
+
+    def __init__(self, client: RangeClient) -> None:
+        self._client = client
+
+    async def receive(self, file: RemoteFile, start: int, wanted: int, received: bytearray) -> None:
+        """See Store."""
+        await self._client.receive(file, start, wanted, received)
+
+    def serves_ranges(self, file: RemoteFile) -> bool:
+        """See Store."""
+        return self._client.serves_ranges(file)
+
+
+class WebFiles(WebStore):
+    """The files at `urls`, in their order."""
+
+    def __init__(self, urls: Sequence[str], client: RangeClient) -> None:
+        super().__init__(client)
+        self._urls = tuple(urls)
+
+    async def files(self, trouble: Trouble) -> list[RemoteFile]:
+        """Sizes and validators, requested concurrently."""
+        return await together([partial(persist, partial(self._client.find, url), trouble) for url in self._urls])

@@ -1,0 +1,5 @@
+"""Whether our replica equals the others': digests, getting the model from other members, and storing it for the run.
+
+- `digests` compares replicas; `resync` (with `resync_state`) gets the model from other members when ours cannot be used.
+- `checkpoint_upload` stores the model for the run.
+"""

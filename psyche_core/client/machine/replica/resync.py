@@ -1,0 +1,210 @@
+"""Check that our masters equal the others', and get theirs when ours cannot be used (protocol section 5).
+
+Digests decide at both ends of an epoch and in every settled round. A member whose replica differs, or that cannot catch up with
+what it knows, asks the other members for their masters and does not train until it has them. It withdraws, with a reason, only
+when that fails several times or no model has a majority.
+"""
+
+from __future__ import annotations
+
+from psyche_core.client.machine import scheduler
+from psyche_core.client.machine.epoch import EpochNotes, masters_due
+from psyche_core.client.machine.events import Broadcast, Load, ModelFetched, ModelFetchFailed, Send, SnapshotTaken
+from psyche_core.client.machine.replica.digests import unlike_witnesses
+from psyche_core.client.machine.rounds.round import NO_DIGEST
+from psyche_core.client.machine.state import MachineState
+from psyche_core.coordinator.commands import WarmupWitness
+from psyche_core.coordinator.history import held_digest, signed_digests
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.telemetry import events as telemetry
+from psyche_core.types import RunState
+from psyche_core.wire.messages import ModelWanted
+
+_NOBODY_READY = 1 / 2
+_SOMEBODY_READY = 3 / 4
+"""Fraction of warmup_time after which we report that we cannot get the model."""
+
+
+def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
+    """Check whether our masters can be used or brought up to date; if not, announce which masters we need."""
+    repair = notes.resync
+    if notes.judge and not repair.astray:
+        notes.judge = False
+        _judge_digests(client, notes)
+    if not repair.astray:
+        reason = scheduler.obstacle(state, notes, masters_at=client.masters_at, now=client.now, timeouts=client.timeouts)
+        if reason is None:
+            if repair.reason is not None:
+                repair.over()
+            return
+
+        if _look_on_disk(client, state, notes):
+            return
+
+        _lacks(client, notes, reason)
+    if repair.exhausted:
+        client.give_up(f"{repair.reason}, and what the others offered did not help")
+        return
+
+    due = masters_due(state)
+    if repair.asks(due, client.now):
+        client.do(Broadcast(ModelWanted(notes.number, due), notes.tag(max(notes.newest, 0))))
+    # What could not be fetched during the run may be available at its end.
+    waited = client.now - (repair.asked_at if state.run_state is RunState.Finished else repair.since)
+    helpless = not repair.untried(client.now) or min(waited, client.now - repair.failed_at) > client.timeouts.payload
+    if waited > scheduler.offers_patience(state, client.timeouts) and client.work is None and helpless:
+        _without_offers(client, state, notes, waited=waited)
+
+
+def _without_offers(client: MachineState, state: CoordinatorState, notes: EpochNotes, *, waited: float) -> None:
+    """Nobody offers what we need. At an epoch's start we report what we hold instead; at the run's end nobody waits."""
+    if state.run_state is RunState.Finished:
+        client.stop("the run finished, and nobody was left who could give this client the final model", success=False)
+    elif notes.resync.astray:
+        if waited > client.timeouts.payload:
+            client.give_up(f"{notes.resync.reason}, and no model has a majority")
+    elif state.run_state is RunState.Warmup and state.from_checkpoint:
+        _load_stored(client, state, notes)
+    elif state.run_state is RunState.Warmup:
+        _say_what_we_hold(client, state, notes)
+
+
+def _load_stored(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
+    """Load the stored checkpoint that the run goes on with, once an epoch. If it is a wrong one, only the owner can help."""
+    if not notes.loaded_stored:
+        notes.loaded_stored = True
+        client.model_ready, client.masters_at = False, None
+        client.start(Load(state, fresh=True))
+    elif not notes.stored_told:
+        notes.stored_told = True
+        problem = (
+            f"the stored checkpoint is not the model after step {state.epoch.start_step - 1} that the run's members signed; "
+            "the run's owner has to name another checkpoint"
+        )
+        client.tell(telemetry.Problem("error", problem))
+
+
+def _look_on_disk(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> bool:
+    """Load the model the epoch starts with if our disk has it as the end of an earlier epoch; once an epoch.
+
+    If the run has gone back since we last loaded, we have not looked at all yet. Also, a journal may hold results that were
+    undecided when we last read it.
+    """
+    start = state.epoch.start_step - 1
+    if notes.reloaded or client.work is not None or state.run_state is not RunState.Warmup or client.masters_at == start:
+        return False
+    known = any(end.step == start and end.digest == client.held.get(start) for end in state.ends)
+    behind = client.journalled and (client.masters_at is None or client.masters_at < start)
+    if not (known or behind) and client.loaded_generation == state.generation:
+        return False
+
+    notes.reloaded = True
+    client.model_ready, client.masters_at = False, None
+    client.start(Load(state))
+    return True
+
+
+def _say_what_we_hold(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
+    """Tell the coordinator that we cannot get the model, and which earlier signed step we have (protocol F18)."""
+    if notes.slot is None or notes.slot not in client.healthy:
+        return
+    if notes.lacking_said is not None and client.now - notes.lacking_said <= client.timeouts.answer:
+        return
+    # Members that have the model may still be loading it; while one reports that it has it, offers may come.
+    if client.now - notes.since < state.config.warmup_time * (_SOMEBODY_READY if state.epoch.ready else _NOBODY_READY):
+        return
+
+    start = state.epoch.start_step - 1
+    in_memory = (
+        {} if client.masters_at is None or client.masters_at != client.digest_at else {client.masters_at: client.model_digest}
+    )
+    ours = client.held | in_memory
+    held = {step: digest for step, digest in signed_digests(state).items() if step < start and ours.get(step) == digest}
+    newest = max(held, default=None)
+    if notes.lacking_said is None:
+        best = (
+            "none on our disk is one that members signed" if newest is None else f"the newest one we have is after step {newest}"
+        )
+        client.tell(telemetry.Problem("warning", f"no member has the model after step {start}; {best}"))
+    notes.lacking_said = client.now
+    said = NO_DIGEST if newest is None else held_digest(held[newest])
+    client.do(Send(WarmupWitness(client.identity, notes.number, notes.slot, said)))
+
+
+def model_fetched(client: MachineState, event: ModelFetched) -> None:
+    """Our masters are now the others'."""
+    notes = client.notes
+    client.masters_at = client.digest_at = event.step
+    client.doubtful = False
+    client.model_digest = event.digest
+    if notes is None:
+        return
+
+    notes.digests.ours = event.digest
+    notes.digests.forget_own()
+    notes.masters_replaced(event.step)
+    notes.ready_sent = notes.closed = False
+    notes.resync.over()
+    client.tell(telemetry.Resynced(notes.number, event.step))
+
+
+def changed_unasked(client: MachineState, event: SnapshotTaken) -> bool:
+    """Whether the masters to be offered differ from the earlier ones after the same step: bad memory. They must not be offered.
+
+    No other check finds this: between two epochs nothing is compared, and a joiner cannot tell which member is right.
+    """
+    notes = client.notes
+    unknown = notes is None or client.digest_at != event.step or event.digest == NO_DIGEST
+    if notes is None or unknown or event.digest == client.model_digest:
+        return False
+
+    notes.snapshot_requests.given.discard(event.step)
+    notes.resync.alike, notes.resync.unlike = notes.digests.compared(client.model_digest)
+    _lacks(client, notes, "this client's model has changed by itself, which memory that fails does", astray=True)
+    return True
+
+
+def model_fetch_failed(client: MachineState, event: ModelFetchFailed) -> None:
+    """Our masters are unchanged; that manifest may be tried again after a pause."""
+    client.tell(telemetry.Problem("warning", event.reason))
+    if client.notes is not None:
+        client.notes.resync.could_not_be_had(client.now, rest=client.timeouts.answer)
+
+
+def masters_doubtful(client: MachineState, reason: str) -> None:
+    """Work on our masters failed, so their content is unknown: get the others', as with a differing replica.
+
+    Attempts per epoch are bounded as always: a client whose attempts all fail gives up with this reason.
+    """
+    client.masters_at = client.digest_at = None
+    client.doubtful = True
+    if client.notes is None:
+        client.give_up(reason)
+        return
+
+    if client.notes.resync.taken is not None:
+        client.notes.resync.could_not_be_had(client.now, rest=client.timeouts.answer)
+        client.notes.resync.taken = None  # the manifest may be right: do not reject it for a local failure
+    _lacks(client, client.notes, reason, astray=True)
+
+
+def _judge_digests(client: MachineState, notes: EpochNotes) -> None:
+    """Compare our replica with the others', at an epoch's ends and in each settled round."""
+    for peer, theirs in notes.digests.disagreements():
+        name = notes.clients[peer].short
+        client.tell(telemetry.ReplicasDiffer(notes.number, notes.digests.ours.hex(), theirs.hex(), name))
+    if notes.digests.outvoted(len(client.members)):
+        _lacks(client, notes, "this client's model differs from that of most members", astray=True)
+        return
+
+    step = unlike_witnesses(notes.records.values())
+    if step is not None:
+        _lacks(client, notes, f"this client's model differs from the witnesses' at step {step}", astray=True)
+
+
+def _lacks(client: MachineState, notes: EpochNotes, reason: str, *, astray: bool = False) -> None:
+    """Our masters cannot be used as they are."""
+    if notes.resync.begin(reason, astray=astray):
+        client.tell(telemetry.Problem("warning", f"{reason}; asking the other members for their model"))
+        if astray:
+            notes.digests.forget_own()

@@ -1,0 +1,90 @@
+"""What a coordinator state says about rounds that an earlier process of ours had not applied. Pure.
+
+A restarted client has verified results in its journal, and the state still stores the last rounds with their statements. Together
+they say which results were accepted, as long as none is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.witness import accepted_slots, judge, statements_digest
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.types import RunState
+
+if TYPE_CHECKING:
+    from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
+
+_PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
+
+
+@dataclass(frozen=True, slots=True)
+class SettledRound:
+    """A round whose accepted results are all here. results: commitment and payload hash of each, by slot.
+
+    statements: digest of the statements that accepted them.
+    """
+
+    epoch: int
+    height: int
+    step: int
+    results: tuple[tuple[bytes, bytes], ...]
+    statements: bytes
+
+
+def epoch_of_rounds(state: CoordinatorState) -> int:
+    """The number of the epoch whose rounds a state stores."""
+    playing = state.run_state in (*_PLAYING, RunState.Cooldown)
+    return state.progress.epoch if playing else state.progress.epoch - 1
+
+
+def _played_rounds(state: CoordinatorState) -> tuple[int, CoordinatorState]:
+    """The number of the epoch whose rounds a state stores, and the state as if that epoch were still the current one."""
+    return epoch_of_rounds(state), replace(state, epoch=replace(state.epoch, unplayed=False))
+
+
+def decided_otherwise(state: CoordinatorState, rounds: Iterable[AppliedRound]) -> int | None:
+    """The first step of journalled rounds whose statements in the state differ from those we applied, None without one.
+
+    A coordinator restored from an older state may decide a round again. Rounds that it no longer stores are ignored.
+    """
+    number, view = _played_rounds(state)
+    for applied in rounds:
+        attesting = view.round_at(applied.height + 1) if applied.epoch == number else None
+        if attesting is not None and statements_digest(attesting.statements) != applied.statements:
+            return applied.step
+
+    return None
+
+
+def settled_rounds(state: CoordinatorState, known: Iterable[StoredResult], *, after: int) -> Iterator[SettledRound]:
+    """The rounds after step `after` that are decided in a state, in order, while we have all their accepted results."""
+    playing = state.run_state in _PLAYING
+    rounds = state.epoch.rounds
+    number, view = _played_rounds(state)
+    candidates: dict[tuple[int, int], dict[bytes, bytes]] = {}
+    for result in known:
+        if result.epoch == number:
+            candidates.setdefault((result.height, result.slot), {})[result.commitment] = result.payload_hash
+    for played in rounds:
+        if played.drain or played.step <= after:
+            continue
+
+        attesting = view.round_at(played.height + 1)
+        if played.step != after + 1 or attesting is None or (playing and played.height + 2 > rounds[-1].height):
+            return
+
+        results: list[tuple[bytes, bytes]] = []
+        for slot in sorted(accepted_slots(view, played) & shares(view, played).keys()):
+            announced = candidates.get((played.height, slot), {})
+            verdict = judge(view, played, slot, announced)
+            if verdict.void:
+                continue
+            if verdict.chosen is None:
+                return
+            results.append((verdict.chosen, announced[verdict.chosen]))
+        after = played.step
+        yield SettledRound(number, played.height, played.step, tuple(results), statements_digest(attesting.statements))

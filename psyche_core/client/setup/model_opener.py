@@ -1,0 +1,210 @@
+"""Opens a client's model and optimizer for a run's state: where the weights come from, and what is restored from our disk.
+
+Blocking code for a worker thread. What is opened beside the model (data, held-out data) is in `data_opener`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+
+from psyche_core.client.machine.epoch import masters_due
+from psyche_core.client.runtime.resources import Start
+from psyche_core.client.runtime.restoring import ReplayFailed, Restorer, signed_ends
+from psyche_core.client.setup.own_checks import expect_device
+from psyche_core.client.setup.parallelism import parallelism_of
+from psyche_core.config.run_config import Choice, LLMConfig
+from psyche_core.config.settings import ClientSettings
+from psyche_core.coordinator.checkpoints import loaded_from_hub
+from psyche_core.coordinator.round.schedule import cold_start_bounds
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import ModelError
+from psyche_core.plugins import PluginRegistry
+from psyche_core.storage.scratch import default_folder
+from psyche_core.telemetry import events as telemetry
+from psyche_core.telemetry.sinks import EventBus
+from psyche_core.training.checkpoints.origin import Origin, SourceMissing
+
+if TYPE_CHECKING:
+    from psyche_core.training.trainer import Trainer
+
+
+def cache_folder(settings: ClientSettings) -> Path:
+    """The folder for what can be fetched again."""
+    return settings.cache_dir or default_folder()
+
+
+class ModelOpener:
+    """Opens the model of one client, again and again; only the newest one is in memory.
+
+    latest: gives the newest state, for the epoch's cold start whenever a learning rate is needed. restorer: of the client's
+    checkpoints and journal; None: the client keeps neither. All methods but `aclose` run in a worker thread.
+    """
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        registry: PluginRegistry,
+        *,
+        latest: Callable[[], CoordinatorState],
+        tell: EventBus,
+        restorer: Restorer | None,
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._latest = latest
+        self._tell = tell
+        self._restorer = restorer
+        self._parallelism = parallelism_of(settings)
+        self._micro_batch_size: int | Literal["auto"] = settings.micro_batch_size
+        self._resumed: telemetry.Resumed | None = None
+        self._newest: Trainer | None = None
+
+    async def aclose(self) -> None:
+        """Close the newest model, even if this task is cancelled."""
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._close_newest)
+
+    def check(self, state: CoordinatorState) -> None:
+        """Look for problems of this machine without opening the model. Raises PluginError, NoSuchDevice, ConfigError."""
+        self._expect_plugins(state.model.LLM)
+        expect_device(self._settings)
+        if self._restorer is not None:
+            self._restorer.claim(state.run_id)
+
+    def open(self, start: Start, *, use_journal: bool = True) -> tuple[Trainer, Origin]:
+        """The trainer, and where its masters come from. use_journal: False after a journal could not be replayed.
+
+        Raises UserError, ModelError and PluginError for what prevents it.
+        """
+        from psyche_core.training.checkpoints.private_state import private_path  # imports torch, which takes seconds
+
+        state = start.state
+        self._expect_plugins(state.model.LLM)
+        if self._restorer is not None and start.folder is None and use_journal:
+            self._restorer.look_back(state)
+        origin = self._find_model(start)
+        trainer = self._build(state, origin.folder)
+        if origin.step is not None and self._settings.checkpoint_dir is not None:
+            try:
+                trainer.load_private(private_path(self._settings.checkpoint_dir, state.run_id))
+            except ModelError as error:
+                self._warn(f"{error}; training goes on without it")
+        if self._restorer is None or start.folder is not None:
+            return trainer, origin
+
+        try:
+            step = self._restorer.restore(trainer, state, step=origin.step, use_journal=use_journal and not start.fresh)
+        except ReplayFailed as error:
+            self._warn(f"{error}; going on from the checkpoint before it")
+            return self.open(start, use_journal=False)
+
+        if not start.fresh:
+            self._tell_resumed(state, checkpoint=origin.step, step=step)
+        return trainer, replace(origin, step=step)
+
+    def _build(self, state: CoordinatorState, folder: Path) -> Trainer:
+        """The trainer with the weights in a folder, in the place of the one before."""
+        import torch  # slow import: in the worker thread, not at program start
+
+        from psyche_core.training.build import Compute, build_trainer
+
+        settings = self._settings
+        if settings.torch_threads is not None:
+            torch.set_num_threads(settings.torch_threads)
+        self._close_newest()
+        trainer = self._newest = build_trainer(
+            registry_load=self._registry.load,
+            model_config=state.model,
+            run_id=state.run_id,
+            compute=Compute(
+                device=settings.device,
+                dtype=settings.compute_dtype,
+                attention=settings.attention,
+                gradient_checkpointing=settings.gradient_checkpointing,
+                micro_batch_size=self._micro_batch_size,
+                parallelism=self._parallelism,
+                notice=self._warn,
+            ),
+            source=folder,
+            cold_start_bounds=lambda: cold_start_bounds(self._latest()),
+        )
+        if self._micro_batch_size == "auto":  # found once: when the model is rebuilt, the old one still uses memory
+            self._micro_batch_size = trainer.micro_batch_size
+            self._tell_from_thread(telemetry.MicroBatchFound(trainer.micro_batch_size))
+        return trainer
+
+    def _close_newest(self) -> None:
+        """Close the group of processes that share the model; there is one at a time."""
+        former, self._newest = self._newest, None
+        if former is not None:
+            former.close()
+
+    def _find_model(self, start: Start) -> Origin:
+        """Where the weights are: a folder that another member's model was written to, our disk, or what the run names."""
+        if start.folder is not None:
+            return Origin(start.folder)
+
+        source = self._registry.load("model", start.state.model.LLM.architecture).source
+        if source is not None:
+            return self._find_origin(start, source=source)
+        try:
+            return self._find_origin(start)
+        except SourceMissing:
+            if self._restorer is None:
+                raise
+            if not self._restorer.begins_with_stored(start.state):
+                self._tell_resumed(start.state, checkpoint=None, step=None)
+                raise
+            state = replace(start.state, model=loaded_from_hub(start.state.model))
+            return self._find_origin(replace(start, state=state))
+
+    def _find_origin(self, start: Start, *, source: Path | None = None) -> Origin:
+        """source: folder to use instead of the run's checkpoint, for a model that brings its own first weights."""
+        from psyche_core.training.checkpoints.origin import FROM_MEMBERS, find_origin
+
+        checkpoint = start.state.model.LLM.checkpoint
+        if source is not None:
+            checkpoint = Choice("P2P" if checkpoint.name in FROM_MEMBERS else "Hub", {"repo_id": str(source.absolute())})
+        return find_origin(
+            checkpoint,
+            run_id=start.state.run_id,
+            instance=start.state.instance,
+            base=self._settings.base,
+            cache=cache_folder(self._settings),
+            own=self._settings.checkpoint_dir,
+            at_most=masters_due(start.state),
+            fresh=start.fresh,
+            generation=start.state.generation,
+            ends=signed_ends(start.state),
+            stored_step=start.state.stored.step,
+            tell=self._warn,
+        )
+
+    def _expect_plugins(self, llm: LLMConfig) -> None:
+        """Report missing plugins before anything is fetched. Raises PluginError."""
+        needed = [("model", llm.architecture), ("optimizer", llm.optimizer.name), ("data", llm.data_location.name)]
+        if self._parallelism is not None:
+            needed.append(("sharding", self._parallelism.sharding))
+        for kind, name in needed:
+            self._registry.load(kind, name)
+
+    def _tell_resumed(self, state: CoordinatorState, *, checkpoint: int | None, step: int | None) -> None:
+        """Report the same resumption only once; a new run has nothing to resume from."""
+        due = masters_due(state)
+        found = telemetry.Resumed(str(self._settings.checkpoint_dir), checkpoint, step, due)
+        if due > 0 and found != self._resumed:
+            self._resumed = found
+            self._tell_from_thread(found)
+
+    def _warn(self, sentence: str) -> None:
+        self._tell_from_thread(telemetry.Problem("warning", sentence))
+
+    def _tell_from_thread(self, event: telemetry.Event) -> None:
+        anyio.from_thread.run_sync(self._tell, event)

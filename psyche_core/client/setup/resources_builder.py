@@ -1,0 +1,140 @@
+"""Opens what a client trains with, for a run's state: model and optimizer, data, held-out data.
+
+The model is opened by `model_opener`. Data is opened once and used again when the model is opened anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import anyio.to_thread
+
+from psyche_core.client.machine.epoch import masters_due
+from psyche_core.client.runtime.resources import Resources, Start
+from psyche_core.client.runtime.restoring import Restorer
+from psyche_core.client.setup.data_source import (
+    check_announced,
+    check_vocabulary,
+    data_source,
+    first_items,
+    first_samples,
+    held_out_place,
+)
+from psyche_core.client.setup.model_opener import ModelOpener, cache_folder
+from psyche_core.config.run_config import Choice, LLMConfig
+from psyche_core.config.settings import ClientSettings
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.interfaces import DataProvider
+from psyche_core.interfaces.data import Samples
+from psyche_core.plugins import PluginRegistry
+from psyche_core.telemetry.sinks import EventBus
+from psyche_core.wire.signing import SecretKey
+
+
+class ResourcesBuilder:
+    """Opens the resources of one client. Calling it opens all of them for a state; `check` opens all but the model.
+
+    key: our transport's, with which a run's data server is asked. stack: closes what is opened here. latest: gives the newest
+    state, for the epoch's cold start whenever a learning rate is needed. restorer: of the client's checkpoints and journal, which
+    the caller closes; None: the client keeps neither. Raises ConfigError for settings that contradict each other.
+    """
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        registry: PluginRegistry,
+        *,
+        key: SecretKey,
+        stack: AsyncExitStack,
+        latest: Callable[[], CoordinatorState],
+        tell: EventBus,
+        restorer: Restorer | None,
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._key = key
+        self._stack = stack
+        self._restorer = restorer
+        self._model = ModelOpener(settings, registry, latest=latest, tell=tell, restorer=restorer)
+        stack.push_async_callback(self._model.aclose)
+        self._opened: dict[tuple[Choice, int], DataProvider] = {}
+        self._validation: Samples | None = None
+        self._first_items: Samples | None = None
+
+    async def check(self, state: CoordinatorState) -> None:
+        """Check this machine and the run's data before a client joins a run with this state. Raises as opening them does."""
+        llm = state.model.LLM
+        await anyio.to_thread.run_sync(self._model.check, state)
+        await self._look_at_items(await self._provider(llm.data_location, llm), llm)
+        await self._held_out(llm)
+
+    async def __call__(self, start: Start) -> Resources:
+        """Open all of it. Raises UserError, ModelError, DataError and PluginError for what prevents it."""
+        llm = start.state.model.LLM
+        trainer, origin = await anyio.to_thread.run_sync(self._model.open, start)
+        data = await self._provider(llm.data_location, llm)
+        check_vocabulary(await self._look_at_items(data, llm), trainer.vocab_size)
+        return Resources(
+            trainer,
+            data,
+            validation=await self._held_out(llm),
+            checkpoints=self._settings.checkpoint_dir,
+            keep_checkpoints=self._keeper(start.state.run_id),
+            step=origin.step,
+            stored_step=origin.stored_step,
+            journal=None if self._restorer is None else self._restorer.journal,
+            held=await self._held_ends(start.state, origin.step),
+            optimizer_name=self._registry.label("optimizer", llm.optimizer.name),
+            data_name=self._registry.label("data", llm.data_location.name),
+        )
+
+    async def _provider(self, choice: Choice, llm: LLMConfig) -> DataProvider:
+        """The provider of a data location, entered. Opened once, even if the model is opened again."""
+        known = self._opened.get((choice, llm.max_seq_len))
+        if known is None:
+            source = await data_source(
+                self._registry,
+                choice,
+                sequence_length=llm.max_seq_len,
+                key=self._key,
+                base=self._settings.base,
+                cache=cache_folder(self._settings) / "data",
+            )
+            known = self._opened[choice, llm.max_seq_len] = await self._stack.enter_async_context(source)
+            check_announced(known, sequence_length=llm.max_seq_len, name=self._registry.label("data", choice.name))
+        return known
+
+    async def _held_out(self, llm: LLMConfig) -> Samples | None:
+        """The samples of --validation-data, read once."""
+        settings = self._settings
+        if self._validation is None and settings.validation_data is not None:
+            source = await self._provider(held_out_place(settings.validation_data, settings.validation_token_size), llm)
+            self._validation = await first_samples(source, settings.validation_sequences, sequence_length=llm.max_seq_len)
+        return self._validation
+
+    async def _look_at_items(self, data: DataProvider, llm: LLMConfig) -> Samples | None:
+        """The first items of a dataset given as an object, read once: what is wrong with them is told before a round waits."""
+        if self._first_items is None:
+            name = self._registry.label("data", llm.data_location.name)
+            self._first_items = await first_items(data, sequence_length=llm.max_seq_len, name=name)
+        return self._first_items
+
+    async def _held_ends(self, state: CoordinatorState, step: int | None) -> tuple[tuple[int, bytes], ...]:
+        """Signed ends on our disk; searched only if the masters are not up to date, because that reads whole checkpoints."""
+        if self._restorer is None or (step is not None and step >= masters_due(state)):
+            return ()
+
+        return await anyio.to_thread.run_sync(self._restorer.held, state)
+
+    def _keeper(self, run_id: str) -> Callable[[Path], None]:
+        """What deletes the oldest checkpoints after a new one."""
+        keep_steps = self._settings.keep_steps
+
+        def keep(directory: Path) -> None:
+            from psyche_core.training.checkpoints.checkpoint import keep_last  # imports torch, which takes seconds
+
+            keep_last(directory.parent, run_id, keep_steps)
+
+        return keep

@@ -1,0 +1,1 @@
+"""The seeded order of sequences and of mixtures, equal on every machine."""

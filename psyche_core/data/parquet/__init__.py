@@ -1,0 +1,1 @@
+"""Rows of Parquet files as numbered samples. Needs pyarrow (extra `parquet`)."""

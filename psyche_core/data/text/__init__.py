@@ -1,0 +1,1 @@
+"""From texts to tokens: documents, tokenizers, folders of token files."""

@@ -1,0 +1,1 @@
+"""What goes wrong in a simulated run: the script's faults, and what its liars do."""

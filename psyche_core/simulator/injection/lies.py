@@ -1,0 +1,262 @@
+"""What liars do: they change a real machine's messages and commands on their way out, and invent others.
+
+Liars do only what an outsider can do: they use their own keys and send well-typed messages (the envelope's decoder rejects
+others before a machine sees them), and their commands carry the identity the backend authenticated. Everything else may be
+false.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from psyche_core.client.machine.events import MessageSeen
+from psyche_core.coordinator.commands import (
+    Checkpoint,
+    Command,
+    EpochDigest,
+    Equivocation,
+    HealthCheck,
+    SignedResult,
+    WarmupWitness,
+    Withdraw,
+    Witness,
+)
+from psyche_core.coordinator.history import held_digest, signed_digests
+from psyche_core.coordinator.round.assignment import shares
+from psyche_core.simulator.clock import Clock
+from psyche_core.simulator.injection.forgeries import Forgeries, with_payload
+from psyche_core.simulator.injection.slowing import Slowing, is_slowing
+from psyche_core.simulator.members.node import Node
+from psyche_core.simulator.network import Network
+from psyche_core.simulator.server import Server
+from psyche_core.types import BatchId, WitnessStatement, bitmap
+from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result
+
+CHATTER = {"garbage": 0.7, "flood": 0.6}
+"""Mean seconds between two invented messages of one liar."""
+
+FLOOD = 25
+"""Messages in one burst."""
+
+STRANGERS = 600
+"""Made-up keys whose messages a flooding member relays once."""
+
+FAR_AHEAD = Finished(2**32 - 1, 0)
+
+
+class Lies:
+    """The liars of one run. network: carries their messages. members: number of members."""
+
+    def __init__(self, clock: Clock, server: Server, *, network: Network, members: int, counts: Counter[str]) -> None:
+        self._clock = clock
+        self._server = server
+        self._network = network
+        self._members = members
+        self._counts = counts
+        self._slowing = Slowing(clock, server, network=network, members=members, counts=counts)
+        self._forgeries = Forgeries(clock, server, members=members, counts=counts)
+
+    def begin(self, node: Node, kind: str) -> None:
+        """A member begins to lie in this way."""
+        node.lies.append(kind)
+        self._slowing.begin(node, kind)
+        self._forgeries.begin(node, kind)
+        if kind in CHATTER:
+            self._clock.after(node.lying_chance.random() * CHATTER[kind], self._chatter, node, kind)
+        if kind == "flood":
+            self._flood_of_strangers(node)
+
+    def end(self, node: Node, kind: str) -> None:
+        """It stops lying in this way."""
+        node.lies.remove(kind)
+        self._forgeries.end(node, kind)
+
+    # ------------------------------------------------------------------------------------ changed on the way out
+
+    def broadcast(self, node: Node, message: Message, tag: int) -> None:
+        """Broadcast something instead of this message."""
+        chance = node.lying_chance
+        for kind in node.lies:
+            match kind, message:
+                case "wrong-hash", Result():
+                    self._count(kind)
+                    honest = chance.random() < 0.7
+                    message = with_payload(node, self._server, message, chance.randbytes(32), honest_commitment=honest)
+                case "repeated-payload", Result() if chance.random() < 0.8:
+                    message = self._forgeries.repeated(node, message, tag)
+                case "two-results", Result() if message.payload_hash in node.payloads:
+                    self._two_results(node, message, tag)
+                    return
+                case "withhold", Result():
+                    few = frozenset(chance.sample(range(self._members), chance.randrange(self._members)))
+                    node.withhold(message.payload_hash, few if chance.random() < 0.5 else frozenset())
+                case "false-digests", ModelDigest():
+                    self._count(kind)
+                    message = replace(message, digest=chance.randbytes(32))
+                case "false-digests", ModelOffer():
+                    self._count(kind)
+                    if chance.random() < 0.6:
+                        message = replace(message, manifest_hash=chance.randbytes(32))
+                    else:
+                        message = replace(message, description_hash=chance.randbytes(32))
+                case _ if is_slowing(kind) and self._slowing.takes(node, kind, message, tag):
+                    return
+        node.say(message, tag)
+
+    def send(self, node: Node, command: Command) -> None:
+        """Send something instead of this command."""
+        chance = node.lying_chance
+        for kind in node.lies:
+            match kind, command:
+                case "false-statements", Witness():
+                    self._count(kind)
+                    command = replace(command, statement=self._false_statement(chance, command.statement))
+                case "false-digests", Witness():
+                    self._count(kind)
+                    command = replace(command, statement=replace(command.statement, model_digest=chance.randbytes(32)))
+                case "false-digests", WarmupWitness():
+                    self._count(kind)
+                    command = replace(command, model_digest=self._false_digest(chance))
+                case "false-digests", EpochDigest():
+                    self._count(kind)
+                    command = replace(command, digest=self._false_digest(chance))
+                case _ if is_slowing(kind):
+                    changed = self._slowing.changed(kind, command)
+                    if changed is None:
+                        return
+                    command = changed
+        self._server.ask(node, command)
+
+    def _false_digest(self, chance: random.Random) -> bytes:
+        """A digest of a model nobody has, of none at all, or of an earlier step that members signed."""
+        signed = signed_digests(self._server.state).values()
+        ends = [said for digest in signed for said in (digest, held_digest(digest))]
+        return chance.choice((chance.randbytes(32), bytes(32), *ends))
+
+    def _false_statement(self, chance: random.Random, statement: WitnessStatement) -> WitnessStatement:
+        """All ones (where they are not rejected outright), none, or random."""
+        state = self._server.state
+        before = state.round_at(statement.height - 1)
+        dealt = sorted(shares(state, before)) if before is not None else []
+        match chance.randrange(4):
+            case 0:
+                return replace(statement, participants=bitmap(dealt), broadcast_bloom=b"\xff" * 320)
+            case 1:
+                return replace(statement, participants=bytes(32), broadcast_bloom=bytes(320))
+            case 2:
+                some = [slot for slot in dealt if chance.random() < 0.5]
+                return replace(statement, participants=bitmap(some), broadcast_bloom=chance.randbytes(320))
+        return replace(statement, participants=b"\xff" * 32, merkle_root=chance.randbytes(32))
+
+    def _two_results(self, node: Node, first: Result, tag: int) -> None:
+        """Two valid results for one share; each half of the members receives a different one first."""
+        self._count("two-results")
+        chance = node.lying_chance
+        known = node.payloads[first.payload_hash][1]
+        other_hash = chance.randbytes(32)
+        node.payloads[other_hash] = (tag, replace(known, hash=other_hash))
+        second = with_payload(node, self._server, first, other_hash)
+        wait = chance.choice((0.0, 0.2, 1.5))
+        half = frozenset(chance.sample(range(self._members), self._members // 2))
+        node.say(first, tag, held_back={index: wait for index in range(self._members) if index in half})
+        node.say(second, tag, held_back={index: wait for index in range(self._members) if index not in half})
+
+    # ------------------------------------------------------------------------------------ invented
+
+    def _chatter(self, node: Node, kind: str) -> None:
+        if kind not in node.lies:
+            return
+
+        if node.running and not node.paused:
+            self._count(kind)
+            if kind == "flood":
+                self._flood(node)
+            else:
+                self._invent(node)
+        self._clock.after(CHATTER[kind] * (0.5 + node.lying_chance.random()), self._chatter, node, kind)
+
+    def _invent(self, node: Node) -> None:
+        """One message, and sometimes one command, with false values in every field."""
+        chance = node.lying_chance
+        number, tag, height = self._place(node)
+        epoch = chance.choice((number, number, number + 1, max(number - 1, 0), chance.getrandbits(32)))
+        height = chance.choice((height, height, height + 1, max(height - 1, 0), chance.getrandbits(32)))
+        step = chance.choice((0, 1, self._server.state.progress.step, chance.getrandbits(32)))
+        blob = chance.randbytes(32)
+        current = self._server.state.current_round
+        seed = self._server.state.epoch.seed if current is None else current.seed
+        invented: tuple[Callable[[], Message], ...] = (
+            lambda: Result(epoch, height, step, (_batch(chance),), blob, chance.getrandbits(20), chance.randbytes(32), bytes(64)),
+            lambda: Finished(epoch, height),
+            lambda: ModelDigest(epoch, chance.random() < 0.5, blob, chance.choice((seed, chance.getrandbits(64)))),
+            lambda: ModelWanted(epoch, step),
+            lambda: ModelOffer(epoch, step, blob, chance.getrandbits(20), chance.randbytes(32), chance.getrandbits(20)),
+        )
+        node.say(chance.choice(invented)(), tag + chance.choice((0, 0, 1, 60)))
+        if chance.random() < 0.5:
+            self._server.ask(node, self._invented_command(node, epoch, height))
+
+    def _invented_command(self, node: Node, epoch: int, height: int) -> Command:
+        chance, identity = node.lying_chance, node.identity
+        slot = chance.randrange(self._members)
+        signed = SignedResult(chance.randbytes(32), chance.randbytes(64))
+        statement = WitnessStatement(
+            epoch, height, slot, chance.randbytes(32), chance.randbytes(320), chance.randbytes(32), chance.randbytes(32)
+        )
+        slots = tuple(chance.sample(range(self._members), chance.randrange(1, self._members + 1)))
+        invented: tuple[Command, ...] = (
+            Witness(identity, statement),
+            WarmupWitness(identity, epoch, slot, chance.randbytes(32)),
+            HealthCheck(identity, slots),
+            EpochDigest(identity, epoch, slot, self._false_digest(chance)),
+            Equivocation(identity, epoch, height, slot, signed, SignedResult(chance.randbytes(32), chance.randbytes(64))),
+            Checkpoint(identity, {"Hub": {"repo_id": "a lie"}}),
+            Withdraw(identity),
+        )
+        # A liar that has withdrawn is harmless, so it withdraws rarely.
+        return chance.choices(invented, weights=(6, 6, 6, 3, 6, 3, 1))[0]
+
+    def _flood(self, node: Node) -> None:
+        """Many candidates for our share, and many other messages."""
+        chance = node.lying_chance
+        number, tag, height = self._place(node)
+        state = self._server.state
+        current, slot = state.current_round, state.slot_of(node.identity)
+        share = shares(state, current).get(slot) if current is not None and slot is not None else None
+        for count in range(FLOOD):
+            match count % 4:
+                case 0 if share is not None and current is not None:
+                    blank = Result(number, current.height, current.step, share, bytes(32), 32, bytes(32), bytes(64))
+                    node.say(with_payload(node, self._server, blank, chance.randbytes(32)), tag)
+                case 1:
+                    node.say(Finished(number + chance.randrange(3), height + chance.randrange(40)), tag)
+                case 2:
+                    node.say(ModelWanted(number, chance.randrange(state.progress.step + 2)), tag)
+                case _:
+                    node.say(ModelOffer(number, chance.randrange(64), chance.randbytes(32), 100), tag)
+
+    def _flood_of_strangers(self, node: Node) -> None:
+        """Relay messages of many made-up keys about rounds far ahead: each one is signed, so any member passes it on."""
+        seed = node.lying_chance.getrandbits(64)
+        told = [MessageSeen(b"".join((n.to_bytes(8, "big"), seed.to_bytes(24, "big"))), FAR_AHEAD) for n in range(STRANGERS)]
+        for index in sorted(node.out):
+            other = self._network.nodes[index]
+            for event in told:
+                other.receive(other.life, event)
+
+    def _place(self, node: Node) -> tuple[int, int, int]:
+        """Epoch, tag and height of a message sent now."""
+        state = self._server.state
+        height = state.current_round.height if state.current_round is not None else 0
+        return state.progress.epoch, max((state.progress.epoch << 20) + height, node.expired_before), height
+
+    def _count(self, kind: str) -> None:
+        self._counts[kind] += 1
+
+
+def _batch(chance: random.Random) -> BatchId:
+    first = chance.randrange(1000)
+    return BatchId(first, first + chance.randrange(40))

@@ -1,0 +1,123 @@
+"""Lies that cost the others time: members that work but withhold what the round waits for, and keys that join without working.
+
+Liars do only what an outsider can do: they drop, change or delay what their own machine sends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from psyche_core.coordinator.commands import Command, HealthCheck, Witness
+from psyche_core.simulator.clock import Clock
+from psyche_core.simulator.members.keys import join_of
+from psyche_core.simulator.members.node import Node
+from psyche_core.simulator.network import Network
+from psyche_core.simulator.script import SLOWING_LIES
+from psyche_core.simulator.server import EPOCH_OF_TIME, Server
+from psyche_core.types import RunState
+from psyche_core.wire.messages import Finished, Message, Result
+
+JUST_IN_TIME = 0.85
+"""Fraction of `max_round_train_time` after which a just-in-time member announces its result."""
+
+LATE = 0.95
+"""The same for a late Finished."""
+
+IDLE_EVERY = 1.5
+"""Seconds between two joins of an idle key."""
+
+FIRST_IDLE = 1_000
+"""Number of the first idle key; members have smaller numbers."""
+
+
+class Slowing:
+    """The slowing lies of one run. network: carries the liars' messages. members: number of members."""
+
+    def __init__(self, clock: Clock, server: Server, *, network: Network, members: int, counts: Counter[str]) -> None:
+        self._clock = clock
+        self._server = server
+        self._network = network
+        self._members = members
+        self._counts = counts
+
+    def begin(self, node: Node, kind: str) -> None:
+        """A member begins to lie in this way."""
+        if kind == "idle-joiners":
+            self._join_idly(node)
+
+    def takes(self, node: Node, kind: str, message: Message, tag: int) -> bool:
+        """Whether a message is dropped, or delayed and sent later."""
+        match kind, message:
+            case "silent-witness", Finished() if node.lying_chance.random() < 0.5:
+                pass
+            case "never-finished", Finished():
+                pass
+            case "selective-finished", Finished():
+                self._say_to_few(node, message, tag)
+            case "late-finished", Finished():
+                self._later(node, message, tag, share=LATE)
+            case "just-in-time", Result():
+                node.withhold(message.payload_hash, frozenset())
+                self._later(node, message, tag, share=JUST_IN_TIME)
+            case "just-in-time", Finished():
+                self._later(node, message, tag, share=LATE)
+            case _:
+                return False
+        self._counts[kind] += 1
+        return True
+
+    def changed(self, kind: str, command: Command) -> Command | None:
+        """The command to send instead; None sends nothing."""
+        match kind, command:
+            case "silent-witness" | "never-states" | "selective-finished", Witness() | HealthCheck():
+                self._counts[kind] += 1
+                return None
+            case "all-ones", Witness():
+                self._counts[kind] += 1
+                return replace(command, statement=replace(command.statement, participants=b"\xff" * 32))
+            case "empty-statements", Witness():
+                self._counts[kind] += 1
+                empty = replace(command.statement, participants=bytes(32), broadcast_bloom=bytes(320), merkle_root=bytes(32))
+                return replace(command, statement=empty)
+        return command
+
+    def _later(self, node: Node, message: Message, tag: int, *, share: float) -> None:
+        """Send a message when this fraction of the round's longest time is over."""
+        state = self._server.state
+        waited = self._clock.now - (state.since - EPOCH_OF_TIME) if state.run_state is RunState.RoundTrain else 0.0
+        wait = share * state.config.max_round_train_time - waited
+        self._clock.after(max(wait, 0.0), self._say, node, node.life, message, tag)
+
+    def _say_to_few(self, node: Node, message: Message, tag: int) -> None:
+        """Send a message to two or three members, different ones each time; the rest get it from them."""
+        chance = node.lying_chance
+        others = [index for index in range(self._members) if index != node.index]
+        few = chance.sample(others, min(chance.choice((2, 3)), len(others)))
+        node.say(message, tag, held_back={index: self._network.gossip_delay() for index in others if index not in few})
+
+    def _say(self, node: Node, life: int, message: Message, tag: int) -> None:
+        if node.life == life and node.running:
+            if isinstance(message, Result):
+                node.serve_again(message.payload_hash)
+            node.say(message, tag)
+
+    def _join_idly(self, node: Node) -> None:
+        """Extra keys of a liar join again and again and do nothing else: they never report that they are ready."""
+        if "idle-joiners" not in node.lies or self._server.finished:
+            return
+
+        if self._server.up:
+            count = max(1, self._members // 4)
+            pending = {member.signer for member in self._server.state.pending}
+            for number in range(count):
+                join = join_of(FIRST_IDLE + 64 * node.index + number)
+                if join.sender.signer not in pending:
+                    self._counts["idle-joiners"] += 1
+                    self._server.take(join)
+        self._clock.after(IDLE_EVERY * (0.5 + node.lying_chance.random()), self._join_idly, node)
+
+
+def is_slowing(kind: str) -> bool:
+    """Whether a lie costs time."""
+    return kind in SLOWING_LIES

@@ -1,0 +1,212 @@
+"""Checks the honest members' invariants: their replicas are equal, the run makes progress, and memory is bounded.
+
+It looks into no machine, except at the sizes it reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.simulator.failure import Broken
+from psyche_core.simulator.ledger import Ledger
+from psyche_core.simulator.replicas.replica import Payload
+from psyche_core.types import RunState
+
+SIZE_LIMITS: Mapping[str, int] = {
+    "records": 12,
+    "candidates": 48,
+    "payloads": 64,
+    "early_messages": 24,
+    "offers": 8,
+    "wanted_snapshots": 8,
+}
+"""Most entries of each kind in a machine's `size_report`, for each member of the run."""
+
+DEFAULT_SIZE_LIMIT = 64
+"""The same limit for kinds not listed."""
+
+LETTERS_LIMIT = 1_000
+"""Most live messages in one simulated transport, for each member; more means that a machine does not expire them."""
+
+
+Place = tuple[int, int, int]
+"""Lineage, height and step: a history of the coordinator, and a round in it."""
+
+
+class ReplicaWatch:
+    """Compares what each honest member applies, fetches and closes with what the first one did.
+
+    initial: the run's first masters. applies, fetches: number of comparisons. lineage: of the coordinator's state; it grows
+    when the coordinator goes back. Work for an older lineage is compared only within that lineage.
+    """
+
+    def __init__(self, ledger: Callable[[], Ledger], *, initial: object) -> None:
+        self.applies: int = 0
+        self.fetches: int = 0
+        self.lineage: int = 0
+        self._ledger = ledger
+        self._masters_after: dict[tuple[int, int], object] = {(0, 0): initial}
+        self._taken: dict[tuple[int, int], int] = {}
+        self._samples_in: dict[object, int] = {initial: 0}
+        self._first: dict[tuple[Place, bool], tuple[object, str]] = {}
+        self._doubtful: list[tuple[str, Place, int]] = []
+
+    def went_back(self, lineage: int, step: int) -> None:
+        """The coordinator continues from older masters, those after `step`; what came after them is forgotten."""
+        old, self.lineage = self.lineage, lineage
+        self._masters_after |= {
+            (lineage, at): known for (of, at), known in self._masters_after.items() if of == old and at <= step
+        }
+        self._taken |= {(lineage, at): taken for (of, at), taken in self._taken.items() if of == old and at <= step}
+        self._first.update(
+            {((lineage, height, at), full): first
+             for ((of, height, at), full), first in list(self._first.items()) if of == old and at <= step}
+        )  # fmt: skip
+
+    def applied(self, name: str, place: Place, *, payloads: tuple[Payload, ...], before: object, masters: object) -> None:
+        """A member applied these results.
+
+        before, masters: its masters without them and with them.
+        """
+        self.applies += 1
+        lineage, _, step = place
+        key = (place, bool(payloads))
+        first = self._first.get(key)
+        if first is not None:
+            if first[0] != masters:
+                raise Broken("replicas-are-equal", f"{name} and {first[1]} have different masters after applying step {step}")
+            return
+
+        self._first[key] = (masters, name)
+        missing = self._ledger().of_honest_before(step) & ~self._samples_in.get(before, 0) if lineage == self.lineage else 0
+        if missing:
+            lacking = f"{missing.bit_count()} samples accepted before it"
+            sentence = f"{name} applied step {step} to masters without {lacking}, and nobody said that training goes back"
+            raise Broken("training-never-goes-back-unsaid", sentence)
+
+        taken = ever = 0
+        for (of, _), samples in self._taken.items():
+            ever |= samples if of == lineage else 0
+        for payload in payloads:
+            if (taken | ever) & payload.samples:
+                sentence = f"{name} applied samples of member {payload.trainer} twice, in step {step}"
+                raise Broken("no-sample-applied-twice", sentence)
+            taken |= payload.samples
+        self._taken[(lineage, step)] = self._taken.get((lineage, step), 0) | taken
+        if lineage == self.lineage:
+            self._compare(name, place, taken, final=False)
+        if payloads or (lineage, step) not in self._masters_after:
+            self._masters_after[(lineage, step)] = masters
+
+    def made(self, before: object, payloads: Callable[[], tuple[Payload, ...]], masters: object) -> None:
+        """A member, honest or not, turned `before` into `masters`: record which samples are in them."""
+        if masters not in self._samples_in:
+            samples = self._samples_in.get(before, 0)
+            for payload in payloads():
+                samples |= payload.samples
+            self._samples_in[masters] = samples
+
+    def _compare(self, name: str, place: Place, taken: int, *, final: bool) -> None:
+        """What was applied must be what was accepted; only liars' shares may turn out void later.
+
+        If liars have a veto among the witnesses, less may be applied, but all members must omit the same.
+        """
+        ledger, key = self._ledger(), place[1:]
+        accepted = ledger.accepted.get(key, [])
+        if taken in accepted:
+            return
+        if key in ledger.vetoed and any(not taken & ~samples for samples in accepted):
+            return
+
+        if not final and any(not (samples ^ taken) & ~ledger.of_liars[key] for samples in accepted):
+            self._doubtful.append((name, place, taken))
+            return
+
+        rightly = " or ".join(str(samples.bit_count()) for samples in accepted) or "nothing yet"
+        sentence = f"{name} applied {taken.bit_count()} samples of step {key[1]}, the coordinator accepted {rightly}"
+        raise Broken("accepted-is-applied", sentence)
+
+    def over(self) -> None:
+        """The run is over: doubtful cases must be settled now.
+
+        Exception: liars' shares of an epoch's last round, which a liar can reveal as void after the cooldown. All members
+        omitted them alike, and nobody can tell the coordinator any more (docs/explanation/simulator.md).
+        """
+        for name, place, taken in self._doubtful:
+            if place[0] == self.lineage and place[1:] not in self._ledger().last:
+                self._compare(name, place, taken, final=True)
+
+    def fetched(self, name: str, *, lineage: int, step: int, masters: object, held: Callable[[object], bool]) -> None:
+        """A member will replace its masters with others'. held: whether any running honest member holds these.
+
+        If all members with the run's masters are gone, the run restarts from its checkpoint, whose model then becomes the
+        run's.
+        """
+        self.fetches += 1
+        expected = self._masters_after.get((lineage, step), masters)
+        if expected == masters:
+            return
+
+        if held(expected):
+            raise Broken("fetched-masters-are-the-runs", f"{name} took masters for those after step {step} that are not")
+        self._masters_after[(lineage, step)] = masters
+
+    def is_after(self, masters: object, step: int) -> bool:
+        """Whether these are the run's masters after a step, in the current lineage."""
+        return step > 0 and self._masters_after.get((self.lineage, step)) == masters
+
+    def has_more(self, masters: object, step: int, *, than: int) -> bool:
+        """Whether these are the run's masters after `step` and contain samples that are not in those after the step `than`."""
+        earlier = self._samples_in.get(self._masters_after.get((self.lineage, than)), 0)
+        return self.is_after(masters, step) and bool(self._samples_in.get(masters, 0) & ~earlier)
+
+    def closed(self, name: str, *, lineage: int, step: int, masters: object) -> None:
+        """A member reports that its masters are those after the last step of an epoch."""
+        if self._masters_after.get((lineage, step), masters) != masters:
+            sentence = f"{name} closed an epoch with masters that are not those after step {step}"
+            raise Broken("every-round-is-applied-by-all", sentence)
+
+    def finished(self, name: str, *, step: int, masters: object) -> None:
+        """A member ended with success after the end of the run."""
+        if self._masters_after.get((self.lineage, step)) != masters:
+            sentence = f"{name} ended the run with masters that are not those after its last step, {step}"
+            raise Broken("every-round-is-applied-by-all", sentence)
+
+
+class ProgressWatch:
+    """A run with a quorum of honest, connected members must progress. bound: longest pause in virtual seconds without faults.
+
+    calm_after: end of the last temporary fault. longest: longest pause so far.
+    """
+
+    def __init__(self, *, bound: float, calm_after: float) -> None:
+        self.longest: float = 0.0
+        self._bound = bound
+        self._calm_after = calm_after
+        self._step = -1
+        self._since = 0.0
+
+    def look(self, state: CoordinatorState, now: float) -> None:
+        """Check the time since the last step."""
+        if state.progress.step != self._step:
+            self._step, self._since = state.progress.step, now
+        still = now - max(self._since, self._calm_after)
+        self.longest = max(self.longest, still)
+        if still > self._bound and state.run_state is not RunState.Finished:
+            sentence = (
+                f"nothing was trained for {still:.0f} s with all faults over, in {state.run_state.name} of epoch "
+                f"{state.progress.epoch}, step {state.progress.step}, {len(state.healthy_slots)} healthy, "
+                f"{len(state.pending)} pending"
+            )
+            raise Broken("the-run-goes-on", sentence)
+
+
+def check_sizes(name: str, sizes: Mapping[str, int], *, letters: int, members: int) -> None:
+    """Memory must be bounded. sizes: a machine's `size_report`; letters: live messages in its transport; members: of the run."""
+    for kind, size in sizes.items():
+        limit = members * SIZE_LIMITS.get(kind, DEFAULT_SIZE_LIMIT)
+        if size > limit:
+            raise Broken("memory-is-bounded", f"{name} keeps {size} {kind}, at most {limit} are allowed")
+    if letters > members * LETTERS_LIMIT:
+        raise Broken("memory-is-bounded", f"{name} has {letters} live messages")

@@ -1,0 +1,1 @@
+"""Simulated members: the process around the real client machine, its disk and its keys."""

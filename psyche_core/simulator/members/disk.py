@@ -1,0 +1,196 @@
+"""A simulated member's disk: checkpoints of epoch ends, and a journal of steps applied and results verified since the last one.
+
+It survives the process when a fault says so. Writes reach the disk at once, as the real journal syncs before a statement is
+sent. Loading follows `training.checkpoints.origin` and `client.runtime.restoring`: it takes a checkpoint of the run's
+generation, or of an end that a quorum signed, none newer than the run; then the journal's steps as far as the run knows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from psyche_core.client.machine.epoch import masters_due
+from psyche_core.client.machine.events import KeptResult
+from psyche_core.client.machine.rounds.settled_rounds import decided_otherwise
+from psyche_core.coordinator.history import signed_digests
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.simulator.replicas.replica import Payload
+from psyche_core.wire.messages import Result
+
+KEPT = 4
+"""Number of checkpoints kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Masters on the disk. step: the last one in them; generation: of the run; digest: full digest.
+
+    epoch, height: of the round applied last; statements: digest of those that decided it. Checkpoints have none of these.
+    """
+
+    step: int
+    generation: int
+    masters: object
+    digest: bytes
+    epoch: int = -1
+    height: int = -1
+    statements: bytes = bytes(32)
+
+
+class Pending(NamedTuple):
+    """A verified result in the journal, with the fields that `settled_rounds` uses."""
+
+    epoch: int
+    height: int
+    slot: int
+    commitment: bytes
+    payload_hash: bytes
+
+    @classmethod
+    def of(cls, kept: KeptResult) -> Pending:
+        """The part of a result that is kept."""
+        result: Result = kept.result
+        return cls(result.epoch, result.height, kept.slot, result.commitment, result.payload_hash)
+
+
+class Disk:
+    """See the module. pending: results verified since the journal's base, with their payloads.
+
+    The journal before this one is kept, because a coordinator restored from an older state may need a step before its base.
+    """
+
+    def __init__(self) -> None:
+        self.pending: dict[Pending, Payload] = {}
+        self._saved: list[Saved] = []
+        self._journal: list[Saved] = []
+        self._earlier: list[Saved] = []
+        self._earlier_pending: dict[Pending, Payload] = {}
+        self._aside: list[Saved] = []
+
+    # ------------------------------------------------------------------------------------ written
+
+    def save(self, saved: Saved) -> None:
+        """Write a checkpoint and start the journal again from it. Checkpoints that the run has left behind are removed."""
+        self._saved = [one for one in self._saved if one.step < saved.step][1 - KEPT :]
+        self._saved.append(saved)
+        self.begin(saved)
+
+    def begin(self, base: Saved) -> None:
+        """Start the journal again; the one before is kept if it is of the same generation."""
+        same = bool(self._journal) and self._journal[0].generation == base.generation
+        self._earlier, self._earlier_pending = (self._journal, self.pending) if same else ([], {})
+        self._journal = [base]
+        self.pending = {}
+
+    def applied(self, saved: Saved) -> None:
+        """A step was applied: append it to the journal if it follows its last step, else write a checkpoint."""
+        last = self._journal[-1] if self._journal else None
+        if last is not None and (last.generation, last.step) == (saved.generation, saved.step - 1):
+            self._journal.append(saved)
+        else:
+            self.save(replace(saved, epoch=-1, height=-1))
+
+    def keep(self, results: Iterable[tuple[KeptResult, Payload]]) -> None:
+        """Write verified results and their payloads to the journal."""
+        self.pending |= {Pending.of(known): payload for known, payload in results}
+
+    # ------------------------------------------------------------------------------------ read
+
+    def at_end(self, step: int) -> Saved | None:
+        """The checkpoint of that step."""
+        return next((saved for saved in self._saved if saved.step == step), None)
+
+    @property
+    def reach(self) -> tuple[Saved, ...]:
+        """All masters that this journal and the one before it can restore, oldest first."""
+        return (*self._earlier, *self._journal)
+
+    def begins_with_stored(self, state: CoordinatorState) -> bool:
+        """Whether the journal starts at the run's stored model, so that this model is worth loading."""
+        return bool(self._journal) and self._journal[0].step == state.stored.step
+
+    def checkpoint(self, state: CoordinatorState) -> Saved | None:
+        """The newest checkpoint that belongs to the run in this state."""
+        due, ends = masters_due(state), signed_digests(state)
+        found = [
+            saved
+            for saved in self._saved
+            if saved.step <= due
+            and (ends[saved.step] == saved.digest if saved.step in ends else saved.generation == state.generation)
+        ]
+        return max(found, key=lambda saved: saved.step, default=None)
+
+    def replayed(self, state: CoordinatorState, *, step: int | None, digest: bytes) -> tuple[Saved, bool] | None:
+        """The masters the journal restores from those with this digest after `step`, and whether results after that may follow.
+
+        None if the journal does not begin with them. step: None for the model the run's checkpoint names.
+        """
+        if not self._journal:
+            return None
+
+        base, last = self._journal[0], self._journal[-1]
+        until = self._until(state, base=base, last=last)
+        begins = step in (None, base.step) and digest == base.digest
+        if until is None or until < base.step or not (begins or (step is not None and base.step < step <= last.step)):
+            return None
+
+        at = min(max(until, base.step if begins or step is None else step), last.step)
+        reached = self._journal[at - base.step]
+        signed = signed_digests(state).get(at)
+        if (signed is not None or last.generation != state.generation) and signed != reached.digest:
+            return None  # the real journal detects this mismatch and is set aside
+
+        same = last.generation == state.generation
+        if not same:
+            self.pending = {}  # results of rounds that the run has left behind
+        if at < last.step:
+            self._set_aside(at)
+        self._journal = [replace(saved, generation=state.generation) for saved in self._journal[: at - base.step + 1]]
+        return self._journal[-1], same
+
+    def look_back(self, state: CoordinatorState) -> None:
+        """Take the journal before this one if the coordinator is at a step before this one's base, or decided it otherwise.
+
+        Checkpoints that were set aside count again if members signed their models after all.
+        """
+        ends = signed_digests(state)
+        back = [one for one in self._aside if ends.get(one.step) == one.digest and self.at_end(one.step) is None]
+        if back:
+            self._saved = sorted([*self._saved, *back], key=lambda one: one.step)
+        if not (self._journal and self._earlier):
+            return
+
+        due, earlier, base = masters_due(state), self._earlier, self._journal[0].step
+        if earlier[0].step > due or earlier[0].generation != state.generation:
+            return
+
+        anew = decided_otherwise(state, earlier[1:])  # type: ignore[arg-type] # the fields it uses
+        up_to = due if anew is None else min(due, anew - 1)
+        if up_to < base:
+            self._journal, self.pending = earlier, self._earlier_pending
+            self._earlier, self._earlier_pending = [], {}
+            self._set_aside(up_to)
+
+    def _set_aside(self, above: int) -> None:
+        """Checkpoints of later steps are of a history that the run has left."""
+        self._aside += [one for one in self._saved if one.step > above]
+        self._saved = [one for one in self._saved if one.step <= above]
+
+    def _until(self, state: CoordinatorState, *, base: Saved, last: Saved) -> int | None:
+        due = masters_due(state)
+        if last.generation == state.generation:
+            anew = decided_otherwise(state, self._journal[1:])  # type: ignore[arg-type] # the fields it uses
+            return due if anew is None else min(due, anew - 1)
+
+        reach = range(base.step, min(due, last.step) + 1)
+        return max((step for step in signed_digests(state) if step in reach), default=None)
+
+    def held(self, state: CoordinatorState) -> tuple[tuple[int, bytes], ...]:
+        """Steps and digests of the signed ends that a checkpoint holds or the journal reaches."""
+        ends = signed_digests(state)
+        found = {saved.step: saved.digest for saved in self._saved if ends.get(saved.step) == saved.digest}
+        if self._journal:
+            found |= {step: ends[step] for step in range(self._journal[0].step, self._journal[-1].step + 1) if step in ends}
+        return tuple(sorted(found.items()))
