@@ -329,7 +329,7 @@ class SolanaBackend(Backend):
         wanted = asks_for_another(text, ours=ours)
         if wanted is not None:
             logger.warning(
-                "the run asks for version %s of the client, this is %s; what differs may cost you your place. "
+                "the run asks for version %s of the client, this is %s; a difference may cost you your place. "
                 "`psyche run-manager --env-file` runs the version a run asks for",
                 wanted,
                 ours,

@@ -632,7 +632,7 @@ def test_a_members_address_is_deleted_for_its_rent(shell: Shell, run: str) -> No
                 await Sender(rpc, member).send(*instructions, timeout=20)
 
     shell.portal.call(write)
-    assert "lamports came back" in shell("close-address", "-r", run, wallet="member")
+    assert "lamports were returned" in shell("close-address", "-r", run, wallet="member")
     assert "there is no address" in shell("close-address", "-r", run, wallet="member", code=2)
 
 

@@ -131,7 +131,7 @@ def test_what_fits_nowhere_is_refused_in_one_line_that_can_be_printed(text: str)
 
 @pytest.mark.parametrize("text", BAD)
 def test_an_owner_cannot_ask_for_what_no_client_can_be(text: str) -> None:
-    with pytest.raises(ConfigError, match="which no client can be: expected a version") as refused:
+    with pytest.raises(ConfigError, match="which no client can match; expected a version") as refused:
         check_asked(text, ours=OURS, later=True)
     assert str(refused.value).isprintable()
 

@@ -94,7 +94,7 @@ class Session:
             self._queue.append(framed)
             self._queued_bytes += len(framed)
             if self._queued_bytes > self._settings.send_queue_bytes:
-                self.close(NOT_READING, "too much is waiting to be read by you")
+                self.close(NOT_READING, "you do not read: too much data is waiting for you")
                 return
 
         if self._queue:
@@ -191,7 +191,7 @@ class Session:
 
     async def _refuse_one_way(self) -> None:
         await self._link.accept_one_way()
-        message = "you opened a stream in one direction; nothing here uses them"
+        message = "you opened a one-way stream; this protocol has none"
         raise WireError(message)
 
     async def _accept(self, tasks: TaskGroup) -> None:

@@ -154,7 +154,7 @@ class Watcher:
             self._untold = None
         elif anyio.current_time() - since > DEAF_SECONDS:
             self._untold = None
-            logger.warning("the websockets say nothing of changes that are there; opening them again")
+            logger.warning("the websockets did not report a change; reopening them")
             for subscription in self._subscriptions:
                 subscription.reopen()
 

@@ -181,7 +181,7 @@ class Rpc:
             self._choice.probed(number, anyio.current_time(), well=False)
         else:
             if self._choice.probed(number, anyio.current_time(), well=True):
-                logger.warning("the RPC endpoint %s is well again and in use", self.endpoints[number].name)
+                logger.warning("the RPC endpoint %s works again and is in use", self.endpoints[number].name)
 
 
 def _client_of(url: str, *, timeout: float, on_bytes: Callable[[int], None]) -> AsyncClient:

@@ -103,7 +103,7 @@ class Sender:
             except RpcError as error:
                 match error.failure.verdict:
                     case Verdict.REBUILD:
-                        logger.info("a transaction was not taken in before its blockhash expired; signing again")
+                        logger.info("a transaction was not accepted before its blockhash expired; signing again")
                     case Verdict.AGAIN:
                         await anyio.sleep(POLL_SECONDS)
                     case Verdict.BUDGET if ran_out < 3:

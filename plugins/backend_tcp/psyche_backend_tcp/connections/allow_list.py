@@ -40,7 +40,7 @@ class AllowList:
             self._stamp = stamp
             keys = self._read()
         except UserError as error:
-            logger.error("%s; the list read before stays in force", error)  # noqa: TRY400  # the message is enough
+            logger.error("%s; the previous list stays in use", error)  # noqa: TRY400  # the message is enough
             return False
 
         changed, self._keys = keys != self._keys, keys

@@ -64,7 +64,7 @@ class Arrival:
     def add(self, chunk: bytes | memoryview) -> None:
         """Raises WireError for more bytes than announced."""
         if len(chunk) > self._missing:
-            message = f"{len(chunk)} bytes came for request {self.request.number}, still expected were {self._missing}"
+            message = f"{len(chunk)} bytes came for request {self.request.number}, expected at most {self._missing}"
             raise WireError(message)
 
         self.chunks.append(chunk)

@@ -167,7 +167,7 @@ class _Visit:
                 payload = await self._next_frame()
                 self._take(payload)
             except TimeoutError:  # an OSError too, so it comes first
-                return self._part("Idle", "nothing was asked for a while; connect again when you need samples")
+                return self._part("Idle", "there was no request for a while; connect again when you need samples")
             except CONNECTION_LOST:
                 return self._part("Closed", "you have closed the connection")
             except WireError as error:

@@ -130,7 +130,7 @@ def _read(content: bytes) -> Saved:
         if content.startswith(_VERSIONS):
             message = "another release of this program wrote it; use that one"
             raise WireError(message)
-        message = "it is no saved state"
+        message = "it is not a saved state"
         raise WireError(message)
 
     digest, body = content[len(_MAGIC) :][:_DIGEST_BYTES], content[len(_MAGIC) + _DIGEST_BYTES :]

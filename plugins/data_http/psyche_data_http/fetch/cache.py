@@ -178,7 +178,7 @@ class BlockCache:
     def _say(self, what: str, error: OSError) -> None:
         if not self._said:
             self._said = True
-            logger.warning("cannot %s the data cache %s (%s); going on without", what, self._folder, error.strerror or error)
+            logger.warning("cannot %s the data cache %s (%s); continuing without it", what, self._folder, error.strerror or error)
 
 
 def _checksum(block: Block, content: Buffer) -> bytes:
