@@ -149,7 +149,7 @@ async def test_half_open_connection_is_closed_in_time(serving: Any, raw: Any) ->
 
 async def test_connections_beyond_the_limit_are_told(serving: Any, client: Any, keys: list[SecretKey]) -> None:
     async with serving(limits=Limits(max_connections=1)) as server, client(server, keys[0]):
-        with pytest.raises(CommandRefused, match=r"Busy.*come back later"):
+        with pytest.raises(CommandRefused, match=r"Busy.*no free place now"):
             async with client(server, keys[1], retry_seconds=0):
                 pass
 

@@ -263,7 +263,7 @@ class TcpBackend(Backend):
         seconds = self._context.retry_seconds
         tried = f"tried for {seconds:g} s; " if seconds else ""
         if isinstance(why, CommandRefused):
-            return CommandRefused(why.code, f"{why.message}; {tried}the server has no free place now; try again later")
+            return CommandRefused(why.code, f"{why.message}; {tried}the server has no free place now")
 
         return BackendError(f"{why}; {tried}{_CHECK}")
 
