@@ -6,11 +6,12 @@ psyche_core.coordinator, whether they run in a server, in this process or on a c
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, runtime_checkable
+
+from anyio.abc import AsyncResource
 
 from psyche_core.coordinator.commands import (
     Checkpoint,
@@ -69,7 +70,7 @@ def check_client_command(command: Command, identity: NodeIdentity) -> ClientComm
     return command
 
 
-class Backend(ABC):
+class Backend(AsyncResource):
     """A client's connection to the coordinator. It is an async context manager: entering it connects and authenticates.
 
     Guaranteed: states arrive in the coordinator's order; the newest state is always delivered eventually; `send` raises if the
@@ -110,16 +111,8 @@ class Backend(ABC):
     async def aclose(self) -> None:
         """Close the connection; idempotent. This does not withdraw the client from the run: send Withdraw first for that."""
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-
-class BackendServer(ABC):
+class BackendServer(AsyncResource):
     """A hosted coordinator: applies commands, ticks, and tells members what changed.
 
     Guaranteed: the state changes only through psyche_core.coordinator.apply; nothing a client sends stops the server.
@@ -142,14 +135,6 @@ class BackendServer(ABC):
     @abstractmethod
     async def aclose(self) -> None:
         """Stop listening and close all connections; idempotent."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 @runtime_checkable

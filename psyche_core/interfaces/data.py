@@ -9,11 +9,11 @@ several packed texts ends and the next begins (`position_ids`, `sequence_lengths
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
+
+from anyio.abc import AsyncResource
 
 from psyche_core.types import BatchId
 
@@ -85,7 +85,7 @@ class Samples:
                 raise ValueError(message)
 
 
-class DataProvider(ABC):
+class DataProvider(AsyncResource):
     """Reads samples by number. It is an async context manager: entering it opens files or connections.
 
     Guaranteed: the same number gives the same tokens to every member; a batch that cannot be read raises DataError and is never
@@ -110,11 +110,3 @@ class DataProvider(ABC):
     @abstractmethod
     async def aclose(self) -> None:
         """Release files and connections; idempotent."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()

@@ -7,11 +7,12 @@ SHA-256 of their bytes, so anybody may serve them.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from anyio.abc import AsyncResource
 
 MAX_MESSAGE_BYTES = 16 * 1024
 """Longest message, in bytes. The sender gets a ValueError for a longer one; a receiver closes the connection."""
@@ -47,7 +48,7 @@ class TransportStats:
     peers: tuple[bytes, ...] = ()
 
 
-class Transport(ABC):
+class Transport(AsyncResource):
     """A transport endpoint. It is an async context manager: entering it binds the endpoint.
 
     Guaranteed: the endpoint communicates only with peers named by `set_peers`; while a message's tag is not expired, the message
@@ -74,7 +75,7 @@ class Transport(ABC):
     def stats(self) -> TransportStats:
         """Counters for display."""
 
-    def check_messages(self, check: Callable[[bytes], Opened]) -> None:  # noqa: B027  # optional, for plugins of before
+    def check_messages(self, check: Callable[[bytes], Opened]) -> None:  # optional, for plugins of before
         """Check what others hand over before it is delivered or passed on. Called at most once, before `set_peers` names anybody.
 
         check: opens a message, or raises WireError. It is quick, and is called once for each message that is delivered.
@@ -152,11 +153,3 @@ class Transport(ABC):
     @abstractmethod
     async def aclose(self) -> None:
         """Close all connections, so that peers notice at once; idempotent."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()

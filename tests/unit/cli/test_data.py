@@ -116,9 +116,9 @@ def test_threads_and_pieces_change_nothing(tmp_path: Path, texts: Path, model: P
         out = tmp_path / f"corpus{number}"
         command = ["data", "tokenize", texts, "--tokenizer", model, "--out", out, "--workers", workers, "--json"]
         code = (
-            "from psyche_core.data import tokenizing, text_documents\n"
+            "from psyche_core.data.text import documents, tokenizing\n"
             f"tokenizing.BATCH_CHARACTERS = {100 + 900 * number}\n"
-            f"text_documents.PIECE_BYTES = {64 + 200 * number}\n"
+            f"documents.PIECE_BYTES = {64 + 200 * number}\n"
             f"from psyche_core.cli import main; main({list(map(str, command))})"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -30,7 +30,7 @@ from psyche_core.types import RunState
 
 def test_names_are_those_the_code_raises() -> None:
     folder = Path(psyche_core.coordinator.__file__).parent
-    raised = {name for module in folder.glob("*.py") for name in re.findall(r'CoordinatorError\(\s*"(\w+)"', module.read_text())}
+    raised = {name for module in folder.rglob("*.py") for name in re.findall(r'CoordinatorError\(\s*"(\w+)"', module.read_text())}
     assert raised == set(NAMES) - {"NothingDue"}  # only the on-chain program refuses a tick that changes nothing
 
 

@@ -437,8 +437,8 @@ def test_seeds_and_faults_are_read() -> None:
 
 def test_the_page_tells_every_fault_and_every_invariant() -> None:
     page = (Path(__file__).parents[3] / "docs" / "explanation" / "simulator.md").read_text()
-    rooms = Path(simulator.__file__).parent.glob("*.py")
-    names = {name for room in rooms for name in re.findall(r'Broken\(\s*"([a-z-]+)"', room.read_text())}
+    modules = Path(simulator.__file__).parent.rglob("*.py")
+    names = {name for module in modules for name in re.findall(r'Broken\(\s*"([a-z-]+)"', module.read_text())}
     assert len(names) > 25
     missing = sorted(name for name in (*KINDS, *names) if f"`{name}`" not in page)
     assert not missing

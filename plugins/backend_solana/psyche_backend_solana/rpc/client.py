@@ -12,12 +12,12 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import anyio.to_thread
 import httpx2
+from anyio.abc import AsyncResource
 from pydantic import ValidationError
 from solana.exceptions import SolanaRpcException
 from solana.rpc.async_api import AsyncClient
@@ -39,7 +39,7 @@ class RpcUnavailable(BackendError):
     """No endpoint answered before the deadline."""
 
 
-class Rpc:
+class Rpc(AsyncResource):
     """The RPC endpoints. An async context manager; create it inside the event loop that uses it.
 
     bytes_read, requests: bytes of the bodies of all answers so far, and calls made, retries included.
@@ -53,14 +53,6 @@ class Rpc:
         self._probes: set[asyncio.Task[None]] = set()
         self.bytes_read: int = 0
         self.requests: int = 0
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     @property
     def current(self) -> Endpoint:
