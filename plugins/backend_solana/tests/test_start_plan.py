@@ -89,7 +89,7 @@ def test_a_digest_alone_is_of_the_one_repository_that_is_named() -> None:
     trust = Trust(images=("ghcr.io/owner/", "ghcr.io/owner/name"))
     assert plan(DIGEST, ours=OURS, trust=trust) == Image(f"ghcr.io/owner/name@{DIGEST}")
     for images in ((), ("ghcr.io/owner/",), ("a.b/c", "a.b/d")):
-        with pytest.raises(UserError, match="does not say whose it is: name its repository"):
+        with pytest.raises(UserError, match="names no repository; name it"):
             plan(DIGEST, ours=OURS, trust=Trust(images=images))
 
 
