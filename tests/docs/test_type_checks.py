@@ -1,4 +1,4 @@
-"""What is checked for types: every folder by mypy, and all of the public surface by pyright, as who uses it sees it."""
+"""mypy checks every folder. pyright checks that everything public in the packages has types, as a user of them sees it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 TOOLS: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]
+PACKAGES = ["psyche_core", *sorted(path.name for path in REPOSITORY.glob("plugins/*/psyche_*"))]
 PYRIGHT = Path(sys.prefix) / "pyright" / "node_modules" / ".bin"
 
 
@@ -30,14 +31,15 @@ def test_mypy_finds_what_tests_import() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_whole_public_surface_has_types() -> None:
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_whole_public_surface_has_types(package: str) -> None:
     pyright = shutil.which("pyright", path=f"{PYRIGHT}{os.pathsep}{os.environ['PATH']}")
     if pyright is None:
         pytest.skip("needs pyright in .venv/pyright, where `make setup` installs it when there is npm")
 
     # With --verifytypes pyright looks for packages with the first `python` of PATH, whatever --pythonpath says.
     here = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    command = [pyright, "--verifytypes", "psyche_core", "--ignoreexternal"]
+    command = [pyright, "--verifytypes", package, "--ignoreexternal"]
     told = subprocess.run(command, cwd=REPOSITORY, env=here, capture_output=True, text=True, check=False)
     wrong = [line.strip() for line in told.stdout.splitlines() if "error:" in line]
     assert (told.returncode, wrong) == (0, []), told.stdout[-2000:]

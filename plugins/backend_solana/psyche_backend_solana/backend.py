@@ -44,7 +44,7 @@ from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_co
 from psyche_core.types import NodeIdentity
 from psyche_core.wire.signing import SecretKey
 
-logger = logging.getLogger("psyche.backend.solana")
+logger: logging.Logger = logging.getLogger("psyche.backend.solana")
 
 FIND_SECONDS = 20.0
 """Maximum seconds for finding the run at the start."""
@@ -112,7 +112,7 @@ class SolanaBackend(Backend):
         self._changed = anyio.Event()
         self._closed: str | None = None
         self._task: asyncio.Task[None] | None = None
-        self.ticks_sent = 0
+        self.ticks_sent: int = 0
 
     @classmethod
     def from_context(cls, context: BackendContext) -> SolanaBackend:
@@ -329,7 +329,7 @@ class SolanaBackend(Backend):
         wanted = asks_for_another(text, ours=ours)
         if wanted is not None:
             logger.warning(
-                "the run asks for version %s of the client, this is %s; what differs may cost you your place. "
+                "the run asks for version %s of the client, this is %s; a difference may cost you your place. "
                 "`psyche run-manager --env-file` runs the version a run asks for",
                 wanted,
                 ours,

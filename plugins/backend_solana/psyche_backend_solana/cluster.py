@@ -45,9 +45,9 @@ async def refuse_shared_ids(rpc: Rpc, programs: Programs, *names: str, timeout: 
 
     options = ", ".join(f"--{name.replace('_', '-')}-program-id" for name in shipped)
     where = f"the public cluster {cluster}" if cluster is not None else "a chain that is not on this machine or a private network"
-    otherwise = "" if cluster is not None else "; if nobody else can deploy programs on that chain, say --own-chain"
+    otherwise = "" if cluster is not None else "; if nobody else can deploy programs on that chain, give --own-chain"
     message = (
-        f"the shipped address of the program {shipped[0]} was used on {where}, where anybody can deploy at it: give {options} "
+        f"the shipped address of the program {shipped[0]} was used on {where}, where anybody can deploy to it; give {options} "
         f"(`psyche solana programs --keypairs` makes addresses of your own){otherwise}"
     )
     raise ConfigError(message)

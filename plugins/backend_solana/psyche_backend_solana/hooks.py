@@ -96,10 +96,10 @@ def psyche_register_commands() -> list[CommandRegistration]:
     return [
         CommandRegistration(
             name="run-manager",
-            summary="make, configure, watch and close runs on Solana, and say who may join them",
+            summary="create, configure, watch and close runs on Solana, and grant the right to join them",
             load=_run_manager,
         ),
         CommandRegistration(
-            name="solana", summary="a Solana chain of one's own, the programs of this release, and wallets", load=_solana
+            name="solana", summary="a local Solana chain, the programs of this release, and wallets", load=_solana
         ),
     ]

@@ -42,7 +42,7 @@ from psyche_core.interfaces.backend import BackendServer
 from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
 
-logger = logging.getLogger("psyche.backend.solana")
+logger: logging.Logger = logging.getLogger("psyche.backend.solana")
 
 STATE_FILE = "chain.cbor"
 THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
@@ -80,13 +80,13 @@ class LocalRun(BackendServer):
         context = self._context
         if context.data is not None:
             message = (
-                "the backend solana serves no training data: let the run file's data_location be Local, Http or another that "
-                "needs no server of ours"
+                "the backend solana serves no training data; set data_location in the run file to Local, Http or another that "
+                "needs no data server"
             )
             raise UserError(message)
         if context.opening is not None:
             message = (
-                "the backend solana takes the run's configuration as it is; leave --init-warmup-time and --init-min-clients out"
+                "the backend solana uses the run's configuration unchanged; leave out --init-warmup-time and --init-min-clients"
             )
             raise UserError(message)
 
@@ -124,7 +124,7 @@ class LocalRun(BackendServer):
             try:
                 await self._pay_everybody()
             except (BackendError, RpcError, TimeoutError) as error:
-                logger.warning("not everybody was paid; members can claim what they earned by themselves: %s", error)
+                logger.warning("not all members were paid; they can claim their earnings themselves: %s", error)
             await anyio.sleep(FAREWELL_SECONDS)
             tasks.cancel_scope.cancel()
 
@@ -204,7 +204,7 @@ class LocalRun(BackendServer):
             try:
                 await self._sender.send(coordinator.tick(self._run, user=self._owner.pubkey), timeout=SEND_SECONDS)
             except (BackendError, RpcError, TimeoutError) as error:
-                logger.info("a tick was not taken: %s", error)
+                logger.info("a tick was refused: %s", error)
             self._watcher.poke()
 
 

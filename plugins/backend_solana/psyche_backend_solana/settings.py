@@ -8,6 +8,7 @@ of the machine can read the command line of a process. Two wallets are an error.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -25,18 +26,18 @@ RAW_WALLET = "RAW_WALLET_PRIVATE_KEY"
 class ChainSettings(BaseSettings):
     """The chain to use."""
 
-    model_config = SettingsConfigDict(
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         env_prefix="PSYCHE_", extra="forbid", frozen=True, env_ignore_empty=True, populate_by_name=True
     )
 
-    rpc: str | None = Field(default=None, description="RPC endpoint, http(s)://HOST[:PORT]; a local chain's when not given.")
-    ws_rpc: str | None = Field(default=None, description="Its websocket, ws(s)://HOST[:PORT]; follows from --rpc when not given.")
-    rpc_2: str | None = Field(default=None, description="Second RPC endpoint, for when the first fails.")
+    rpc: str | None = Field(default=None, description="RPC endpoint, http(s)://HOST[:PORT]. Default: a local chain's.")
+    ws_rpc: str | None = Field(default=None, description="Its websocket, ws(s)://HOST[:PORT]. Default: derived from --rpc.")
+    rpc_2: str | None = Field(default=None, description="Second RPC endpoint, used when the first fails.")
     ws_rpc_2: str | None = Field(default=None, description="Its websocket.")
     rpc_3: str | None = Field(default=None, description="Third RPC endpoint.")
     ws_rpc_3: str | None = Field(default=None, description="Its websocket.")
     coordinator_program_id: str = Field(
-        default=str(COORDINATOR), description="Address of the coordinator program; that of local chains when not given."
+        default=str(COORDINATOR), description="Address of the coordinator program. Default: the one on local chains."
     )
     authorizer_program_id: str = Field(default=str(AUTHORIZER), description="Address of the authorizer program.")
     treasurer_program_id: str = Field(default=str(TREASURER), description="Address of the treasurer program.")
@@ -44,12 +45,12 @@ class ChainSettings(BaseSettings):
 
     own_chain: bool = Field(
         default=False,
-        description="Nobody else can deploy programs on this chain, although its endpoint is not on a private network: take the "
-        "shipped addresses of the programs there. Never believed of a public cluster.",
+        description="Use the shipped program addresses although the endpoint is not in a private network, because nobody else "
+        "can deploy programs on this chain. Has no effect on public clusters.",
     )
     owner: str | None = Field(
         default=None,
-        description="Wallet that the run must belong to, itself or through the treasurer; a run of anybody else is refused.",
+        description="Wallet that must own the run, directly or through the treasurer. Any other run is refused.",
     )
 
     @field_validator("owner")
@@ -89,7 +90,7 @@ class WalletSettings(ChainSettings):
     wallet_private_key_path: Path | None = Field(
         default=None,
         description=(
-            "Wallet file as solana-keygen writes it. In its place the environment variable RAW_WALLET_PRIVATE_KEY may hold the "
+            "Wallet file in the format of solana-keygen. Instead, the environment variable RAW_WALLET_PRIVATE_KEY may hold the "
             "secret, as a JSON array or base58."
         ),
         json_schema_extra={"short": "-w"},
@@ -102,10 +103,10 @@ class WalletSettings(ChainSettings):
         json_schema_extra={"option": False},
     )
     allow_readable_wallet: bool = Field(
-        default=False, description="Take a wallet file that other users of this machine can read."
+        default=False, description="Accept a wallet file that other users of this machine can read."
     )
     priority_fee: int = Field(
-        default=0, ge=0, description="Paid for each compute unit on top of the fee, in millionths of a lamport."
+        default=0, ge=0, description="Price of each compute unit, paid in addition to the fee, in millionths of a lamport."
     )
 
     def wallet(self) -> Wallet:
@@ -132,7 +133,7 @@ class SolanaSettings(WalletSettings):
     authorizer: str | None = Field(
         default=None,
         description=(
-            "Whose authorization to join with: the wallet that named ours as its delegate. When not given: the run's "
+            "Join with the authorization of this wallet, which named ours as its delegate. Default: the run's "
             "authorization for everybody, or the one for our wallet."
         ),
     )

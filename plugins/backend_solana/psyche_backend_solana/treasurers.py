@@ -52,7 +52,7 @@ async def treasurer_of(rpc: Rpc, found: RunFound, *, programs: Programs, timeout
     if here != (address, found.run.instance, found.run.account):
         message = (
             f"the run {found.instance.run_id!r} names the treasurer's run {address} as its owner, which pays another run "
-            f"({run.instance}); nothing is paid to or by it"
+            f"({run.instance}); it can neither be paid nor pay"
         )
         raise BackendError(message)
 
@@ -77,6 +77,6 @@ async def check_owner(
     if owner != wanted:
         message = (
             f"the run {found.instance.run_id!r} belongs to {owner}, expected {wanted} (--owner): a run's name belongs to whoever "
-            "took it first; ask the run's people for its name and owner"
+            "took it first; ask the run's organizers for its name and owner"
         )
         raise CommandRefused("OtherOwner", message)

@@ -70,7 +70,7 @@ async def test_the_shipped_addresses_are_refused_on_a_public_cluster_whatever_le
 async def test_far_endpoints_are_taken_for_ones_own_chain_only_when_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psyche_backend_solana.cluster.is_near", lambda endpoint: False)
     async with open_chain(unix=1) as chain, Rpc([chain.providers[0].endpoint]) as rpc:
-        with pytest.raises(ConfigError, match="say --own-chain"):
+        with pytest.raises(ConfigError, match="give --own-chain"):
             await refuse_shared_ids(rpc, Programs(), "coordinator", timeout=TIMEOUT)
         await refuse_shared_ids(rpc, Programs(own_chain=True), "coordinator", timeout=TIMEOUT)
 

@@ -173,7 +173,7 @@ def test_names_of_others_cannot_write_to_the_terminal(shell: Shell) -> None:
 
 def test_a_runs_life(shell: Shell) -> None:
     said = shell("create-run", "-r", "life", "-c", "0.1.0", wallet="owner")
-    assert "the run 'life' is made" in said
+    assert "the run 'life' was created" in said
     dump = shell.json("json-dump-run", "-r", "life")
     assert (dump["run_state"], dump["client_version"]) == ("Uninitialized", "0.1.0")
     assert dump["main_authority"] == str(shell.wallet("owner").pubkey)
@@ -248,7 +248,7 @@ def test_no_client_has_that_version_so_it_is_refused_before_anything_is_sent(she
 def test_what_cannot_work_on_a_chain_is_refused(shell: Shell, run: str, tmp_path: Path) -> None:
     shell("set-paused", "-r", run, wallet="owner")
     for old, new, said in (
-        ('data_location = "Dummy"', 'data_location = { Server = "127.0.0.1:20001" }', "a run on a chain has no server"),
+        ('data_location = "Dummy"', 'data_location = { Server = "127.0.0.1:20001" }', "a run on a chain has no data server"),
         ("verification_percent = 0", "verification_percent = 10", "config.verification_percent = 10: must be 0"),
     ):
         (tmp_path / "config.toml").write_text(CONFIG.replace(old, new))
@@ -281,7 +281,7 @@ def test_authorizations(shell: Shell, run: str) -> None:
     assert (read["active"], read["delegates"]) == (True, [delegate])
     shell("join-authorization-delegate", "--join-authority", owner, "--delegates-clear", wallet="member")
     assert "NotAuthorized" in shell("can-join", "-r", run, "--address", delegate, "--authorizer", member, code=1)
-    assert "no more" in shell("join-authorization-delete", "--authorizer", member, wallet="owner")
+    assert "no longer" in shell("join-authorization-delete", "--authorizer", member, wallet="owner")
     assert "there is no authorization" in shell("join-authorization-delete", "--authorizer", member, wallet="owner", code=2)
     assert "NotAuthorized" in shell("can-join", "-r", run, "--address", member, code=1)
 
@@ -601,7 +601,7 @@ def test_a_mining_pool(shell: Shell) -> None:
     shell.portal.call(shell.chain.set_account, str(vault), Account(10**9, filled, TOKEN))
     shell(pool, "claim", "--index", "7", wallet="member")
     assert units(shell, "member", prize) == 900
-    assert "nothing to take out" in shell(pool, "claim", "--index", "7", wallet="member", code=2)
+    assert "nothing to pay out" in shell(pool, "claim", "--index", "7", wallet="member", code=2)
     shell(pool, "open-refunds", "--index", "7", wallet="owner")
     shell(pool, "refund", "--index", "7", wallet="member")
     assert units(shell, "member", mint) == 4_000_000
@@ -632,7 +632,7 @@ def test_a_members_address_is_deleted_for_its_rent(shell: Shell, run: str) -> No
                 await Sender(rpc, member).send(*instructions, timeout=20)
 
     shell.portal.call(write)
-    assert "lamports came back" in shell("close-address", "-r", run, wallet="member")
+    assert "lamports were returned" in shell("close-address", "-r", run, wallet="member")
     assert "there is no address" in shell("close-address", "-r", run, wallet="member", code=2)
 
 

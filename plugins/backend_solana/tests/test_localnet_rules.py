@@ -40,7 +40,7 @@ def test_base58_is_solanas(address: bytes, signature: bytes) -> None:
 
 
 def test_base58_names_the_letter_that_is_none() -> None:
-    with pytest.raises(ValueError, match="'0' is no letter of base58"):
+    with pytest.raises(ValueError, match="'0' is not a base58 character"):
         base58.decode("abc0")
 
 

@@ -112,11 +112,11 @@ async def test_files_that_cannot_be_used_are_refused_and_left_alone(tmp_path: Pa
         await chain.airdrop(str(Keypair().pubkey()), 10**9)
     good = path.read_bytes()
     cases = {
-        b"anything else": "no saved chain",
+        b"anything else": "not a saved chain",
         b"psyche localnet 2\n" + good[18:]: "another release",
         good[:-1]: "damaged",
         good[:200] + bytes([good[200] ^ 1]) + good[201:]: "damaged",
-        b"": "no saved chain",
+        b"": "not a saved chain",
     }
     for content, sentence in cases.items():
         path.write_bytes(content)

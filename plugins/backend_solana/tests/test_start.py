@@ -150,7 +150,7 @@ async def test_the_run_that_lets_the_wallet_in_is_taken() -> None:
         await ask_for(rpc, closed, "7.7")
         assert await choose(context) == ("open", ""), "a run that asks for what may not be run is passed over"
         await ask_for(rpc, made, "a/b:1")
-        await refused(context, r"ask for clients that may not be run here\. '(open|closed)': the run asks for")
+        await refused(context, r"ask for clients that you do not allow here\. '(open|closed)': the run asks for")
         assert await choose(context, "open") == ("open", "a/b:1"), "who names it hears why from the plan"
         assert await choose(context, None, trust=Trust(install=True)) == ("closed", "7.7")
         await refused(context, "no run on this chain", grantor=Pubkey.new_unique())
@@ -169,7 +169,7 @@ async def test_the_version_is_read_again_and_whole_only_when_it_has_changed() ->
         assert chain.providers[0].calls == before | {"getMultipleAccounts": before["getMultipleAccounts"] + 1}
         for address in (made.account, made.instance):
             del chain.accounts[address]
-        with pytest.raises(BackendError, match="not on the chain any more"):
+        with pytest.raises(BackendError, match="no longer on the chain"):
             await reader.read()
         await make_run(chain, small_state(run_id="open"), members=[])
         assert await reader.read() == "", "made anew, with another account"

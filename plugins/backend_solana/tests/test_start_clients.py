@@ -222,7 +222,7 @@ async def test_an_image_that_cannot_be_pulled_is_run_where_it_is_here(managed: M
     assert f"could not pull the image ghcr.io/owner/client@{digest} (exit code 1)" in said
     code, said = await managed.end(*words, "--local")
     assert code == 2
-    assert "is not on this machine, and --local says not to pull it" in said
+    assert "is not on this machine, and --local forbids pulling it" in said
     managed.environment["STUB_HERE"] = "1"
     async with managed.manager(*words) as manager:
         await until(lambda: managed.notes("started"))

@@ -16,7 +16,7 @@ def psyche_register_backends() -> list[BackendRegistration]:
     return [
         BackendRegistration(
             name="tcp",
-            summary="a coordinator server that somebody hosts, over TCP",
+            summary="a coordinator server over TCP that anybody can host",
             create=TcpBackend.from_context,
             create_server=TcpServer,
         )

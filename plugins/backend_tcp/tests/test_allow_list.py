@@ -58,7 +58,7 @@ def test_a_changed_file_is_read_again_and_a_broken_one_changes_nothing(
     path.unlink()
     assert not allowed.refresh()
     assert keys[1].public in allowed
-    assert caplog.text.count("the list read before stays in force") == 2
+    assert caplog.text.count("the previous list stays in use") == 2
     write(path, keys[2])
     assert allowed.refresh()
     assert keys[0].public not in allowed
@@ -89,7 +89,7 @@ async def test_27_who_is_taken_off_the_list_is_put_out_at_once(
         await goes.join(b"there", timeout=TIMEOUT)
         write(path, keys[0])
         with anyio.fail_after(TIMEOUT):
-            with pytest.raises(BackendClosed, match="took your key off the list"):
+            with pytest.raises(BackendClosed, match="removed your key from the list"):
                 await until(goes, lambda _: False)
             update = await until(stays, lambda update: len(update.addresses) == 1)
         assert update.state.pending == (stays.identity,)

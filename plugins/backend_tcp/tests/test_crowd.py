@@ -294,7 +294,7 @@ async def test_a_client_gives_up_when_its_work_wins_no_place(keys: list[SecretKe
         await stream.send_eof()
 
     async with answering(never_enough) as address:
-        with pytest.raises(CommandRefused, match="our proofs of work did not win a place") as refused:
+        with pytest.raises(CommandRefused, match="our proofs of work got no place") as refused:
             await knock(address, keys[0])
     assert refused.value.code == "Busy"
     assert [data == PROOF_MAGIC for data in proofs] == [False] + [True] * (MOST_TRIES - 1)

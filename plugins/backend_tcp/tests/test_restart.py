@@ -223,8 +223,8 @@ async def test_a_full_disk_is_told_once_and_so_is_its_end(
             await backend.join(b"here", timeout=TIMEOUT)
     assert refused == 5
     assert caplog.messages == [
-        "the run's state cannot be saved to disk: No space left on device; members are told nothing new until it can",
-        "the run's state is saved again, and members are told what is new",
+        "the run's state cannot be saved to disk: No space left on device; members get no new state until it can be saved",
+        "the run's state is saved again, and members get the new state",
     ]
 
 

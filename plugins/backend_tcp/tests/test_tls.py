@@ -200,7 +200,7 @@ async def test_a_server_that_speaks_no_tls_is_one_clear_sentence(keys: list[Secr
                 await stream.receive()
 
     async with listening(handle) as port:
-        said = rf"127\.0\.0\.1:{port} is no Psyche server .*check host"
+        said = rf"127\.0\.0\.1:{port} is not a Psyche server .*check host"
         with anyio.fail_after(TIMEOUT), pytest.raises(AccessRefused, match=said):
             async with backend(f"127.0.0.1:{port}", keys[0]):
                 pass

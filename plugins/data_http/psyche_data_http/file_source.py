@@ -67,7 +67,7 @@ class Store(ABC):
         Raises PassingError for temporary failures, else DataError, also when the file is no longer the one that was found.
         """
 
-    def serves_ranges(self, file: RemoteFile) -> bool:  # noqa: ARG002  # a place that knows better asks by file
+    def serves_ranges(self, file: RemoteFile) -> bool:  # noqa: ARG002  # subclasses may decide for each file
         """False for a file whose server ignores ranges and sends the whole file."""
         return True
 

@@ -33,7 +33,7 @@ def psyche_register_data() -> list[DataRegistration]:
         ),
         DataRegistration(
             name="WeightedHttp",
-            summary="several such sources mixed by weight, as a JSON file says",
+            summary="several sources mixed by weights from a JSON file",
             settings=WeightedHttpSettings,
             create=_create_weighted,
         ),

@@ -5,7 +5,7 @@ Addresses that are not http or https, and invalid bucket names, are rejected bef
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -32,7 +32,7 @@ def _numbered_address(template: str) -> str:
 class Table(BaseModel):
     """A table of a run configuration: unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class FileNumbers(Table):

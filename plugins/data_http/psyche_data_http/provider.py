@@ -147,7 +147,7 @@ class HttpData(DataProvider):
         counts = [max(0, file.remote.size - file.start) // self._sequence_bytes for file in files]
         if not any(counts):
             message = (
-                f"{len(counts)} files ({files[0].remote.name}, …) have not one whole sequence of {self._sequence_length} "
+                f"{len(counts)} files ({files[0].remote.name}, …) contain no whole sequence of {self._sequence_length} "
                 f"tokens ({self._sequence_bytes} bytes); use a shorter max_seq_len or longer files"
             )
             raise DataError(message)

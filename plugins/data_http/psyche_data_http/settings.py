@@ -58,7 +58,7 @@ class OtherSource(Table):
             [(name, settings)] = value.items()
             return {"name": name, "settings": settings}
 
-        message = "a source is a table with a location, or another data location as a run file says it"
+        message = "a source is a table with a location, or another data location, written as in a run file"
         raise ValueError(message)
 
 

@@ -141,7 +141,7 @@ class WeightedHttpData(DataProvider):
             )
 
         if source.name in NO_SOURCES or self._other is None:
-            message = f"the mixture {self._name} names {source.name} as a source; mixtures and a run's server cannot be one"
+            message = f"the mixture {self._name} names {source.name} as a source; mixtures and a run's server are not allowed"
             raise DataError(message)
 
         other = self._other
@@ -158,7 +158,7 @@ class WeightedHttpData(DataProvider):
             content = await anyio.to_thread.run_sync(_local_json, self._base / self._location)
 
         if self._digest is not None and (got := sha256(content).hexdigest()) != self._digest:
-            message = f"the mixture {self._name} has SHA-256 {got}, the run expects {self._digest}; get the file that was meant"
+            message = f"the mixture {self._name} has SHA-256 {got}, the run expects {self._digest}; get the right file"
             raise DataError(message)
 
         return content
@@ -172,7 +172,7 @@ class WeightedHttpData(DataProvider):
 
         if self._digest is None and not is_private_line(url):
             message = (
-                f"the mixture {self._name} would come over plain http, where anybody on the way could change it; "
+                f"the mixture {self._name} would come over plain http, where anybody on the network could change it; "
                 "use https, or give its sha256"
             )
             raise DataError(message)
@@ -205,7 +205,7 @@ def _local_json(path: Path) -> bytes:
         raise DataError(message) from error
 
     if len(content) > MAX_JSON_BYTES:
-        message = f"the mixture {path} is longer than {MAX_JSON_BYTES} bytes; check that it is the file meant"
+        message = f"the mixture {path} is longer than {MAX_JSON_BYTES} bytes; check that it is the right file"
         raise DataError(message)
 
     return content

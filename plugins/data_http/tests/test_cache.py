@@ -151,7 +151,7 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_costs_nothing(tmp_path
             assert cache.find([Block(FILE, number)], size=4) == {}
         cache.close()
 
-    assert [record for record in caplog.records if "going on without" in record.getMessage()] == caplog.records
+    assert [record for record in caplog.records if "continuing without it" in record.getMessage()] == caplog.records
     assert len(caplog.records) == 1
 
 

@@ -155,7 +155,7 @@ async def test_b55_short_and_empty_files_have_no_sequences(web: WebServer, http_
         assert data.num_sequences == 2
         assert await read(data, 0, 1) == ROWS[1] + ROWS[2]
 
-    with pytest.raises(DataError, match=r"2 files \(.*a\.bin, …\) have not one whole sequence of 4 tokens"):
+    with pytest.raises(DataError, match=r"2 files \(.*a\.bin, …\) contain no whole sequence of 4 tokens"):
         async with http_data(web.urls()[:2]):
             pass
 

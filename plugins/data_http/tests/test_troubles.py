@@ -1,4 +1,4 @@
-"""What goes wrong on the way, against a real web server that does it: each row of the README's table of troubles."""
+"""Failures while reading, against a real web server that causes them: each row of the README's table of failures."""
 
 import threading
 from datetime import UTC, datetime, timedelta
@@ -59,7 +59,7 @@ async def test_a_slow_server_is_not_a_silent_one(web: WebServer, rows: str, http
     ("fault", "sentence"),
     [
         ("404", r"rows\.bin does not exist \(404\); check the address in data_location"),
-        ("403", r"rows\.bin refuses access \(403\); make the file public, use an address that carries its permission"),
+        ("403", r"rows\.bin refuses access \(403\); make the file public, use an address that contains its permission"),
         ("401", r"rows\.bin refuses access \(401\)"),
         ("416", r"no longer has the bytes asked for \(416\)"),
         ("418", r"unexpected answer 418"),

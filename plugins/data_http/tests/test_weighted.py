@@ -168,7 +168,7 @@ async def test_another_file_than_the_run_pins_is_refused(
 
     for changed in (path, web.folder / "mixture.json"):
         changed.write_text(changed.read_text() + "\n")
-    with pytest.raises(DataError, match=rf"has SHA-256 [0-9a-f]+, the run expects {digest}; get the file that was meant"):
+    with pytest.raises(DataError, match=rf"has SHA-256 [0-9a-f]+, the run expects {digest}; get the right file"):
         async with data_of(location, tmp_path, sha256=digest):
             pass
 
@@ -277,8 +277,8 @@ async def test_any_other_data_location_may_be_a_source(urls: list[str], tmp_path
     [
         ("Papyrus", "no data plugin is named Papyrus"),
         ({"Local": {"place": "tokens"}}, "data_location.Local"),
-        ({"WeightedHttp": "mixture.json"}, "mixtures and a run's server cannot be one"),
-        ({"Server": "127.0.0.1:1"}, "mixtures and a run's server cannot be one"),
+        ({"WeightedHttp": "mixture.json"}, "mixtures and a run's server are not allowed"),
+        ({"Server": "127.0.0.1:1"}, "mixtures and a run's server are not allowed"),
         ({"Local": "a", "Http": "b"}, "or another data location"),
     ],
 )

@@ -6,7 +6,7 @@ read. The reference implementation checks none of them.
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -19,7 +19,7 @@ MAX_CHUNK = 1024
 class DistroSettings(BaseModel):
     """Settings of DisTrO. Unknown keys, infinities and NaN are rejected."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     clip_grad_norm: float | None = Field(default=None, ge=0)
     """Largest global L2 norm of the gradient; larger gradients are scaled down to it. None or 0: no clipping."""

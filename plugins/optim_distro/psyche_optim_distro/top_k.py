@@ -55,8 +55,8 @@ class CoefficientTables:
         self._layout = layout
         self._noise = [NOISE[precision.of(entry.size)] for entry in layout.classes]
         shapes = [(entry.chunks.size, entry.topk) for entry in layout.classes]
-        self.indices = [torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes]
-        self.values = [torch.zeros(shape, device=device) for shape in shapes]
+        self.indices: list[Tensor] = [torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes]
+        self.values: list[Tensor] = [torch.zeros(shape, device=device) for shape in shapes]
 
     def of(self, tile: Group) -> tuple[Tensor, Tensor]:
         """Indices and values of a tile's chunks: views [chunk_count, topk]."""

@@ -41,7 +41,7 @@ class PeerAddress:
             ):
                 return cls(tuple(_socket(pair) for pair in sockets), relay)
             case [int() as version, *_] if version != VERSION:
-                message = f"a peer address of version {version} was given, this program reads version {VERSION}; update it"
+                message = f"got a peer address of version {version}, expected version {VERSION}; update the older program"
                 raise WireError(message)
             case _:
                 message = f"a peer address is [{VERSION}, up to {MAX_SOCKETS} [ip, port] pairs, null], got something else"

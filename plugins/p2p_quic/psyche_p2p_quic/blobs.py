@@ -111,7 +111,7 @@ class BlobExchange:
             answered = True
             return sent
         except TimeoutError as error:
-            message = "the peer did not go on"
+            message = "the peer stopped before its request was complete"
             raise LinkLost(message) from error
         finally:
             if not answered:

@@ -94,7 +94,7 @@ class ControlProtocol:
             case Pong():
                 return []
             case Hello():
-                message = "the peer said hello twice"
+                message = "the peer sent hello twice"
                 raise WireError(message)
 
     def beat(self) -> list[bytes]:
@@ -102,7 +102,7 @@ class ControlProtocol:
         self._silent_beats = 0 if self._heard else self._silent_beats + 1
         self._heard = False
         if self._silent_beats >= self._settings.silent_beats:
-            message = f"no sign of life for {self._silent_beats} heartbeats"
+            message = f"nothing was received for {self._silent_beats} heartbeats"
             raise PeerSilent(message)
 
         if self._generation != self._log.generation:

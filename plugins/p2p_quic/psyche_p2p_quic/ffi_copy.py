@@ -65,7 +65,7 @@ def mend() -> bool:
             reason = f"its test raised {type(error).__name__}: {error}"
 
     if reason:
-        message = f"sends over QUIC will be slow: the copy in iroh {version} was not mended, since {reason}"
+        message = f"sends over QUIC will be slow: the slow copy in iroh {version} was not replaced, because {reason}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         return False
 

@@ -21,7 +21,7 @@ def psyche_register_transports() -> list[TransportRegistration]:
     return [
         TransportRegistration(
             name="quic",
-            summary="QUIC between all members of the epoch (iroh): a connection per pair, blobs by hash",
+            summary="QUIC connections between all members of the epoch (iroh); blobs are verified by hash",
             create=create,
         )
     ]

@@ -33,7 +33,7 @@ from psyche_p2p_quic.reputation import Reputation
 from psyche_p2p_quic.session import Session
 from psyche_p2p_quic.settings import QuicSettings
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 Furnish = Callable[[Link, Stream, FrameDecoder, bool, bytes], Session]
 """Makes a session of a link after the hello. Arguments: link, control stream, decoder, whether we dialled, the peer's
@@ -53,8 +53,8 @@ class Mesh:
         self, endpoint: Endpoint, *, own: bytes, hello: Hello, furnish: Furnish, settings: QuicSettings, tasks: TaskGroup
     ) -> None:
         self.sessions: dict[bytes, Session] = {}
-        self.changed = anyio.Event()
-        self.reputation = Reputation(penalty_seconds=settings.penalty_seconds, false_blobs=settings.false_blobs)
+        self.changed: anyio.Event = anyio.Event()
+        self.reputation: Reputation = Reputation(penalty_seconds=settings.penalty_seconds, false_blobs=settings.false_blobs)
         self._endpoint = endpoint
         self._own = own
         self._hello = hello
@@ -83,9 +83,9 @@ class Mesh:
                 continue
 
             if peer not in wanted:
-                self.sessions[peer].close(session.NOT_A_MEMBER, "you are no member of this epoch")
+                self.sessions[peer].close(session.NOT_A_MEMBER, "you are not a member of this epoch")
             elif old.address and wanted[peer]:  # a restart: the library refuses the new connection while the old one lives
-                self.sessions[peer].close(session.SUPERSEDED, "you have moved")
+                self.sessions[peer].close(session.SUPERSEDED, "your address has changed; connect again")
 
         for peer, address in wanted.items():
             if peer not in self._members:
@@ -113,7 +113,7 @@ class Mesh:
         self.reputation.offended(peer, now=_now())
         offences = self._offences[peer]
         if offences.failed():
-            often = "" if offences.times == 1 else f" ({offences.times} times since the last such line)"
+            often = "" if offences.times == 1 else f" ({offences.times} times since this was last logged)"
             logger.warning("peer %s broke the rules and is refused for a while%s: %s", peer[:4].hex(), often, reason)
 
     # ---------------------------------------------------------------------------------------------------- outwards
@@ -207,14 +207,14 @@ class Mesh:
 
                 await self._let_in(await arrival.complete())
         except (TransportError, OSError) as error:
-            logger.debug("an incoming connection came to nothing: %s", error)
+            logger.debug("an incoming connection failed: %s", error)
         finally:
             self._handshakes -= 1
 
     async def _let_in(self, link: Link) -> None:
         peer = link.peer
         if peer not in self._members or self.reputation.refused_for(peer, now=_now()):
-            link.close(session.NOT_A_MEMBER, "you are no member of this epoch, or broke its rules")
+            link.close(session.NOT_A_MEMBER, "you are not a member of this epoch, or you broke its rules")
             return
 
         if self._arriving[peer] >= self._settings.handshakes_per_peer:

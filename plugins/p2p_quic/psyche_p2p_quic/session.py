@@ -65,14 +65,14 @@ class Session:
         dialled: bool,
         instance: bytes,
     ) -> None:
-        self.peer = link.peer
+        self.peer: bytes = link.peer
         self.dialled = dialled
         self.instance = instance
-        self.ended = anyio.Event()
-        self.peer_left = False
+        self.ended: anyio.Event = anyio.Event()
+        self.peer_left: bool = False
         self.conversation = conversation
-        self.asking = anyio.Semaphore(settings.streams_asked)
-        self.being_read_to = anyio.Semaphore(settings.offers_read_per_peer)
+        self.asking: anyio.Semaphore = anyio.Semaphore(settings.streams_asked)
+        self.being_read_to: anyio.Semaphore = anyio.Semaphore(settings.offers_read_per_peer)
         self._link = link
         self._stream = stream
         self._decoder = decoder
@@ -94,7 +94,7 @@ class Session:
             self._queue.append(framed)
             self._queued_bytes += len(framed)
             if self._queued_bytes > self._settings.send_queue_bytes:
-                self.close(NOT_READING, "too much is waiting to be read by you")
+                self.close(NOT_READING, "you do not read: too much data is waiting for you")
                 return
 
         if self._queue:
@@ -191,7 +191,7 @@ class Session:
 
     async def _refuse_one_way(self) -> None:
         await self._link.accept_one_way()
-        message = "you opened a stream in one direction; nothing here uses them"
+        message = "you opened a one-way stream; this protocol has none"
         raise WireError(message)
 
     async def _accept(self, tasks: TaskGroup) -> None:

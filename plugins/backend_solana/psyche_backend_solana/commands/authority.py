@@ -76,7 +76,7 @@ async def the_treasurer(context: CommandContext, found: RunFound, index: int | N
     """Like `find_treasurer`, but raises UserError if there is none."""
     paying = await find_treasurer(context, found, index)
     if paying is None:
-        message = f"no treasurer pays the run {found.instance.run_id!r}: it was made without --treasurer-collateral-mint"
+        message = f"no treasurer pays the run {found.instance.run_id!r}: it was created without --treasurer-collateral-mint"
         raise UserError(message)
 
     return paying

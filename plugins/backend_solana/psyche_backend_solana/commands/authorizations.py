@@ -17,10 +17,10 @@ from psyche_core.errors import BackendError, UserError, WireError
 DELEGATES_AT_ONCE = 25
 """Number of delegates that fit into one transaction."""
 
-_GRANTEE = "Wallet that may join, and name delegates; 11111111111111111111111111111111 for everybody."
+_GRANTEE = "Wallet that may join and name delegates; 11111111111111111111111111111111 for everybody."
 _LIMIT = (
-    "Most members that may be waiting by this grant at once, 0 for no limit. Everybody's grant with a limit admits while fewer "
-    "members than that are waiting, by any grant."
+    "Most members that may wait by this grant at once; 0 for no limit. A grant for everybody admits while fewer "
+    "members than this wait by any grant."
 )
 
 
@@ -32,7 +32,7 @@ _LIMIT = (
 @click.option("--limit", type=click.IntRange(0, 2**16 - 1), help=_LIMIT)
 @command()
 async def create(context: CommandContext, grantee: Pubkey, limit: int | None) -> Outcome:
-    """Let a wallet join all runs whose join authority is this wallet. Doing it again changes nothing but the limit."""
+    """Let a wallet join all runs whose join authority is this wallet. Repeating it changes only the limit."""
     at = layout.address(context.payer, grantee, program=context.programs.authorizer)
     present = await _read(context, at)
     if present is not None and present.active and limit in (None, present.limit):
@@ -51,7 +51,7 @@ async def create(context: CommandContext, grantee: Pubkey, limit: int | None) ->
 @click.option("--authorizer", "grantee", type=ADDRESS, required=True, help=_GRANTEE)
 @command()
 async def delete(context: CommandContext, grantee: Pubkey) -> Outcome:
-    """Take a grant back and close its account: the wallet and its delegates join no further epoch."""
+    """Revoke a grant and close its account. The wallet and its delegates can join no further epoch."""
     at = layout.address(context.payer, grantee, program=context.programs.authorizer)
     if await _read(context, at) is None:
         message = f"there is no authorization by {context.payer} for {_whose(grantee)}"
@@ -60,7 +60,7 @@ async def delete(context: CommandContext, grantee: Pubkey) -> Outcome:
     off = layout.grantor_update(context.payer, at, active=False, program=context.programs.authorizer)
     closed = layout.close(context.payer, context.payer, authorization=at, program=context.programs.authorizer)
     sent = await context.send(off, closed)
-    return Outcome(f"{_whose(grantee)} may join no more", {"authorization": at, "signature": sent.signature})
+    return Outcome(f"{_whose(grantee)} may no longer join", {"authorization": at, "signature": sent.signature})
 
 
 @click.command(
@@ -68,11 +68,11 @@ async def delete(context: CommandContext, grantee: Pubkey) -> Outcome:
     epilog=example("run-manager join-authorization-delegate", "--join-authority OWNER --delegates-added WALLET -w master.json"),
 )
 @click.option("--join-authority", type=ADDRESS, required=True, help="Wallet that granted ours the right to join.")
-@click.option("--delegates-clear", is_flag=True, help="Forget all delegates there are, first.")
+@click.option("--delegates-clear", is_flag=True, help="First remove all existing delegates.")
 @click.option("--delegates-added", "added", type=ADDRESS, multiple=True, help="Wallet that may join for us; may be repeated.")
 @command()
 async def delegate(context: CommandContext, join_authority: Pubkey, delegates_clear: bool, added: tuple[Pubkey, ...]) -> Outcome:
-    """Let other wallets join with the right that was granted to this one."""
+    """Let other wallets join with the right granted to this wallet."""
     if not added and not delegates_clear:
         message = "nothing to do: give --delegates-added WALLET, or --delegates-clear"
         raise UserError(message)
@@ -100,7 +100,7 @@ async def delegate(context: CommandContext, join_authority: Pubkey, delegates_cl
     "join-authorization-read", epilog=example("run-manager join-authorization-read", "--join-authority OWNER --authorizer WALLET")
 )
 @click.option("--join-authority", type=ADDRESS, required=True, help="Wallet that grants.")
-@click.option("--authorizer", "grantee", type=ADDRESS, help="Whose grant to read; everybody's when not given.")
+@click.option("--authorizer", "grantee", type=ADDRESS, help="Wallet whose grant is read. Default: the grant for everybody.")
 @command(ChainSettings)
 async def read(context: CommandContext, join_authority: Pubkey, grantee: Pubkey | None) -> Outcome:
     """Print a grant: whether it is active, and its delegates."""

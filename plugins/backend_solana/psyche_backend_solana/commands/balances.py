@@ -33,7 +33,7 @@ _FREED_AT_ONCE = 12
 @treasurer_index_option
 @command()
 async def free_balances(context: CommandContext, run_id: str, treasurer_index: int | None) -> Outcome:
-    """Free the balances of members that left and were paid all they had earned, so that newcomers find room."""
+    """Free the balances of members that left and were paid everything, so that new members have room."""
     found = await context.run(run_id)
     paying = await the_treasurer(context, found, treasurer_index)
     state = (await coordinator_account(context.rpc, found.run)).state

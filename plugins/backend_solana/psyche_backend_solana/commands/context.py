@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import click
@@ -40,7 +40,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 SEND_SECONDS = 90.0
 """Maximum seconds for one transaction: a blockhash is valid for about a minute."""
 CALL_SECONDS = 20.0
-ENVIRONMENT_NOTE = "Endpoints and wallet are also read from the environment, as PSYCHE_<OPTION>; an option given here wins."
+ENVIRONMENT_NOTE = "Endpoints and wallet are also read from the environment, as PSYCHE_<OPTION>. Options take precedence."
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class CommandContext:
     @property
     def payer(self) -> Pubkey:
         """The wallet's address."""
-        assert self._wallet is not None, "this command asked for no wallet"
+        assert self._wallet is not None, "this command was given no wallet"
         return self._wallet.pubkey
 
     @property
@@ -85,13 +85,13 @@ class CommandContext:
 
     async def send(self, *instructions: Instruction, signers: tuple[Signer, ...] = ()) -> Sent:
         """Execute instructions in one transaction. Raises CommandRefused, BackendError."""
-        assert self._sender is not None, "this command asked for no wallet"
+        assert self._sender is not None, "this command was given no wallet"
         try:
             return await self._sender.send(*instructions, signers=signers, timeout=SEND_SECONDS)
         except TimeoutError as error:
             message = (
-                f"the chain has not confirmed it within {SEND_SECONDS:g} s, so it may or may not have happened; "
-                "look with json-dump-run before trying again"
+                f"the chain has not confirmed it within {SEND_SECONDS:g} s, so the outcome is unknown; "
+                "check with json-dump-run before trying again"
             )
             raise BackendError(message) from error
 
@@ -108,7 +108,7 @@ def command(
     """A decorator that turns an async function of a context and the command's options into a click callback."""
 
     def decorate(action: Callable[..., Awaitable[Outcome]]) -> Callable[..., None]:
-        @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON object, for programs.")
+        @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
         @_options_of(settings)
         @functools.wraps(action)
         def callback(as_json: bool, **given: Any) -> None:
@@ -171,7 +171,14 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-class Address(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer clicks only
+# Only newer releases of click have a generic ParamType.
+if TYPE_CHECKING:
+    _AddressType = click.ParamType[Pubkey]
+else:
+    _AddressType = click.ParamType
+
+
+class Address(_AddressType):
     """A parameter that is an address in base58."""
 
     name = "address"
@@ -187,12 +194,13 @@ class Address(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gener
 
 
 ADDRESS = Address()
+_Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
-run_id_option = click.option("-r", "--run-id", required=True, help="Name of the run, at most 32 bytes.")
-treasurer_index_option = click.option(
+run_id_option: _Decorator = click.option("-r", "--run-id", required=True, help="Name of the run, at most 32 bytes.")
+treasurer_index_option: _Decorator = click.option(
     "--treasurer-index",
     type=click.IntRange(0, 2**64 - 1),
-    help="Number of the treasurer's run. For create-run: a free one to take; elsewhere the run says it, and another is refused.",
+    help="Number of the treasurer's run. For create-run: a free number to use. Elsewhere it must be the number in the run.",
 )
 
 

@@ -22,7 +22,7 @@ from psyche_core.errors import CommandRefused, UserError
 @click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="How many ticks.")
 @command()
 async def tick(context: CommandContext, run_id: str, ms_interval: int, count: int) -> Outcome:
-    """Let a run look at the clock. Members do that by themselves; anybody may. Where nothing is due it costs nothing."""
+    """Let a run check the clock. Members do this automatically; anybody may. It costs nothing if nothing is due."""
     found = await context.run(run_id)
     signatures = []
     for number in range(count):
@@ -47,16 +47,16 @@ async def tick(context: CommandContext, run_id: str, ms_interval: int, count: in
     "checkpoint", epilog=example("run-manager checkpoint", "-r first-light --repo owner/model --revision abc123 -w wallet.json")
 )
 @run_id_option
-@click.option("--repo", required=True, help="Repository of the Hub where the model is.")
+@click.option("--repo", required=True, help="Repository on the Hub that has the model.")
 @click.option("--revision", help="Its commit.")
 @command()
 async def checkpoint(context: CommandContext, run_id: str, repo: str, revision: str | None) -> Outcome:
-    """Tell a run where its model is stored, as one of those whose turn it is to store it."""
+    """Report where a run's model is stored. Only for members whose turn it is to store it."""
     found = await context.run(run_id)
     location = Choice("Hub", {"repo_id": repo, **({} if revision is None else {"revision": revision})})
     sent = await context.send(coordinator.checkpoint(found.run, location, user=context.payer))
     return Outcome(
-        f"the run {run_id!r} knows the model at {repo}", {"repo": repo, "revision": revision, "signature": sent.signature}
+        f"the run {run_id!r} has the model at {repo}", {"repo": repo, "revision": revision, "signature": sent.signature}
     )
 
 
@@ -64,7 +64,7 @@ async def checkpoint(context: CommandContext, run_id: str, repo: str, revision: 
 @run_id_option
 @command()
 async def close_address(context: CommandContext, run_id: str) -> Outcome:
-    """Delete the account that says where this wallet's client is reached, and get its rent back; a client makes it again."""
+    """Delete the account with the address of this wallet's client, and get its rent back. A client creates it again."""
     instance, _ = coordinator.instance_address(run_id, program=context.programs.coordinator)
     at = address_record.place(context.payer, instance, program=context.programs.authorizer)
     await context.check_ids("authorizer")
@@ -75,7 +75,7 @@ async def close_address(context: CommandContext, run_id: str) -> Outcome:
 
     closed = authorizer.close(context.payer, context.payer, authorization=at, program=context.programs.authorizer)
     sent = await context.send(closed)
-    sentence = f"the address of the wallet {context.payer} for {run_id!r} is deleted; {read.lamports} lamports came back"
+    sentence = f"the address of the wallet {context.payer} for {run_id!r} is deleted; {read.lamports} lamports were returned"
     return Outcome(sentence, {"account": at, "lamports": read.lamports, "signature": sent.signature})
 
 
@@ -83,10 +83,10 @@ async def close_address(context: CommandContext, run_id: str) -> Outcome:
 @run_id_option
 @command()
 async def withdraw(context: CommandContext, run_id: str) -> Outcome:
-    """Leave a run in the name of this wallet, when its client cannot do it any more."""
+    """Make this wallet leave a run, if its client can no longer do that."""
     found = await context.run(run_id)
     sent = await context.send(coordinator.withdraw(found.run, user=context.payer))
-    return Outcome(f"the wallet {context.payer} is no member of {run_id!r} any more", {"signature": sent.signature})
+    return Outcome(f"the wallet {context.payer} is no longer a member of {run_id!r}", {"signature": sent.signature})
 
 
 @click.command("expel", epilog=example("run-manager expel", "-r first-light --wallet MEMBER -w join-authority.json"))
@@ -94,10 +94,10 @@ async def withdraw(context: CommandContext, run_id: str) -> Outcome:
 @click.option("--wallet", "user", type=ADDRESS, required=True, help="The member's wallet.")
 @command()
 async def expel(context: CommandContext, run_id: str, user: Pubkey) -> Outcome:
-    """Send a member away, as if it had withdrawn, with the wallet that says who may join.
+    """Remove a member, as if it had withdrawn. Needs the wallet of the join authority.
 
-    It can come back while it has an authorization: take that back first, with join-authorization-delete.
+    It can join again while it has an authorization; revoke that first, with join-authorization-delete.
     """
     found = await context.run(run_id)
     sent = await context.send(coordinator.expel(found.run, authority=context.payer, user=user))
-    return Outcome(f"the wallet {user} is no member of {run_id!r} any more", {"wallet": user, "signature": sent.signature})
+    return Outcome(f"the wallet {user} is no longer a member of {run_id!r}", {"wallet": user, "signature": sent.signature})

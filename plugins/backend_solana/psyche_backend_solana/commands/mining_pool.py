@@ -24,38 +24,38 @@ _authority = click.option(
     "--authority",
     type=ADDRESS,
     required=True,
-    help="Wallet whose pool it is; numbers are free for anybody to take, so a pool of anybody else is refused.",
+    help="Wallet that must own the pool. Anybody can take any number, so a pool of another wallet is refused.",
 )
-_amount = click.option("--amount", required=True, help="Tokens, with decimals as people write them.")
+_amount = click.option("--amount", required=True, help="Tokens, as a decimal number.")
 
 
 @click.group("mining-pool", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def mining_pool() -> None:
-    """Pool collateral, and share what comes of it."""
+    """Pool collateral, and share its returns."""
 
 
 @mining_pool.command("create", epilog=example(f"{_PREFIX} create", "--index 1 --mint TOKEN -w authority.json"))
 @_index
 @click.option("--mint", type=ADDRESS, required=True, help="Token that lenders deposit.")
-@click.option("--metadata", default="", help="A few words about it, at most 400 bytes.")
+@click.option("--metadata", default="", help="Description, at most 400 bytes.")
 @command()
 async def create(context: CommandContext, index: int, mint: Pubkey, metadata: str) -> Outcome:
-    """Make a pool; nobody can deposit before `update` sets its limits."""
+    """Create a pool. Nobody can deposit before `update` sets its limits."""
     await context.check_ids("mining_pool")
     program = context.programs.mining_pool
     made = layout.pool_create(context.payer, context.payer, index=index, mint=mint, metadata=metadata, program=program)
     sent = await context.send(made)
     pool = layout.pool_address(index, program=program)
-    return Outcome(f"the pool {index} is made: {pool}", {"pool": pool, "signature": sent.signature})
+    return Outcome(f"the pool {index} was created: {pool}", {"pool": pool, "signature": sent.signature})
 
 
 @mining_pool.command("update", epilog=example(f"{_PREFIX} update", "--index 1 --cap 1000000 --lender-cap 5000 -w authority.json"))
 @_index
-@click.option("--cap", help="Most tokens that may be deposited in all.")
+@click.option("--cap", help="Most tokens that may be deposited in total.")
 @click.option("--lender-cap", help="Most tokens of one lender.")
-@click.option("--deposits-frozen/--deposits-open", default=None, help="Stop deposits for now, or let them go on.")
-@click.option("--claims-frozen/--claims-open", default=None, help="Stop claims for now, or let them go on.")
-@click.option("--metadata", help="A few words about it, at most 400 bytes.")
+@click.option("--deposits-frozen/--deposits-open", default=None, help="Stop or resume deposits.")
+@click.option("--claims-frozen/--claims-open", default=None, help="Stop or resume claims.")
+@click.option("--metadata", help="Description, at most 400 bytes.")
 @command()
 async def update(context: CommandContext, index: int, cap: str | None, lender_cap: str | None, **others: Any) -> Outcome:
     """Change a pool's limits, what is frozen, or its description."""
@@ -77,7 +77,7 @@ async def update(context: CommandContext, index: int, cap: str | None, lender_ca
 @_amount
 @command()
 async def deposit(context: CommandContext, index: int, authority: Pubkey, amount: str) -> Outcome:
-    """Put tokens of this wallet into a pool."""
+    """Deposit tokens of this wallet into a pool."""
     address, pool = await _pool(context, index)
     if pool.authority != authority:
         message = f"the pool {index} belongs to {pool.authority}, not to {authority}; nothing was deposited"
@@ -117,20 +117,20 @@ async def extract(context: CommandContext, index: int, amount: str) -> Outcome:
 @click.option("--mint", type=ADDRESS, required=True, help="Token that is shared among the lenders.")
 @command()
 async def open_claims(context: CommandContext, index: int, mint: Pubkey) -> Outcome:
-    """Say which token lenders share, and open their claims: for good, and deposits end."""
+    """Set the token that lenders share, and open their claims. This is permanent and ends deposits."""
     address, _ = await _pool(context, index)
     sent = await context.send(
         layout.pool_claimable(context.payer, context.payer, pool=address, mint=mint, program=context.programs.mining_pool)
     )
     vault = tokens.associated(address, mint)
-    return Outcome(f"lenders of the pool {index} share what lies in {vault}", {"vault": vault, "signature": sent.signature})
+    return Outcome(f"lenders of the pool {index} share the tokens in {vault}", {"vault": vault, "signature": sent.signature})
 
 
 @mining_pool.command("open-refunds", epilog=example(f"{_PREFIX} open-refunds", "--index 1 -w authority.json"))
 @_index
 @command()
 async def open_refunds(context: CommandContext, index: int) -> Outcome:
-    """Give the collateral that is left back to the lenders: for good, and deposits and extraction end."""
+    """Give the remaining collateral back to the lenders. This is permanent and ends deposits and extraction."""
     address, _ = await _pool(context, index)
     sent = await context.send(layout.pool_refundable(context.payer, address, program=context.programs.mining_pool))
     return Outcome(f"lenders of the pool {index} can take their share back", {"pool": address, "signature": sent.signature})
@@ -140,7 +140,7 @@ async def open_refunds(context: CommandContext, index: int) -> Outcome:
 @_index
 @command()
 async def claim(context: CommandContext, index: int) -> Outcome:
-    """Take out all that is this wallet's share of what the pool brought."""
+    """Claim this wallet's share of the pool's returns."""
     address, pool = await _pool(context, index)
     if pool.redeemable is None:
         message = f"claims of the pool {index} are not open yet"
@@ -157,7 +157,7 @@ async def claim(context: CommandContext, index: int) -> Outcome:
 @_index
 @command()
 async def refund(context: CommandContext, index: int) -> Outcome:
-    """Take this wallet's share of the collateral back."""
+    """Get this wallet's share of the collateral back."""
     address, pool = await _pool(context, index)
     lender = await _lender(context, address)
     pot = pool.refunded + await amount_of(context, pool.collateral_vault)
@@ -169,7 +169,7 @@ async def refund(context: CommandContext, index: int) -> Outcome:
 
 @mining_pool.command("show", epilog=example(f"{_PREFIX} show", "--index 1", "--index 1 --address WALLET"))
 @_index
-@click.option("--address", type=ADDRESS, help="Also what this lender put in and had back.")
+@click.option("--address", type=ADDRESS, help="Also print what this lender deposited and received back.")
 @command(ChainSettings)
 async def show(context: CommandContext, index: int, address: Pubkey | None) -> Outcome:
     """Print a pool, in smallest units."""
@@ -184,7 +184,7 @@ async def show(context: CommandContext, index: int, address: Pubkey | None) -> O
 
 async def _take(context: CommandContext, paying: Any, pool: Pubkey, *, mint: Pubkey, vault: Pubkey, units: int) -> Outcome:
     if units <= 0:
-        message = "there is nothing to take out for this wallet now"
+        message = "there is nothing to pay out to this wallet now"
         raise UserError(message)
 
     own = tokens.associated(context.payer, mint)
@@ -213,7 +213,7 @@ async def _lender(context: CommandContext, pool: Pubkey, user: Pubkey | None = N
     at = layout.lender_address(pool, who, program=context.programs.mining_pool)
     read = await methods.account(context.rpc, at, timeout=CALL_SECONDS)
     if read is None:
-        message = f"the wallet {who} is no lender of this pool"
+        message = f"the wallet {who} is not a lender of this pool"
         raise UserError(message)
 
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -37,10 +38,10 @@ from psyche_core.coordinator.state import Progress
 from psyche_core.errors import ConfigError, UserError
 
 CLIENT_VERSION_HELP = (
-    "What members are to run: a version of psyche-core, a container image with its tag or digest, or sha256:… of one they know; "
-    "any client when not given, or empty."
+    "Client that members must run: a version of psyche-core, a container image with tag or digest, or sha256:… of a known image. "
+    "Default, and if empty: any client."
 )
-later_version_option = click.option(
+later_version_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
     "--allow-later-version", "later", is_flag=True, help="Allow a version of psyche-core later than the one installed here."
 )
 
@@ -54,9 +55,9 @@ later_version_option = click.option(
 @later_version_option
 @treasurer_index_option
 @click.option(
-    "--treasurer-collateral-mint", "mint", type=ADDRESS, help="Token that pays the members; makes a treasurer for the run."
+    "--treasurer-collateral-mint", "mint", type=ADDRESS, help="Token that pays the members. Creates a treasurer for the run."
 )
-@click.option("--join-authority", type=ADDRESS, help="Wallet that says who may join; ours when not given.")
+@click.option("--join-authority", type=ADDRESS, help="Wallet that grants the right to join. Default: this wallet.")
 @command()
 async def create_run(
     context: CommandContext,
@@ -67,10 +68,10 @@ async def create_run(
     mint: Pubkey | None,
     join_authority: Pubkey | None,
 ) -> Outcome:
-    """Make a run. It has no configuration yet: update-config, then set-paused --resume, start it."""
+    """Create a run. It has no configuration yet; start it with update-config and then set-paused --resume."""
     check_asked(client_version, ours=version("psyche-core"), later=later)
     if treasurer_index is not None and mint is None:
-        message = "--treasurer-index means a run that is paid for: give --treasurer-collateral-mint, too"
+        message = "--treasurer-index is for a paid run; give --treasurer-collateral-mint, too"
         raise ConfigError(message)
 
     await context.check_ids("coordinator", "authorizer")
@@ -120,7 +121,7 @@ async def create_run(
             client_version=client_version,
         )
     sent = await context.send(made, begin, signers=(Wallet(space),))
-    sentence = f"the run {run_id!r} is made: instance {address}, account {space.pubkey()}; configure it with update-config"
+    sentence = f"the run {run_id!r} was created: instance {address}, account {space.pubkey()}; configure it with update-config"
     return Outcome(sentence, {**facts, "signature": sent.signature})
 
 
@@ -135,12 +136,12 @@ async def create_run(
 @run_id_option
 @treasurer_index_option
 @click.option("--config-path", type=click.Path(path_type=Path, dir_okay=False), help="TOML file with [config] and [model].")
-@click.option("--restart-from-step", type=click.IntRange(1), help="Go on from this step, with the data that belongs to it.")
-@click.option("--switch-to-hub", is_flag=True, help="Have the next epoch load the model from its hub and not from members.")
-@click.option("--name", help="The run's name for people, at most 64 bytes.")
-@click.option("--description", help="A few words about it, at most 280 bytes.")
-@click.option("--num-parameters", type=click.IntRange(0), help="Parameters of the model, for people.")
-@click.option("--vocab-size", type=click.IntRange(0), help="Tokens of its vocabulary, for people.")
+@click.option("--restart-from-step", type=click.IntRange(1), help="Continue from this step, with the data that belongs to it.")
+@click.option("--switch-to-hub", is_flag=True, help="Let the next epoch load the model from its hub, not from members.")
+@click.option("--name", help="Display name of the run, at most 64 bytes.")
+@click.option("--description", help="Description, at most 280 bytes.")
+@click.option("--num-parameters", type=click.IntRange(0), help="Number of the model's parameters, for display.")
+@click.option("--vocab-size", type=click.IntRange(0), help="Size of the vocabulary, for display.")
 @click.option("--client-version", help=CLIENT_VERSION_HELP)
 @later_version_option
 @command()
@@ -155,7 +156,7 @@ async def update_config(
     later: bool,
     **described: Any,
 ) -> Outcome:
-    """Change a run's configuration, its place in the training, or what people are told of it. Most of it needs a paused run."""
+    """Change a run's configuration, its training progress or its description. Most changes need a paused run."""
     if client_version is not None:
         check_asked(client_version, ours=version("psyche-core"), later=later)
     owner = await owner_of(context, run_id, treasurer_index)
@@ -187,7 +188,7 @@ async def update_config(
         name for name in ("config", "model", "progress", "metadata", "client_version") if getattr(wanted, name) is not None
     ]
     if not changed:
-        message = "nothing would change: everything that was given is as it is already"
+        message = "nothing would change: all given values are already set"
         raise UserError(message)
 
     for instruction in coordinator.staged_update(owner.found.run, wanted, authority=context.payer):
@@ -207,19 +208,19 @@ async def update_config(
 )
 @run_id_option
 @treasurer_index_option
-@click.option("--resume", is_flag=True, help="Go on, or start for the first time.")
+@click.option("--resume", is_flag=True, help="Resume, or start for the first time.")
 @click.option(
     "--from-checkpoint",
     is_flag=True,
-    help="With --resume, of a run whose model no member holds any more: train again what came after the stored checkpoint.",
+    help="With --resume, if no member has the model: continue from the stored checkpoint; later steps are trained again.",
 )
 @command()
 async def set_paused(
     context: CommandContext, run_id: str, treasurer_index: int | None, resume: bool, from_checkpoint: bool
 ) -> Outcome:
-    """Pause a run after its current round, or let it go on. Nothing that was trained is lost, nobody has to join again."""
+    """Pause a run after its current round, or resume it. No training is lost, and nobody has to join again."""
     if from_checkpoint and not resume:
-        message = "--from-checkpoint says how to go on: give --resume, too"
+        message = "--from-checkpoint is for resuming; give --resume, too"
         raise ConfigError(message)
 
     owner = await owner_of(context, run_id, treasurer_index)
@@ -229,11 +230,7 @@ async def set_paused(
     sent = await context.send(owner.say(context, instruction))
     state = (await coordinator_account(context.rpc, owner.found.run)).state
     phase = "Uninitialized" if state is None else state.run_state.name
-    doing = (
-        "is waiting for its present epoch to end, then it pauses"
-        if state is not None and state.pending_pause
-        else f"is now {phase}"
-    )
+    doing = "pauses after its current epoch" if state is not None and state.pending_pause else f"is now {phase}"
     return Outcome(f"the run {run_id!r} {doing}", {"run_id": run_id, "run_state": phase, "signature": sent.signature})
 
 
@@ -244,16 +241,16 @@ async def set_paused(
 @run_id_option
 @treasurer_index_option
 @click.option(
-    "--earning-rate-total-shared", "earning", type=click.IntRange(0, 2**64 - 1), help="Points an epoch's workers share."
+    "--earning-rate-total-shared", "earning", type=click.IntRange(0, 2**64 - 1), help="Points that the workers of an epoch share."
 )
 @click.option(
-    "--slashing-rate-per-client", "slashing", type=click.IntRange(0, 2**64 - 1), help="Points noted against who cheats."
+    "--slashing-rate-per-client", "slashing", type=click.IntRange(0, 2**64 - 1), help="Points charged to a member that cheats."
 )
 @command()
 async def set_future_epoch_rates(
     context: CommandContext, run_id: str, treasurer_index: int | None, earning: int | None, slashing: int | None
 ) -> Outcome:
-    """Say what the epochs after the present one pay, in points: one point is one smallest unit of the treasurer's token."""
+    """Set what the epochs after the current one pay, in points. A point is one smallest unit of the treasurer's token."""
     if earning is None and slashing is None:
         message = "give --earning-rate-total-shared, --slashing-rate-per-client, or both"
         raise ConfigError(message)
@@ -264,7 +261,7 @@ async def set_future_epoch_rates(
     )
     sent = await context.send(owner.say(context, instruction))
     facts = {"run_id": run_id, "earning_total_shared": earning, "slashing_per_client": slashing, "signature": sent.signature}
-    return Outcome(f"the next epochs of {run_id!r} pay as you said", facts)
+    return Outcome(f"the next epochs of {run_id!r} pay the given rates", facts)
 
 
 @click.command("close-run", epilog=example("run-manager close-run", "-r first-light -w owner.json"))
@@ -272,9 +269,9 @@ async def set_future_epoch_rates(
 @treasurer_index_option
 @command()
 async def close_run(context: CommandContext, run_id: str, treasurer_index: int | None) -> Outcome:
-    """Close a halted run for good: its accounts are deleted, their rent comes back to this wallet.
+    """Close a halted run permanently: its accounts are deleted, and their rent is returned to this wallet.
 
-    A treasurer is first told of every slashed member, which takes some transactions where they are many.
+    All slashed members are first recorded with the treasurer; with many members this takes several transactions.
     """
     owner = await owner_of(context, run_id, treasurer_index)
     state = None
@@ -304,8 +301,8 @@ def read_config(path: Path) -> tuple[CoordinatorConfig, ModelConfig]:
     run_file = load_run_file(path, run_id="run")
     if run_file.model.LLM.data_location.name == "Server":
         message = (
-            f"{path}: model.LLM.data_location.Server: a run on a chain has no server that could serve its data; say where "
-            "members read it by themselves, for instance data_location.Http, Preprocessed or Local"
+            f"{path}: model.LLM.data_location.Server: a run on a chain has no data server; say where "
+            "members read it themselves, for instance data_location.Http, Preprocessed or Local"
         )
         raise ConfigError(message)
 
@@ -330,7 +327,7 @@ def data_index_at(step: int, config: CoordinatorConfig, model: ModelConfig) -> i
 
 def _needed(value: Any, option: str) -> Any:
     if not value:
-        message = f"{option} needs a configuration, and the run has none yet; give --config-path, too"
+        message = f"{option} needs a configuration, and the run has none yet; also give --config-path"
         raise ConfigError(message)
 
     return value

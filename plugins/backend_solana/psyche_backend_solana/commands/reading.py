@@ -48,11 +48,11 @@ _HIDDEN = (RunState.Finished, RunState.Paused)
     type=click.Choice(["psyche", "reference"]),
     default="psyche",
     show_default=True,
-    help="Whose program made the run: ours, or the other implementation's, whose runs can be looked at and nothing else.",
+    help="Program of the run: ours, or the reference implementation's, whose runs can only be read.",
 )
 @command(ChainSettings)
 async def json_dump_run(context: CommandContext, run_id: str, treasurer_index: int | None, program: str) -> Outcome:
-    """Print all that the chain knows of a run, as JSON."""
+    """Print everything on the chain about a run, as JSON."""
     if program == "reference":
         return _as_json(await reference_run(context, run_id))
 
@@ -78,7 +78,7 @@ async def json_dump_run(context: CommandContext, run_id: str, treasurer_index: i
 @click.option("--address", "--wallet", "--user", "address", type=ADDRESS, required=True, help="The member's wallet.")
 @command(ChainSettings)
 async def json_dump_user(context: CommandContext, run_id: str, treasurer_index: int | None, address: Pubkey) -> Outcome:
-    """Print all that the chain knows of one member of a run, as JSON."""
+    """Print everything on the chain about one member of a run, as JSON."""
     found = await context.run(run_id)
     state = (await coordinator_account(context.rpc, found.run)).state
     facts: dict[str, Any] = {"run_id": run_id, "address": address, **membership(state, address)}
@@ -91,7 +91,7 @@ async def json_dump_user(context: CommandContext, run_id: str, treasurer_index: 
 
 
 @click.command("list-runs", epilog=example("run-manager list-runs", "", "--all --json"))
-@click.option("--authorizer", type=ADDRESS, help="Only runs whose joining this wallet grants.")
+@click.option("--authorizer", type=ADDRESS, help="Only runs for which this wallet grants the right to join.")
 @click.option("--all", "every", is_flag=True, help="Also runs that are paused, finished or not configured yet.")
 @command(ChainSettings)
 async def list_runs(context: CommandContext, authorizer: Pubkey | None, every: bool) -> Outcome:
@@ -106,16 +106,16 @@ async def list_runs(context: CommandContext, authorizer: Pubkey | None, every: b
         f"{row['members']} members  {printable(row['name'], at_most=64)}".rstrip()
         for row in rows
     ]
-    return Outcome("\n".join(lines) or "no run that could be joined; --all lists the others, too", {"runs": rows})
+    return Outcome("\n".join(lines) or "no run can be joined; --all also lists the others", {"runs": rows})
 
 
 @click.command("can-join", epilog=example("run-manager can-join", "-r first-light --address WALLET"))
 @run_id_option
-@click.option("--authorizer", type=ADDRESS, help="Whose authorization names the wallet as its delegate.")
+@click.option("--authorizer", type=ADDRESS, help="Wallet whose authorization names the joining wallet as a delegate.")
 @click.option("--address", "--wallet", "--user", "address", type=ADDRESS, required=True, help="The wallet that wants to join.")
 @command(ChainSettings)
 async def can_join(context: CommandContext, run_id: str, authorizer: Pubkey | None, address: Pubkey) -> Outcome:
-    """Say whether a wallet may join a run, and if not what is missing. Exit code 1 when it may not."""
+    """Check whether a wallet may join a run, and print what is missing. Exit code 1 if it may not."""
     found = await context.run(run_id)
     grantees = None if authorizer is None else (authorizer,)
     at = await find_authorization(

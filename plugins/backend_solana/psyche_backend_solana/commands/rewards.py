@@ -40,10 +40,10 @@ _PAID_AT_ONCE = 4
 )
 @run_id_option
 @treasurer_index_option
-@click.option("--collateral-amount", "amount", required=True, help="Tokens to put in, with decimals as people write them.")
+@click.option("--collateral-amount", "amount", required=True, help="Tokens to deposit, as a decimal number.")
 @command()
 async def top_up(context: CommandContext, run_id: str, treasurer_index: int | None, amount: str) -> Outcome:
-    """Put tokens of this wallet into the vault that a run's members are paid from."""
+    """Deposit tokens of this wallet into the vault from which a run's members are paid."""
     paying = await the_treasurer(context, await context.run(run_id), treasurer_index)
     units = units_of(amount, await decimals(context, paying.run.mint))
     source = tokens.associated(context.payer, paying.run.mint)
@@ -57,7 +57,7 @@ async def top_up(context: CommandContext, run_id: str, treasurer_index: int | No
 @treasurer_index_option
 @command()
 async def claim(context: CommandContext, run_id: str, treasurer_index: int | None) -> Outcome:
-    """Have this wallet paid what it has earned and not had yet, as far as the vault reaches."""
+    """Pay this wallet what it has earned and not received yet, as far as the vault has enough."""
     found = await context.run(run_id)
     paying = await the_treasurer(context, found, treasurer_index)
     balance = membership((await coordinator_account(context.rpc, found.run)).state, context.payer)
@@ -83,10 +83,10 @@ async def claim(context: CommandContext, run_id: str, treasurer_index: int | Non
 @treasurer_index_option
 @command()
 async def pay_members(context: CommandContext, run_id: str, treasurer_index: int | None) -> Outcome:
-    """Pay every member what it has earned and not claimed, as far as the vault reaches; for the run's owner.
+    """Pay every member what it has earned and not claimed, as far as the vault has enough. Only for the run's owner.
 
-    Units go to the members' own accounts; this wallet pays the fees and the rent of accounts that are not there yet. If it is
-    interrupted, what was paid stays paid: call it again.
+    Units go to the members' own accounts. This wallet pays the fees, and the rent of accounts that do not exist yet. If it is
+    interrupted, call it again; nobody is paid twice.
     """
     owner = await owner_of(context, run_id, treasurer_index)
     paying = await the_treasurer(context, owner.found, treasurer_index)

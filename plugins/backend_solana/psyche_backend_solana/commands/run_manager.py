@@ -9,28 +9,28 @@ from typing import Any
 import click
 
 _TABLE = {
-    "can-join": ("reading:can_join", "Say whether a wallet may join a run."),
-    "checkpoint": ("members:checkpoint", "Tell a run where its model is stored."),
+    "can-join": ("reading:can_join", "Check whether a wallet may join a run."),
+    "checkpoint": ("members:checkpoint", "Report where a run's model is stored."),
     "close-address": ("members:close_address", "Delete the account with a member's address."),
-    "close-run": ("owner:close_run", "Close a halted run for good."),
-    "create-run": ("owner:create_run", "Make a run."),
+    "close-run": ("owner:close_run", "Close a halted run permanently."),
+    "create-run": ("owner:create_run", "Create a run."),
     "join-authorization-create": ("authorizations:create", "Let a wallet join."),
-    "join-authorization-delegate": ("authorizations:delegate", "Let other wallets join in one's place."),
-    "join-authorization-delete": ("authorizations:delete", "Take the right to join back."),
+    "join-authorization-delegate": ("authorizations:delegate", "Let other wallets join for this one."),
+    "join-authorization-delete": ("authorizations:delete", "Revoke the right to join."),
     "join-authorization-read": ("authorizations:read", "Show a right to join."),
-    "json-dump-run": ("reading:json_dump_run", "Print all about a run, as JSON."),
-    "json-dump-user": ("reading:json_dump_user", "Print all about a member, as JSON."),
+    "json-dump-run": ("reading:json_dump_run", "Print everything about a run, as JSON."),
+    "json-dump-user": ("reading:json_dump_user", "Print everything about a member, as JSON."),
     "list-runs": ("reading:list_runs", "List the runs on a chain."),
-    "mining-pool": ("mining_pool:mining_pool", "Pool collateral and share what comes of it."),
-    "set-future-epoch-rates": ("owner:set_future_epoch_rates", "Say what the next epochs pay."),
-    "set-paused": ("owner:set_paused", "Pause a run, or let it go on."),
-    "tick": ("members:tick", "Let a run look at the clock."),
-    "treasurer-claim-rewards": ("rewards:claim", "Take out what one has earned."),
-    "treasurer-free-balances": ("balances:free_balances", "Free the balances of members that were paid."),
+    "mining-pool": ("mining_pool:mining_pool", "Pool collateral and share its returns."),
+    "set-future-epoch-rates": ("owner:set_future_epoch_rates", "Set what the next epochs pay."),
+    "set-paused": ("owner:set_paused", "Pause or resume a run."),
+    "tick": ("members:tick", "Let a run check the clock."),
+    "treasurer-claim-rewards": ("rewards:claim", "Claim what this wallet has earned."),
+    "treasurer-free-balances": ("balances:free_balances", "Free the balances of former members that were paid."),
     "treasurer-pay-members": ("rewards:pay_members", "Pay every member what it has earned."),
-    "treasurer-top-up-rewards": ("rewards:top_up", "Put in what a run pays."),
+    "treasurer-top-up-rewards": ("rewards:top_up", "Deposit tokens that a run pays its members."),
     "update-config": ("owner:update_config", "Change a run's configuration."),
-    "expel": ("members:expel", "Send a member away."),
+    "expel": ("members:expel", "Remove a member."),
     "withdraw": ("members:withdraw", "Leave a run."),
 }
 
@@ -89,14 +89,14 @@ class StartGroup(TableGroup):
 @click.option(
     "--env-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File with WALLET_PRIVATE_KEY_PATH, RPC, WS_RPC and, if wanted, RUN_ID and AUTHORIZER: take part in a run.",
+    help="Take part in a run. FILE contains WALLET_PRIVATE_KEY_PATH, RPC, WS_RPC and optionally RUN_ID and AUTHORIZER.",
 )
 @click.option("--any-version", is_flag=True, help="Take part with this installation, whatever version the run asks for.")
 @click.option(
     "--allow-install/--no-allow-install",
     default=None,
-    help="Install the version the run asks for from your package index (ALLOW_INSTALL=1 or 0). When not said: if psyche-core "
-    "came from an index, and not from a folder or repository.",
+    help="Install the version the run asks for from your package index (ALLOW_INSTALL=1 or 0). Default: only if psyche-core "
+    "was installed from an index, not from a folder or repository.",
 )
 @click.option(
     "--allow-image",
@@ -105,31 +105,37 @@ class StartGroup(TableGroup):
     metavar="REPOSITORY",
     help="Run container images of this repository, or of an owner/, when the run asks for one (ALLOW_IMAGE); may be repeated.",
 )
-@click.option("--container-program", metavar="PROGRAM", help="docker or podman, a name or a path; the first that is there.")
+@click.option(
+    "--container-program", metavar="PROGRAM", help="docker or podman, as a name or a path. Default: the first one found."
+)
 @click.option(
     "--container-option", "container_options", multiple=True, metavar="OPTION", help="Passed on to `docker run`; may be repeated."
 )
-@click.option("--local", is_flag=True, help="Pull no image: run those that are on this machine.")
-@click.option("--entrypoint", metavar="PATH", help="The command psyche in the image, where it is not on its PATH.")
+@click.option("--local", is_flag=True, help="Do not pull images; use those on this machine.")
+@click.option("--entrypoint", metavar="PATH", help="Path of the command psyche in the image, if it is not on its PATH.")
 @click.option("--coordinator-program-id", metavar="ADDRESS", help="Address of the coordinator program.")
-@click.option("--authorizer", metavar="ADDRESS", help="With no RUN_ID: only runs whose joining this wallet grants.")
+@click.option("--authorizer", metavar="ADDRESS", help="Without RUN_ID: only runs for which this wallet grants the right to join.")
 @click.option(
     "--version-interval",
     type=click.FloatRange(min=0.05),
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="How often to ask the run which version it wants.",
+    help="How often to check which version the run asks for.",
 )
 @click.option(
-    "--client-option", "more", multiple=True, metavar="OPTION", help="Passed on to `psyche client train`, as what follows --."
+    "--client-option",
+    "more",
+    multiple=True,
+    metavar="OPTION",
+    help="Passed on to `psyche client train`, like the arguments after --.",
 )
 @click.pass_context
 def run_manager(ctx: click.Context, /, env_file: Path | None, authorizer: str | None, **given: Any) -> int | None:
-    """Make, configure, watch and close runs on Solana, and say who may join them.
+    """Create, configure, watch and close runs on Solana, and grant the right to join them.
 
-    With --env-file and no command: find the run, or one that would let this wallet in, and take part in it with the client it
-    asks for. The other options are for this. What follows -- is passed on to `psyche client train`.
+    With --env-file and no command: find the named run, or one that this wallet may join, and take part in it with the client it
+    asks for. The other options are only for this. Arguments after -- are passed on to `psyche client train`.
     """
     if ctx.invoked_subcommand is not None:
         return None

@@ -26,16 +26,16 @@ _LAMPORTS = 10**9
 @click.option(
     "--keypairs",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of key pairs NAME.json, made where missing: with --out, write the programs for these addresses of your own.",
+    help="Folder of key pairs NAME.json; missing ones are created. With --out, write the programs for these addresses.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Answer with one JSON object, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
 def programs(out: Path | None, keypairs: Path | None, as_json: bool) -> None:
     """List the on-chain programs of this release: address, size and SHA-256.
 
-    The addresses shipped are for local chains: anybody has their keys. On a chain shared with strangers use your own.
+    The shipped addresses are for local chains, because their keys are public. On a chain shared with strangers use your own.
     """
     if keypairs is not None and out is None:
-        message = "--keypairs writes programs for addresses of your own: say where to, with --out FOLDER"
+        message = "--keypairs writes programs for your own addresses; also give --out FOLDER"
         raise ConfigError(message)
 
     ids = dict(PROGRAMS) if keypairs is None else {name: _own_key(keypairs, name) for name in PROGRAMS}
@@ -71,7 +71,7 @@ def _own_key(folder: Path, name: str) -> Pubkey:
 @click.command("keygen", epilog=example("solana keygen", "wallet.json"))
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def keygen(file: Path) -> None:
-    """Make a new wallet FILE that only you can read, as solana-keygen would, and print its address."""
+    """Create a wallet FILE that only you can read, in the format of solana-keygen, and print its address."""
     wallet = Wallet.generate()
     wallet.save(file)
     click.echo(str(wallet.pubkey))
@@ -88,33 +88,33 @@ def address(file: Path) -> None:
 @click.option("--address", type=ADDRESS, required=True, help="The account.")
 @command(ChainSettings)
 async def balance(context: CommandContext, address: Pubkey) -> Outcome:
-    """Print what an account holds."""
+    """Print the balance of an account."""
     lamports = await methods.balance(context.rpc, address, timeout=CALL_SECONDS)
     return Outcome(f"{lamports / _LAMPORTS:.9f} SOL", {"address": address, "lamports": lamports})
 
 
 @click.command("airdrop", epilog=example("solana airdrop", "--address WALLET --sol 10"))
-@click.option("--address", type=ADDRESS, required=True, help="Who gets it.")
+@click.option("--address", type=ADDRESS, required=True, help="Wallet that gets it.")
 @click.option("--sol", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="How much.")
 @command(ChainSettings)
 async def airdrop(context: CommandContext, address: Pubkey, sol: float) -> Outcome:
-    """Ask the chain for free SOL, which local chains and devnet give."""
+    """Request free SOL, which local chains and devnet give."""
     signature = await context.rpc.call("requestAirdrop", str(address), round(sol * _LAMPORTS), timeout=CALL_SECONDS)
-    return Outcome(f"{sol:g} SOL are on their way to {address}", {"address": address, "signature": signature})
+    return Outcome(f"{sol:g} SOL were requested for {address}", {"address": address, "signature": signature})
 
 
 @click.group(
     cls=TableGroup,
     table={
         "address": ("psyche_backend_solana.commands.solana:address", "Print a wallet's address."),
-        "airdrop": ("psyche_backend_solana.commands.solana:airdrop", "Ask a test chain for free SOL."),
-        "balance": ("psyche_backend_solana.commands.solana:balance", "Print what an account holds."),
-        "create-token": ("psyche_backend_solana.commands.token:create_token", "Make a token to pay a run's members with."),
-        "keygen": ("psyche_backend_solana.commands.solana:keygen", "Make a wallet."),
+        "airdrop": ("psyche_backend_solana.commands.solana:airdrop", "Request free SOL from a test chain."),
+        "balance": ("psyche_backend_solana.commands.solana:balance", "Print the balance of an account."),
+        "create-token": ("psyche_backend_solana.commands.token:create_token", "Create a token for paying a run's members."),
+        "keygen": ("psyche_backend_solana.commands.solana:keygen", "Create a wallet."),
         "localnet": ("psyche_backend_solana.localnet.program:localnet", "Run a Solana chain on this machine."),
         "programs": ("psyche_backend_solana.commands.solana:programs", "List the on-chain programs, or write them to files."),
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 def solana() -> None:
-    """A Solana chain of one's own, the programs of this release, and wallets."""
+    """A local Solana chain, the programs of this release, and wallets."""

@@ -17,11 +17,11 @@ MOST_DECIMALS = 9
 
 
 @click.command("create-token", epilog=example("solana create-token", "--supply 1000000 --decimals 6 -w owner.json"))
-@click.option("--supply", default="1000000", show_default=True, help="Tokens to make, with decimals as people write them.")
+@click.option("--supply", default="1000000", show_default=True, help="Tokens to create, as a decimal number.")
 @click.option("--decimals", type=click.IntRange(0, MOST_DECIMALS), default=6, show_default=True, help="Decimals of a token.")
 @command()
 async def create_token(context: CommandContext, supply: str, decimals: int) -> Outcome:
-    """Make a token of SPL Token and give all of it to this wallet, who may make more of it later."""
+    """Create a token of SPL Token and give all of it to this wallet, which can create more of it later."""
     units = units_of(supply, decimals)
     mint = Wallet(Keypair())
     rent = await methods.rent_exempt(context.rpc, tokens.MINT_BYTES, timeout=CALL_SECONDS)
@@ -36,5 +36,5 @@ async def create_token(context: CommandContext, supply: str, decimals: int) -> O
         tokens.mint_to(mint.pubkey, account, authority=context.payer, amount=units),
         signers=(mint,),
     )
-    sentence = f"made the token {mint.pubkey}; {supply} of it are in {account}"
+    sentence = f"created the token {mint.pubkey}; {supply} tokens are in {account}"
     return Outcome(sentence, {"mint": mint.pubkey, "account": account, "units": units, "signature": sent.signature})

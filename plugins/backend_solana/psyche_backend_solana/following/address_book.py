@@ -21,7 +21,7 @@ from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.failures import RpcError
 from psyche_core.types import NodeIdentity
 
-logger = logging.getLogger("psyche.backend.solana")
+logger: logging.Logger = logging.getLogger("psyche.backend.solana")
 
 AT_ONCE = 100
 """Maximum number of accounts that a provider returns in one call."""

@@ -23,7 +23,7 @@ from psyche_backend_solana.rpc.choice import pause
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.rpc.methods import COMMITMENT, read_account
 
-logger = logging.getLogger("psyche.backend.solana")
+logger: logging.Logger = logging.getLogger("psyche.backend.solana")
 
 MAX_NOTICE_BYTES = 2**20
 OPEN_SECONDS = 10.0
@@ -40,7 +40,7 @@ class Subscription:
         self._on_nonce = on_nonce
         self._random = random.SystemRandom()
         self._current: anyio.CancelScope | None = None
-        self.listening = False
+        self.listening: bool = False
 
     async def run(self) -> None:
         """Listen until cancelled."""

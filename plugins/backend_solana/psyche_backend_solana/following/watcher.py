@@ -26,7 +26,7 @@ from psyche_backend_solana.rpc.failures import RpcError
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, WireError
 
-logger = logging.getLogger("psyche.backend.solana")
+logger: logging.Logger = logging.getLogger("psyche.backend.solana")
 
 CALL_SECONDS = 10.0
 DEAF_SECONDS = 3.0
@@ -154,7 +154,7 @@ class Watcher:
             self._untold = None
         elif anyio.current_time() - since > DEAF_SECONDS:
             self._untold = None
-            logger.warning("the websockets say nothing of changes that are there; opening them again")
+            logger.warning("the websockets did not report a change; reopening them")
             for subscription in self._subscriptions:
                 subscription.reopen()
 

@@ -26,7 +26,7 @@ def decode(text: str) -> bytes:
     for letter in text:
         value = _VALUES.get(letter)
         if value is None:
-            message = f"{letter!r} is no letter of base58"
+            message = f"{letter!r} is not a base58 character"
             raise ValueError(message)
 
         number = number * 58 + value

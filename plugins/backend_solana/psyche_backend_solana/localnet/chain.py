@@ -39,7 +39,7 @@ from psyche_backend_solana.programs import PROGRAMS, load, sums
 from psyche_core.errors import ConfigError, UserError, WireError
 
 T = TypeVar("T")
-logger = logging.getLogger("psyche.backend.solana.localnet")
+logger: logging.Logger = logging.getLogger("psyche.backend.solana.localnet")
 
 
 def shipped_programs() -> dict[str, bytes]:
@@ -63,7 +63,7 @@ class LocalChain:
         wall: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.settings = settings or ChainSettings()
+        self.settings: ChainSettings = settings or ChainSettings()
         self.providers: list[RpcProvider] = []
         self._wall = wall
         self._steady = steady
@@ -74,7 +74,7 @@ class LocalChain:
         self._store: Store | None = None
         self._saved_changes = -1
         self._stack = AsyncExitStack()
-        self.restored = False
+        self.restored: bool = False
         self.differing: list[str] = []
 
     async def __aenter__(self) -> Self:

@@ -25,14 +25,16 @@ _DOORS = 16
     "  psyche solana localnet --state chain.state --airdrop 42zGDbG3vNi2RYNVYaSnaifPxMiCPm3Rbc8nS23ZDc2s:100",
     context_settings={"max_content_width": 110},
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="IP to listen on. Whoever reaches it may do anything.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="IP to listen on. Anybody who can reach it may do anything.")
 @click.option("--rpc-port", default=8899, show_default=True, help="Port of JSON-RPC over HTTP. 0 picks a free one.")
 @click.option("--ws-port", type=int, help="Port of websockets. [default: the one after --rpc-port, where clients look for it]")
-@click.option("--providers", default=1, show_default=True, help="Pairs of ports onto the same chain, as if by several providers.")
-@click.option("--state", type=click.Path(path_type=Path, dir_okay=False), help="File to go on from and to save to.")
-@click.option("--reset", is_flag=True, help="Begin a new chain, whatever --state holds.")
-@click.option("--slot-ms", default=400, show_default=True, help="Length of a slot. A blockhash is good for 150 of them.")
-@click.option("--airdrop", "airdrops", multiple=True, metavar="ADDRESS:SOL", help="SOL given to a new chain. Repeatable.")
+@click.option("--providers", default=1, show_default=True, help="Pairs of ports for the same chain, like several providers.")
+@click.option("--state", type=click.Path(path_type=Path, dir_okay=False), help="File to continue from and to save to.")
+@click.option("--reset", is_flag=True, help="Start a new chain, whatever --state contains.")
+@click.option("--slot-ms", default=400, show_default=True, help="Length of a slot. A blockhash is valid for 150 slots.")
+@click.option(
+    "--airdrop", "airdrops", multiple=True, metavar="ADDRESS:SOL", help="SOL for an address on a new chain. Repeatable."
+)
 @click.option("--no-programs", is_flag=True, help="Leave out Psyche's programs; SPL Token and memo are always there.")
 @click.option(
     "--program",
@@ -40,21 +42,23 @@ _DOORS = 16
     multiple=True,
     type=(str, click.Path(path_type=Path, dir_okay=False, exists=True)),
     metavar="ADDRESS FILE",
-    help="A program of yours, built to an ELF file. Repeatable.",
+    help="Another program to deploy, as an ELF file. Repeatable.",
 )
 @click.option("--upgrade-authority", metavar="ADDRESS", help="Who may upgrade the programs. [default: nobody]")
 @click.option("--allow-faults", is_flag=True, help="Serve psyche_setFaults and psyche_saveState, for tests.")
 @click.option("--latency-ms", default=0, help="Fault: wait before every answer and notification.")
-@click.option("--drop-share", default=0.0, help="Fault: share (0 to 1) of HTTP requests closed unseen.")
-@click.option("--lose-answer-share", default=0.0, help="Fault: share of HTTP requests carried out, then closed unanswered.")
+@click.option("--drop-share", default=0.0, help="Fault: share (0 to 1) of HTTP requests closed unread.")
+@click.option("--lose-answer-share", default=0.0, help="Fault: share of HTTP requests executed, then closed without an answer.")
 @click.option("--swallow-share", default=0.0, help="Fault: share of transactions accepted and never processed.")
-@click.option("--expire-blockhashes-after", default=150, show_default=True, help="Fault: slots a blockhash is good for.")
+@click.option(
+    "--expire-blockhashes-after", default=150, show_default=True, help="Fault: number of slots for which a blockhash is valid."
+)
 def localnet(**given: Any) -> None:
     """Run a Solana chain on this machine, with Psyche's programs on it.
 
-    Everything that speaks to a Solana cluster can use it: wallets, solana-py, web3.js. Transactions run in a real virtual
-    machine and are final at once; SOL is free (requestAirdrop). Without --state the chain is forgotten at the end. Ctrl-C stops
-    it and saves; a killed process loses the last few seconds.
+    Solana clients can use it: wallets, solana-py, web3.js. Transactions run in a real virtual machine and are final at once. SOL
+    is free (requestAirdrop). Without --state the chain is deleted at the end. Ctrl-C saves and stops it; a killed process loses
+    the last few seconds.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -128,9 +132,9 @@ def _announce(chain: Any, settings: ChainSettings) -> None:
         for provider in chain.providers:
             click.echo(f"RPC {provider.rpc_url}  websockets {provider.ws_url}")
         for address in settings.programs or {}:
-            differs = "  (not this package's build: the chain keeps the one it has; --reset begins with this one)"
+            differs = "  (not the build of this package; the chain keeps its own; --reset installs this one)"
             click.echo(f"program {address}{differs if address in chain.differing else ''}")
         if settings.state is not None:
-            click.echo(f"{'goes on from' if chain.restored else 'saves to'} {settings.state}")
+            click.echo(f"{'continues from' if chain.restored else 'saves to'} {settings.state}")
         click.echo("ready")
         sys.stdout.flush()

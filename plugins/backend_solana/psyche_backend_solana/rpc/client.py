@@ -29,7 +29,7 @@ from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.rpc.failures import Failure, RpcError, Verdict, of_answer, of_connection, of_status
 from psyche_core.errors import BackendError
 
-logger = logging.getLogger("psyche.backend.solana")
+logger: logging.Logger = logging.getLogger("psyche.backend.solana")
 
 CALL_SECONDS = 10.0
 """Maximum seconds to wait for one endpoint's answer."""
@@ -46,13 +46,13 @@ class Rpc(AsyncResource):
     """
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
-        self.endpoints = tuple(endpoints)
+        self.endpoints: tuple[Endpoint, ...] = tuple(endpoints)
         self._clients: dict[int, AsyncClient] = {}
         self._choice = choice.EndpointChoice(len(self.endpoints))
         self._random = random.SystemRandom()
         self._probes: set[asyncio.Task[None]] = set()
-        self.bytes_read = 0
-        self.requests = 0
+        self.bytes_read: int = 0
+        self.requests: int = 0
 
     @property
     def current(self) -> Endpoint:
@@ -173,7 +173,7 @@ class Rpc(AsyncResource):
             self._choice.probed(number, anyio.current_time(), well=False)
         else:
             if self._choice.probed(number, anyio.current_time(), well=True):
-                logger.warning("the RPC endpoint %s is well again and in use", self.endpoints[number].name)
+                logger.warning("the RPC endpoint %s works again and is in use", self.endpoints[number].name)
 
 
 def _client_of(url: str, *, timeout: float, on_bytes: Callable[[int], None]) -> AsyncClient:

@@ -21,10 +21,10 @@ class Verdict(Enum):
     AGAIN = "try again, here or elsewhere"
     ELSEWHERE = "this endpoint cannot; another may"
     REBUILD = "sign again with a fresh blockhash"
-    KNOWN = "the transaction was taken in before"
+    KNOWN = "the transaction was accepted before"
     BUDGET = "more compute units are needed"
-    REFUSED = "a program has said no"
-    FATAL = "no endpoint will ever do this"
+    REFUSED = "a program refused it"
+    FATAL = "every endpoint would fail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _of_name(name: str, *, detail: str = "") -> Failure:
     if name == "BlockhashNotFound":
         return Failure(Verdict.REBUILD, "the blockhash is no longer, or not yet, known")
     if name == "AlreadyProcessed":
-        return Failure(Verdict.KNOWN, "the transaction was taken in before")
+        return Failure(Verdict.KNOWN, "the transaction was accepted before")
     if name in _AGAIN_TRANSACTION:
         return Failure(Verdict.AGAIN, f"the chain is busy: {name}{detail}")
     if name in _NO_MONEY:

@@ -16,13 +16,13 @@ from psyche_backend_solana.program_addresses import Programs
 from psyche_core.coordinator.errors import MEANINGS
 
 _SENTENCES: Mapping[str, str] = {
-    "LimitReached": "as many members are waiting as this authorization may admit; try again when one has left",
-    "AlreadyExists": "it has been made already",
-    "NotAuthority": "this wallet is not the owner who may do that",
-    "WrongOwner": "an account belongs to another program than it must; is this the right run?",
-    "WrongSize": "an account has another size than it must; is this the right run?",
-    "WrongKind": "an account is of another kind than it must be; is this the right run?",
-    "WrongVersion": "an account is of another version; update the older side",
+    "LimitReached": "this authorization's limit of waiting members is reached; try again when one has left",
+    "AlreadyExists": "it exists already",
+    "NotAuthority": "only the owner may do that, and this wallet is not the owner",
+    "WrongOwner": "an account belongs to the wrong program; is this the right run?",
+    "WrongSize": "an account has the wrong size; is this the right run?",
+    "WrongKind": "an account is of the wrong kind; is this the right run?",
+    "WrongVersion": "an account has another version; update the older side",
 }
 
 

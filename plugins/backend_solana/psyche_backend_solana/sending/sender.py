@@ -29,7 +29,7 @@ from psyche_backend_solana.sending import budget, refusals
 from psyche_backend_solana.wallet import Signer
 from psyche_core.errors import BackendError, CommandRefused
 
-logger = logging.getLogger("psyche.backend.solana")
+logger: logging.Logger = logging.getLogger("psyche.backend.solana")
 
 POLL_SECONDS = 0.4
 """Seconds between two status requests for a transaction: about one slot."""
@@ -103,7 +103,7 @@ class Sender:
             except RpcError as error:
                 match error.failure.verdict:
                     case Verdict.REBUILD:
-                        logger.info("a transaction was not taken in before its blockhash expired; signing again")
+                        logger.info("a transaction was not accepted before its blockhash expired; signing again")
                     case Verdict.AGAIN:
                         await anyio.sleep(POLL_SECONDS)
                     case Verdict.BUDGET if ran_out < 3:

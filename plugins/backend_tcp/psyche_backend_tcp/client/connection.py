@@ -42,7 +42,7 @@ from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_co
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import sign_join
 
-logger = logging.getLogger("psyche.backend.tcp")
+logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
 CONNECT_SECONDS = 10.0
 RETRY_SECONDS = 0.2
@@ -101,7 +101,7 @@ class TcpBackend(Backend):
         self._link: Link | None = None
         self._session = Session()
         self._jitter = random.SystemRandom()
-        self.reconnects = 0
+        self.reconnects: int = 0
 
     @classmethod
     def from_context(cls, context: BackendContext) -> TcpBackend:
@@ -243,7 +243,7 @@ class TcpBackend(Backend):
                 if isinstance(error, UnknownHost):
                     raise
                 if isinstance(error.__cause__, ssl.SSLError):
-                    message = f"what answers at {self._address} is no Psyche server ({error}); check host and port"
+                    message = f"the server at {self._address} is not a Psyche server ({error}); check host and port"
                     raise AccessRefused("NotPsyche", message) from error
                 why = error
 
@@ -263,7 +263,7 @@ class TcpBackend(Backend):
         seconds = self._context.retry_seconds
         tried = f"tried for {seconds:g} s; " if seconds else ""
         if isinstance(why, CommandRefused):
-            return CommandRefused(why.code, f"{why.message}; {tried}the server has no place for us now, come back later")
+            return CommandRefused(why.code, f"{why.message}; {tried}the server has no free place now")
 
         return BackendError(f"{why}; {tried}{_CHECK}")
 
@@ -281,7 +281,7 @@ class TcpBackend(Backend):
                 link = await self._reconnect(lost)
                 self.reconnects += 1
                 away = anyio.current_time() - since
-                logger.warning("the coordinator at %s is back; it was away for %.0f s", server, max(away, 1.0))
+                logger.warning("connected to the coordinator at %s again after %.0f s", server, max(away, 1.0))
         except BackendError as error:
             self._close(str(error))
         except Exception as error:  # callers must get an error instead of waiting forever
@@ -344,7 +344,7 @@ class TcpBackend(Backend):
                     received = self._session.receive(await link.frames.receive())
             except TimeoutError:
                 silent = SILENT_PINGS * link.ping_seconds
-                return _Lost(f"nothing was heard for {silent:g} s", silent=silent)
+                return _Lost(f"nothing was received for {silent:g} s", silent=silent)
             except CONNECTION_LOST:
                 if self._update is not None and self._update.state.run_state is RunState.Finished:
                     return _Lost("the run is finished", final=True)

@@ -74,7 +74,7 @@ class Session:
             case Patch(base, digest, patch):
                 return self._follow(base, digest, patch)
             case Welcome():
-                message = "the server welcomed us twice"
+                message = "the server sent two welcomes"
                 raise WireError(message)
 
     def _follow(self, base: bytes, digest: bytes, patch: Any) -> Received:

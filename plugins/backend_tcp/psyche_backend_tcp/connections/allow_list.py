@@ -13,7 +13,7 @@ from pathlib import Path
 from psyche_core.errors import UserError
 from psyche_core.regular_files import regular
 
-logger = logging.getLogger("psyche.backend.tcp")
+logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
 MAX_BYTES = 1024 * 1024
 
@@ -40,7 +40,7 @@ class AllowList:
             self._stamp = stamp
             keys = self._read()
         except UserError as error:
-            logger.error("%s; the list read before stays in force", error)  # noqa: TRY400  # the message is enough
+            logger.error("%s; the previous list stays in use", error)  # noqa: TRY400  # the message is enough
             return False
 
         changed, self._keys = keys != self._keys, keys

@@ -97,7 +97,7 @@ async def dial(
                     proof = encode_proof(await anyio.to_thread.run_sync(prove, cookie, key, abandon_on_cancel=True))
             raise lost
     except Challenged as error:
-        message = "too many want to connect to the server, and our proofs of work did not win a place; try again later"
+        message = "too many clients try to connect to the server, and our proofs of work got no place; try again later"
         raise CommandRefused("Busy", message) from error
     except LoginRefused as error:
         raise CommandRefused(error.code, error.message) from error
@@ -141,4 +141,4 @@ async def shake_hands(
         case Bye(code, sentence):
             raise LoginRefused(printable(code), printable(sentence))
         case _:
-            raise LoginRefused("NotPsyche", "the server neither welcomed nor refused us")
+            raise LoginRefused("NotPsyche", "the server answered the login with neither a welcome nor a refusal")

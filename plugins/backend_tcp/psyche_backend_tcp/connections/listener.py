@@ -37,7 +37,7 @@ from psyche_core.errors import UserError, WireError
 from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey
 
-logger = logging.getLogger("psyche.backend.tcp")
+logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
 _BACKLOG = 65_536
 """Connections that may wait to be accepted: as many as the system allows, as in anyio."""
@@ -85,7 +85,7 @@ class Listener:
         self._waiting: dict[int, anyio.CancelScope] = {}
         self._inside: dict[int, tuple[bytes, anyio.CancelScope]] = {}
         self._count = 0
-        self.address = format_address(*place, key.public)
+        self.address: str = format_address(*place, key.public)
         self.facts: Mapping[str, int] = {}
 
     @classmethod

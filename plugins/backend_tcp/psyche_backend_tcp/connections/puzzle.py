@@ -74,7 +74,7 @@ def encode_challenge(cookie: bytes) -> bytes:
 def decode_challenge(data: bytes) -> bytes:
     """The cookie. Raises WireError for anything but a challenge of this version, or if it is too hard."""
     if len(data) != CHALLENGE_BYTES or not data.startswith(CHALLENGE_MAGIC):
-        message = "the server speaks neither TLS nor asks for a proof we know; check host and port, or install matching releases"
+        message = "the server sent neither TLS nor a known challenge; check host and port, or install matching releases"
         raise WireError(message)
 
     cookie = data[len(CHALLENGE_MAGIC) :]

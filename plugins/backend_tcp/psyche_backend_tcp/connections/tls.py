@@ -97,11 +97,11 @@ def _certified_key(certificate: bytes | None) -> bytes:
     try:
         key = x509.load_der_x509_certificate(certificate or b"").public_key()
     except Exception as error:  # an unknown certificate may fail in any way; it is not ours
-        message = "the server's certificate cannot be read; it is no Psyche server"
+        message = "the server's certificate cannot be read; it is not a Psyche server"
         raise WrongServer(message) from error
 
     if not isinstance(key, Ed25519PublicKey):
-        message = f"the server's certificate holds a {type(key).__name__}, expected an Ed25519 key; it is no Psyche server"
+        message = f"the server's certificate holds a {type(key).__name__}, expected an Ed25519 key; it is not a Psyche server"
         raise WrongServer(message)
 
     return key.public_bytes_raw()

@@ -30,7 +30,7 @@ class Arrival:
 
     def __init__(self, request: SamplesRequest) -> None:
         self.request = request
-        self.count = total_samples(request.batches)
+        self.count: int = total_samples(request.batches)
         self.refusal: RequestRefused | None = None
         self.chunks: list[bytes | memoryview] = []
         self._head: SamplesHead | None = None
@@ -64,7 +64,7 @@ class Arrival:
     def add(self, chunk: bytes | memoryview) -> None:
         """Raises WireError for more bytes than announced."""
         if len(chunk) > self._missing:
-            message = f"{len(chunk)} bytes came for request {self.request.number}, still expected were {self._missing}"
+            message = f"{len(chunk)} bytes came for request {self.request.number}, expected at most {self._missing}"
             raise WireError(message)
 
         self.chunks.append(chunk)

@@ -119,7 +119,7 @@ class SharedLink:
             return
 
         if not self._any_news() and anyio.current_time() - self._heard_at > SILENCE_SECONDS / 2:
-            self.lost = ConnectionError("the data server said nothing")  # or reads with short timeouts would never notice
+            self.lost = ConnectionError("the data server sent nothing")  # or reads with short timeouts would never notice
             return
 
         with anyio.CancelScope(shield=True), contextlib.suppress(*CONNECTION_LOST):
@@ -137,7 +137,7 @@ class SharedLink:
                 raise
             return
 
-        self.lost = ConnectionError(f"the data server took in no request for {SEND_SECONDS:g} s")
+        self.lost = ConnectionError(f"the data server read no request for {SEND_SECONDS:g} s")
         raise self.lost
 
     async def _hear(self) -> None:
@@ -160,7 +160,7 @@ class SharedLink:
 
             news = self._any_news()
             if again and not news:
-                message = f"the data server said nothing for {SILENCE_SECONDS:g} s"
+                message = f"the data server sent nothing for {SILENCE_SECONDS:g} s"
                 raise ConnectionError(message)
             again = not news
 

@@ -8,7 +8,7 @@ sequence length than the run's, or another protocol version, is rejected.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import anyio
 from pydantic import BaseModel, ConfigDict
@@ -39,7 +39,7 @@ WINDOW_BYTES = 8 * 1024 * 1024
 class ServerSettings(BaseModel):
     """`data_location.Server = "host:port"`. location: the data server's address; the run's server adds its own `#KEY`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     location: str
 
@@ -50,7 +50,7 @@ class ServerData(DataProvider):
     def __init__(self, context: DataContext) -> None:
         """Raises DataError without a key or with a malformed location."""
         if context.key is None:
-            message = "the data server asks who we are; give the client an identity key"
+            message = "the data server requires a login; give the client an identity key"
             raise DataError(message)
 
         settings = context.settings
@@ -124,7 +124,7 @@ class ServerData(DataProvider):
             parts = [(arrival.head, arrival.chunks) for _, arrival in sorted(errand.arrived.items())]
             return join(parts, sequence_length=self._sequence_length)
         except WireError as error:
-            message = f"the data server at {self._location} cannot be believed: {error}"
+            message = f"the data server at {self._location} sent invalid data: {error}"
             raise DataError(message) from error
 
     async def aclose(self) -> None:

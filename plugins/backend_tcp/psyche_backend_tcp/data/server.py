@@ -33,7 +33,7 @@ from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.types import BatchId, NodeIdentity, total_samples
 from psyche_core.wire.signing import SecretKey
 
-logger = logging.getLogger("psyche.backend.tcp")
+logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
 READ_SECONDS = 60.0
 """Timeout of one read of the provider."""
@@ -167,7 +167,7 @@ class _Visit:
                 payload = await self._next_frame()
                 self._take(payload)
             except TimeoutError:  # an OSError too, so it comes first
-                return self._part("Idle", "nothing was asked for a while; connect again when you need samples")
+                return self._part("Idle", "there was no request for a while; connect again when you need samples")
             except CONNECTION_LOST:
                 return self._part("Closed", "you have closed the connection")
             except WireError as error:

@@ -47,8 +47,8 @@ class DataServerState:
         self._outgoing: deque[_Outgoing] = deque()
         self._short: deque[bytes] = deque()
         self._bye: bytes | None = None
-        self.held = 0
-        self.parted = False
+        self.held: int = 0
+        self.parted: bool = False
 
     @property
     def under_way(self) -> int:

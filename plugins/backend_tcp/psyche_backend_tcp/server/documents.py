@@ -46,7 +46,7 @@ class Documents:
         self._newest = self._drafted = first.document
         self._known: OrderedDict[bytes, Document] = OrderedDict({first.document.digest: first.document})
         self._frames: dict[bytes | None, bytes] = {}
-        self.versions = 1
+        self.versions: int = 1
 
     @property
     def newest(self) -> Document:

@@ -39,7 +39,7 @@ from psyche_core.coordinator.transitions import apply
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.types import ClientState, NodeIdentity, RunState
 
-logger = logging.getLogger("psyche.backend.tcp")
+logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
 WHOLE_COST = 20.0
 """A request for the whole document counts as this many requests."""
@@ -222,7 +222,7 @@ class Hub:
         """Close the connections of keys that are no longer allowed, and withdraw those members."""
         for number, connection in self._connections.items():
             if not may(connection.identity.signer):
-                self._say_bye(number, "NotAllowed", "the run's owner took your key off the list of those who may take part")
+                self._say_bye(number, "NotAllowed", "the run's owner removed your key from the list of those who may take part")
         for signer in self._members():
             if not may(signer):
                 self._withdraw_member(signer, moment, why="not allowed")
@@ -244,7 +244,7 @@ class Hub:
         if len(connection.outbox) + len(connection.held) > self._limits.max_outbox:
             connection.outbox.clear()
             connection.held.clear()
-            self._say_bye(number, "TooSlow", "the answers to your requests are not read")
+            self._say_bye(number, "TooSlow", "you do not read the answers to your requests")
             return 0.0
 
         requests = self._key_records[connection.identity.signer].requests
@@ -317,7 +317,7 @@ class Hub:
         for number, connection in self._connections.items():
             silent = moment.monotonic - connection.heard
             if silent >= self._limits.silence_seconds:
-                self._say_bye(number, "Silent", f"nothing whole was heard from you for {silent:.0f} s")
+                self._say_bye(number, "Silent", f"no complete frame came from you for {silent:.0f} s")
             elif min(silent, moment.monotonic - connection.pinged) >= self._limits.ping_seconds:
                 connection.pinged = moment.monotonic
                 self._send(number, encode_server(Heartbeat()))
@@ -337,7 +337,7 @@ class Hub:
             return True
 
         self._reopening_until = None
-        logger.info("the run goes on; %d of its members have not come back", len(absent))
+        logger.info("the run continues; %d of its members have not returned", len(absent))
         return False
 
     def _apply(self, command: Command, moment: Moment) -> None:

@@ -54,7 +54,7 @@ class Store:
 
     def __init__(self, folder: Path, run_id: str) -> None:
         """Raises UserError when the folder cannot be made."""
-        self.path = state_file(folder, run_id)
+        self.path: Path = state_file(folder, run_id)
         self._previous = self.path.with_name(self.path.name + ".previous")
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def _read(content: bytes) -> Saved:
         if content.startswith(_VERSIONS):
             message = "another release of this program wrote it; use that one"
             raise WireError(message)
-        message = "it is no saved state"
+        message = "it is not a saved state"
         raise WireError(message)
 
     digest, body = content[len(_MAGIC) :][:_DIGEST_BYTES], content[len(_MAGIC) + _DIGEST_BYTES :]

@@ -30,7 +30,7 @@ from psyche_core.types import NodeIdentity
 from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey
 
-logger = logging.getLogger("psyche.backend.tcp")
+logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
 _FAREWELL_SECONDS = 1.0
 _SAVE_AGAIN_SECONDS = 1.0
@@ -251,12 +251,12 @@ class TcpServer(BackendServer):
                 await self._save()
             except UserError as error:
                 if disk.failed():
-                    logger.error("%s; members are told nothing new until it can", error)  # noqa: TRY400  # the sentence
+                    logger.error("%s; members get no new state until it can be saved", error)  # noqa: TRY400  # the sentence
                 await anyio.sleep(_SAVE_AGAIN_SECONDS)
                 continue
 
             if disk.went_well():
-                logger.warning("the run's state is saved again, and members are told what is new")
+                logger.warning("the run's state is saved again, and members get the new state")
 
             self._pass_on()
             await changed.wait()
@@ -299,7 +299,7 @@ class TcpServer(BackendServer):
             if self._context.on_event is not None:
                 try:
                     self._context.on_event(state, events)
-                except Exception:  # an observer must not stop the run
+                except Exception:  # an error of an observer must not stop the run
                     logger.exception("on_event failed")
 
         self._stirred.set()

@@ -43,7 +43,7 @@ STALE_SECONDS = 3600.0
 
 _TEMPORARY = "."
 
-logger = logging.getLogger("psyche.data")
+logger: logging.Logger = logging.getLogger("psyche.data")
 
 Buffer = bytes | bytearray | memoryview
 
@@ -178,7 +178,7 @@ class BlockCache:
     def _say(self, what: str, error: OSError) -> None:
         if not self._said:
             self._said = True
-            logger.warning("cannot %s the data cache %s (%s); going on without", what, self._folder, error.strerror or error)
+            logger.warning("cannot %s the data cache %s (%s); continuing without it", what, self._folder, error.strerror or error)
 
 
 def _checksum(block: Block, content: Buffer) -> bytes:

@@ -99,7 +99,7 @@ class RangeClient:
 
             taken = await _take(answer, skip, sent, received)
             if taken > sent and answer.status_code == 206:
-                message = f"{file.name} sent more bytes than it announced; its server does not follow HTTP: use another"
+                message = f"{file.name} sent more bytes than it announced; its server does not follow HTTP; use another server"
                 raise DataError(message)
 
             if taken < sent:
@@ -115,7 +115,7 @@ class RangeClient:
             async for chunk in answer.aiter_raw():
                 content += chunk
                 if len(content) > at_most:
-                    message = f"{shown(url)} is longer than {at_most} bytes; check that it is the file meant"
+                    message = f"{shown(url)} is longer than {at_most} bytes; check that it is the right file"
                     raise DataError(message)
 
             return bytes(content)
@@ -197,7 +197,7 @@ async def _refuse_downgrade(answer: httpx.Response) -> None:
         target = answer.url.join(answer.headers["Location"])
         if target.scheme == "http":
             message = (
-                f"{shown(str(answer.url))} leads from https to http ({shown(str(target))}), where anybody on the way could "
+                f"{shown(str(answer.url))} leads from https to http ({shown(str(target))}), where anybody on the network could "
                 "change the data; use an address that stays with https"
             )
             raise DataError(message)

@@ -45,7 +45,7 @@ def refuse_failure(url: str, status: int, headers: Headers) -> None:
             message = f"{shown(url)} does not exist ({status}); check the address in data_location"
         case 401 | 403:
             message = (
-                f"{shown(url)} refuses access ({status}); make the file public, use an address that carries its permission "
+                f"{shown(url)} refuses access ({status}); make the file public, use an address that contains its permission "
                 "(a signed one, or https://user:password@host/…), or name its bucket as Gcp or S3 to read with credentials"
             )
             raise AccessRefused(message)
@@ -107,7 +107,7 @@ def piece_length(file: RemoteFile, headers: Headers, start: int, wanted: int) ->
     if first != start or not start <= last < start + wanted:
         message = (
             f"{file.name} sent bytes {first} to {last}; asked for {start} to {start + wanted - 1}; "
-            "its server, or a proxy before it, does not follow HTTP: use another"
+            "its server or a proxy does not follow HTTP; use another server"
         )
         raise DataError(message)
 
@@ -115,7 +115,7 @@ def piece_length(file: RemoteFile, headers: Headers, start: int, wanted: int) ->
     if length is not None and length != str(last - first + 1):
         message = (
             f"{file.name} announced {length[:20]} bytes for the range {content_range!r}; "
-            "its server, or a proxy before it, does not follow HTTP: use another"
+            "its server or a proxy does not follow HTTP; use another server"
         )
         raise DataError(message)
 

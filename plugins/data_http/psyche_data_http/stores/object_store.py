@@ -149,10 +149,10 @@ class ObjectStore(Store):
                 message = f"{name} refuses access"
                 raise AccessRefused(message) from error
             except FileNotFoundError as error:
-                message = f"{name} does not exist; if it did before, it was taken away while it was in use: put it back"
+                message = f"{name} does not exist; if it did before, it was deleted while it was in use: restore it"
                 raise DataError(message) from error
             except TimeoutError as error:
-                message = f"{name}: silence for {self._stall_seconds:g} s"
+                message = f"{name} sent nothing for {self._stall_seconds:g} s"
                 raise PassingError(message) from error
             except exceptions.BaseError as error:
                 raise _passing_or_not(name, error) from error

@@ -84,7 +84,7 @@ async def _make(folder: Path, plan: PipEnvironment, environment: Mapping[str, st
     await anyio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
     code = await run_tool((sys.executable, "-m", "venv", str(folder)), environment, timeout=MAKE_SECONDS)
     if code != 0:
-        message = f"python could not make an environment in {folder} (exit code {code}): what it said stands above"
+        message = f"python could not make an environment in {folder} (exit code {code}); see its output above"
         raise UserError(message)
 
     python = str(_program(folder, "python"))
@@ -92,12 +92,12 @@ async def _make(folder: Path, plan: PipEnvironment, environment: Mapping[str, st
     code = await run_tool(pip, environment, timeout=INSTALL_SECONDS)
     if code != 0:
         message = (
-            f"pip could not install {' '.join(requirements(plan))} (exit code {code}): what it said stands above; "
+            f"pip could not install {' '.join(requirements(plan))} (exit code {code}); see its output above; "
             "PIP_INDEX_URL and PIP_FIND_LINKS say where it looks"
         )
         raise UserError(message)
     if not _program(folder, "psyche").exists():
-        message = f"psyche-core {plan.version} brought no command `psyche`: it cannot be run; tell the run's owner"
+        message = f"psyche-core {plan.version} has no command `psyche` and cannot be run; tell the run's owner"
         raise UserError(message)
 
     (folder / WHOLE).write_text(json.dumps({"requirements": requirements(plan)}))

@@ -58,7 +58,7 @@ class Containers:
 
         message = (
             f"the run asks for a container image, and there is no {' or '.join(wanted)} here: install {' or '.join(PROGRAMS)}, "
-            "or say where it is with --container-program"
+            "or give its path with --container-program"
         )
         raise UserError(message)
 
@@ -81,14 +81,14 @@ async def prepare_image(
     if containers.local:
         if not await _is_here(program, image, environment):
             message = (
-                f"the image {image.reference} is not on this machine, and --local says not to pull it: build or load it first"
+                f"the image {image.reference} is not on this machine, and --local forbids pulling it; build or load it first"
             )
             raise UserError(message)
     else:
         say(f"pulling {image.reference}")
         code = await run_tool((program, "pull", image.reference), environment, timeout=PULL_SECONDS)
         if code != 0 and not await _is_here(program, image, environment):
-            message = f"{program} could not pull the image {image.reference} (exit code {code}): what it said stands above"
+            message = f"{program} could not pull the image {image.reference} (exit code {code}); see its output above"
             raise UserError(message)
         if code != 0:
             say(f"{image.reference} could not be pulled; the one that is on this machine is used")

@@ -97,7 +97,7 @@ def plan(text: str, *, ours: str, trust: Trust) -> Plan:
     if reference is None:
         message = (
             f"the run asks for client version {text!r:.120}, which is neither a version such as 0.2.0 nor an image such as "
-            "ghcr.io/owner/name:tag or name@sha256:…; tell its owner, or join with this installation by --any-version"
+            "ghcr.io/owner/name:tag or name@sha256:…; tell its owner, or join with this installation: --any-version"
         )
         raise UserError(message)
 
@@ -105,7 +105,7 @@ def plan(text: str, *, ours: str, trust: Trust) -> Plan:
     repository = repository.rpartition(":")[0] if _tagged(repository) else repository
     if not any(repository == one or (one.endswith("/") and repository.startswith(one)) for one in trust.images):
         message = (
-            f"the run asks for the image {reference}; to run it is to run code of whoever owns {repository}: "
+            f"the run asks for the image {reference}; this runs code of the owner of {repository}: "
             f"if you trust them, allow it with --allow-image {repository}"
         )
         raise UserError(message)
@@ -125,14 +125,14 @@ def check_asked(text: str, *, ours: str, later: bool) -> None:
     version, known = canonical_version(text), canonical_version(ours)
     if version is None:
         message = (
-            f"--client-version: got {text!r:.120}, which no client can be: expected a version of psyche-core such as {ours} "
+            f"--client-version: got {text!r:.120}, which no client can match; expected a version of psyche-core such as {ours} "
             "(what `psyche --version` prints), an image such as ghcr.io/owner/name:tag, or nothing for any client"
         )
         raise ConfigError(message)
     if known is not None and is_later(version, than=known) and not later:
         message = (
             f"--client-version: got {text!r:.120}, that is psyche-core {version}, later than {ours} which is installed here, so "
-            "perhaps nobody could join; name a version that exists, or say --allow-later-version"
+            "perhaps nobody can join; give an existing version, or --allow-later-version"
         )
         raise ConfigError(message)
 
@@ -196,7 +196,7 @@ def _version(version: str, text: str, *, ours: str, trust: Trust) -> Plan:
 
     message = (
         f"the run asks for client version {text!r}, this is {ours}: allow psyche-core {version} from your package index with "
-        "--allow-install, or join all the same with --any-version"
+        "--allow-install, or join with this installation: --any-version"
     )
     raise UserError(message)
 
@@ -207,7 +207,7 @@ def _only_repository(digest: str, trust: Trust) -> str:
         return named[0]
 
     message = (
-        f"the run asks for the image {digest}, which does not say whose it is: name its repository with one --allow-image "
+        f"the run asks for the image {digest}, which names no repository; name it with one --allow-image "
         f"OWNER/NAME, if you trust it; {len(named)} are named now"
     )
     raise UserError(message)

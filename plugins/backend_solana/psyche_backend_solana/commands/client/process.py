@@ -50,7 +50,7 @@ class Client:
     def __init__(self, process: anyio.abc.Process, launch: Launch) -> None:
         self._process = process
         self._launch = launch
-        self.told = False
+        self.told: bool = False
         """Whether it was asked to leave."""
 
     @classmethod
@@ -104,7 +104,7 @@ async def run_tool(arguments: Sequence[str], environment: Mapping[str, str], *, 
     process = await _open(arguments, environment, stdout=STDERR)
     code = await _within(timeout, process)
     if code is None:
-        message = f"{arguments[0]} has not ended within {timeout:g} s; look at what it said, and try again"
+        message = f"{arguments[0]} has not ended within {timeout:g} s; look at its output, and try again"
         raise UserError(message)
 
     return code

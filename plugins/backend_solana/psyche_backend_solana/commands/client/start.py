@@ -98,10 +98,10 @@ async def choose_run(
         return row["run_id"], row["client_version"]
 
     if refused:
-        message = f"the runs that would let the wallet {wallet} in ask for clients that may not be run here. {refused[0]}"
+        message = f"the runs that the wallet {wallet} may join ask for clients that you do not allow here. {refused[0]}"
         raise UserError(message)
 
-    message = f"no run on this chain would let the wallet {wallet} in now; name one with RUN_ID to hear why"
+    message = f"the wallet {wallet} may join no run on this chain now; name one with RUN_ID to see the reason"
     raise UserError(message)
 
 
@@ -123,7 +123,7 @@ class VersionReader:
         (seen,) = await methods.accounts(self._desk.rpc, [self._run.account], data_slice=part, timeout=CALL_SECONDS)
         if seen is None or len(seen.data) != CLIENT_VERSION_BYTES:
             self._run = None  # closed; its owner may create it again, with another account
-            message = f"the run {self._run_id!r} is not on the chain any more"
+            message = f"the run {self._run_id!r} is no longer on the chain"
             raise BackendError(message)
 
         if seen.data != self._seen:

@@ -169,7 +169,7 @@ class _Care:
                     client.tell(signal.SIGINT)
                 else:
                     client.ask()
-                    say("stopping: the client leaves in order; a second signal ends it at once")
+                    say("stopping: the client leaves the run cleanly; a second signal ends it at once")
                     tasks.start_soon(self._end_one)
 
     # ------------------------------------------------------------------------------------------------ versions
@@ -208,10 +208,10 @@ class _Care:
                 ready = await self._versions.prepare(plan)
             except PsycheError as error:
                 longer = min(2 * pause, max(LONGEST_POLL_SECONDS, self._pace.poll))
-                say(f"it could not be prepared, trying again in {longer:g} s, and the client goes on as it is: {error}")
+                say(f"it could not be prepared; the client continues unchanged; trying again in {longer:g} s: {error}")
                 return longer
 
-            say(f"{plan} is ready: the client leaves, and it takes its place")
+            say(f"{plan} is ready: it replaces the running client")
             self._plan, self._ready, self._version = plan, ready, version
             await self._end_one()
         self._version = version

@@ -72,18 +72,18 @@ class Ledger:
     def __init__(self, *, unix: int, history: int = 10_000, genesis_hash: str | None = None) -> None:
         self._svm = make_svm()
         self._faucet = faucet_key()
-        self.genesis_hash = genesis_hash or base58.encode(secrets.token_bytes(32))
-        self.identity = Keypair.from_seed(base58.decode(self.genesis_hash)).pubkey()
-        self.history = History(history)
-        self.transaction_count = 0
-        self.slot = FIRST_SLOT
-        self.unix = unix
-        self.blockhashes = BlockhashWindow(FIRST_SLOT, next_hash(self.genesis_hash, FIRST_SLOT))
+        self.genesis_hash: str = genesis_hash or base58.encode(secrets.token_bytes(32))
+        self.identity: Pubkey = Keypair.from_seed(base58.decode(self.genesis_hash)).pubkey()
+        self.history: History = History(history)
+        self.transaction_count: int = 0
+        self.slot: int = FIRST_SLOT
+        self.unix: int = unix
+        self.blockhashes: BlockhashWindow = BlockhashWindow(FIRST_SLOT, next_hash(self.genesis_hash, FIRST_SLOT))
         self.processed: dict[str, int] = {}
         self.touched: set[Pubkey] = {self._faucet.pubkey()}
-        self.changes = 0
+        self.changes: int = 0
         self._events: list[Event] = []
-        self.airdrops = 0
+        self.airdrops: int = 0
         self._set_clock()
         self.history.begin(Block(slot=self.slot, parent=0, blockhash=self.blockhashes.latest, unix=unix, signatures=[]))
 

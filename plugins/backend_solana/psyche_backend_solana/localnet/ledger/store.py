@@ -52,7 +52,7 @@ class Store:
 
     def unusable(self, error: WireError) -> UserError:
         """The error for a file that cannot be used."""
-        return UserError(f"the chain's state {self.path} cannot be used: {error}. Move it away, or begin anew with --reset")
+        return UserError(f"the chain's state {self.path} cannot be used: {error}. Move it away, or start anew with --reset")
 
     def save(self, plain: dict[str, Any]) -> None:
         """Write the file durably. Raises UserError (disk full, no permission, too large)."""
@@ -74,7 +74,7 @@ class Store:
             raise WireError(message)
 
         if not content.startswith(_MAGIC):
-            message = "another release wrote it" if content.startswith(_VERSIONS) else "it is no saved chain"
+            message = "another release wrote it" if content.startswith(_VERSIONS) else "it is not a saved chain"
             raise WireError(message)
 
         digest, body = content[len(_MAGIC) :][:_DIGEST_BYTES], content[len(_MAGIC) + _DIGEST_BYTES :]

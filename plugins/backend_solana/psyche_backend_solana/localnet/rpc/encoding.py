@@ -80,5 +80,5 @@ def _zstd(data: bytes) -> bytes:
 
         return bytes(compress(data))
 
-    message = "this chain's Python has no zstd; ask for base64, or install backports.zstd beside the chain"
+    message = "this chain's Python has no zstd; request base64, or install backports.zstd for the chain"
     raise invalid(message)

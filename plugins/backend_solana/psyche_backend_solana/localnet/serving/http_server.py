@@ -20,7 +20,7 @@ import h11
 
 from psyche_backend_solana.localnet.settings import Limits
 
-logger = logging.getLogger("psyche.backend.solana.localnet")
+logger: logging.Logger = logging.getLogger("psyche.backend.solana.localnet")
 
 _CHUNK = 64 * 1024
 _LOST = (ConnectionError, TimeoutError, h11.RemoteProtocolError, h11.LocalProtocolError)

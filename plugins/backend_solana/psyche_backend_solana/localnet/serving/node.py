@@ -27,7 +27,7 @@ from psyche_backend_solana.localnet.rpc_error import (
 from psyche_backend_solana.localnet.serving.subscriptions import Notification, Subscriptions
 from psyche_backend_solana.localnet.settings import Limits
 
-logger = logging.getLogger("psyche.backend.solana.localnet")
+logger: logging.Logger = logging.getLogger("psyche.backend.solana.localnet")
 
 T = TypeVar("T")
 _NO_ANSWER = object()

@@ -26,7 +26,7 @@ class RpcProvider:
     def __init__(
         self, engine: Engine, *, host: str, outboxes: Outboxes, numbers: Iterator[int], limits: Limits, admin: bool
     ) -> None:
-        self.faults = FaultSwitch()
+        self.faults: FaultSwitch = FaultSwitch()
         self._engine = engine
         self._host = host
         self._admin = admin

@@ -50,7 +50,7 @@ class NumbaCompressor(Compressor):
     layout: parameter table.
     """
 
-    precision = Precision()
+    precision: Precision = Precision()
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
