@@ -3,8 +3,8 @@
 python -m benchmarks.convergence [--seeds 3] [--steps 200] [--json] [any other option of `psyche bench convergence`]
 python -m benchmarks.convergence --quick [--json] [--seeds 3] [--steps 200]
 
-`--quick` compares three recipes at tuned rates: AdamW and DisTrO with rate groups, and DisTrO with one rate for all tensors. JSON:
-mean validation loss by recipe, bytes a member sends in a step, and the loss of each seed.
+`--quick` compares three recipes at tuned rates: AdamW and DisTrO with rate groups, and DisTrO with one rate for all tensors. Its
+JSON has the mean validation loss by recipe, the bytes a member sends in a step, and the loss of each seed.
 """
 
 from __future__ import annotations

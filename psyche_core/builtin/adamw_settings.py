@@ -14,8 +14,8 @@ class AdamWSettings(BaseModel):
     """`[model.LLM.optimizer.AdamW]`.
 
     betas: decay of the first and second moment per step. weight_decay: decoupled, multiplied by the learning rate. eps: added to
-    √v̂. clip_grad_norm: global L2 norm to which the replica's own gradient is clipped; absent or 0 means no clipping. rates: factors
-    of learning rate and weight decay by kind of tensor and by name; absent means 1 for all.
+    √v̂. clip_grad_norm: global L2 norm to which the replica's own gradient is clipped; absent or 0 means no clipping.
+    rates: factors of learning rate and weight decay by kind of tensor and by name; absent means 1 for all.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

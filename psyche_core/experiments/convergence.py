@@ -31,8 +31,8 @@ BETAS, EPSILON, WEIGHT_DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 1.0
 class Recipe:
     """An optimizer with settings.
 
-    optimizer: `AdamW`, or a plugin's name with settings. rate: base learning rate of the schedule. settings: of AdamW only `rates`
-    counts, see `psyche_core.interfaces.rate_groups`.
+    optimizer: `AdamW`, or a plugin's name with settings. rate: base learning rate of the schedule. settings: of AdamW only
+    `rates` counts, see `psyche_core.interfaces.rate_groups`.
     """
 
     optimizer: str
@@ -142,12 +142,12 @@ def train_plain_adamw(task: Task, model: Model, recipe: Recipe, *, schedule: Cho
     parameters = list(model.parameters.values())
     groups = RateGroups.model_validate(recipe.settings.get("rates") or {})
     rates = groups.tensor_rates({name: tuple(parameter.shape) for name, parameter in model.parameters.items()})
-    # torch multiplies the decay by a group's rate, ours by the run's alone
-    apart = [
-        {"params": [parameter], "rate": rates[name].rate, "weight_decay": WEIGHT_DECAY * rates[name].weight_decay / rates[name].rate}
-        for name, parameter in model.parameters.items()
-    ]
-    optimizer = torch.optim.AdamW(apart, lr=recipe.rate, betas=BETAS, eps=EPSILON)
+    each = []
+    for name, parameter in model.parameters.items():
+        rate = rates[name]
+        decay = WEIGHT_DECAY * rate.weight_decay / rate.rate  # torch multiplies it by the tensor's rate, we by the run's
+        each.append({"params": [parameter], "rate": rate.rate, "weight_decay": decay})
+    optimizer = torch.optim.AdamW(each, lr=recipe.rate, betas=BETAS, eps=EPSILON)
     losses = [(0, model.loss(task.held_out, micro_batch_size=task.micro_batch_size))]
     for step, shares in enumerate(task.rounds, start=1):
         model.gradients(_together(shares), micro_batch_size=task.micro_batch_size)
@@ -201,8 +201,8 @@ def _words(rates: Mapping[str, Any]) -> str:
         for key, what in (("rate", "rate"), ("weight_decay", "decay"), ("kind", "kind"))
         if key in entry
     }
-    words = [f"{key} {value:g}" if isinstance(value, (int, float)) else f"{key} {value}" for key, value in (plain | named).items()]
-    return "".join(f", {word}" for word in words)
+    every = (plain | named).items()
+    return "".join(f", {key} {value:g}" if isinstance(value, (int, float)) else f", {key} {value}" for key, value in every)
 
 
 def _together(shares: Sequence[Samples]) -> Samples:

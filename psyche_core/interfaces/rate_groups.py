@@ -1,6 +1,6 @@
 """Rate groups: how the learning rate and the weight decay of a run differ from tensor to tensor.
 
-An optimizer whose settings have a table `rates` validates it with `RateGroups` and asks for `tensor_rates` once, when it is built:
+An optimizer whose settings have a table `rates` validates it with `RateGroups`, and asks for `tensor_rates` when it is built:
 
     weights <- weights (1 - learning rate * weight decay * TensorRate.weight_decay) - learning rate * TensorRate.rate * direction
 
@@ -12,8 +12,8 @@ that is divided among processes gives its optimizer whole tensors. The kind of a
     embedding    the same with EMBEDDINGS
     matrix       any other
 
-in this order: the last two parts of the full name count. A weight that is tied to the embedding appears once, under the embedding's name, so it is an embedding. An entry of
-`by_name` may say another kind. No torch import here.
+in this order: the last two parts of the full name count. A weight that is tied to the embedding appears once, under the
+embedding's name, so it is an embedding. An entry of `by_name` may say another kind. No torch import here.
 """
 
 from __future__ import annotations
@@ -134,9 +134,7 @@ class RateGroups(_Table):
         for name, (kind, entry) in assigned.items():
             rate = entry.rate if entry is not None and entry.rate is not None else getattr(self, kind)
             decay = (
-                entry.weight_decay
-                if entry is not None and entry.weight_decay is not None
-                else getattr(self.weight_decay, kind)
+                entry.weight_decay if entry is not None and entry.weight_decay is not None else getattr(self.weight_decay, kind)
             )
             rates[name] = TensorRate(rate * by_width if kind in ("matrix", "head") else rate, decay)
         return rates

@@ -36,9 +36,7 @@ def cut_by_rate(tile: Group, layout: Layout, rates: Rates) -> tuple[tuple[Group,
         if parts and parts[-1][1] == rate:
             start = parts.pop()[0].start
         begin = (start - tile.start) // row
-        part = replace(
-            tile, start=start, row_blocks=(stop - start) // row, first_chunk=tile.first_chunk + begin * across
-        )
+        part = replace(tile, start=start, row_blocks=(stop - start) // row, first_chunk=tile.first_chunk + begin * across)
         parts.append((part, rate))
     return tuple(parts)
 

@@ -27,8 +27,8 @@ from psyche_optim_distro.backends.torch import TorchVoteUpdater
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.precision import Precision
-from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.rates import Rates
+from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.tiles import Workspace
 from psyche_optim_distro.top_k import CoefficientTables, Selection
 from psyche_optim_distro.transform import dct_basis
@@ -145,9 +145,7 @@ def test_thousands_of_tables() -> None:
         payloads = [different[number % len(different)] for number in range(senders)]
         torch.set_num_threads(int(dice.integers(1, 3)))
         rate = float(10 ** dice.uniform(-6, 1))
-        found = [
-            moved(layout, payloads, compiled=compiled, weight_decay=0.1, learning_rate=rate) for compiled in (True, False)
-        ]
+        found = [moved(layout, payloads, compiled=compiled, weight_decay=0.1, learning_rate=rate) for compiled in (True, False)]
         assert same_bits(*found), (shapes, chunk, topk, senders)
         tables += 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,7 @@ def test_a_tile_is_cut_where_the_rate_changes(
             assert parts[0][0].start == tile.start
             assert parts[-1][0].stop == tile.stop
             assert sum(part.chunk_count for part, _ in parts) == tile.chunk_count
-            for (before, rate), (after, other) in zip(parts, parts[1:], strict=False):
+            for (before, rate), (after, other) in pairwise(parts):
                 assert before.stop == after.start
                 assert before.first_chunk + before.chunk_count == after.first_chunk
                 assert rate != other
@@ -203,7 +204,7 @@ def test_the_look_ahead_takes_the_step_that_apply_takes(dtype: torch.dtype) -> N
 
 
 def test_a_factor_of_a_whole_tensor_would_change_nothing_in_delta() -> None:
-    """Why delta is kept in units of the plain rate: its signs and what is sent of it stay the same (a power of two, no rounding)."""
+    """Why delta is kept in units of the plain rate: its signs and what is sent stay the same (a power of two, no rounding)."""
     sent, signs = [], []
     for factor in (1.0, 8.0):
         model = ToyModel(SHAPES)

@@ -338,4 +338,4 @@ def test_factors_of_one_change_no_bit(rates: dict[str, Any]) -> None:
 
 def test_an_entry_for_no_parameter_is_refused() -> None:
     with pytest.raises(ConfigError, match="fits none of the model's 2 parameters"):
-        replica(rates={"by_name": [{"pattern": "wieght", "rate": 2.0}]})
+        replica(rates={"by_name": [{"pattern": "weights", "rate": 2.0}]})

@@ -135,9 +135,7 @@ class NumbaUpdater(Updater[ChunkVotes]):
         update_group(0, 0, places, starts, counts, 0, self._means, 1, 1, 1, *cut, weights, weights, weights)
 
 
-def _by_row(
-    parts: Sequence[tuple[Group, TensorRate]], *, learning_rate: float, weight_decay: float
-) -> tuple[Floats, Floats]:
+def _by_row(parts: Sequence[tuple[Group, TensorRate]], *, learning_rate: float, weight_decay: float) -> tuple[Floats, Floats]:
     """Factor of the masters and size of the step for each row of a group's blocks, float32 [row_blocks]."""
     pairs = [factors(rate, learning_rate=learning_rate, weight_decay=weight_decay) for _, rate in parts]
     rows = [part.row_blocks for part, _ in parts]
