@@ -328,8 +328,8 @@ def test_each_tensor_has_its_own_rate_and_decay() -> None:
 @pytest.mark.parametrize("rates", [{}, {"by_name": [{"pattern": "*", "rate": 1.0}]}])
 def test_factors_of_one_change_no_bit(rates: dict[str, Any]) -> None:
     found = []
-    for changes in ({}, {"rates": rates}):
-        model, optimizer = replica(**changes)
+    for given_rates in (None, rates):
+        model, optimizer = replica(rates=given_rates)
         model.set_gradients(4)
         optimizer.apply(1, [optimizer.compress(1, learning_rate=0.013)], learning_rate=0.013, own_accepted=True)
         found.append({name: master.clone() for name, master in optimizer.masters.items()})
