@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from psyche_core.config.run_config import Choice
 from psyche_core.experiments.convergence import PLAIN_ADAMW, WEIGHT_DECAY, Recipe, Task, train_plain_adamw
 from psyche_core.testing.toy_model import ToyModel, toy_samples
 
-RATES = {"embedding": 8.0, "norm": 3.0, "weight_decay": {"norm": 0.0, "matrix": 5.0}}
+RATES: dict[str, Any] = {"embedding": 8.0, "norm": 3.0, "weight_decay": {"norm": 0.0, "matrix": 5.0}}
 
 
 @pytest.mark.parametrize(
@@ -34,8 +36,8 @@ def test_plain_adamw_takes_the_step_of_the_tensor_s_group(name: str, rate: float
 def test_recipes_that_differ_in_their_groups_have_other_titles() -> None:
     """A report knows what was trained by its title."""
     plain = {"compression_topk": 8, "compression_decay": 0.999, "quantize_1bit": True}
-    named = {"by_name": [{"pattern": "*.gate.*", "rate": 2.0}]}
-    tables = [{}, {"rates": {"norm": 3.0}}, {"rates": RATES}, {"rates": {**RATES, **named}}]
+    named: dict[str, Any] = {"by_name": [{"pattern": "*.gate.*", "rate": 2.0}]}
+    tables: list[dict[str, Any]] = [{}, {"rates": {"norm": 3.0}}, {"rates": RATES}, {"rates": {**RATES, **named}}]
     titles = [Recipe("Distro", 0.001, {**plain, **table}).title for table in tables]
     assert titles[0] == "Distro 1 bit, top 8, decay 0.999, rate 0.001"
     assert titles[1] == f"{titles[0]}, norm 3"
