@@ -224,7 +224,8 @@ def test_a_factor_of_a_whole_tensor_would_change_nothing_in_delta() -> None:
 @pytest.mark.parametrize(
     "changes", [{}, {"quantize_1bit": False}, {"rates": {**RATES, "reference_width": 16}}], ids=["signs", "values", "width"]
 )
-def test_replicas_of_both_backends_stay_equal_and_one_that_joins_follows(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("rounds", [20, pytest.param(250, marks=pytest.mark.soak)])
+def test_replicas_of_both_backends_stay_equal_and_one_that_joins_follows(changes: dict[str, Any], rounds: int) -> None:
     replicas = []
     for number in range(3):
         model = ToyModel(SHAPES)
@@ -233,12 +234,12 @@ def test_replicas_of_both_backends_stay_equal_and_one_that_joins_follows(changes
     def equal() -> None:
         assert len({digest(replica.optimizer.masters) for replica in replicas}) == 1
 
-    play_rounds(replicas, rounds=20, learning_rate=0.01, after_round=equal)
+    play_rounds(replicas, rounds=rounds, learning_rate=0.01, after_round=equal)
     model = ToyModel(SHAPES, seed=9)
     joined = Replica(model, optimizer_of(model, compiled=False, **changes))
     joined.optimizer.load_parameters({name: master.clone() for name, master in replicas[0].optimizer.masters.items()})
     replicas.append(joined)
-    play_rounds(replicas, rounds=20, learning_rate=0.01, after_round=equal)
+    play_rounds(replicas, rounds=rounds, learning_rate=0.01, after_round=equal)
 
 
 def test_an_entry_for_no_parameter_is_refused_when_the_optimizer_is_built() -> None:
