@@ -122,7 +122,7 @@ def drop(file: str) -> Change:
         (swap("state.toml", "[config]", "[config"), ["state.toml is not valid TOML"]),
         (swap("state.toml", "min_clients = 2", "min_clients = 9"), ["min_clients", "9"]),
         (swap("state.toml", "witness_nodes = ", "witnes_nodes = "), ["witnes_nodes", "did you mean", "witness_nodes"]),
-        (swap("state.toml", "optimizer.Distro]", "optimizer.Distrro]"), ["optimizer", "Distrro", "did you mean Distro?"]),
+        (swap("state.toml", "optimizer.Distro", "optimizer.Distrro"), ["optimizer", "Distrro", "did you mean Distro?"]),
         (swap("state.toml", "compression_topk = 64", 'compression_topk = "many"'), ["model.LLM.optimizer.Distro", "many"]),
         (swap("state.toml", '"HfLlama"', '"HfLama"'), ["architecture", "HfLama", "did you mean HfLlama?"]),
         (swap("data.toml", "seq_len = 128", "seq_len = 64"), ["seq_len = 64", "max_seq_len"]),
