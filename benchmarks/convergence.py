@@ -1,21 +1,100 @@
 """AdamW beside DisTrO with its settings, on the local testnet's model and Shakespeare: `psyche bench convergence` for it.
 
 python -m benchmarks.convergence [--seeds 3] [--steps 200] [--json] [any other option of `psyche bench convergence`]
+python -m benchmarks.convergence --quick [--json] [--seeds 3] [--steps 200]
+
+`--quick` compares three recipes at tuned rates: AdamW and DisTrO with rate groups, and DisTrO with one rate for all tensors. Its
+JSON has the mean validation loss by recipe, the bytes a member sends in a step, and the loss of each seed.
 """
 
 from __future__ import annotations
 
+import argparse
+import functools
+import json
+import statistics
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from benchmarks import llama
 from psyche_core.cli import main as psyche
+from psyche_core.cli.program import run_program
+from psyche_core.config.run_config import load_run_file
+from psyche_core.experiments.convergence import PLAIN_ADAMW, Outcome, Recipe, table
+from psyche_core.experiments.convergence_run import Experiment, outcomes
+from psyche_core.plugins import PluginRegistry
+from psyche_core.storage.scratch import default_folder
+
+STATE = llama.EXAMPLE / "state.toml"
+ADAMW_RATE, ADAMW_REST = 1.6e-3, 6.25
+"""AdamW's tuned rate of matrices, and the factor of all other tensors."""
+
+UNIFORM_RATE = 2.4e-3
+"""DisTrO's tuned rate where it is one for all tensors."""
 
 
 def main() -> None:
     """Call the command with the example's model and data, which is made when it is not there."""
     llama.tokens("training")
-    base = ["--state", str(llama.EXAMPLE / "state.toml"), "--data", str(llama.EXAMPLE / "data")]
+    if "--quick" in sys.argv[1:]:
+        parser = argparse.ArgumentParser(prog="python -m benchmarks.convergence")
+        parser.add_argument("--quick", action="store_true", required=True)
+        parser.add_argument("--json", action="store_true")
+        parser.add_argument("--seeds", type=int, default=3)
+        parser.add_argument("--steps", type=int, default=200)
+        given = parser.parse_args()
+        run_program(functools.partial(quick, given.seeds, given.steps, as_json=given.json))
+        return
+
+    base = ["--state", str(STATE), "--data", str(llama.EXAMPLE / "data")]
     psyche(["bench", "convergence", *base, *sys.argv[1:]])
+
+
+def quick_recipes() -> dict[str, Recipe]:
+    """The three recipes by name. DisTrO with rate groups is the example's own."""
+    llm = load_run_file(STATE).model.LLM
+    settings, rate = dict(llm.optimizer.settings or {}), float((llm.lr_schedule.settings or {})["base_lr"])
+    rest = dict.fromkeys(("head", "embedding", "norm"), ADAMW_REST)
+    return {
+        "adamw": Recipe(PLAIN_ADAMW, ADAMW_RATE, {"rates": rest}),
+        "distro": Recipe("Distro", rate, settings),
+        "distro_uniform": Recipe("Distro", UNIFORM_RATE, {key: value for key, value in settings.items() if key != "rates"}),
+    }
+
+
+async def quick(seeds: int, steps: int, *, as_json: bool) -> None:
+    """Train the three recipes with each seed and print their losses."""
+    data = llama.EXAMPLE / "data"
+    experiment = Experiment(
+        run=load_run_file(STATE),
+        data=data,
+        validation_data=data / "validation",
+        steps=steps,
+        members=4,
+        every=steps,
+        base=llama.EXAMPLE,
+        cache=default_folder(),
+        device="cpu",
+    )
+    names = {recipe.title: name for name, recipe in quick_recipes().items()}
+    found: dict[str, list[Outcome]] = {name: [] for name in names.values()}
+    recipes = list(quick_recipes().values())
+    async for outcome in outcomes(experiment, recipes, range(seeds), PluginRegistry.discover()):
+        found[names[outcome.recipe.title]].append(outcome)
+        print(f"{outcome.recipe.title}, seed {outcome.seed}: {outcome.validation_loss:.4f}", file=sys.stderr, flush=True)
+    every = [outcome for same in found.values() for outcome in same]
+    print(json.dumps(summary(found)) if as_json else table(every))
+
+
+def summary(found: Mapping[str, list[Outcome]]) -> dict[str, Any]:
+    """Mean loss, mean bytes and the losses of all seeds, by recipe."""
+    losses = {name: [round(outcome.validation_loss, 4) for outcome in same] for name, same in found.items()}
+    return {
+        **{name: round(statistics.fmean(values), 4) for name, values in losses.items()},
+        "bytes": {name: round(statistics.fmean(outcome.bytes_per_step for outcome in same)) for name, same in found.items()},
+        "seeds": losses,
+    }
 
 
 if __name__ == "__main__":

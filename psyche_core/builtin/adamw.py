@@ -33,6 +33,7 @@ from psyche_core.errors import ModelError, NonFiniteError, PayloadRejected
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.parameters import check_private_state, copy_parameter, shapes_of
+from psyche_core.interfaces.rate_groups import RateGroups
 
 MAGIC: Final = b"PsyAdamW"
 VERSION: Final = 1
@@ -42,7 +43,10 @@ MAX_SQUARED_NORM: Final = 1e37
 
 
 class AdamW(Optimizer):
-    """Dense AdamW; see the module. Formulas: Loshchilov and Hutter, Decoupled Weight Decay Regularization, algorithm 2."""
+    """Dense AdamW; see the module. Formulas: Loshchilov and Hutter, Decoupled Weight Decay Regularization, algorithm 2.
+
+    Raises ConfigError for `rates` that do not fit the model's parameters.
+    """
 
     def __init__(self, settings: AdamWSettings, model: Model) -> None:
         self._settings = settings
@@ -50,6 +54,8 @@ class AdamW(Optimizer):
         self._masters = {
             name: tensor.detach().to("cpu", torch.float32, copy=True).contiguous() for name, tensor in self._compute.items()
         }
+        groups = settings.rates or RateGroups()
+        self._rates = groups.tensor_rates({name: tuple(master.shape) for name, master in self._masters.items()})
         self._first = {name: torch.zeros_like(master) for name, master in self._masters.items()}
         self._second = {name: torch.zeros_like(master) for name, master in self._masters.items()}
         self._compressed = 0  # compress calls so far, the t of the bias corrections
@@ -119,21 +125,24 @@ class AdamW(Optimizer):
             raise PayloadRejected(message)
 
     def apply(self, step: int, payloads: Sequence[bytes], *, learning_rate: float, own_accepted: bool) -> None:  # noqa: ARG002
-        """Move the masters by the mean direction: θ ← θ·(1 - lr·λ) - lr·mean. Every payload has the same weight."""
+        """Move the masters by the mean direction: θ ← θ·(1 - lr·λ) - lr·f·mean. Every payload has the same weight.
+
+        f is the tensor's factor of the rate, and λ its weight decay, see `psyche_core.interfaces.rate_groups`.
+        """
         if not payloads:
             return
 
         ordered = sorted(payloads, key=lambda payload: hashlib.sha256(payload).digest())
-        decay = 1.0 - learning_rate * self._settings.weight_decay
         offset = 0
-        for master in self._masters.values():
+        for name, master in self._masters.items():
+            rate = self._rates[name]
             total = torch.zeros(master.numel(), dtype=torch.float64)
             for payload in ordered:
                 total += torch.from_numpy(self._values(payload, offset, master.numel()).astype(np.float64))
             total /= len(ordered)
-            total *= learning_rate
+            total *= rate.step(learning_rate)
             moved = master.double().flatten()
-            moved *= decay
+            moved *= rate.kept(learning_rate, self._settings.weight_decay)
             moved -= total
             master.copy_(moved.view_as(master))
             offset += master.numel()

@@ -7,12 +7,15 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from psyche_core.interfaces.rate_groups import RateGroups
+
 
 class AdamWSettings(BaseModel):
     """`[model.LLM.optimizer.AdamW]`.
 
     betas: decay of the first and second moment per step. weight_decay: decoupled, multiplied by the learning rate. eps: added to
     √v̂. clip_grad_norm: global L2 norm to which the replica's own gradient is clipped; absent or 0 means no clipping.
+    rates: factors of learning rate and weight decay by kind of tensor and by name; absent means 1 for all.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -21,6 +24,7 @@ class AdamWSettings(BaseModel):
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
     clip_grad_norm: Annotated[float, Field(ge=0.0)] | None = None
+    rates: RateGroups | None = None
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

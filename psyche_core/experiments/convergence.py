@@ -19,6 +19,7 @@ from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.round.schedule import learning_rate
 from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.model import Model
+from psyche_core.interfaces.rate_groups import RateGroups
 from psyche_core.training.local_run import LocalRun
 from psyche_core.training.trainer import Trainer
 
@@ -30,7 +31,8 @@ BETAS, EPSILON, WEIGHT_DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 1.0
 class Recipe:
     """An optimizer with settings.
 
-    optimizer: `AdamW`, or a plugin's name with settings. rate: base learning rate of the schedule.
+    optimizer: `AdamW`, or a plugin's name with settings. rate: base learning rate of the schedule. settings: of AdamW only
+    `rates` counts, see `psyche_core.interfaces.rate_groups`.
     """
 
     optimizer: str
@@ -40,13 +42,14 @@ class Recipe:
     @property
     def title(self) -> str:
         """The settings that differ between recipes, for tables."""
+        groups = _words(self.settings.get("rates") or {})
         if self.optimizer == PLAIN_ADAMW:
-            return f"AdamW, rate {self.rate:g}"
+            return f"AdamW, rate {self.rate:g}{groups}"
 
         kind = "1 bit" if self.settings.get("quantize_1bit") else f"{self.settings.get('value_bits', 16)} bit"
         return (
             f"{self.optimizer} {kind}, top {self.settings['compression_topk']}, decay {self.settings['compression_decay']:g}, "
-            f"rate {self.rate:g}"
+            f"rate {self.rate:g}{groups}"
         )
 
     def as_settings(self) -> dict[str, Any]:
@@ -137,13 +140,20 @@ def scaled_schedule(schedule: Choice, rate: float, *, steps: int) -> Choice:
 def train_plain_adamw(task: Task, model: Model, recipe: Recipe, *, schedule: Choice, seed: int) -> Outcome:
     """Train with full gradients, applied at once. bytes_per_step is the size of float32 gradients, which a member would send."""
     parameters = list(model.parameters.values())
-    optimizer = torch.optim.AdamW(parameters, lr=recipe.rate, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY)
+    groups = RateGroups.model_validate(recipe.settings.get("rates") or {})
+    rates = groups.tensor_rates({name: tuple(parameter.shape) for name, parameter in model.parameters.items()})
+    each = []
+    for name, parameter in model.parameters.items():
+        rate = rates[name]
+        decay = WEIGHT_DECAY * rate.weight_decay / rate.rate  # torch multiplies it by the tensor's rate, we by the run's
+        each.append({"params": [parameter], "rate": rate.rate, "weight_decay": decay})
+    optimizer = torch.optim.AdamW(each, lr=recipe.rate, betas=BETAS, eps=EPSILON)
     losses = [(0, model.loss(task.held_out, micro_batch_size=task.micro_batch_size))]
     for step, shares in enumerate(task.rounds, start=1):
         model.gradients(_together(shares), micro_batch_size=task.micro_batch_size)
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(schedule, step)
+            group["lr"] = learning_rate(schedule, step) * group["rate"]
         optimizer.step()
         if step % task.every == 0 or step == len(task.rounds):
             losses.append((step, model.loss(task.held_out, micro_batch_size=task.micro_batch_size)))
@@ -179,6 +189,20 @@ def table(outcomes: Sequence[Outcome]) -> str:
     lines = [f"{'':44} {'loss':>8}  {'over seeds':18} {'bytes a step':>12}"]
     lines += [f"{title:44} {loss:8.4f}  {spread:18} {round(size):12,}" for loss, title, spread, size in sorted(rows)]
     return "\n".join(lines)
+
+
+def _words(rates: Mapping[str, Any]) -> str:
+    """A table of rate groups in few words, for tables; empty for none."""
+    decays = {f"decay of {kind}": factor for kind, factor in rates.get("weight_decay", {}).items()}
+    plain = {key: value for key, value in rates.items() if key not in ("weight_decay", "by_name")} | decays
+    named = {
+        f"{what} of {entry['pattern']}": entry[key]
+        for entry in rates.get("by_name", ())
+        for key, what in (("rate", "rate"), ("weight_decay", "decay"), ("kind", "kind"))
+        if key in entry
+    }
+    every = (plain | named).items()
+    return "".join(f", {key} {value:g}" if isinstance(value, (int, float)) else f", {key} {value}" for key, value in every)
 
 
 def _together(shares: Sequence[Samples]) -> Samples:

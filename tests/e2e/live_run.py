@@ -298,7 +298,7 @@ def live_run(local_testnet: Callable[..., Path], free_port: Callable[[], int], p
         model.write_text(json.dumps(json.loads(model.read_text()) | TINY))
         state = config / "state.toml"
         text = state.read_text().replace('Server = "127.0.0.1:', f'Server = "{host}:')
-        state.write_text(text.replace("[model.LLM.optimizer.Distro]", f"[model.LLM.optimizer.{optimizer}]"))
+        state.write_text(text.replace("[model.LLM.optimizer.Distro", f"[model.LLM.optimizer.{optimizer}"))
         run = LiveRun(config, port=free_port(), host=host)
         runs.append(run)
         run.start_server(*server, inside=inside)

@@ -2,9 +2,12 @@
 
 Per trained step s (from the reference implementation, with protocol section 4):
 
-    apply(s - 2)        settle own result of s - 2; masters <- masters (1 - lr wd) - lr sign(decode(mean of accepted))
-    load_lookahead      compute weights <- cast(masters - lr sign(delta)); the masters do not change
+    apply(s - 2)        settle own result of s - 2; masters <- masters (1 - lr wd) - lr f sign(decode(mean of accepted))
+    load_lookahead      compute weights <- cast(masters - lr f sign(delta)); the masters do not change
     compress(s)         delta <- decay (delta - own results not subtracted yet) + lr g; payload = top-k of its DCT
+
+f is the tensor's factor of the rate, and wd its weight decay (settings `rates`; 1 and the same for all without them). Delta has
+no f: a factor of a whole tensor changes neither delta's signs nor which coefficients of a chunk are the largest.
 
 Deviation from the reference implementation: it decays the weights while a node trains, so a node that does not train diverges
 from the rest. Here weight decay is part of `apply`, once per applied step, before the subtraction, as in AdamW. Weights and
@@ -36,6 +39,7 @@ from psyche_optim_distro.blocked_buffer import BlockedBuffer, PrefixedMapping
 from psyche_optim_distro.compress import add_sent, dct_bases
 from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.precision import Precision
+from psyche_optim_distro.rates import Rates, cut_by_rate, step_size
 from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.tiles import CPU_TILE_ELEMENTS, Part, Workspace, parts_of, tiles_of
 from psyche_optim_distro.top_k import CoefficientTables, Selection
@@ -67,7 +71,8 @@ class _Sent:
 class DistroOptimizer(Optimizer):
     """DisTrO of one replica.
 
-    settings: of the run. model: the current values of its parameters become the masters; all parameters are on one device.
+    settings: of the run. model: the current values of its parameters become the masters; all parameters are on one device. Raises
+    ConfigError for `rates` that do not fit its parameters.
     precision: of the torch backend's transform in `compress`, which selects that backend; None: chosen for the device. compiled:
     whether the numba backend may be used (extra `fast`, CPU only). It takes less time and gives the same bits wherever replicas
     must agree.
@@ -86,12 +91,16 @@ class DistroOptimizer(Optimizer):
         self._vote_cache = VoteCache(limit=4 * self._layout.total // VOTE_CACHE_SHARE)
         self._basis = dct_bases(self._layout, self._device)
         small = tiles_of(self._layout, self._device, elements=CPU_TILE_ELEMENTS // 2)  # float32 takes twice bfloat16's memory
-        self._lookahead_tiles = [(tile, parts_of(tile, self._layout)) for tile in small]
+        rates: Rates = {} if settings.rates is None else settings.rates.tensor_rates(shapes)
+        cuts = [cut for tile in small for cut in cut_by_rate(tile, self._layout, rates)]
+        self._lookahead_tiles = [(tile, parts_of(tile, self._layout), rate) for tile, rate in cuts]
         self._workspace = Workspace(self._device)
         self._compressor = compressor_for(
             self._layout, self._values, self._device, workspace=self._workspace, precision=precision, compiled=compiled
         )
-        self._updater = updater_for(self._layout, self._values, self._device, workspace=self._workspace, compiled=compiled)
+        self._updater = updater_for(
+            self._layout, self._values, self._device, workspace=self._workspace, compiled=compiled, rates=rates
+        )
         self._flat_masters = self._zeros()
         self._flat_delta = self._zeros()
         self._masters = MappingProxyType(self._views(self._flat_masters))
@@ -127,12 +136,13 @@ class DistroOptimizer(Optimizer):
 
     @torch.no_grad()
     def load_lookahead(self, *, learning_rate: float) -> None:
-        """Write cast(masters - lr sign(delta)) into the compute weights. Delta contains results that are not applied yet."""
-        for tile, parts in self._lookahead_tiles:
+        """Write cast(masters - lr f sign(delta)) into the compute weights. Delta contains results that are not applied yet."""
+        for tile, parts, rate in self._lookahead_tiles:
             own = slice(tile.start, tile.stop)
             direction = torch.sign(self._flat_delta[own].view(tile.blocks), out=self._workspace.lend(0, tile.blocks))
             ahead, masters = self._workspace.lend(1, tile.shape), self._flat_masters[own].view(tile.shape)
-            torch.sub(as_blocks(masters, tile.width), direction, alpha=learning_rate, out=as_blocks(ahead, tile.width))
+            step = float(step_size(rate, learning_rate))
+            torch.sub(as_blocks(masters, tile.width), direction, alpha=step, out=as_blocks(ahead, tile.width))
             ahead = ahead.view(-1)
             for part in parts:
                 self._write(part, ahead[part.start - tile.start : part.stop - tile.start])
@@ -140,7 +150,7 @@ class DistroOptimizer(Optimizer):
     @torch.no_grad()
     def load_masters(self) -> None:
         """Write cast(masters) into the compute weights."""
-        for _, parts in self._lookahead_tiles:
+        for _, parts, _ in self._lookahead_tiles:
             for part in parts:
                 self._write(part, self._flat_masters[part.start : part.stop])
 
@@ -179,7 +189,7 @@ class DistroOptimizer(Optimizer):
 
     @torch.no_grad()
     def apply(self, step: int, payloads: Sequence[bytes], *, learning_rate: float, own_accepted: bool) -> None:
-        """Settle our own result, then masters <- masters (1 - lr wd) - lr sign(decoded mean).
+        """Settle our own result, then masters <- masters (1 - lr wd) - lr f sign(decoded mean).
 
         Each operation is rounded equally on every replica. Raises PayloadRejected, and then changes nothing, for a payload that
         `check` rejects.
@@ -187,8 +197,8 @@ class DistroOptimizer(Optimizer):
         decoded = [self._vote_cache.pop(payload) or self._updater.decode(payload) for payload in payloads]
         self._settle(step, accepted=own_accepted)
         if decoded:
-            decay = 1 - learning_rate * (self._settings.weight_decay or 0.0)
-            self._updater.update(self._flat_masters, decoded, decay=decay, learning_rate=learning_rate)
+            decay = self._settings.weight_decay or 0.0
+            self._updater.update(self._flat_masters, decoded, learning_rate=learning_rate, weight_decay=decay)
 
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from psyche_core.interfaces.rate_groups import RateGroups
 from psyche_optim_distro.value_format import ValueFormat
 
 MAX_CHUNK = 1024
@@ -45,6 +46,10 @@ class DistroSettings(BaseModel):
 
     Not in the reference implementation, which sends its parameters' dtype.
     """
+
+    rates: RateGroups | None = None
+    """Factors of learning rate and weight decay by kind of tensor and by name. None: 1 for all. Not in the reference
+    implementation."""
 
     @model_validator(mode="after")
     def _fits_a_chunk(self) -> Self:

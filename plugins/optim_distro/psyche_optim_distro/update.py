@@ -2,10 +2,11 @@
 
 Guaranteed by each implementation:
 
-    masters <- masters decay - learning_rate direction
+    masters <- masters decay - step direction
 
-with two roundings per element. The direction is -1, 0 or +1 and has the same bits on every replica, whichever implementation
-runs there. Not guaranteed: that one implementation can use what another has decoded.
+with two roundings per element; decay and step are the float32 numbers of `rates.factors` for the element's parameter. The
+direction is -1, 0 or +1 and has the same bits on every replica, whichever implementation runs there. Not guaranteed: that one
+implementation can use what another has decoded.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class Updater(Protocol, Generic[Decoded]):
     def decode(self, payload: bytes) -> Decoded:
         """Decode a payload against our own table. May run in any thread. Raises PayloadRejected, never anything else."""
 
-    def update(self, masters: Tensor, decoded: Sequence[Decoded], *, decay: float, learning_rate: float) -> None:
+    def update(self, masters: Tensor, decoded: Sequence[Decoded], *, learning_rate: float, weight_decay: float) -> None:
         """Move the masters, as the module describes.
 
         masters: float32 [layout.total], changed in place. decoded: results of `decode` for at least one payload, in any order.
-        decay: 1 - learning rate * weight decay. Raises ValueError for more than MAX_CLIENTS payloads.
+        Raises ValueError for more than MAX_CLIENTS payloads.
         """

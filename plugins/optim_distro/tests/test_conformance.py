@@ -29,6 +29,21 @@ class TestDistroValues(OptimizerConformance):
         return DistroOptimizer(DistroSettings(compression_topk=4, compression_chunk=32), model)
 
 
+RATES = {"embedding": 6.25, "norm": 0.5, "weight_decay": {"norm": 0}, "by_name": [{"pattern": "layers.2.*", "rate": 3}]}
+
+
+class TestDistroWithRateGroups(OptimizerConformance):
+    def make_optimizer(self, model: Model) -> Optimizer:
+        given = {"compression_topk": 4, "quantize_1bit": True, "weight_decay": 0.1, "rates": RATES}
+        return DistroOptimizer(DistroSettings.model_validate(given), model)
+
+
+class TestDistroValuesWithRateGroups(OptimizerConformance):
+    def make_optimizer(self, model: Model) -> Optimizer:
+        given = {"compression_topk": 4, "compression_chunk": 32, "weight_decay": 0.1, "rates": RATES}
+        return DistroOptimizer(DistroSettings.model_validate(given), model)
+
+
 def test_the_conformance_class_is_not_collected_without_an_optimizer() -> None:
     with pytest.raises(NotImplementedError):
         OptimizerConformance().replica()

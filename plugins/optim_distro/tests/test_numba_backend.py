@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from psyche_optim_distro.backends.torch import TorchVoteUpdater
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.precision import Precision
+from psyche_optim_distro.rates import Rates
 from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.tiles import Workspace
 from psyche_optim_distro.top_k import CoefficientTables, Selection
@@ -39,8 +41,8 @@ CPU = torch.device("cpu")
 ODD_SHAPES = {"w": (128, 192), "odd": (97, 30), "norm": (64,), "tall": (60, 7), "one": (1,), "stack": (2, 48, 40), "none": (0, 3)}
 
 
-def updater(layout: Layout, *, compiled: bool) -> Updater[object]:
-    return updater_for(layout, ValueFormat.SIGNS, CPU, workspace=Workspace(CPU), compiled=compiled)
+def updater(layout: Layout, *, compiled: bool, rates: Rates = MappingProxyType({})) -> Updater[object]:
+    return updater_for(layout, ValueFormat.SIGNS, CPU, workspace=Workspace(CPU), compiled=compiled, rates=rates)
 
 
 def payload(layout: Layout, generator: np.random.Generator, *, fill: float = 1.0) -> bytes:
@@ -61,11 +63,17 @@ def payload(layout: Layout, generator: np.random.Generator, *, fill: float = 1.0
 
 
 def moved(
-    layout: Layout, payloads: Sequence[bytes], *, compiled: bool, decay: float = 0.9999, learning_rate: float = 1e-3
+    layout: Layout,
+    payloads: Sequence[bytes],
+    *,
+    compiled: bool,
+    weight_decay: float = 0.1,
+    learning_rate: float = 1e-3,
+    rates: Rates = MappingProxyType({}),
 ) -> torch.Tensor:
     masters = torch.randn(layout.total, generator=torch.Generator().manual_seed(1))
-    by = updater(layout, compiled=compiled)
-    by.update(masters, [by.decode(each) for each in payloads], decay=decay, learning_rate=learning_rate)
+    by = updater(layout, compiled=compiled, rates=rates)
+    by.update(masters, [by.decode(each) for each in payloads], learning_rate=learning_rate, weight_decay=weight_decay)
     return masters
 
 
@@ -114,7 +122,7 @@ def test_any_table_is_moved_to_the_same_bits(
     layout = build_layout({f"p{number}": shape for number, shape in enumerate(shapes)}, chunk=chunk, topk=topk)
     generator = np.random.default_rng(seed)
     payloads = [payload(layout, generator, fill=fill) for _ in range(senders)]
-    found = [moved(layout, payloads, compiled=compiled, decay=1 - rate / 7, learning_rate=rate) for compiled in (True, False)]
+    found = [moved(layout, payloads, compiled=compiled, weight_decay=1 / 7, learning_rate=rate) for compiled in (True, False)]
     assert same_bits(*found)
 
 
@@ -137,9 +145,7 @@ def test_thousands_of_tables() -> None:
         payloads = [different[number % len(different)] for number in range(senders)]
         torch.set_num_threads(int(dice.integers(1, 3)))
         rate = float(10 ** dice.uniform(-6, 1))
-        found = [
-            moved(layout, payloads, compiled=compiled, decay=1 - rate / 10, learning_rate=rate) for compiled in (True, False)
-        ]
+        found = [moved(layout, payloads, compiled=compiled, weight_decay=0.1, learning_rate=rate) for compiled in (True, False)]
         assert same_bits(*found), (shapes, chunk, topk, senders)
         tables += 1
 
@@ -173,7 +179,7 @@ def test_zero_has_no_sign_and_no_weight_changes_for_it() -> None:
     ]
     masters = torch.tensor([-0.0, 0.0, 1.0, -1.0])
     by = updater(layout, compiled=True)
-    by.update(masters, [by.decode(each) for each in both], decay=0.5, learning_rate=0.1)
+    by.update(masters, [by.decode(each) for each in both], learning_rate=0.1, weight_decay=5.0)
     assert same_bits(masters, torch.tensor([-0.0, 0.0, 0.5, -0.5]))
 
 
@@ -182,7 +188,7 @@ def test_more_than_256_payloads_are_refused() -> None:
     by = updater(layout, compiled=True)
     one = by.decode(payload(layout, np.random.default_rng(1)))
     with pytest.raises(ValueError, match="256"):
-        by.update(torch.zeros(4), [one] * 257, decay=1.0, learning_rate=1.0)
+        by.update(torch.zeros(4), [one] * 257, learning_rate=1.0, weight_decay=0.0)
 
 
 @given(st.data())
@@ -199,7 +205,7 @@ def test_hostile_payloads_are_refused_as_the_plain_code_refuses_them(data: st.Da
         by = updater(layout, compiled=compiled)
         masters = torch.zeros(layout.total)
         try:
-            by.update(masters, [by.decode(cut)], decay=1.0, learning_rate=-1.0)
+            by.update(masters, [by.decode(cut)], learning_rate=-1.0, weight_decay=0.0)
         except PayloadRejected as refused:
             said.append(str(refused))
         else:
@@ -369,7 +375,7 @@ for chunk, topk in ((1, 1), (6, 5), (7, 49), (64, 8), (100, 9)):
         for place in generator.integers(22, len(hostile), 3):
             hostile[place] = generator.integers(256)
         try:
-            by.update(tests.torch.zeros(layout.total), [by.decode(bytes(hostile))], decay=1.0, learning_rate=1.0)
+            by.update(tests.torch.zeros(layout.total), [by.decode(bytes(hostile))], learning_rate=1.0, weight_decay=0.0)
         except PayloadRejected:
             refused += 1
     print(chunk, refused)

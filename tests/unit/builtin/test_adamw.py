@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from psyche_core.builtin.adamw import HEADER, AdamW
 from psyche_core.builtin.adamw_settings import AdamWSettings
-from psyche_core.errors import ModelError, NonFiniteError, PayloadRejected
+from psyche_core.errors import ConfigError, ModelError, NonFiniteError, PayloadRejected
 from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
@@ -33,6 +33,12 @@ class TestAdamW(OptimizerConformance):
 class TestAdamWClipped(TestAdamW):
     def make_optimizer(self, model: Model) -> Optimizer:
         return AdamW(AdamWSettings(clip_grad_norm=1.0, weight_decay=0.0, betas=(0.9, 0.999)), model)
+
+
+class TestAdamWWithRateGroups(TestAdamW):
+    def make_optimizer(self, model: Model) -> Optimizer:
+        rates = {"embedding": 6.25, "norm": 0.5, "weight_decay": {"norm": 0}, "by_name": [{"pattern": "layers.2.*", "rate": 3}]}
+        return AdamW(AdamWSettings.model_validate({"rates": rates}), model)
 
 
 class Vectors(Model):
@@ -299,3 +305,37 @@ def test_check_raises_nothing_else(blob: bytes) -> None:
 def test_settings_without_meaning_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         AdamWSettings(**bad)
+
+
+def test_each_tensor_has_its_own_rate_and_decay() -> None:
+    """One step of lr * f times the sent direction; the decay has its own factor and not the rate's."""
+    plain_model, plain = replica(weight_decay=0.0)
+    model, grouped = replica(weight_decay=0.2, rates={"norm": 8.0, "matrix": 0.5, "weight_decay": {"norm": 0, "matrix": 3}})
+    before = {name: master.clone() for name, master in grouped.masters.items()}
+    for each in (plain_model, model):
+        each.set_gradients(4)
+    payload = grouped.compress(1, learning_rate=0.01)
+    assert payload == plain.compress(1, learning_rate=0.01), "what is sent has no rate in it"
+
+    for optimizer in (plain, grouped):
+        optimizer.apply(1, [payload], learning_rate=0.01, own_accepted=True)
+    for name, rate, decay in (("bias", 8.0, 0.0), ("weight", 0.5, 0.6)):
+        direction = (before[name].double() - plain.masters[name].double()) / 0.01
+        expected = before[name].double() * (1 - 0.01 * decay) - 0.01 * rate * direction
+        torch.testing.assert_close(grouped.masters[name].double(), expected, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("rates", [{}, {"by_name": [{"pattern": "*", "rate": 1.0}]}])
+def test_factors_of_one_change_no_bit(rates: dict[str, Any]) -> None:
+    found = []
+    for given_rates in (None, rates):
+        model, optimizer = replica(rates=given_rates)
+        model.set_gradients(4)
+        optimizer.apply(1, [optimizer.compress(1, learning_rate=0.013)], learning_rate=0.013, own_accepted=True)
+        found.append({name: master.clone() for name, master in optimizer.masters.items()})
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_an_entry_for_no_parameter_is_refused() -> None:
+    with pytest.raises(ConfigError, match="fits none of the model's 2 parameters"):
+        replica(rates={"by_name": [{"pattern": "weights", "rate": 2.0}]})

@@ -122,7 +122,7 @@ def drop(file: str) -> Change:
         (swap("state.toml", "[config]", "[config"), ["state.toml is not valid TOML"]),
         (swap("state.toml", "min_clients = 2", "min_clients = 9"), ["min_clients", "9"]),
         (swap("state.toml", "witness_nodes = ", "witnes_nodes = "), ["witnes_nodes", "did you mean", "witness_nodes"]),
-        (swap("state.toml", "optimizer.Distro]", "optimizer.Distrro]"), ["optimizer", "Distrro", "did you mean Distro?"]),
+        (swap("state.toml", "optimizer.Distro", "optimizer.Distrro"), ["optimizer", "Distrro", "did you mean Distro?"]),
         (swap("state.toml", "compression_topk = 64", 'compression_topk = "many"'), ["model.LLM.optimizer.Distro", "many"]),
         (swap("state.toml", '"HfLlama"', '"HfLama"'), ["architecture", "HfLama", "did you mean HfLlama?"]),
         (swap("data.toml", "seq_len = 128", "seq_len = 64"), ["seq_len = 64", "max_seq_len"]),
@@ -302,6 +302,14 @@ def test_validate_config_refuses_more_coefficients_than_a_chunk_has(psyche: Psyc
     result = psyche("server", "validate-config", "--state", config / "state.toml", "--no-disk")
     assert result.code == 2
     assert "model.LLM.optimizer.Distro: compression_topk = 5000 is more than the 4096 values of the largest chunk" in result.err
+
+
+def test_validate_config_names_a_wrong_key_of_the_rate_groups(psyche: Psyche, local_testnet: LocalTestnet) -> None:
+    config = local_testnet()
+    swap("state.toml", "norm = 6.25", "norms = 6.25")(config)
+    result = psyche("server", "validate-config", "--state", config / "state.toml", "--no-disk")
+    assert result.code == 2
+    assert "model.LLM.optimizer.Distro.rates.norms: unknown key; did you mean norm?" in result.err
 
 
 def test_validate_config_looks_where_it_is_told(psyche: Psyche, local_testnet: LocalTestnet) -> None:

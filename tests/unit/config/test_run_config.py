@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psyche_core.config.rules import MAX_TABLES_BYTES, model_tables
 from psyche_core.config.run_config import (
     Choice,
     CoordinatorConfig,
@@ -116,6 +117,36 @@ def test_progress_and_our_addition_are_read() -> None:
 
     assert run.config.rounds_per_epoch == 12
     assert (run.progress.epoch, run.progress.step, run.progress.epoch_start_data_index) == (2, 9, 64)
+
+
+def test_rate_groups_survive_the_canonical_form_in_order() -> None:
+    """It is what the image of a coordinator's state holds, on a chain too; tables in it are sorted by key, lists are not."""
+    groups = """
+[model.LLM.optimizer.Distro.rates]
+norm = 6.25
+embedding = 3
+[model.LLM.optimizer.Distro.rates.weight_decay]
+norm = 0
+[[model.LLM.optimizer.Distro.rates.by_name]]
+pattern = "z.*"
+rate = 2.5
+[[model.LLM.optimizer.Distro.rates.by_name]]
+pattern = "*"
+kind = "matrix"
+"""
+    run = parse_run_file(GOOD + groups, source="state.toml")
+    rates = {
+        "norm": 6.25,
+        "embedding": 3,
+        "weight_decay": {"norm": 0},
+        "by_name": [{"pattern": "z.*", "rate": 2.5}, {"pattern": "*", "kind": "matrix"}],
+    }
+    assert run.model.LLM.optimizer.settings is not None
+    assert run.model.LLM.optimizer.settings["rates"] == rates
+    plain = decode(model_tables(run.model), max_bytes=MAX_TABLES_BYTES)
+    assert isinstance(plain, dict)
+    assert plain["optimizer"]["Distro"]["rates"] == rates
+    assert from_plain(ModelConfig, to_plain(run.model)) == run.model
 
 
 KEYS = ["ab" * 32, "0f" * 32]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from psyche_optim_distro.backends.torch import TorchCompressor, TorchValueUpdate
 from psyche_optim_distro.compress import Compressor
 from psyche_optim_distro.layout import Layout
 from psyche_optim_distro.precision import Precision, precision_for
+from psyche_optim_distro.rates import Rates
 from psyche_optim_distro.tiles import Workspace
 from psyche_optim_distro.update import Updater
 from psyche_optim_distro.value_format import ValueFormat
@@ -40,19 +42,25 @@ def compressor_for(
 
 
 def updater_for(
-    layout: Layout, values: ValueFormat, device: torch.device, *, workspace: Workspace, compiled: bool
+    layout: Layout,
+    values: ValueFormat,
+    device: torch.device,
+    *,
+    workspace: Workspace,
+    compiled: bool,
+    rates: Rates = MappingProxyType({}),
 ) -> Updater[Any]:
     """The fastest updater for this table, value format and device. Only signs have one in numba.
 
-    workspace: scratch memory of the torch backend. compiled: whether the numba backend may be used.
+    workspace: scratch memory of the torch backend. compiled: whether the numba backend may be used. rates: of the parameters.
     """
     if compiled and values is ValueFormat.SIGNS and device.type == "cpu" and numba_available():
         from psyche_optim_distro.backends.numba.update import NumbaUpdater
 
-        return NumbaUpdater(layout)
+        return NumbaUpdater(layout, rates)
 
     aggregator = Aggregator(layout, device, workspace=workspace)
     if values is ValueFormat.SIGNS:
-        return TorchVoteUpdater(layout, aggregator)
+        return TorchVoteUpdater(layout, aggregator, rates)
 
-    return TorchValueUpdater(layout, aggregator, values)
+    return TorchValueUpdater(layout, aggregator, values, rates)

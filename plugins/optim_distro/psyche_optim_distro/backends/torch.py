@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from psyche_core.interfaces.rate_groups import TensorRate
 from psyche_optim_distro import codec
 from psyche_optim_distro.aggregation import Aggregator, TileVotes
 from psyche_optim_distro.compress import Compressor, add_sent, dct_bases, delta_blocks
 from psyche_optim_distro.layout import Group, Layout
 from psyche_optim_distro.precision import Precision
+from psyche_optim_distro.rates import Rates, cut_by_rate, factors
 from psyche_optim_distro.tiles import Part, Workspace, parts_of, tiles_of
 from psyche_optim_distro.top_k import CoefficientTables, Selection, TopKSelector
 from psyche_optim_distro.transform import as_blocks, encode
@@ -72,38 +74,43 @@ class TorchCompressor(Compressor):
 
 
 class TorchVoteUpdater(Updater[TileVotes]):
-    """For payloads of signs. layout: parameter table. aggregator: of the same table."""
+    """For payloads of signs. layout: parameter table. aggregator: of the same table. rates: of its parameters."""
 
-    def __init__(self, layout: Layout, aggregator: Aggregator) -> None:
+    def __init__(self, layout: Layout, aggregator: Aggregator, rates: Rates) -> None:
         self._layout = layout
         self._aggregator = aggregator
+        self._mover = _Mover(layout, rates)
 
     def decode(self, payload: bytes) -> TileVotes:
         """The votes of a payload by tile. Raises PayloadRejected."""
         return self._aggregator.votes(codec.decode(self._layout, payload, values=ValueFormat.SIGNS))
 
-    def update(self, masters: Tensor, decoded: Sequence[TileVotes], *, decay: float, learning_rate: float) -> None:
+    def update(self, masters: Tensor, decoded: Sequence[TileVotes], *, learning_rate: float, weight_decay: float) -> None:
         """See `Updater.update`."""
-        for tile, direction in self._aggregator.vote_directions(decoded):
-            _apply_direction(masters[tile.start : tile.stop], direction, decay, learning_rate)
+        directions = self._aggregator.vote_directions(decoded)
+        self._mover.move(masters, directions, learning_rate=learning_rate, weight_decay=weight_decay)
 
 
 class TorchValueUpdater(Updater[Selection]):
-    """For payloads of values. layout: parameter table. aggregator: of the same table. values: format of the values."""
+    """For payloads of values.
 
-    def __init__(self, layout: Layout, aggregator: Aggregator, values: ValueFormat) -> None:
+    layout: parameter table. aggregator: of the same table. values: format of the values. rates: of its parameters.
+    """
+
+    def __init__(self, layout: Layout, aggregator: Aggregator, values: ValueFormat, rates: Rates) -> None:
         self._layout = layout
         self._aggregator = aggregator
         self._values = values
+        self._mover = _Mover(layout, rates)
 
     def decode(self, payload: bytes) -> Selection:
         """The coefficients of a payload. Raises PayloadRejected."""
         return codec.decode(self._layout, payload, values=self._values)
 
-    def update(self, masters: Tensor, decoded: Sequence[Selection], *, decay: float, learning_rate: float) -> None:
+    def update(self, masters: Tensor, decoded: Sequence[Selection], *, learning_rate: float, weight_decay: float) -> None:
         """See `Updater.update`."""
-        for tile, direction in self._aggregator.value_directions(decoded):
-            _apply_direction(masters[tile.start : tile.stop], direction, decay, learning_rate)
+        directions = self._aggregator.value_directions(decoded)
+        self._mover.move(masters, directions, learning_rate=learning_rate, weight_decay=weight_decay)
 
 
 def _add_gradients(
@@ -119,8 +126,29 @@ def _add_gradients(
             delta[part.start : part.stop].view(blocks.shape).add_(blocks, alpha=scale)
 
 
-def _apply_direction(masters: Tensor, direction: Tensor, decay: float, learning_rate: float) -> None:
-    """One tile: masters <- masters decay - learning_rate direction, in place."""
+class _Mover:
+    """Moves masters along directions. layout: parameter table. rates: of its parameters."""
+
+    def __init__(self, layout: Layout, rates: Rates) -> None:
+        self._layout = layout
+        self._rates = rates
+        self._parts: dict[int, tuple[tuple[Group, TensorRate], ...]] = {}
+
+    def move(
+        self, masters: Tensor, directions: Iterable[tuple[Group, Tensor]], *, learning_rate: float, weight_decay: float
+    ) -> None:
+        """Take a step in each tile, as `update` describes. directions: by tile, of whole tables."""
+        for tile, direction in directions:
+            if tile.start not in self._parts:
+                self._parts[tile.start] = cut_by_rate(tile, self._layout, self._rates)
+            for part, rate in self._parts[tile.start]:
+                decay, step = factors(rate, learning_rate=learning_rate, weight_decay=weight_decay)
+                own = direction[part.start - tile.start : part.stop - tile.start]
+                _apply_direction(masters[part.start : part.stop], own, float(decay), float(step))
+
+
+def _apply_direction(masters: Tensor, direction: Tensor, decay: float, step: float) -> None:
+    """Part of a tile: masters <- masters decay - step direction, in place."""
     if decay != 1:
         masters.mul_(decay)
-    masters.sub_(direction, alpha=learning_rate)
+    masters.sub_(direction, alpha=step)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from psyche_core.errors import PayloadRejected
+from psyche_core.interfaces.rate_groups import TensorRate
 from psyche_core.types import MAX_CLIENTS
 from psyche_optim_distro import codec
 from psyche_optim_distro.aggregation import mean_of_votes
 from psyche_optim_distro.backends.numba.decode_kernels import decode_votes
 from psyche_optim_distro.backends.numba.fast_dct import inverse_basis
+from psyche_optim_distro.backends.numba.matrix_kernels import Floats
 from psyche_optim_distro.backends.numba.threads import run_in_threads
 from psyche_optim_distro.backends.numba.update_kernels import update_group
 from psyche_optim_distro.bit_packing import padding_is_zero
-from psyche_optim_distro.layout import Layout
+from psyche_optim_distro.layout import Group, Layout
+from psyche_optim_distro.rates import Rates, cut_by_rate, factors
 from psyche_optim_distro.update import Updater
 from psyche_optim_distro.value_format import ValueFormat
 
@@ -49,11 +53,12 @@ class ChunkVotes:
 class NumbaUpdater(Updater[ChunkVotes]):
     """Updater for parameters on a CPU. Its first use on a machine compiles for some seconds.
 
-    layout: parameter table.
+    layout: parameter table. rates: of its parameters.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, rates: Rates = MappingProxyType({})) -> None:
         self._layout = layout
+        self._rated = [cut_by_rate(group, layout, rates) for group in layout.groups]
         self._bases = {
             size: inverse_basis(size) for size in {side for group in layout.groups for side in (group.height, group.width)}
         }
@@ -82,7 +87,7 @@ class NumbaUpdater(Updater[ChunkVotes]):
 
         return ChunkVotes(np.concatenate(places), np.concatenate(counts))
 
-    def update(self, masters: Tensor, decoded: Sequence[ChunkVotes], *, decay: float, learning_rate: float) -> None:
+    def update(self, masters: Tensor, decoded: Sequence[ChunkVotes], *, learning_rate: float, weight_decay: float) -> None:
         """See `Updater.update`."""
         if len(decoded) > MAX_CLIENTS:
             message = f"at most {MAX_CLIENTS} payloads can be aggregated exactly, got {len(decoded)}"
@@ -92,9 +97,10 @@ class NumbaUpdater(Updater[ChunkVotes]):
         counts = np.stack([part.counts for part in decoded])
         starts = np.cumsum([0, *(part.places.size for part in decoded[:-1])])
         flat = masters.numpy()
+        every = [_by_row(parts, learning_rate=learning_rate, weight_decay=weight_decay) for parts in self._rated]
 
         def work(part: int, parts: int) -> None:
-            for group, position in zip(self._layout.groups, self._positions, strict=True):
+            for group, position, (decays, steps) in zip(self._layout.groups, self._positions, every, strict=True):
                 first, last = (group.chunk_count * edge // parts for edge in (part, part + 1))
                 down, across = self._bases[group.height], self._bases[group.width]
                 update_group(
@@ -113,8 +119,8 @@ class NumbaUpdater(Updater[ChunkVotes]):
                     down.levels,
                     down.matrices,
                     flat[group.start : group.stop],
-                    np.float32(decay),
-                    np.float32(learning_rate),
+                    decays,
+                    steps,
                 )
 
         run_in_threads(work, elements=self._layout.total)
@@ -123,10 +129,18 @@ class NumbaUpdater(Updater[ChunkVotes]):
         """Compile the kernels now, not during a round."""
         none, places = np.empty(0, np.uint16), np.empty(0, self._place_type)
         decode_votes(_words(b""), 0, _words(b""), 0, _words(b""), none, 1, places)
-        basis, weights, factor = inverse_basis(1), np.empty(0, np.float32), np.float32(0)
+        basis, weights = inverse_basis(1), np.empty(0, np.float32)
         starts, counts = np.empty(0, np.int64), none.reshape(0, 0)
         cut = basis.bits, basis.rows, basis.levels, basis.matrices
-        update_group(0, 0, places, starts, counts, 0, self._means, 1, 1, 1, *cut, weights, factor, factor)
+        update_group(0, 0, places, starts, counts, 0, self._means, 1, 1, 1, *cut, weights, weights, weights)
+
+
+def _by_row(parts: Sequence[tuple[Group, TensorRate]], *, learning_rate: float, weight_decay: float) -> tuple[Floats, Floats]:
+    """Factor of the masters and size of the step for each row of a group's blocks, float32 [row_blocks]."""
+    pairs = [factors(rate, learning_rate=learning_rate, weight_decay=weight_decay) for _, rate in parts]
+    rows = [part.row_blocks for part, _ in parts]
+    decays, steps = (np.repeat(np.array(column, np.float32), rows) for column in zip(*pairs, strict=True))
+    return decays, steps
 
 
 def _read(section: codec.Section, counts: NDArray[np.uint16], out: NDArray[Any]) -> bool:

@@ -37,15 +37,16 @@ def update_group(
     levels: Integers,
     matrices: Floats,
     masters: Floats,
-    decay: np.float32,
-    learning_rate: np.float32,
+    decays: Floats,
+    steps: Floats,
 ) -> None:
-    """Masters <- masters decay - learning_rate sign(inverse of the mean votes) in the chunks first to last - 1 of a group.
+    """Masters <- masters decay - step sign(inverse of the mean votes) in the chunks first to last - 1 of a group.
 
     votes: of all payloads, as `decode_votes` writes them, each in the order of classes. starts: int64 [payloads], begin of each
     payload's votes. counts: [payloads, chunks] in the order of classes. position: of the group's first chunk in that order.
     means: by count and sum, see `mean_of_votes`. height, columns, width: of the group. bits: of the operands of the second stage.
     row_basis: `InverseBasis.rows` of the width. levels, matrices: of `InverseBasis` of the height. masters: the group's part.
+    decays, steps: the two factors of each row of blocks.
     """
     payloads, across = starts.size, columns // width
     panels, tall = (width + LANES - 1) // LANES, 2 * height + 8
@@ -79,7 +80,8 @@ def update_group(
                 _store_signs(stage, panel * tall, 1, directions, place, wide)
         waiting += 1
         if waiting == CHUNK_BATCH or column + 1 == across or chunk + 1 == last:
-            _apply_direction(masters, corner, columns, directions, height, waiting * width, decay, learning_rate)
+            row = chunk // across  # of the waiting chunks, too: they are side by side
+            _apply_direction(masters, corner, columns, directions, height, waiting * width, decays[row], steps[row])
             waiting = 0
 
 
@@ -200,11 +202,11 @@ def _apply_direction(
     rows: int,
     wide: int,
     decay: np.float32,
-    learning_rate: np.float32,
+    step: np.float32,
 ) -> None:
-    """Masters <- masters decay - learning_rate direction in adjacent chunks. Two roundings, as in torch's two calls."""
+    """Masters <- masters decay - step direction in adjacent chunks. Two roundings, as in torch's two calls."""
     for row in range(rows):
         begin = corner + row * columns
         own, direction = masters[begin : begin + wide], directions[row]
         for column in range(wide):
-            own[column] = own[column] * decay - learning_rate * np.float32(direction[column])
+            own[column] = own[column] * decay - step * np.float32(direction[column])
