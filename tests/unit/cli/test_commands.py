@@ -226,7 +226,7 @@ def place_model(toml: str) -> Change:
 @pytest.mark.parametrize(
     ("break_it", "said"),
     [
-        (drop_model, "there is no folder {config}/model: the checkpoint 'model' is a path, which starts at {config} (say --base"),
+        (drop_model, "there is no folder {config}/model: the checkpoint 'model' is a path, which starts at {config} (use --base"),
         (place_model('repo_id = "model"\nrevision = "main"'), "is a local folder, which has no revision"),
         (swap("state.toml", "[model.LLM.checkpoint.Hub]", "[model.LLM.checkpoint.Dummy]"), "names no place to load the model"),
         (drop("model/config.json"), "{config}/model holds no config.json"),

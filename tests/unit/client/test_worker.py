@@ -363,15 +363,15 @@ async def test_masters_replaced_half_way_are_not_worked_with_until_they_are_whol
         taker.trainer._optimizer.load_parameters = fails_half_way  # type: ignore[method-assign]
         failed = await taker.fetch(taken, maker)
         assert isinstance(failed, ev.ModelFetchFailed)
-        assert "replaced by that of step 4 in part only" in failed.reason
+        assert "only partly replaced by that of step 4" in failed.reason
 
         refused = await taker.worker.do(ev.Train(2, 2, (BatchId(3, 4),), 2))
         assert isinstance(refused, ev.TrainFailed)
-        assert "in part only" in refused.reason
+        assert "only partly replaced" in refused.reason
         for work in (ev.Apply(1, 1, (), own_accepted=False), ev.CloseEpoch(0, 3)):
             broken = await taker.worker.do(work)
             assert isinstance(broken, ev.WorkFailed)
-            assert "in part only" in broken.reason
+            assert "only partly replaced" in broken.reason
         assert isinstance(await taker.worker.do(ev.TakeSnapshot(STEP, TAG)), ev.SnapshotFailed)
         digests = [await member.worker.do(ev.Digest(1)) for member in (maker, taker)]
         assert digests[0] != digests[1], "what others see is that they differ"

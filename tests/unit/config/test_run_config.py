@@ -552,7 +552,7 @@ def test_a_strange_value_is_refused_with_its_key_or_accepted_unchanged(key: str,
     except ConfigError as error:
         sentence = str(error)
     else:
-        sentence = f"{key} = {getattr(config, key)}: accepted"
+        sentence = f"{key} = {shown(getattr(config, key))}: accepted"
         assert type(value) is type(plain[key])
 
     assert sentence.startswith(f"{key} = {shown(value)}: ")

@@ -140,9 +140,9 @@ def test_values_that_are_not_finite_are_refused_whatever_their_hash(value: float
 
 
 def test_a_manifest_of_another_table_is_refused() -> None:
-    with pytest.raises(ModelError, match="not of our parameters"):
+    with pytest.raises(ModelError, match="does not match our parameters"):
         differing(masters(), manifest_of({"a": torch.zeros(3)}))
-    with pytest.raises(ModelError, match="not of our parameters"):
+    with pytest.raises(ModelError, match="does not match our parameters"):
         assemble(masters(), manifest_of({"a": torch.zeros(3)}), {})
 
 
