@@ -166,7 +166,8 @@ def _play(record: RoundRecord, notes: EpochNotes, state: CoordinatorState) -> Wo
         record.digest_asked = True
         return Digest(record.height)
 
-    fresh = record.height > notes.opened_at and not record.own_started
+    signed_earlier = notes.slot in record.candidates  # by an earlier process of ours: the state that we began with was old
+    fresh = record.height > notes.opened_at and not record.own_started and not signed_earlier
     if share is not None and fresh and notes.healthy(state):
         record.own_started = True
         return Train(record.height, record.round.step, share, notes.tag(record.height), state.generation)

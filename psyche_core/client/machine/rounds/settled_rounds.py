@@ -47,17 +47,30 @@ def _played_rounds(state: CoordinatorState) -> tuple[int, CoordinatorState]:
 
 
 def decided_otherwise(state: CoordinatorState, rounds: Iterable[AppliedRound]) -> int | None:
-    """The first step of journalled rounds whose statements in the state differ from those we applied, None without one.
+    """The first step of journalled rounds that the state has otherwise, None without one: its statements differ from those
+    that we applied, or it plays the step in another epoch or at another height.
 
-    A coordinator restored from an older state may decide a round again. Rounds that it no longer stores are ignored.
+    A coordinator restored from an older state may decide a round again, and end an epoch earlier than before. Statements of
+    rounds that it no longer stores cannot be compared; steps of such rounds follow from those that it stores.
     """
     number, view = _played_rounds(state)
+    played = next((known for known in view.epoch.rounds if not known.drain), None)
+    first = None if played is None else played.step - played.height  # each round of an epoch has the next step
     for applied in rounds:
+        if first is not None and not _where_played(applied, number, first):
+            return applied.step
         attesting = view.round_at(applied.height + 1) if applied.epoch == number else None
         if attesting is not None and statements_digest(attesting.statements) != applied.statements:
             return applied.step
 
     return None
+
+
+def _where_played(applied: AppliedRound, number: int, first: int) -> bool:
+    """Whether a round's epoch and height are those of a state whose epoch `number` plays step `first` at height 0."""
+    if applied.step < first:
+        return applied.epoch < number
+    return (applied.epoch, applied.height) == (number, applied.step - first)
 
 
 def settled_rounds(state: CoordinatorState, known: Iterable[StoredResult], *, after: int) -> Iterator[SettledRound]:
