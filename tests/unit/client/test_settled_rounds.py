@@ -1,4 +1,4 @@
-"""Journalled rounds that a coordinator's state has otherwise: other statements, another epoch, or another height for their step."""
+"""Journalled rounds that a state has otherwise: other statements, or another epoch or height for their step."""
 
 from __future__ import annotations
 
