@@ -166,10 +166,14 @@ def _play(record: RoundRecord, notes: EpochNotes, state: CoordinatorState) -> Wo
         record.digest_asked = True
         return Digest(record.height)
 
-    signed_earlier = notes.slot in record.candidates  # by an earlier process of ours: the state that we began with was old
-    fresh = record.height > notes.opened_at and not record.own_started and not signed_earlier
+    fresh = record.height > notes.opened_at and not record.own_started and not _signed_earlier(record, notes)
     if share is not None and fresh and notes.healthy(state):
         record.own_started = True
         return Train(record.height, record.round.step, share, notes.tag(record.height), state.generation)
 
     return None
+
+
+def _signed_earlier(record: RoundRecord, notes: EpochNotes) -> bool:
+    """Whether others handed us a result that an earlier process of ours signed: the state that we began with was old."""
+    return notes.slot in record.candidates

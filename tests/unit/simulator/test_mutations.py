@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from psyche_core.client.machine import coordinator_updates, machine, peer_messages
+from psyche_core.client.machine import coordinator_updates, machine, peer_messages, scheduler
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.buffers import MAX_EARLY_SENDERS, EarlyMessages, PayloadBuffer
 from psyche_core.client.machine.epoch import EpochNotes
@@ -200,6 +200,7 @@ def a_restarted_client_trains_its_share_again(patch: Patch) -> None:
             EpochNotes.__post_init__(self)
 
     patch.setattr(coordinator_updates, "EpochNotes", Forgetful)
+    patch.setattr(scheduler, "_signed_earlier", lambda *_: False)
 
 
 def anybody_joins_with_any_key(patch: Patch) -> None:
