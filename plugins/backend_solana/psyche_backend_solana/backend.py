@@ -87,7 +87,8 @@ class SolanaBackend(Backend):
     ) -> None:
         """Make a backend; nothing is read before entering.
 
-        wallet: signs and pays. key: our transport's key. grantees: wallets whose authorizations are tried. price: see `budget`.
+        wallet: signs and pays. key: our transport's key. grantees: wallets whose authorizations are tried. price: see
+        `compute_budget`.
         owner: required owner of the run.
         """
         self._run_id = run_id

@@ -17,7 +17,8 @@ from solders.transaction import Transaction
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts import coordinator as program
 from psyche_backend_solana.rpc.client import Rpc
-from psyche_backend_solana.sending import budget, sender
+from psyche_backend_solana.sending import compute_budget as budget
+from psyche_backend_solana.sending import sender
 from psyche_backend_solana.sending.sender import OutOfUnits, Sender, signed_size
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.errors import BackendError, CommandRefused

@@ -24,7 +24,7 @@ from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.machine import ClientMachine, Timeouts
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
-from psyche_core.client.runtime.limiter import Limiter
+from psyche_core.client.runtime.download_limiter import Limiter
 from psyche_core.client.runtime.resources import ModelStore, Resources, Start
 from psyche_core.client.runtime.worker import Worker, plainly
 from psyche_core.coordinator.commands import Command, WarmupWitness, Withdraw, Witness

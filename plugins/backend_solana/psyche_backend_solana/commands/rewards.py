@@ -23,7 +23,7 @@ from psyche_backend_solana.commands.context import (
     treasurer_index_option,
 )
 from psyche_backend_solana.commands.participants import parts, read_participants
-from psyche_backend_solana.commands.reading import membership
+from psyche_backend_solana.commands.status import membership
 from psyche_backend_solana.layouts import tokens, treasurer
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.runs import coordinator_account

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 _TABLE = {
-    "can-join": ("reading:can_join", "Check whether a wallet may join a run."),
+    "can-join": ("status:can_join", "Check whether a wallet may join a run."),
     "checkpoint": ("members:checkpoint", "Report where a run's model is stored."),
     "close-address": ("members:close_address", "Delete the account with a member's address."),
     "close-run": ("owner:close_run", "Close a halted run permanently."),
@@ -18,9 +18,9 @@ _TABLE = {
     "join-authorization-delegate": ("authorizations:delegate", "Let other wallets join for this one."),
     "join-authorization-delete": ("authorizations:delete", "Revoke the right to join."),
     "join-authorization-read": ("authorizations:read", "Show a right to join."),
-    "json-dump-run": ("reading:json_dump_run", "Print everything about a run, as JSON."),
-    "json-dump-user": ("reading:json_dump_user", "Print everything about a member, as JSON."),
-    "list-runs": ("reading:list_runs", "List the runs on a chain."),
+    "json-dump-run": ("status:json_dump_run", "Print everything about a run, as JSON."),
+    "json-dump-user": ("status:json_dump_user", "Print everything about a member, as JSON."),
+    "list-runs": ("status:list_runs", "List the runs on a chain."),
     "mining-pool": ("mining_pool:mining_pool", "Pool collateral and share its returns."),
     "set-future-epoch-rates": ("owner:set_future_epoch_rates", "Set what the next epochs pay."),
     "set-paused": ("owner:set_paused", "Pause or resume a run."),

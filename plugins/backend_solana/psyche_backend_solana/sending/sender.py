@@ -25,7 +25,8 @@ from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.failures import Failure, RpcError, Verdict, of_transaction
-from psyche_backend_solana.sending import budget, refusals
+from psyche_backend_solana.sending import compute_budget as budget
+from psyche_backend_solana.sending import refusals
 from psyche_backend_solana.wallet import Signer
 from psyche_core.errors import BackendError, CommandRefused
 

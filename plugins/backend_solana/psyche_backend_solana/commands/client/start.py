@@ -27,7 +27,7 @@ from psyche_backend_solana.commands.client.plan import Image, PipEnvironment, Pl
 from psyche_backend_solana.commands.client.process import Launch, Ready
 from psyche_backend_solana.commands.client.supervisor import Pace, Versions, take_part
 from psyche_backend_solana.commands.context import CALL_SECONDS, CommandContext, load, open_context
-from psyche_backend_solana.commands.reading import runs_on_chain
+from psyche_backend_solana.commands.status import runs_on_chain
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.layouts.coordinator_accounts import CLIENT_VERSION_BYTES
 from psyche_backend_solana.rpc import methods
