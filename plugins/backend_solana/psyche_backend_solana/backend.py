@@ -88,8 +88,7 @@ class SolanaBackend(Backend):
         """Make a backend; nothing is read before entering.
 
         wallet: signs and pays. key: our transport's key. grantees: wallets whose authorizations are tried. price: see
-        `compute_budget`.
-        owner: required owner of the run.
+        `compute_budget`. owner: required owner of the run.
         """
         self._run_id = run_id
         self._endpoints = endpoints
