@@ -350,4 +350,6 @@ def test_one_huge_value_does_not_decide_for_everybody() -> None:
 
 def test_rescale_uses_the_whole_range_and_rounds_half_to_even() -> None:
     stage = torch.tensor([[3008.0, 5.0, 1.0, 2.0], [1.0, -3.0, 0.0, -2.0]], dtype=torch.bfloat16).unsqueeze(0)
-    assert rescale(stage, width=2, bits=11)[0].tolist() == [[1504.0, 2.0, 512.0, 1024.0], [0.0, -2.0, 0.0, -1024.0]]
+    found, exponents = rescale(stage, width=2, bits=11)
+    assert exponents.tolist() == [[1, -9]]
+    assert found[0].tolist() == [[1504.0, 2.0, 512.0, 1024.0], [0.0, -2.0, 0.0, -1024.0]]
