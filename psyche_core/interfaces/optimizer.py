@@ -103,8 +103,7 @@ class Optimizer(ABC):
         """Replace the public state (float32, the names and shapes of `public_state`), and nothing else.
 
         state: may be a `LazyParameters`, and may hold our own tensors; every value is finite. Raises ModelError for other names
-        or shapes, or values that it can never have, and then changes nothing (`parameters.check_public_state` compares names and
-        shapes).
+        or shapes, and then changes nothing (`parameters.check_public_state` compares them).
         """
         if state:
             message = f"this optimizer has no public state, got {', '.join(sorted(state)[:3])}"

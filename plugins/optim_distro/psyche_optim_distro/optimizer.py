@@ -239,7 +239,7 @@ class DistroOptimizer(Optimizer):
 
     @torch.no_grad()
     def load_public_state(self, state: Mapping[str, Any]) -> None:
-        """Replace the second stage's tensors. Raises ModelError for other names or shapes or negative values."""
+        """Replace the second stage's tensors. Raises ModelError for other names or shapes."""
         if self._second_stage is None:
             super().load_public_state(state)
         else:

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from psyche_core.errors import ModelError
 from psyche_core.interfaces.parameters import check_public_state, copy_parameter
 from psyche_optim_distro.layout import Layout
 from psyche_optim_distro.tiles import Workspace
@@ -55,12 +54,8 @@ class RMSprop:
         return self._state
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Replace the state. Raises ModelError for other names or shapes or negative values, and then changes nothing."""
+        """Replace the state. Raises ModelError for other names or shapes, and then changes nothing."""
         check_public_state(state, self._state)
-        for name in self._state:
-            if bool((state[name] < 0).any()):
-                message = f"{name} of an optimizer's public state holds negative values, and is a mean of squares"
-                raise ModelError(message)
         for name, tensor in self._state.items():
             copy_parameter(state, name, tensor)
 
