@@ -9,6 +9,13 @@ Each operation is one float32 operation, rounded once as IEEE 754 says, over sep
 no reduction, so all devices and numbers of threads give the same bits. 1 - 0.95^t is computed as the mean square of an update
 that is always 1, since platforms round powers differently. A mean square below 2^-64 becomes zero, so that it never gets so small
 that a processor that flushes subnormal numbers would differ.
+
+torch's float32 square root is not always the rounded one: on CPUs it calls a vector library that may miss by one unit in the last
+place. So it is taken in float64 and rounded. That gives the correctly rounded root even if the float64 root misses by up to four
+units in its last place. Proof, for x in [1, 4), a multiple of 2^-23: a midpoint m of two float32 numbers in [1, 2) is an odd
+multiple of 2^-24, so m² is an odd multiple of 2^-48 and not x; hence |sqrt(x) - m| = |x - m²| / (sqrt(x) + m) > 2^-48 / 4, which
+is four units of float64 in [1, 2). So no midpoint lies between the root and what float64 has for it. Other x differ by powers of
+four.
 """
 
 from __future__ import annotations
@@ -73,4 +80,4 @@ class RMSprop:
         squares.mul_(_KEPT).add_(scratch.mul_(_ADDED))
         torch.threshold_(squares, _SMALLEST, 0.0)
         torch.div(squares, self._correction, out=scratch)
-        return update.div_(scratch.sqrt_().add_(_EPSILON))
+        return update.div_(scratch.copy_(scratch.to(torch.float64).sqrt_()).add_(_EPSILON))
