@@ -63,6 +63,23 @@ def test_mean_squares_and_directions_are_the_formulas_bits() -> None:
     assert flat.numpy().tobytes() == squares.tobytes()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_gives_the_bits_of_the_cpu() -> None:
+    """Replicas on both apply the same payloads for 30 rounds."""
+    shapes = {"w": (256, 192), "odd": (97, 30), "norm": (192,)}
+    sender = Replica(model := ToyModel(shapes), optimizer_of(model, compression_chunk=64, compression_topk=8))
+    other = ToyModel(shapes)
+    for parameter in other.parameters.values():
+        parameter.data = parameter.data.cuda()
+    replica = optimizer_of(other, compression_chunk=64, compression_topk=8)
+    for step in range(1, 31):
+        payload = sender.train(step, data=step, learning_rate=0.003)
+        sender.optimizer.apply(step, [payload], learning_rate=0.003, own_accepted=True)
+        replica.apply(step, [payload], learning_rate=0.003, own_accepted=False)
+        assert digest(shared(replica)) == digest(shared(sender.optimizer))
+
+
 def test_mean_squares_fade_to_zero_and_never_become_subnormal() -> None:
     layout = build_layout({"a": (4,)}, chunk=4, topk=2)
     stage = RMSprop(layout, CPU, workspace=Workspace(CPU))
