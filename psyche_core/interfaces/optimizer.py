@@ -5,7 +5,8 @@ The optimizer owns the float32 master weights of its model and all its own state
     apply(s - 2, accepted payloads of step s - 2)        before training s; see protocol section 3
     load_lookahead()  ->  model.gradients(...)  ->  compress(s) -> payload
 
-Every replica applies the same payloads; everything else is private. No torch import here: tensors are opaque.
+Every replica applies the same payloads. What follows from these alone is public: the masters, and an optimizer may have more, its
+`public_state`. Everything else is private. No torch import here: tensors are opaque.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class Optimizer(ABC):
 
     Only `check` may run in another thread, at any time.
 
-    Guaranteed: the result of `apply` depends only on the masters, the multiset of payloads and the learning rate, and not on the
-    order of the payloads or on what this replica trained. If `exact` is True, the masters after `apply` are equal bit for bit on
-    all replicas, for any device and number of threads. Not guaranteed: that `compress` returns the same bytes on another
-    machine.
+    Guaranteed: the result of `apply` depends only on the masters, the public state, the multiset of payloads and the learning
+    rate, and not on the order of the payloads or on what this replica trained. If `exact` is True, masters and public state after
+    `apply` are equal bit for bit on all replicas, for any device and number of threads. Not guaranteed: that `compress` returns
+    the same bytes on another machine.
     """
 
     @property
@@ -42,6 +43,17 @@ class Optimizer(ABC):
     @abstractmethod
     def masters(self) -> Mapping[str, Any]:
         """float32 master weights by parameter name, ascending. These are not copies: read them only until the next `apply`."""
+
+    @property
+    def public_state(self) -> Mapping[str, Any]:
+        """State beside the masters that all replicas share, such as a running mean of squared updates: float32 tensors by name.
+
+        Names and shapes follow from the run's settings and the model's parameters; `apply` changes values in place, and nothing
+        else does but `load_public_state`. A new optimizer's are all zero, which is also what a checkpoint without them gives, and
+        all values are finite. They count as part of the model: digests, checkpoints, the journal and members that share the model
+        include them, so each costs as much as a master. Not copies. Most optimizers have none.
+        """
+        return {}
 
     @abstractmethod
     def load_lookahead(self, *, learning_rate: float) -> None:
@@ -71,7 +83,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def apply(self, step: int, payloads: Sequence[bytes], *, learning_rate: float, own_accepted: bool) -> None:
-        """Apply the accepted payloads of `step`. Without payloads the masters do not change.
+        """Apply the accepted payloads of `step`. Without payloads neither masters nor public state change.
 
         `step` increases from call to call; payloads that we sent for skipped steps count as not accepted. own_accepted: whether
         our own payload of that step (if we sent one) is among the accepted ones. An update that was sent and not accepted is
@@ -81,11 +93,21 @@ class Optimizer(ABC):
 
     @abstractmethod
     def load_parameters(self, parameters: Mapping[str, Any]) -> None:
-        """Replace the masters (float32, our names and shapes) and reset all optimizer state. Used for joining and resync.
+        """Replace the masters (float32, our names and shapes) and reset all private state. Used for joining and resync.
 
-        parameters: may be a `LazyParameters`. Raises ModelError for missing, extra or wrongly shaped parameters, and then
-        changes nothing.
+        The public state stays: the client loads that with `load_public_state`. parameters: may be a `LazyParameters`, and may
+        hold our own tensors. Raises ModelError for missing, extra or wrongly shaped parameters, and then changes nothing.
         """
+
+    def load_public_state(self, state: Mapping[str, Any]) -> None:
+        """Replace the public state (float32, the names and shapes of `public_state`), and nothing else.
+
+        state: may be a `LazyParameters`, and may hold our own tensors; every value is finite. Raises ModelError for other names
+        or shapes, and then changes nothing (`parameters.check_public_state` compares them).
+        """
+        if state:
+            message = f"this optimizer has no public state, got {', '.join(sorted(state)[:3])}"
+            raise ModelError(message)
 
     def private_state(self) -> Mapping[str, Any]:
         """State that only this replica has and needs after a restart, such as momentum and residuals: float32 tensors by name.

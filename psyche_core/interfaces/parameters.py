@@ -1,8 +1,8 @@
 """Parameters that are created on lookup, so that the whole model is never in memory.
 
-`Optimizer.load_parameters` takes any mapping of tensors by name. Each lookup in a `LazyParameters` creates the tensor again, for
-instance from disk. An optimizer that calls `shapes_of` and `copy_parameter` needs no memory for even one of them; an optimizer
-without these calls works too. No torch import here: tensors are opaque.
+`Optimizer.load_parameters` and `load_public_state` take any mapping of tensors by name. Each lookup in a `LazyParameters` creates
+the tensor again, for instance from disk. An optimizer that calls `shapes_of` and `copy_parameter` needs no memory for even one of
+them; an optimizer without these calls works too. No torch import here: tensors are opaque.
 """
 
 from __future__ import annotations
@@ -50,6 +50,20 @@ def copy_parameter(parameters: Mapping[str, Any], name: str, target: Any) -> Non
         parameters.copy_to(name, target)
     else:
         target.copy_(parameters[name])
+
+
+def check_public_state(state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Check that a public state, lazy or not, has the names and shapes of ours. expected: our own. Raises ModelError."""
+    shapes = shapes_of(state)
+    if shapes.keys() != expected.keys():
+        different = ", ".join(sorted(shapes.keys() ^ expected.keys())[:3])
+        message = f"an optimizer's public state must have exactly the tensors of ours; missing or unknown: {different}"
+        raise ModelError(message)
+
+    for name, tensor in expected.items():
+        if shapes[name] != tuple(tensor.shape):
+            message = f"{name} of an optimizer's public state must have shape {tuple(tensor.shape)}, got {shapes[name]}"
+            raise ModelError(message)
 
 
 def check_private_state(state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

@@ -208,6 +208,9 @@ class _Reused:
             raise ConfigError(message)
         if self._used:
             self._optimizer.load_parameters({name: value.detach().clone() for name, value in parameters.items()})
+            state = self._optimizer.public_state
+            if state:
+                self._optimizer.load_public_state({name: tensor.clone().zero_() for name, tensor in state.items()})
         self._used = True
         return self._optimizer
 

@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -102,6 +102,15 @@ def _remove_abandoned(parent: Path, *, but: Path) -> None:
             newest = max(each.stat().st_mtime for each in (path, *path.iterdir()))
             if path != but and time.time() - newest > ABANDONED_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def write_inside(folder: Path, write: Callable[[Path], None]) -> None:
+    """Put into an existing folder the files of a folder that `write` creates itself, at the path it is given. Raises OSError."""
+    inner = folder / f".{uuid.uuid4().hex}"
+    write(inner)
+    for path in inner.iterdir():
+        path.rename(folder / path.name)
+    inner.rmdir()
 
 
 def publish(partial: Path, directory: Path) -> None:

@@ -59,26 +59,39 @@ def digest(parameters: Mapping[str, Any]) -> str:
     return state.hexdigest()
 
 
+def shared(optimizer: Optimizer) -> dict[str, Any]:
+    """All tensors that replicas share: masters, and the public state under names with a prefix. Not copies."""
+    return {**optimizer.masters, **{f"public_state/{name}": tensor for name, tensor in optimizer.public_state.items()}}
+
+
+def copy_shared(optimizer: Optimizer, into: Optimizer) -> None:
+    """Load copies of an optimizer's masters and public state, as a member that joins does."""
+    if optimizer.public_state:
+        into.load_public_state({name: tensor.clone() for name, tensor in optimizer.public_state.items()})
+    into.load_parameters({name: master.clone() for name, master in optimizer.masters.items()})
+
+
 def play_rounds(
     replicas: Sequence[Replica],
     *,
     rounds: int,
     learning_rate: float,
     seed: int = 0,
+    first: int = 1,
     after_round: Callable[[], None] | None = None,
 ) -> None:
     """Play overlapped rounds, and apply the last payloads at the end.
 
     About a fifth of the shares are missing, and a fifth of the payloads are not accepted.
 
-    Every replica applies the accepted payloads in its own arrival order. after_round is called after all replicas have applied
-    them.
+    Every replica applies the accepted payloads in its own arrival order. first: number of the first step. after_round is called
+    after all replicas have applied them.
     """
     dice = random.Random(seed)
     accepted: dict[int, list[int]] = {}
-    for step in range(1, rounds + 3):
+    for step in range(first, first + rounds + 2):
         for replica in replicas:
-            if step > 2:
+            if step - first >= 2:
                 payloads = [replicas[sender].sent[step - 2] for sender in accepted[step - 2]]
                 dice.shuffle(payloads)
                 own_accepted = any(replicas[sender] is replica for sender in accepted[step - 2])
@@ -86,7 +99,7 @@ def play_rounds(
 
         if after_round is not None:
             after_round()
-        if step > rounds:
+        if step - first >= rounds:
             continue
 
         senders = [number for number in range(len(replicas)) if dice.random() < 0.8]
@@ -127,14 +140,14 @@ class OptimizerConformance:
         return self.replica().train(step, data=data, learning_rate=self.learning_rate)
 
     def assert_equal_masters(self, replicas: Sequence[Replica]) -> None:
-        """Check that masters are equal: bit for bit if the optimizer is exact, else approximately."""
+        """Check that masters and public state are equal: bit for bit if the optimizer is exact, else approximately."""
         first, *others = [replica.optimizer for replica in replicas]
         for other in others:
             if first.exact:
-                assert digest(other.masters) == digest(first.masters)
+                assert digest(shared(other)) == digest(shared(first))
             else:
-                for name, master in first.masters.items():
-                    torch.testing.assert_close(other.masters[name], master, rtol=1e-4, atol=self.learning_rate / 10)
+                for name, tensor in shared(first).items():
+                    torch.testing.assert_close(shared(other)[name], tensor, rtol=1e-4, atol=self.learning_rate / 10)
 
     def test_masters_are_the_models_weights_in_float32(self) -> None:
         """Masters start as the model's weights, float32, ascending by name."""
@@ -146,13 +159,15 @@ class OptimizerConformance:
             assert torch.equal(master, model.parameters[name].detach().float())
 
     def test_lookahead_and_gradients_do_not_change_the_masters(self) -> None:
-        """Only `apply` and `load_parameters` move masters."""
+        """Only `apply` and loading move masters and public state."""
         replica = self.replica()
-        before = digest(replica.optimizer.masters)
-        for step in (1, 2):
-            replica.train(step, data=step, learning_rate=self.learning_rate)
+        replica.optimizer.apply(1, [self.payload()], learning_rate=self.learning_rate, own_accepted=False)
+        before = digest(shared(replica.optimizer))
+        for step in (2, 3):
+            replica.optimizer.check(replica.train(step, data=step, learning_rate=self.learning_rate))
         replica.optimizer.load_lookahead(learning_rate=self.learning_rate)
-        assert digest(replica.optimizer.masters) == before
+        replica.optimizer.load_masters()
+        assert digest(shared(replica.optimizer)) == before
 
     def test_load_masters_writes_the_compute_weights(self) -> None:
         """`load_masters` is used for evaluation."""
@@ -170,12 +185,13 @@ class OptimizerConformance:
         assert digest(replica.optimizer.masters) != before
 
     def test_no_payloads_leave_the_masters(self) -> None:
-        """An empty round changes nothing, weight decay included."""
+        """An empty round changes nothing, weight decay and public state included."""
         replica = self.replica()
-        replica.train(1, data=1, learning_rate=self.learning_rate)
-        before = digest(replica.optimizer.masters)
-        replica.optimizer.apply(1, [], learning_rate=self.learning_rate, own_accepted=False)
-        assert digest(replica.optimizer.masters) == before
+        replica.optimizer.apply(1, [self.payload()], learning_rate=self.learning_rate, own_accepted=False)
+        replica.train(2, data=1, learning_rate=self.learning_rate)
+        before = digest(shared(replica.optimizer))
+        replica.optimizer.apply(2, [], learning_rate=self.learning_rate, own_accepted=False)
+        assert digest(shared(replica.optimizer)) == before
 
     def test_apply_does_not_depend_on_the_order_of_payloads(self) -> None:
         """Arrival order differs between members."""
@@ -255,7 +271,7 @@ class OptimizerConformance:
         for step in (1, 2):
             payload = used.train(step, data=step, learning_rate=self.learning_rate)
         used.optimizer.apply(1, [payload], learning_rate=self.learning_rate, own_accepted=True)
-        used.optimizer.load_parameters(start)
+        copy_shared(fresh.optimizer, into=used.optimizer)
         assert digest(used.optimizer.masters) == digest(start)
         later = [replica.train(3, data=3, learning_rate=self.learning_rate) for replica in (used, fresh)]
         assert later[0] == later[1]
@@ -286,6 +302,65 @@ class OptimizerConformance:
                 replica.optimizer.load_parameters(parameters)
         assert digest(replica.optimizer.masters) == before
 
+    def test_public_state_is_zero_at_first(self) -> None:
+        """float32 tensors, ascending by name, on the masters' device; zero stands for a checkpoint without them."""
+        optimizer = self.replica().optimizer
+        state, masters = optimizer.public_state, list(optimizer.masters.values())
+        assert list(state) == sorted(state)
+        for tensor in state.values():
+            assert (tensor.dtype, tensor.device) == (torch.float32, masters[0].device)
+            assert not tensor.contiguous().view(torch.int32).any()
+
+    def test_load_parameters_leaves_the_public_state(self) -> None:
+        """The client loads masters and public state separately, and may give an optimizer its own tensors."""
+        replica = self.replica()
+        replica.optimizer.apply(1, [self.payload()], learning_rate=self.learning_rate, own_accepted=False)
+        before = digest(shared(replica.optimizer))
+        if replica.optimizer.public_state:
+            replica.optimizer.load_public_state(replica.optimizer.public_state)
+        replica.optimizer.load_parameters(replica.optimizer.masters)
+        assert digest(shared(replica.optimizer)) == before
+
+    def test_a_member_that_joins_stays_equal_over_50_rounds(self) -> None:
+        """It loads another's masters and public state, lazily, and trains and applies what the others do."""
+        replicas = [self.replica() for _ in range(2)]
+        play_rounds(replicas, rounds=5, learning_rate=self.learning_rate)
+        joiner, first = self.replica(), replicas[0].optimizer
+        if first.public_state:
+            assert any(bool(tensor.any()) for tensor in first.public_state.values()), "the state has not moved in five rounds"
+            state = _OneAtATime({name: tensor.clone() for name, tensor in first.public_state.items()})
+            joiner.optimizer.load_public_state(state)
+            assert state.most_held <= 1
+        joiner.optimizer.load_parameters({name: master.clone() for name, master in first.masters.items()})
+        members = [*replicas, joiner]
+        play_rounds(
+            members,
+            rounds=50,
+            first=6,
+            learning_rate=self.learning_rate,
+            after_round=lambda: self.assert_equal_masters(members),
+        )
+
+    @pytest.mark.parametrize("how", ["unknown", "missing", "reshaped"])
+    def test_public_state_of_another_model_changes_nothing(self, how: str) -> None:
+        """Other names or shapes are rejected before anything is changed."""
+        replica = self.replica()
+        replica.optimizer.apply(1, [self.payload()], learning_rate=self.learning_rate, own_accepted=False)
+        before = digest(shared(replica.optimizer))
+        wrong = {name: torch.zeros_like(tensor) for name, tensor in replica.optimizer.public_state.items()}
+        if how != "unknown" and not wrong:
+            pytest.skip("this optimizer has no public state")
+        if how == "unknown":
+            wrong["unknown"] = torch.zeros(3)
+        elif how == "missing":
+            del wrong[max(wrong)]
+        else:
+            wrong[max(wrong)] = torch.zeros(*wrong[max(wrong)].shape, 2)
+        for state in (wrong, _OneAtATime(wrong)):
+            with pytest.raises(ModelError):
+                replica.optimizer.load_public_state(state)
+        assert digest(shared(replica.optimizer)) == before
+
     def test_a_restarted_replica_goes_on_with_its_private_state(self) -> None:
         """A replica that loads another's masters and private state sends the payload that the other would have sent."""
         before, after = self.replica(), self.replica()
@@ -293,7 +368,7 @@ class OptimizerConformance:
             before.model.gradients(toy_samples(step), micro_batch_size=1)
             payload = before.optimizer.compress(step, learning_rate=self.learning_rate)
             before.optimizer.apply(step, [payload], learning_rate=self.learning_rate, own_accepted=True)
-        after.optimizer.load_parameters({name: master.clone() for name, master in before.optimizer.masters.items()})
+        copy_shared(before.optimizer, into=after.optimizer)
         after.optimizer.load_private_state({name: tensor.clone() for name, tensor in before.optimizer.private_state().items()})
         payloads = []
         for replica in (before, after):
@@ -372,7 +447,7 @@ class OptimizerConformance:
 
         for good in survivors[:20]:
             replica.optimizer.apply(1, [good], learning_rate=self.learning_rate, own_accepted=False)
-        assert all(bool(torch.isfinite(master).all()) for master in replica.optimizer.masters.values())
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in shared(replica.optimizer).values())
 
     def test_garbage_is_rejected(self) -> None:
         """Zeros, ones and random bytes of many lengths."""

@@ -27,6 +27,7 @@ from psyche_core.hookspecs import (
 )
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.training.checkpoints.public_state import load_public_state
 from psyche_core.training.micro_batch import NO_AUTO, Notice, find_micro_batch_size
 from psyche_core.training.trainer import Trainer
 
@@ -63,9 +64,10 @@ def build_trainer(
     """Build the trainer of a run. This reads the checkpoint and may take seconds, so call it in a worker thread.
 
     registry_load: returns the registration for (kind, name). source: folder with config.json and, unless the run starts from
-    random weights, safetensors. cold_start_bounds: returns `schedule.cold_start_bounds` of the current epoch; called for every
-    rate, in the trainer's thread. Raises ModelError, ConfigError for wrong optimizer settings or a divided model with
-    micro_batch_size `auto`, TypeError for a registration of the wrong kind, and the errors of registry_load.
+    random weights, safetensors; the optimizer's public state is also taken from there. cold_start_bounds: returns
+    `schedule.cold_start_bounds` of the current epoch; called for every rate, in the trainer's thread. Raises ModelError,
+    ConfigError for wrong optimizer settings or a divided model with micro_batch_size `auto`, TypeError for a registration of the
+    wrong kind, and the errors of registry_load.
     """
     llm, compute = model_config.LLM, compute or Compute()
     if compute.parallelism is not None and compute.micro_batch_size == "auto":
@@ -73,6 +75,7 @@ def build_trainer(
     model = build_model(registry_load, llm, compute, run_id=run_id, source=source)
     try:
         optimizer = _build_optimizer(registry_load, llm.optimizer, model)
+        load_public_state(optimizer, source)
     except BaseException:
         model.close()
         raise

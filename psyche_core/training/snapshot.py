@@ -1,4 +1,6 @@
-"""Converts masters to pieces and pieces to masters: the tensor side of `psyche_core.p2p.manifest`.
+"""Converts a model to pieces and pieces to a model: the tensor side of `psyche_core.p2p.manifest`.
+
+Masters here are all tensors that replicas share, the optimizer's public state included, see `shared_tensors`.
 
 Pieces are made one at a time from the live masters, and new masters are made one tensor at a time while the optimizer loads them.
 So neither needs a second copy of the model. Before anything is replaced, *every* piece of the new masters, fetched or our own, is
@@ -23,9 +25,10 @@ from psyche_core.p2p.manifest import VALUE_BYTES, Manifest, Piece, Table, cut, p
 from psyche_core.storage.parallel_map import each
 from psyche_core.training import changed_pieces
 from psyche_core.training.digest import float32_bytes
+from psyche_core.training.shared_tensors import load_shared, shared_tensors
 
 Masters = Mapping[str, torch.Tensor]
-"""float32 tensors by parameter name, on any device."""
+"""float32 tensors by name, on any device: `shared_tensors`."""
 
 
 def table_of(masters: Masters) -> Table:
@@ -122,14 +125,14 @@ def assemble(masters: Masters, manifest: Manifest, pieces: Mapping[int, bytes | 
 
 
 def install(optimizer: Optimizer, manifest: Manifest, pieces: Mapping[int, bytes | memoryview]) -> None:
-    """Replace an optimizer's masters by those of the manifest, see `assemble`. The optimizer discards all its other state.
+    """Replace an optimizer's masters and public state by those of the manifest, see `assemble`, and discard its private state.
 
     Raises ModelError if that is not possible; then nothing has changed. Raises ModelHalfReplaced if a verified piece could not be
     read again while the masters were being replaced.
     """
-    new = assemble(optimizer.masters, manifest, pieces)
+    new = assemble(shared_tensors(optimizer), manifest, pieces)
     try:
-        optimizer.load_parameters(new)
+        load_shared(optimizer, new)
     except OSError as error:
         reason = f"a piece could not be read again: {error.strerror or error}"
         if not new.handed:

@@ -22,8 +22,9 @@ from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.p2p.manifest import Manifest, Piece, Table
 from psyche_core.training import snapshot
 from psyche_core.training.checkpoints.private_state import load_private, save_private
-from psyche_core.training.digest import full_digest
+from psyche_core.training.checkpoints.public_state import save_with_public_state
 from psyche_core.training.micro_batch import MicroBatch, Notice
+from psyche_core.training.shared_tensors import shared_digest, shared_tensors
 
 APPLY_DELAY = 2
 """Number of steps between training a result and applying it (protocol section 3)."""
@@ -117,7 +118,7 @@ class Trainer:
         self._optimizer.apply(step, payloads, learning_rate=rate, own_accepted=own_accepted)
 
     def forget(self) -> None:
-        """Keep the masters and discard all other state of the optimizer, including results that are not settled yet."""
+        """Discard all private state of the optimizer, including results that are not settled yet."""
         self._optimizer.load_parameters({name: master.clone() for name, master in self._optimizer.masters.items()})
 
     def evaluate(self, samples: Samples) -> float:
@@ -130,24 +131,24 @@ class Trainer:
         self._optimizer.load_masters()
 
     def full_digest(self) -> bytes:
-        """Return the digest of all masters, 32 bytes, see `digest.full_digest`."""
-        return full_digest(self._optimizer.masters)
+        """Return the digest of masters and public state, 32 bytes, see `shared_tensors.shared_digest`."""
+        return shared_digest(self._optimizer)
 
     @property
     def table(self) -> Table:
-        """Names and shapes of the masters. A manifest of this run's model must have the same."""
-        return snapshot.table_of(self._optimizer.masters)
+        """Names and shapes of masters and public state. A manifest of this run's model must have the same."""
+        return snapshot.table_of(shared_tensors(self._optimizer))
 
     def read_piece(self, piece: Piece) -> bytes:
-        """Return the bytes of one piece of the masters, little-endian float32."""
-        return snapshot.read_piece(self._optimizer.masters, piece)
+        """Return the bytes of one piece of masters or public state, little-endian float32."""
+        return snapshot.read_piece(shared_tensors(self._optimizer), piece)
 
     def differing(self, manifest: Manifest) -> tuple[int, ...]:
-        """Return the numbers of the pieces in which our masters differ from a manifest. Raises ModelError for another table."""
-        return snapshot.differing(self._optimizer.masters, manifest)
+        """Return the numbers of the pieces in which our model differs from a manifest. Raises ModelError for another table."""
+        return snapshot.differing(shared_tensors(self._optimizer), manifest)
 
     def install(self, manifest: Manifest, pieces: Mapping[int, bytes | memoryview]) -> None:
-        """Replace the masters by those of a manifest and discard all optimizer state, or change nothing and raise ModelError.
+        """Replace masters and public state by a manifest's and discard private state, or change nothing and raise ModelError.
 
         pieces: fetched bytes by number of the piece, at least those of `differing`; the mapping may read them from disk. Raises
         ModelHalfReplaced if a piece could not be read while the masters were being replaced.
@@ -161,7 +162,7 @@ class Trainer:
             save_private(path, state, masters=self.full_digest())
 
     def load_private(self, path: Path) -> bool:
-        """Load the private state that was saved with exactly these masters. Returns whether there was any.
+        """Load the private state that was saved with exactly this model. Returns whether there was any.
 
         Raises ModelError; then nothing has changed.
         """
@@ -171,8 +172,16 @@ class Trainer:
         return state is not None
 
     def save(self, directory: Path) -> None:
-        """Write a self-contained checkpoint of the masters, atomically. Raises ModelError."""
-        self._model.save(directory, parameters=self._optimizer.masters)
+        """Write a self-contained checkpoint of the masters, and of the public state if any, atomically. Raises ModelError."""
+
+        def write(folder: Path) -> None:
+            self._model.save(folder, parameters=self._optimizer.masters)
+
+        state = self._optimizer.public_state
+        if state:
+            save_with_public_state(directory, state, write=write)
+        else:
+            write(directory)
 
     def close(self) -> None:
         """End the model's other processes, if it has any. Idempotent."""

@@ -21,9 +21,11 @@ from psyche_core.client.runtime.resources import Resources
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
+from psyche_core.p2p.manifest import Piece
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
+from psyche_core.training.shared_tensors import PREFIX, shared_tensors
 from psyche_core.training.trainer import Trainer
 from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
@@ -66,11 +68,17 @@ OPTIMIZERS: dict[str, Callable[[ToyModel], Any]] = {
     "Distro": lambda model: DistroOptimizer(
         DistroSettings(compression_decay=0.99, compression_topk=8, compression_chunk=32, quantize_1bit=True), model
     ),
+    "Distro with public state": lambda model: DistroOptimizer(
+        DistroSettings(
+            compression_decay=0.99, compression_topk=8, compression_chunk=32, quantize_1bit=True, second_stage="rmsprop"
+        ),
+        model,
+    ),
 }
 
 
 class Trained(Trainer):
-    """A trainer of the toy model. spoil_at: after applying this step the parameters named in `spoilt` are wrong, once."""
+    """A trainer of the toy model. spoil_at: after applying this step the tensors named in `spoilt` are wrong, once."""
 
     def __init__(
         self, optimizer: str, *, seed: int = 0, spoil_at: int | None = None, spoilt: Collection[str] = TOY_SHAPES
@@ -86,14 +94,22 @@ class Trained(Trainer):
         if step == self.spoil_at:
             self.spoil_at = None
             for name in self.spoilt:
-                self.optimizer.masters[name].add_(0.25)
+                shared_tensors(self.optimizer)[name].add_(0.25)
+
+
+class FalseState(Trained):
+    """A liar: training is honest, and its digests are, but it gives others a public state of its own."""
+
+    def read_piece(self, piece: Piece) -> bytes:
+        data = super().read_piece(piece)
+        return bytes(len(data)) if piece.name.startswith(PREFIX) else data
 
 
 class Run:
     """A coordinator, a network, and members that come when they are told to."""
 
-    def __init__(self) -> None:
-        run = parse_run_file(RUN, source="repair")
+    def __init__(self, text: str = RUN) -> None:
+        run = parse_run_file(text, source="repair")
         self.coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model, instance=bytes(32)))
         self.network = MemoryNetwork()
         self.told: dict[str, list[telemetry.Event]] = {}
@@ -173,7 +189,7 @@ async def test_a_member_astray_and_a_late_one_get_the_others_model(optimizer: st
     assert not run.of("one", telemetry.Resynced)
     assert not run.of("two", telemetry.Resynced)
     assert run.of("astray", telemetry.Resynced)[0].epoch == 0, "it did not come back in the same epoch"
-    assert run.of("late", telemetry.ModelSync)[0].pieces_total == len(TOY_SHAPES)
+    assert run.of("late", telemetry.ModelSync)[0].pieces_total == len(trainers["late"].table)
     for name in ("astray", "late"):
         resynced = run.of(name, telemetry.Resynced)[0].step
         assert any(event.step > resynced for event in run.of(name, telemetry.StepTrained)), f"{name} never trained again"
@@ -187,6 +203,46 @@ async def test_at_an_epochs_end_one_wrong_weight_costs_one_piece() -> None:
     run = Run()
     trainers = {name: Trained("AdamW") for name in ("one", "two")}
     trainers["astray"] = Trained("AdamW", spoil_at=10, spoilt=("odd.bias",))
+    await run.play(*(lambda name=name: run.member(name, trainers[name]) for name in trainers))
+
+    assert len({trainer.full_digest() for trainer in trainers.values()}) == 1
+    assert all(run.of(name, telemetry.Ended)[-1].success for name in trainers)
+    assert [event.step for event in run.of("astray", telemetry.Resynced)] == [10]
+    synced = run.of("astray", telemetry.ModelSync)
+    assert (synced[-1].pieces_done, synced[-1].pieces_total, synced[-1].bytes_received) == (1, 1, 20)
+    assert not run.of("one", telemetry.ModelSync)
+
+
+@pytest.mark.slow
+async def test_who_joins_gets_the_public_state_though_a_liar_offers_a_false_one() -> None:
+    """It comes for the second epoch, and then has the same bits as the others for more than 50 steps."""
+    run = Run(RUN.replace("total_steps = 14", "total_steps = 64"))
+    kind = "Distro with public state"
+    trainers = {"one": Trained(kind), "two": Trained(kind), "liar": FalseState(kind), "late": Trained(kind, seed=99)}
+
+    async def late() -> None:
+        await run.step(3)
+        await run.member("late", trainers["late"])
+
+    await run.play(*(lambda name=name: run.member(name, trainers[name]) for name in ("one", "two", "liar")), late)
+
+    assert run.coordinator.state.run_state is RunState.Finished
+    assert all(run.of(name, telemetry.Ended)[-1].success for name in trainers)
+    assert len({trainer.full_digest() for trainer in trainers.values()}) == 1
+    trained = [event.step for event in run.of("late", telemetry.StepTrained)]
+    assert len(trained) >= 50, "it came too late to show anything"
+    assert len(run.of("late", telemetry.Resynced)) <= 1, "it was led astray"
+    for name in ("one", "two"):
+        assert not run.of(name, telemetry.Resynced)
+
+
+@pytest.mark.slow
+async def test_a_wrong_public_state_is_noticed_though_the_weights_are_right() -> None:
+    """After the last step of an epoch: nothing is applied that would spread it to the weights. One piece is fetched."""
+    run = Run()
+    spoilt = f"{PREFIX}mean_square.odd.bias"
+    trainers = {name: Trained("Distro with public state") for name in ("one", "two")}
+    trainers["astray"] = Trained("Distro with public state", spoil_at=10, spoilt=(spoilt,))
     await run.play(*(lambda name=name: run.member(name, trainers[name]) for name in trainers))
 
     assert len({trainer.full_digest() for trainer in trainers.values()}) == 1

@@ -103,11 +103,11 @@ class Aggregator:
         packed += np.signbit(selection.values)
         return TileVotes(packed, bounds)
 
-    def vote_directions(self, votes: Sequence[TileVotes]) -> Iterator[tuple[Group, Tensor]]:
+    def vote_directions(self, votes: Sequence[TileVotes], *, signs: bool = True) -> Iterator[tuple[Group, Tensor]]:
         """Yield each tile with its direction: -1, 0 or +1 per element, float32 [elements of the tile].
 
-        votes: of at least one payload, in any order. A yielded tensor is valid until the next iteration. Raises ValueError for
-        more than MAX_CLIENTS payloads.
+        votes: of at least one payload, in any order. signs: False for the decoded values, see `IntegerIDCT.values`. A yielded
+        tensor may be changed, and is valid until the next iteration. Raises ValueError for more than MAX_CLIENTS payloads.
         """
         _check_count(len(votes))
         bounds = [(part.places, part.ends.tolist()) for part in votes]  # reading single numbers from a numpy array is slow
@@ -116,7 +116,7 @@ class Aggregator:
             parts = [places[ends[number][0] : ends[number][1]] for places, ends in bounds]
             return self._mean_votes(parts, coefficients)
 
-        return self._directions(fill)
+        return self._directions(fill, self._inverse.signs if signs else self._inverse.values)
 
     def value_directions(self, selections: Sequence[Selection]) -> Iterator[tuple[Group, Tensor]]:
         """Like `vote_directions`, from the values of at least one payload, in any order."""
@@ -132,15 +132,17 @@ class Aggregator:
             places, amounts, chunks = (np.concatenate(parts) for parts in zip(*own, strict=True))
             return self._mean_values(self._tiles[number], places, amounts, chunks, coefficients)
 
-        return self._directions(fill)
+        return self._directions(fill, self._inverse.signs)
 
-    def _directions(self, fill: Callable[[int, Tensor], Tensor]) -> Iterator[tuple[Group, Tensor]]:
+    def _directions(
+        self, fill: Callable[[int, Tensor], Tensor], inverse: Callable[[Tensor, Group], Tensor]
+    ) -> Iterator[tuple[Group, Tensor]]:
         """Yield each tile's direction. fill(tile number, zeros): writes the mean coefficients, returns the positions it wrote."""
         coefficients = self._inverse.lend_input(self._largest).zero_()
         for number, tile in enumerate(self._tiles):
             own = coefficients[: tile.stop - tile.start]
             written = fill(number, own)
-            yield tile, self._inverse.signs(own.view(tile.shape), tile).view(-1)
+            yield tile, inverse(own.view(tile.shape), tile).view(-1)
             _clear(own, written)
 
     def _bounds(self, selection: Selection) -> NDArray[np.int64]:

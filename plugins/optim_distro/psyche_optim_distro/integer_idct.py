@@ -101,6 +101,31 @@ class IntegerIDCT:
         stage: integer coefficients of magnitude <= 2**operand_bits, bfloat16, in the tile's shape. tile: the tile of these
         coefficients.
         """
+        stage, _ = self._sums(stage, tile)
+        found = self._workspace.lend(2, tile.shape).copy_(stage)
+        return torch.sign(found, out=found)
+
+    def values(self, stage: Tensor, tile: Group) -> Tensor:
+        """Values of the inverse DCT, with 8 significant bits: float32 [row_blocks, height, columns], valid until the next call.
+
+        Arguments as of `signs`. A coefficient of 2**operand_bits counts as 1. All tiles of a parameter have the same unit, a
+        power of two times that of an orthonormal transform of their size. Multiplying by a power of two is exact, so these are
+        the same bits everywhere, too.
+        """
+        stage, exponents = self._sums(stage, tile)
+        rounded = stage.to(torch.bfloat16)  # as products in bfloat16 already are
+        found = self._workspace.lend(2, tile.shape).copy_(rounded)
+        unit = min(operand_bits(tile.width), operand_bits(tile.height)) + 7 * ((tile.width > 1) + (tile.height > 1))
+        if exponents is None:
+            return found.mul_(2.0**-unit)
+
+        power = ((exponents.to(torch.int32) - unit + 127) << 23).view(torch.float32)  # 2**(exponent - unit)
+        found.view(tile.row_blocks, tile.height, -1, tile.width).mul_(power[:, None, :, None])
+        return found
+
+    def _sums(self, stage: Tensor, tile: Group) -> tuple[Tensor, Tensor | None]:
+        """Sums of the inverse DCT in the tile's shape, and the exponent of each block's scale; None: 0 for all."""
+        exponents = None
         if tile.width > 1:
             operand, sums = self._operand(stage), self._workspace.lend(1, tile.shape, dtype=self._products)
             torch.mm(operand.view(-1, tile.width), self._transposed[tile.width], out=sums.view(-1, tile.width))
@@ -108,11 +133,10 @@ class IntegerIDCT:
         if tile.height > 1:
             if tile.width > 1:
                 out = self._workspace.lend(2, tile.shape, dtype=torch.bfloat16)
-                stage = rescale(stage, width=tile.width, bits=operand_bits(tile.height), out=out)
+                stage, exponents = rescale(stage, width=tile.width, bits=operand_bits(tile.height), out=out)
             operand, sums = self._operand(stage), self._workspace.lend(1, tile.shape, dtype=self._products)
             stage = torch.matmul(self._basis[tile.height], operand, out=sums)
-        found = self._workspace.lend(2, tile.shape).copy_(stage)
-        return torch.sign(found, out=found)
+        return stage, exponents
 
     def _operand(self, stage: Tensor) -> Tensor:
         """Integers in the dtype of the products: unchanged, or copied into buffer 0."""
@@ -129,12 +153,13 @@ class IntegerIDCT:
         return self._workspace.lend(0, sums.shape, dtype=torch.bfloat16).copy_(sums)
 
 
-def rescale(stage: Tensor, *, width: int, bits: int, out: Tensor | None = None) -> Tensor:
+def rescale(stage: Tensor, *, width: int, bits: int, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Scale each block of integers by a power of two to magnitude <= 2**bits, and round half to even.
 
     The power is 2**(bits - e) where 2**(e - 1) <= largest magnitude < 2**e. It is computed from the exponent field of the
     maximum, which no order of evaluation changes. Multiplication by it is exact, so this is the only rounding.
-    stage: bfloat16 [row_blocks, height, columns]. width: of a block. out: tensor like `stage` for the result.
+    stage: bfloat16 [row_blocks, height, columns]. width: of a block. out: tensor like `stage` for the result. Also returns
+    e - bits of each block, int16 [row_blocks, columns / width].
     """
     row_blocks, height, columns = stage.shape
     blocks = stage.view(row_blocks, height, columns // width, width)
@@ -143,6 +168,7 @@ def rescale(stage: Tensor, *, width: int, bits: int, out: Tensor | None = None) 
     magnitudes = torch.bitwise_and(blocks.view(torch.int16), 0x7FFF, out=scaled.view(torch.int16))  # same order as integers
     peaks = magnitudes.amax(dim=1).amax(dim=2)  # [row_blocks, col_blocks]
     exponent = (peaks >> 7).clamp(min=127)  # biased; an all-zero block counts as peak 1
-    scale = ((bits + 126 + 127 - exponent) << 7).view(torch.bfloat16)
+    exponent -= bits + 126  # the fields are biased by 127, and a peak is in [2**(e - 1), 2**e)
+    scale = ((127 - exponent) << 7).view(torch.bfloat16)
     torch.mul(blocks, scale[:, None, :, None], out=scaled).round_()
-    return found
+    return found, exponent

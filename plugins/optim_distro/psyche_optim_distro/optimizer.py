@@ -7,7 +7,9 @@ Per trained step s (from the reference implementation, with protocol section 4):
     compress(s)         delta <- decay (delta - own results not subtracted yet) + lr g; payload = top-k of its DCT
 
 f is the tensor's factor of the rate, and wd its weight decay (settings `rates`; 1 and the same for all without them). Delta has
-no f: a factor of a whole tensor changes neither delta's signs nor which coefficients of a chunk are the largest.
+no f: a factor of a whole tensor changes neither delta's signs nor which coefficients of a chunk are the largest. With a second
+stage (settings `second_stage`), `apply` does not use the sign of the decoded mean, but the mean divided by its running root mean
+square.
 
 Deviation from the reference implementation: it decays the weights while a node trains, so a node that does not train diverges
 from the rest. Here weight decay is part of `apply`, once per applied step, before the subtraction, as in AdamW. Weights and
@@ -41,6 +43,7 @@ from psyche_optim_distro.compress import add_sent, dct_bases
 from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.precision import Precision
 from psyche_optim_distro.rates import Rates, cut_by_rate, step_size
+from psyche_optim_distro.second_stage import RMSprop
 from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.tiles import CPU_TILE_ELEMENTS, Part, Workspace, parts_of, tiles_of
 from psyche_optim_distro.top_k import CoefficientTables, Selection
@@ -99,8 +102,17 @@ class DistroOptimizer(Optimizer):
         self._compressor = compressor_for(
             self._layout, self._values, self._device, workspace=self._workspace, precision=precision, compiled=compiled
         )
+        self._second_stage: RMSprop | None = None
+        if settings.second_stage == "rmsprop":
+            self._second_stage = RMSprop(self._layout, self._device, workspace=self._workspace)
         self._updater = updater_for(
-            self._layout, self._values, self._device, workspace=self._workspace, compiled=compiled, rates=rates
+            self._layout,
+            self._values,
+            self._device,
+            workspace=self._workspace,
+            compiled=compiled,
+            rates=rates,
+            second_stage=self._second_stage,
         )
         self._flat_masters = self._zeros()
         self._flat_delta = self._zeros()
@@ -117,7 +129,7 @@ class DistroOptimizer(Optimizer):
 
     @property
     def compiled(self) -> bool:
-        """Whether the numba backend is used. It compresses signs and values, but updates masters from signs only."""
+        """Whether the numba backend is used. It always compresses; it updates masters from signs without a second stage only."""
         return not isinstance(self._compressor, TorchCompressor)
 
     @property
@@ -129,6 +141,11 @@ class DistroOptimizer(Optimizer):
     def masters(self) -> Mapping[str, Any]:
         """float32 master weights by parameter name, ascending: views of one flat buffer."""
         return self._masters
+
+    @property
+    def public_state(self) -> Mapping[str, Any]:
+        """Tensors of the second stage, see `second_stage`; empty without one."""
+        return {} if self._second_stage is None else self._second_stage.state
 
     @property
     def delta(self) -> Mapping[str, Tensor]:
@@ -221,6 +238,14 @@ class DistroOptimizer(Optimizer):
         self._flat_delta.zero_()
         self._delta_bound = 0.0
         self._sent.clear()
+
+    @torch.no_grad()
+    def load_public_state(self, state: Mapping[str, Any]) -> None:
+        """Replace the second stage's tensors. Raises ModelError for other names or shapes."""
+        if self._second_stage is None:
+            super().load_public_state(state)
+        else:
+            self._second_stage.load(state)
 
     def private_state(self) -> Mapping[str, Any]:
         """Delta by parameter name, each with the prefix `delta.`."""

@@ -55,6 +55,18 @@ class DistroSettings(BaseModel):
     """Factors of learning rate and weight decay by kind of tensor and by name. None: 1 for all. Not in the reference
     implementation."""
 
+    second_stage: Literal["rmsprop"] | None = None
+    """What makes the direction of a step from the decoded mean of all senders. None: its sign. `rmsprop`: divides each element by
+    its running root mean square, which members share and checkpoints hold; it needs `quantize_1bit`. Not in the reference
+    implementation."""
+
+    @model_validator(mode="after")
+    def _has_votes_for_its_second_stage(self) -> Self:
+        if self.second_stage is not None and not self.quantize_1bit:
+            message = f'second_stage = "{self.second_stage}" needs quantize_1bit = true'
+            raise ValueError(message)
+        return self
+
     @model_validator(mode="after")
     def _fits_a_chunk(self) -> Self:
         most = self.compression_chunk**2  # of a parameter with two dimensions or more; of others it is fewer

@@ -5,8 +5,9 @@ Guaranteed by each implementation:
     masters <- masters decay - step direction
 
 with two roundings per element; decay and step are the float32 numbers of `rates.factors` for the element's parameter. The
-direction is -1, 0 or +1 and has the same bits on every replica, whichever implementation runs there. Not guaranteed: that one
-implementation can use what another has decoded.
+direction is -1, 0 or +1, or what a second stage makes of the decoded mean; then step times direction is rounded, too. It has the
+same bits on every replica, whichever implementation runs there. Not guaranteed: that one implementation can use what another has
+decoded.
 """
 
 from __future__ import annotations

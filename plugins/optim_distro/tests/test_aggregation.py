@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psyche_optim_distro import integer_idct
+from psyche_core.testing.toy_model import TOY_SHAPES
+from psyche_optim_distro import aggregation, integer_idct
 from psyche_optim_distro.aggregation import Aggregator
 from psyche_optim_distro.integer_idct import (
     BASIS_SCALE,
@@ -26,6 +28,7 @@ from psyche_optim_distro.integer_idct import (
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.normalization import normalize_values
 from psyche_optim_distro.settings import MAX_CHUNK
+from psyche_optim_distro.tiles import tiles_of
 from psyche_optim_distro.top_k import Selection
 from psyche_optim_distro.transform import as_blocks, dct_basis, decode
 
@@ -350,4 +353,57 @@ def test_one_huge_value_does_not_decide_for_everybody() -> None:
 
 def test_rescale_uses_the_whole_range_and_rounds_half_to_even() -> None:
     stage = torch.tensor([[3008.0, 5.0, 1.0, 2.0], [1.0, -3.0, 0.0, -2.0]], dtype=torch.bfloat16).unsqueeze(0)
-    assert rescale(stage, width=2, bits=11)[0].tolist() == [[1504.0, 2.0, 512.0, 1024.0], [0.0, -2.0, 0.0, -1024.0]]
+    found, exponents = rescale(stage, width=2, bits=11)
+    assert exponents.tolist() == [[1, -9]]
+    assert found[0].tolist() == [[1504.0, 2.0, 512.0, 1024.0], [0.0, -2.0, 0.0, -1024.0]]
+
+
+# -------------------------------------------------------------------------------------------------------- decoded values
+
+
+VALUE_SHAPES = {**TOY_SHAPES, "tall": (128, 1), "wide": (3, 64), "large": (192, 128), "none": (0, 3)}
+
+
+def decoded(aggregator: Aggregator, total: int, votes: list[Any]) -> torch.Tensor:
+    whole = torch.full((total,), float("nan"))
+    for tile, values in aggregator.vote_directions([aggregator.votes(each) for each in votes], signs=False):
+        whole[tile.start : tile.stop] = values
+    return whole
+
+
+@pytest.mark.parametrize("senders", [1, 3, 32])
+def test_decoded_values_are_those_of_the_ordinary_transform(senders: int) -> None:
+    """Within a hundredth, and a factor for each parameter."""
+    layout = build_layout(VALUE_SHAPES, chunk=16, topk=6)
+    votes = random_votes(layout, senders, seed=senders)
+    found = decoded(Aggregator(layout, CPU), layout.total, votes).double()
+    exact = exact_decode(layout, mean_coefficients(layout, votes))
+    for entry in layout.parameters:
+        if not math.prod(entry.shape):
+            continue
+        ours, theirs = found[entry.start : entry.stop], exact[entry.start : entry.stop]
+        factor = float(ours @ theirs / (theirs @ theirs))
+        assert 0.1 < factor < 2 * math.sqrt(256), entry
+        assert float((ours - factor * theirs).norm() / ours.norm()) < 0.012, entry
+
+
+def test_values_have_the_signs_of_the_first_way() -> None:
+    layout = build_layout(VALUE_SHAPES, chunk=16, topk=6)
+    votes, aggregator = random_votes(layout, 5, seed=0), Aggregator(layout, CPU)
+    assert torch.equal(torch.sign(decoded(aggregator, layout.total, votes)), aggregator.direction(votes, one_bit=True))
+
+
+def test_values_do_not_depend_on_products_tiles_threads_or_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = build_layout(VALUE_SHAPES, chunk=16, topk=6)
+    votes = random_votes(layout, 7, seed=1)
+    expected = decoded(Aggregator(layout, CPU, products=torch.float32), layout.total, votes)
+    assert torch.equal(decoded(Aggregator(layout, CPU, products=torch.bfloat16), layout.total, votes), expected)
+    assert torch.equal(decoded(Aggregator(layout, CPU), layout.total, votes[::-1]), expected)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if before > 1 else 2)
+    assert torch.equal(decoded(Aggregator(layout, CPU), layout.total, votes), expected)
+    torch.set_num_threads(before)
+    monkeypatch.setattr(aggregation, "tiles_of", partial(tiles_of, elements=700))
+    cut = Aggregator(layout, CPU)
+    assert len(cut._tiles) > 20
+    assert torch.equal(decoded(cut, layout.total, votes), expected)

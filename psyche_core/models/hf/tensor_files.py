@@ -12,12 +12,15 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO, Final
 
 import torch
 
 SLICE_VALUES: Final = 2**22
 """Number of values that are converted and written at once."""
+
+_TORCH: Final[Mapping[str, str]] = MappingProxyType({"format": "pt"})
 
 _CODES: Final = {
     torch.float64: "F64",
@@ -73,16 +76,7 @@ class ShardWriter:
     def write(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Write all shards, taking `tensors` one at a time. Raises OSError, and ValueError for a tensor in the wrong order."""
         for file_name, shard in self._shards.items():
-            with (self._folder / file_name).open("wb") as file:
-                file.write(_header(shard))
-                for planned in shard:
-                    name, tensor = next(tensors, ("", torch.empty(0)))
-                    if (name, tuple(tensor.shape)) != (planned.name, planned.shape):
-                        message = f"expected tensor {planned.name} {planned.shape}, got {name!r} {tuple(tensor.shape)}"
-                        raise ValueError(message)
-                    _write_values(file, tensor, planned.dtype)
-                file.flush()
-                os.fsync(file.fileno())
+            write_tensors(self._folder / file_name, shard, tensors)
         if len(self._shards) > 1:
             self._write_index()
 
@@ -98,8 +92,27 @@ def shard_name(number: int, count: int) -> str:
     return "model.safetensors" if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
 
 
-def _header(shard: Sequence[Planned]) -> bytes:
-    entries: dict[str, Mapping[str, object]] = {"__metadata__": {"format": "pt"}}
+def write_tensors(
+    path: Path, plan: Sequence[Planned], tensors: Iterator[tuple[str, torch.Tensor]], *, metadata: Mapping[str, str] = _TORCH
+) -> None:
+    """Write one safetensors file, and flush it to disk. tensors: by name, in the order of the plan; one is taken at a time.
+
+    metadata: strings for the header. Raises OSError, and ValueError for a tensor in the wrong order.
+    """
+    with path.open("wb") as file:
+        file.write(_header(plan, metadata))
+        for planned in plan:
+            name, tensor = next(tensors, ("", torch.empty(0)))
+            if (name, tuple(tensor.shape)) != (planned.name, planned.shape):
+                message = f"expected tensor {planned.name} {planned.shape}, got {name!r} {tuple(tensor.shape)}"
+                raise ValueError(message)
+            _write_values(file, tensor, planned.dtype)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _header(shard: Sequence[Planned], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, Mapping[str, object]] = {"__metadata__": dict(metadata)}
     offset = 0
     for planned in shard:
         end = offset + planned.byte_count

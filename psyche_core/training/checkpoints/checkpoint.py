@@ -13,10 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from psyche_core.errors import ModelError
-from psyche_core.storage.folders import remove_partial, whole_folder
+from psyche_core.storage.folders import remove_partial, whole_folder, write_inside
 from psyche_core.training.checkpoints.manifest import CheckpointManifest, Facts, read_manifest, write_manifest
 
-_INSIDE = "model"
 _ABANDONED = "-abandoned"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -163,10 +162,7 @@ def save_checkpoint(directory: Path, facts: Facts, *, write: Callable[[Path], No
     """
     try:
         with whole_folder(directory) as partial:
-            write(partial / _INSIDE)
-            for path in (partial / _INSIDE).iterdir():
-                path.rename(partial / path.name)
-            (partial / _INSIDE).rmdir()
+            write_inside(partial, write)
             write_manifest(partial, facts)
     except OSError as error:
         message = f"cannot save the model to {directory}: {error.strerror or error}"

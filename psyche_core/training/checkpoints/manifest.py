@@ -3,7 +3,8 @@
 Each tensor has its own digest, over its bytes as stored in the safetensors file, so that a damaged file can be distinguished from
 a different model. Every other file has one digest over its bytes. Reading and writing do not need torch: the header of a
 safetensors file is JSON. The size of data from other machines is checked before it is read. A folder is invalid if listed files
-are missing, changed, or longer or shorter than listed; files that are not listed are ignored and not read.
+are missing, changed, or longer or shorter than listed; files that are not listed are ignored and not read. The optimizer's public
+state is in a safetensors file of its own, which other software need not read.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 100 * 2**20
 """The limit that the safetensors format itself has."""
 
+STATE_FILE = "public_state.safetensors"
+"""The optimizer's public state, see `public_state`."""
+
 CHUNK_BYTES = 4 * 2**20
 WEIGHTS = ".safetensors"
 
@@ -38,9 +42,9 @@ class Facts:
     """Which model a checkpoint contains.
 
     step: the last one applied. epoch: the epoch of that step. data_index: first sample that was never assigned. digest: full
-    digest of the masters (32 bytes, see `digest.full_digest`), empty if unknown. generation: how often the run had gone back; it
-    distinguishes different masters of the same step. mid_epoch: whether it was saved before the end of the epoch. instance: of
-    the run (32 bytes); it distinguishes runs that were begun anew under the same name. Empty for a model of no run.
+    digest of the model (32 bytes, see `shared_tensors.shared_digest`), empty if unknown. generation: how often the run had gone
+    back; it distinguishes different masters of the same step. mid_epoch: whether it was saved before the end of the epoch.
+    instance: of the run (32 bytes); it distinguishes runs that were begun anew under the same name. Empty for a model of no run.
     """
 
     run_id: str
@@ -77,10 +81,11 @@ class CheckpointManifest(_Table):
     """The content of `psyche.json`. The fields are those of `Facts`, and the tensors and other files by name.
 
     Version 1 has no digest and no generation, versions up to 3 have no instance. They can still be read, but a member does not
-    treat its own checkpoints of these versions as part of its run, unless their digest is signed.
+    treat its own checkpoints of these versions as part of its run, unless their digest is signed. Version 5 has a public state,
+    which its digest includes; a checkpoint without one is still written as version 4.
     """
 
-    version: Literal[1, 2, 3, 4]
+    version: Literal[1, 2, 3, 4, 5]
     run_id: Annotated[str, Field(min_length=1, max_length=64)]
     step: Annotated[int, Field(ge=0, lt=2**32)]
     epoch: Annotated[int, Field(ge=0, lt=2**32)]
@@ -112,7 +117,8 @@ def write_manifest(directory: Path, facts: Facts) -> CheckpointManifest:
         elif path.name != MANIFEST_FILE:
             files[path.name] = FileEntry(bytes=path.stat().st_size, sha256=_digest_of(path, 0, path.stat().st_size))
     told = {**asdict(facts), "digest": facts.digest.hex() or None, "instance": facts.instance.hex() or None}
-    manifest = CheckpointManifest(version=4, **told, tensors=tensors, files=files)
+    version: Literal[4, 5] = 5 if (directory / STATE_FILE).exists() else 4
+    manifest = CheckpointManifest(version=version, **told, tensors=tensors, files=files)
     (directory / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
     return manifest
 

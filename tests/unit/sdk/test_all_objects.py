@@ -22,14 +22,20 @@ from psyche_core.hookspecs import (
     BackendContext,
     BackendRegistration,
     ModelContext,
+    OptimizerContext,
     OptimizerRegistration,
     TransportContext,
     TransportRegistration,
 )
 from psyche_core.interfaces import Model
 from psyche_core.models.torch_module import ModuleFactory
+from psyche_core.plugin_objects import Given
+from psyche_core.sdk.objects import given
+from psyche_core.testing.toy_model import ToyModel
 from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
+from psyche_optim_distro.optimizer import DistroOptimizer
+from psyche_optim_distro.settings import DistroSettings
 
 
 class OwnOptimizer(AdamW):
@@ -174,3 +180,20 @@ async def test_a_function_is_told_the_address_and_an_object_has_no_use_for_one()
         psyche.errors.ConfigError, match=r"^a backend= object has its own address of the coordinator; .* got 'far:1'$"
     ):
         psyche.Client("far:1", run_id="tiny", key=key, backend=MemoryBackend(bench.coordinator, key))
+
+
+def test_an_optimizer_object_that_is_used_again_begins_with_a_public_state_of_zeros() -> None:
+    """The model is loaded again, for instance after a return to an earlier step; its checkpoint is read after that."""
+    model = ToyModel()
+    optimizer = DistroOptimizer(DistroSettings(quantize_1bit=True, second_stage="rmsprop"), model)
+    given_object = given("optimizer", optimizer)
+    assert isinstance(given_object, Given)
+    registration = given_object.registration
+    assert isinstance(registration, OptimizerRegistration)
+    context = OptimizerContext(settings=registration.settings(), model=model)
+    assert registration.create(context) is optimizer
+    model.fill_gradients(0.5)
+    optimizer.apply(1, [optimizer.compress(1, learning_rate=0.01)], learning_rate=0.01, own_accepted=True)
+    assert any(bool(tensor.any()) for tensor in optimizer.public_state.values())
+    assert registration.create(context) is optimizer
+    assert not any(bool(tensor.any()) for tensor in optimizer.public_state.values())

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from psyche_core.interfaces.parameters import copy_parameter, shapes_of
 from psyche_core.p2p import manifest as wire
 from psyche_core.p2p.manifest import PIECE_BYTES, Manifest, cut
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
+from psyche_core.training.shared_tensors import shared_tensors
 from psyche_core.training.snapshot import assemble, differing, read_piece, table_of
 from psyche_core.training.trainer import Trainer
 from psyche_optim_distro.optimizer import DistroOptimizer
@@ -35,8 +36,9 @@ def adamw(model: ToyModel) -> AdamW:
     return AdamW(AdamWSettings(weight_decay=0.1), model)
 
 
-def distro(model: ToyModel, *, one_bit: bool) -> DistroOptimizer:
+def distro(model: ToyModel, *, one_bit: bool, second_stage: Literal["rmsprop"] | None = None) -> DistroOptimizer:
     settings = DistroSettings(
+        second_stage=second_stage,
         clip_grad_norm=1.0,
         compression_decay=0.99,
         compression_topk=8,
@@ -51,6 +53,7 @@ OPTIMIZERS: dict[str, Callable[[ToyModel], Any]] = {
     "AdamW": adamw,
     "Distro, signs": lambda model: distro(model, one_bit=True),
     "Distro, values": lambda model: distro(model, one_bit=False),
+    "Distro with public state": lambda model: distro(model, one_bit=True, second_stage="rmsprop"),
 }
 
 
@@ -163,7 +166,7 @@ def test_a_replica_that_installs_a_snapshot_is_bit_for_bit_its_maker(optimizer: 
         taker.apply(step, payloads[:1], own_accepted=False)
     assert maker.full_digest() != taker.full_digest()
 
-    manifest = manifest_of(maker._optimizer.masters, step=3)
+    manifest = manifest_of(shared_tensors(maker._optimizer), step=3)
     wanted = taker.differing(manifest)
     assert wanted
     taker.install(manifest, {number: maker.read_piece(cut(maker.table)[number]) for number in wanted})
@@ -183,7 +186,7 @@ def test_optimizer_state_is_forgotten(optimizer: str) -> None:
     maker, taker = build(optimizer, seed=1), build(optimizer, seed=2)
     for step in (1, 2):
         train(taker, step, sample=step)
-    manifest = manifest_of(maker._optimizer.masters)
+    manifest = manifest_of(shared_tensors(maker._optimizer))
     taker.install(manifest, {piece.number: maker.read_piece(piece) for piece in cut(maker.table)})
     assert train(taker, 3, sample=7) == train(maker, 3, sample=7)
 
@@ -204,7 +207,8 @@ def spoilt(pieces: dict[int, bytes], how: str) -> dict[int, bytes]:
 @pytest.mark.parametrize("how", ["missing", "false", "short", "long"])
 def test_a_bad_piece_changes_nothing(optimizer: str, how: str) -> None:
     maker, taker, twin = (build(optimizer, seed=seed) for seed in (1, 2, 2))
-    manifest = manifest_of(maker._optimizer.masters)
+    maker.apply(1, [train(maker, 1, sample=1)], own_accepted=True)
+    manifest = manifest_of(shared_tensors(maker._optimizer))
     pieces = {piece.number: maker.read_piece(piece) for piece in cut(maker.table)}
     before = taker.full_digest()
     with pytest.raises(ModelError, match="piece"):
@@ -260,18 +264,18 @@ def test_pieces_are_looked_up_one_at_a_time(optimizer: str) -> None:
     """Nothing holds a tensor's worth of them, let alone a model's; and masters keep the memory they have."""
     shapes = {"big.weight": (2 * VALUES + 5, 1), **TOY_SHAPES}
     maker, taker = build(optimizer, seed=1, shapes=shapes), build(optimizer, seed=2, shapes=shapes)
-    disk = Disk(pieces_of(maker._optimizer.masters))
-    before = {name: master.data_ptr() for name, master in taker._optimizer.masters.items()}
-    taker.install(manifest_of(maker._optimizer.masters), disk)
+    disk = Disk(pieces_of(shared_tensors(maker._optimizer)))
+    before = {name: master.data_ptr() for name, master in shared_tensors(taker._optimizer).items()}
+    taker.install(manifest_of(shared_tensors(maker._optimizer)), disk)
     assert taker.full_digest() == maker.full_digest()
     assert disk.most_held <= 5, "four threads verify"
-    assert {name: master.data_ptr() for name, master in taker._optimizer.masters.items()} == before
+    assert {name: master.data_ptr() for name, master in shared_tensors(taker._optimizer).items()} == before
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_disk_that_breaks_while_masters_are_replaced_is_told_from_one_that_breaks_before(optimizer: str) -> None:
     maker = build(optimizer, seed=1)
-    manifest, pieces = manifest_of(maker._optimizer.masters), pieces_of(maker._optimizer.masters)
+    manifest, pieces = manifest_of(shared_tensors(maker._optimizer)), pieces_of(shared_tensors(maker._optimizer))
     count = len(pieces)
     outcomes = []
     for broken_after in range(2 * count + 1):

@@ -14,6 +14,7 @@ from psyche_optim_distro.compress import Compressor, add_sent, dct_bases, delta_
 from psyche_optim_distro.layout import Group, Layout
 from psyche_optim_distro.precision import Precision
 from psyche_optim_distro.rates import Rates, cut_by_rate, factors
+from psyche_optim_distro.second_stage import RMSprop
 from psyche_optim_distro.tiles import Part, Workspace, parts_of, tiles_of
 from psyche_optim_distro.top_k import CoefficientTables, Selection, TopKSelector
 from psyche_optim_distro.transform import as_blocks, encode
@@ -74,12 +75,16 @@ class TorchCompressor(Compressor):
 
 
 class TorchVoteUpdater(Updater[TileVotes]):
-    """For payloads of signs. layout: parameter table. aggregator: of the same table. rates: of its parameters."""
+    """For payloads of signs. layout: parameter table. aggregator: of the same table. rates: of its parameters.
 
-    def __init__(self, layout: Layout, aggregator: Aggregator, rates: Rates) -> None:
+    second_stage: divides decoded values; None: their signs are the direction.
+    """
+
+    def __init__(self, layout: Layout, aggregator: Aggregator, rates: Rates, *, second_stage: RMSprop | None = None) -> None:
         self._layout = layout
         self._aggregator = aggregator
-        self._mover = _Mover(layout, rates)
+        self._mover = _Mover(layout, rates, signs=second_stage is None)
+        self._second_stage = second_stage
 
     def decode(self, payload: bytes) -> TileVotes:
         """The votes of a payload by tile. Raises PayloadRejected."""
@@ -87,7 +92,9 @@ class TorchVoteUpdater(Updater[TileVotes]):
 
     def update(self, masters: Tensor, decoded: Sequence[TileVotes], *, learning_rate: float, weight_decay: float) -> None:
         """See `Updater.update`."""
-        directions = self._aggregator.vote_directions(decoded)
+        directions = self._aggregator.vote_directions(decoded, signs=self._second_stage is None)
+        if self._second_stage is not None:
+            directions = _divided(directions, self._second_stage)
         self._mover.move(masters, directions, learning_rate=learning_rate, weight_decay=weight_decay)
 
 
@@ -113,6 +120,13 @@ class TorchValueUpdater(Updater[Selection]):
         self._mover.move(masters, directions, learning_rate=learning_rate, weight_decay=weight_decay)
 
 
+def _divided(updates: Iterable[tuple[Group, Tensor]], second_stage: RMSprop) -> Iterator[tuple[Group, Tensor]]:
+    """The updates of all tiles, each element divided by its root mean square."""
+    second_stage.begin()
+    for tile, update in updates:
+        yield tile, second_stage.divide(update, start=tile.start)
+
+
 def _add_gradients(
     delta: Tensor, tile: Group, parts: Sequence[Part], gradients: Mapping[str, Tensor], scale: float, decay: float
 ) -> None:
@@ -127,9 +141,10 @@ def _add_gradients(
 
 
 class _Mover:
-    """Moves masters along directions. layout: parameter table. rates: of its parameters."""
+    """Moves masters along directions. layout: parameter table. rates: of its parameters. signs: directions are -1, 0 or +1."""
 
-    def __init__(self, layout: Layout, rates: Rates) -> None:
+    def __init__(self, layout: Layout, rates: Rates, *, signs: bool = True) -> None:
+        self._signs = signs
         self._layout = layout
         self._rates = rates
         self._parts: dict[int, tuple[tuple[Group, TensorRate], ...]] = {}
@@ -144,11 +159,14 @@ class _Mover:
             for part, rate in self._parts[tile.start]:
                 decay, step = factors(rate, learning_rate=learning_rate, weight_decay=weight_decay)
                 own = direction[part.start - tile.start : part.stop - tile.start]
-                _apply_direction(masters[part.start : part.stop], own, float(decay), float(step))
+                _apply_direction(masters[part.start : part.stop], own, float(decay), float(step), signs=self._signs)
 
 
-def _apply_direction(masters: Tensor, direction: Tensor, decay: float, step: float) -> None:
-    """Part of a tile: masters <- masters decay - step direction, in place."""
+def _apply_direction(masters: Tensor, direction: Tensor, decay: float, step: float, *, signs: bool) -> None:
+    """Part of a tile: masters <- masters decay - step direction, in place. Unless these are signs, the direction changes, too."""
     if decay != 1:
         masters.mul_(decay)
-    masters.sub_(direction, alpha=step)
+    if signs:
+        masters.sub_(direction, alpha=step)
+    else:
+        masters.sub_(direction.mul_(step))  # in one operation some devices would round the product, others would not

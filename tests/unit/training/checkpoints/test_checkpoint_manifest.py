@@ -140,7 +140,7 @@ def test_a_tensor_twice_is_refused(folder: Path) -> None:
         b"[]",
         b"{}",
         b'{"version": 2}',
-        b'{"version": 5, "run_id": "r", "step": 1, "epoch": 0, "data_index": 0, "tensors": {}, "files": {}}',
+        b'{"version": 6, "run_id": "r", "step": 1, "epoch": 0, "data_index": 0, "tensors": {}, "files": {}}',
         b'{"version": 2, "run_id": "r", "step": 1, "epoch": 0, "data_index": 0, "digest": "ff", "tensors": {}, "files": {}}',
         b"\xff",
         b'{"version": 1, "run_id": "r", "step": -1, "epoch": 0, "data_index": 0, "tensors": {}, "files": {}}',

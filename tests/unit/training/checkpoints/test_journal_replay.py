@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from psyche_core.training.checkpoints.journal import Journal, Recovered
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
 from psyche_core.training.checkpoints.journal_replay import replay
 from psyche_core.training.checkpoints.manifest import Facts
+from psyche_core.training.checkpoints.public_state import load_public_state
 from psyche_core.training.trainer import Trainer
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.settings import DistroSettings
@@ -35,7 +37,7 @@ BASE, LAST = 8, 30
 Make = Callable[[Model], Optimizer]
 
 
-def distro(*, compiled: bool, **settings: bool) -> Make:
+def distro(*, compiled: bool, **settings: Any) -> Make:
     def make(model: Model) -> Optimizer:
         optimizer = DistroOptimizer(DistroSettings(weight_decay=0.1, compression_chunk=16, **settings), model, compiled=compiled)
         if optimizer.compiled != compiled:
@@ -49,6 +51,7 @@ OPTIMIZERS: dict[str, Make] = {
     "distro in torch": distro(compiled=False, quantize_1bit=True),
     "distro compiled": distro(compiled=True, quantize_1bit=True),
     "distro's values": distro(compiled=False, quantize_1bit=False),
+    "distro with public state": distro(compiled=True, quantize_1bit=True, second_stage="rmsprop"),
     "adamw": lambda model: AdamW(AdamWSettings(weight_decay=0.1), model),
 }
 
@@ -72,7 +75,9 @@ def rate_later(step: int) -> float:
 
 def build(make: Make, source: Path, rate: Callable[[int], float]) -> Trainer:
     model = create_llama(ModelContext(source=source, max_seq_len=16, seed=bytes(32), device="cpu"))
-    return Trainer(model=model, optimizer=make(model), learning_rate=rate, micro_batch_size=2)
+    optimizer = make(model)
+    load_public_state(optimizer, source)
+    return Trainer(model=model, optimizer=optimizer, learning_rate=rate, micro_batch_size=2)
 
 
 class Run:

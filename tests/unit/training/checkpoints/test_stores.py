@@ -25,15 +25,17 @@ from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError, NoSuchModel, StoreError
 from psyche_core.storage.object_store import ObjectStore, open_bucket
 from psyche_core.training.checkpoints import sources
-from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, Facts, read_manifest, verify, write_manifest
+from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, STATE_FILE, Facts, read_manifest, verify, write_manifest
 from psyche_core.training.checkpoints.stores import BucketStore, FolderStore, HubStore, Keep
 
 pytestmark = pytest.mark.anyio
 
 
-def make_checkpoint(folder: Path, step: int) -> Path:
+def make_checkpoint(folder: Path, step: int, *, state: bool = True) -> Path:
     folder.mkdir(parents=True)
     save_file({"w": torch.full((64, 8), float(step))}, folder / "model.safetensors")
+    if state:
+        save_file({"public_state/v": torch.full((64, 8), step + 0.5)}, folder / STATE_FILE)
     (folder / "config.json").write_text('{"model_type": "llama"}')
     (folder / "tokenizer.json").write_text("{}")
     write_manifest(folder, Facts(run_id="a run", step=step, epoch=1, data_index=8 * step))
@@ -263,7 +265,7 @@ def cutting_proxy(target: str, *, after: int) -> Iterator[tuple[str, list[int]]]
 
 
 async def test_a_foreign_checkpoint_without_a_manifest_is_taken_as_it_is(tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path / "b/foreign", 7)
+    checkpoint = make_checkpoint(tmp_path / "b/foreign", 7, state=False)
     (checkpoint / MANIFEST_FILE).unlink()
     (checkpoint / "pytorch_model.bin").write_bytes(b"never")
     location = Choice("Gcs", {"bucket": f"file://{tmp_path}/b", "prefix": "foreign"})
@@ -407,6 +409,15 @@ async def test_a_hub_repository_gets_a_commit_a_step_and_gives_each_back(hub: Hu
         assert manifest.step == step
         verify(found, manifest)
     assert locations[1] != locations[2]
+
+
+async def test_a_public_state_of_an_earlier_step_does_not_stay_on_the_hub(hub: Hub, tmp_path: Path) -> None:
+    store = HubStore("owner/model", token="secret", endpoint=hub.url)
+    for step in (1, 2):
+        checkpoint = make_checkpoint(tmp_path / str(step), step, state=step == 1)
+        location = await store.put(checkpoint, run_id="r", step=step)
+        found = sources.find(location, base=tmp_path, cache=tmp_path / "cache")
+        assert (found / STATE_FILE).is_file() == (step == 1)
 
 
 async def test_the_description_comes_without_the_weights(hub: Hub, tmp_path: Path) -> None:
