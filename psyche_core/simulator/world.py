@@ -305,6 +305,7 @@ class World:
 
         That is: the masters after the last step, in memory or on a disk, and on a disk those after any step that members
         signed. A member that read them from a store does not know which step they belong to, where no quorum signed them.
+        Steps of which no result was accepted left the masters as they were: nothing is lost with them.
         """
         step, target = before.progress.step - 1, state.progress.step - 1
         signed = [*attested_digests(before), *(end.step for end in before.ends)]
@@ -313,7 +314,7 @@ class World:
             awake = node.running and not node.paused and not node.spoiled and self.clock.now - node.booted_at > RECOVERY
             if not awake or slot is None or slot not in state.healthy_slots:
                 continue
-            if node.holds_model and self.replicas.is_after(node.replica.snapshot(), step):
+            if node.holds_model and self.replicas.has_more(node.replica.snapshot(), step, than=target):
                 sentence = f"the run goes back from step {step}, whose masters {node.name} holds"
                 raise Broken("nothing-is-lost-that-a-member-holds", sentence)
 

@@ -220,7 +220,7 @@ def test_what_is_due(chain: CoordinatorSvm, phase: RunState, late: int) -> None:
     waits = {
         RunState.WaitingForMembers: config.waiting_for_members_extra_time,
         RunState.RoundTrain: config.max_round_train_time,
-        RunState.RoundWitness: config.round_witness_time,
+        RunState.RoundWitness: config.round_witness_time + 1,
         RunState.Cooldown: config.cooldown_time,
     }
     since = NOW - waits[phase] + 1 - late

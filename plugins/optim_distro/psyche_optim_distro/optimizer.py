@@ -15,8 +15,9 @@ Deviation from the reference implementation: it decays the weights while a node 
 from the rest. Here weight decay is part of `apply`, once per applied step, before the subtraction, as in AdamW. Weights and
 gradients are the same while training; there is one decay less in between.
 
-A sent result is subtracted from delta: with the values as sent, or with its exact values if only signs were sent. Delta is in
-blocked order (`blocked_buffer`), since almost all operations on it work on blocks. Gradients that are not finite are rejected.
+A sent result is subtracted from delta: with the values as sent, or with its exact values if only signs were sent; of both, the
+fraction `compression_subtract`. Delta is in blocked order (`blocked_buffer`), since almost all operations on it work on blocks.
+Gradients that are not finite are rejected.
 """
 
 from __future__ import annotations
@@ -193,6 +194,7 @@ class DistroOptimizer(Optimizer):
         sent_values = codec.as_sent(selection.values, self._values)
         if self._values is not ValueFormat.SIGNS:
             tables.replace_values(sent_values)
+        tables.scale(self._settings.compression_subtract)
         for sent in self._sent.values():
             sent.subtracted = (1.0 if sent.subtracted is None else sent.subtracted) * decay
         self._sent[step] = _Sent(tables, tables.norm())

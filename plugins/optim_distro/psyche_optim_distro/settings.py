@@ -31,6 +31,10 @@ class DistroSettings(BaseModel):
     compression_decay: float = Field(default=0.999, ge=0, lt=1)
     """Factor of delta (momentum) per trained step."""
 
+    compression_subtract: float = Field(default=1.0, gt=0, le=1)
+    """Fraction of a sent result that is subtracted from delta. With less than 1 the rest stays and counts as momentum. Not in the
+    reference implementation."""
+
     compression_topk: int = Field(default=32, ge=1, le=65535)
     """Coefficients sent per chunk. A chunk with fewer elements sends all of them; more than the largest can have are refused."""
 

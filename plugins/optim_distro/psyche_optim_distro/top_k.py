@@ -86,6 +86,12 @@ class CoefficientTables:
             table[sent] = torch.from_numpy(values[start:stop]).to(table.device)
             start = stop
 
+    def scale(self, factor: float) -> None:
+        """Multiply all values."""
+        if factor != 1:
+            for table in self.values:
+                table.mul_(factor)
+
     def norm(self) -> float:
         """L2 norm of all values."""
         return math.hypot(*(float(torch.linalg.vector_norm(table)) for table in self.values))

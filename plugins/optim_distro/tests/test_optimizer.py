@@ -115,8 +115,15 @@ def single_coefficient() -> Tensor:
     return torch.full((4, 4), 0.25)
 
 
-def after_one_round(*, compress_next: bool, decay: float = 0.5) -> tuple[ToyModel, DistroOptimizer, bytes]:
-    model, optimizer = build({"w": (4, 4)}, compression_decay=decay, compression_topk=1, compression_chunk=4, quantize_1bit=True)
+def after_one_round(*, compress_next: bool, decay: float = 0.5, subtract: float = 1.0) -> tuple[ToyModel, DistroOptimizer, bytes]:
+    model, optimizer = build(
+        {"w": (4, 4)},
+        compression_decay=decay,
+        compression_topk=1,
+        compression_chunk=4,
+        compression_subtract=subtract,
+        quantize_1bit=True,
+    )
     set_gradient(model, w=single_coefficient())
     payload = optimizer.compress(1, learning_rate=1.0)
     if compress_next:
@@ -147,6 +154,19 @@ def test_the_last_result_of_an_epoch_is_subtracted_in_the_drain() -> None:
 
 def test_a_refused_result_is_added_back_as_if_never_subtracted() -> None:
     _, optimizer, _ = after_one_round(compress_next=True, decay=0.5)
+    optimizer.apply(1, [], learning_rate=1.0, own_accepted=False)
+    close(optimizer.delta["w"], (0.5 * single_coefficient()).tolist())
+
+
+def test_a_part_of_a_sent_result_may_stay_in_delta() -> None:
+    """compression_subtract: the rest decays as momentum, and a refused result is added back as far as it was subtracted."""
+    _, optimizer, payload = after_one_round(compress_next=True, decay=0.5, subtract=0.75)
+    rest = 0.5 * (1 - 0.75) * single_coefficient()
+    close(optimizer.delta["w"], rest.tolist())
+    optimizer.apply(1, [payload], learning_rate=1.0, own_accepted=True)
+    close(optimizer.delta["w"], rest.tolist())
+
+    _, optimizer, _ = after_one_round(compress_next=True, decay=0.5, subtract=0.75)
     optimizer.apply(1, [], learning_rate=1.0, own_accepted=False)
     close(optimizer.delta["w"], (0.5 * single_coefficient()).tolist())
 
@@ -314,6 +334,8 @@ def test_load_parameters_refuses_other_names_and_shapes() -> None:
     [
         {"compression_decay": 1.0},
         {"compression_decay": -0.1},
+        {"compression_subtract": 0.0},
+        {"compression_subtract": 1.1},
         {"compression_topk": 0},
         {"compression_topk": 4097},
         {"compression_topk": 65, "compression_chunk": 8},

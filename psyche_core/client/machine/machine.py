@@ -189,7 +189,7 @@ def _advance(client: MachineState, state: CoordinatorState) -> None:
         state.run_state is RunState.Finished
         and client.work is None
         and not checkpoint_upload.busy(client)
-        and _nothing_left(client, notes)
+        and _nothing_left(client, state, notes)
     ):
         client.stop(f"the run finished after {state.progress.step - 1} steps", success=True)
 
@@ -317,10 +317,13 @@ def _finish_leaving(client: MachineState, state: CoordinatorState, *, since: flo
         client.stop("left the run as asked", success=True)
 
 
-def _nothing_left(client: MachineState, notes: EpochNotes | None) -> bool:
+def _nothing_left(client: MachineState, state: CoordinatorState, notes: EpochNotes | None) -> bool:
     """Whether we have finished the last epoch, and so have the other members as far as we wait for them."""
-    if notes is None or notes.slot is None or not client.model_ready or not notes.records:
+    if notes is None or notes.slot is None or not notes.records:
         return True
+    if not client.model_ready:
+        # Others may still give us the whole model; `resync` stops us when nobody can.
+        return not (client.source_missing and scheduler.starts_from_members(state) and notes.describes(state))
 
     others = client.healthy - {notes.slot}
     heard = others <= notes.digests.heard(ended=True)

@@ -91,6 +91,7 @@ def _model_ready(client: MachineState, event: ev.ModelReady) -> None:
 
     client.loaded_generation = client.state.generation
     client.notes.digests.ours = event.digest
+    client.notes.judge = True
     if event.step is not None:
         client.notes.masters_replaced(event.step)
     elif client.state.from_checkpoint:

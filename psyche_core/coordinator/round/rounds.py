@@ -96,7 +96,9 @@ def tick_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
             return state, ()
         state = entered(state, RunState.RoundWitness, now)
 
-    if due(state.since, now, state.config.round_witness_time) or everybody_stated(state):
+    # Times are whole seconds, so a phase that is `seconds` old by its numbers may have lasted one second less. One second more
+    # makes the phase last as long as configured; else a time of one second could be over at once, and with it honest statements.
+    if due(state.since, now, state.config.round_witness_time + 1) or everybody_stated(state):
         return finish_round(state, now, seed=seed)
 
     return state, ()

@@ -152,14 +152,11 @@ class ReplicaWatch:
             raise Broken("fetched-masters-are-the-runs", f"{name} took masters for those after step {step} that are not")
         self._masters_after[(lineage, step)] = masters
 
-    def is_after(self, masters: object, step: int) -> bool:
-        """Whether these are the run's masters after a step, in the current lineage."""
-        return step > 0 and self._masters_after.get((self.lineage, step)) == masters
-
     def has_more(self, masters: object, step: int, *, than: int) -> bool:
-        """Whether these are the run's masters after `step` and contain samples that are not in those after the step `than`."""
+        """Whether these are the masters after `step`, in the current lineage, with more samples than those after `than`."""
         earlier = self._samples_in.get(self._masters_after.get((self.lineage, than)), 0)
-        return self.is_after(masters, step) and bool(self._samples_in.get(masters, 0) & ~earlier)
+        after = step > 0 and self._masters_after.get((self.lineage, step)) == masters
+        return after and bool(self._samples_in.get(masters, 0) & ~earlier)
 
     def closed(self, name: str, *, lineage: int, step: int, masters: object) -> None:
         """A member reports that its masters are those after the last step of an epoch."""

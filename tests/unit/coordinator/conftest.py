@@ -324,7 +324,7 @@ class Play:
             if self.phase == "RoundTrain":
                 events += self.tick(after=self.state.config.max_round_train_time)
             elif self.phase == "RoundWitness":
-                events += self.tick(after=self.state.config.round_witness_time)
+                events += self.tick(after=self.state.config.round_witness_time + 1)
         return events
 
     def withdraw(self, slot: int) -> list[Event]:

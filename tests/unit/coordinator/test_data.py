@@ -82,7 +82,7 @@ def test_f14_a_full_queue_counts_what_it_gives_up(play: Any) -> None:
     assert (lost, len(kept)) == (8 + 2, MAX_INTERVALS)
     run.now += 30
     state, _ = apply(run.state, Tick(), run.now, 1)  # RoundWitness
-    state, _ = apply(state, Tick(), run.now + 10, 1)  # nobody stated: round 0 comes back, into a full queue
+    state, _ = apply(state, Tick(), run.now + 11, 1)  # nobody stated: round 0 comes back, into a full queue
     assert state.lost_samples == 8
     assert state.requeue == queue
 

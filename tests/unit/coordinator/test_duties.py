@@ -37,7 +37,7 @@ def round_without(run: Any, *silent: int) -> list[Event]:
     height = run.round.height
     events = others_state(run, *silent)
     if run.phase == "RoundWitness" and run.round.height == height:
-        events += run.tick(after=run.state.config.round_witness_time)
+        events += run.tick(after=run.state.config.round_witness_time + 1)
     assert run.phase == "Cooldown" or run.round.height == height + 1
     return events
 
@@ -47,7 +47,7 @@ def test_a_witness_is_waited_for_until_it_has_missed_two_duties(play: Any) -> No
     for score in (32, 64):
         others_state(run, 3)
         assert (run.phase, missed(run)) == ("RoundWitness", score - 32)
-        assert run.tick(after=9) == []
+        assert run.tick(after=10) == []
         run.tick(after=1)
         assert (run.phase, missed(run)) == ("RoundTrain", score)
     height = run.round.height
@@ -179,7 +179,7 @@ def test_without_a_quorum_nobody_has_missed_anything(play: Any) -> None:
     run.play_round()
     others_state(run, 2, 3)
     run.tick(after=30)
-    run.tick(after=10)
+    run.tick(after=11)
     assert run.round.drain
     assert [missed(run, slot) for slot in range(4)] == [0, 0, 0, 0]
 

@@ -212,7 +212,7 @@ def test_after_an_epoch_with_steps_the_members_model_goes_on(play: Any) -> None:
 def test_an_epoch_without_steps_leaves_the_stored_model_in_use(play: Any) -> None:
     run = play(4, **LIMITS)
     run.tick(after=30)
-    run.tick(after=10)
+    run.tick(after=11)
     assert run.phase == "Cooldown"
     run.cool_down()
     assert (run.state.progress.step, run.state.from_checkpoint) == (1, True)
@@ -476,7 +476,7 @@ def played(play: Any, *, said: dict[int, dict[int, bytes]] | None = None, seen: 
             if run.round.height == height:
                 digest = (said or {}).get(step, {}).get(slot, digest_of(step) if step > 0 else NO_DIGEST)
                 run.do(run.statement(slot, model_digest=digest, seen=seen if height == 3 else None), after=1)
-    run.tick(after=10)
+    run.tick(after=11)
     return warming(run)
 
 

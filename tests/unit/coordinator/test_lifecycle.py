@@ -60,7 +60,7 @@ def test_rounds_without_quick_witnesses_take_their_full_time(play: Any) -> None:
     assert run.phase == "RoundTrain"
     run.tick(after=1)
     assert run.phase == "RoundWitness"
-    run.do(run.statement(run.elected[1]), after=9)
+    run.do(run.statement(run.elected[1]), after=10)
     assert run.phase == "RoundWitness"
     assert run.tick(after=1) == [RoundStarted(epoch=0, height=1, step=2, drain=False)]
 
@@ -132,7 +132,7 @@ def test_f1_a_missed_quorum_drains_too(play: Any) -> None:
     run.play_round()
     run.do(run.statement(run.elected[0]))
     run.tick(after=30)
-    run.tick(after=10)
+    run.tick(after=11)
     assert run.state.epoch.ending is EndReason.MissedQuorum
     assert run.round.drain
     run.play_round()
@@ -156,7 +156,7 @@ def test_an_epoch_without_statements_is_cut_and_its_samples_come_back(play: Any)
     run = play(2)
     run.play_round()
     run.tick(after=30)
-    events = run.tick(after=10)
+    events = run.tick(after=11)
     assert events[-1] == CooldownStarted(epoch=0, reason="Abandoned")
     assert run.phase == "Cooldown"
     assert run.state.healthy_slots == (0, 1)
@@ -352,7 +352,7 @@ def test_who_left_must_join_again_and_keeps_no_place_in_the_epoch(play: Any, mem
     while run.phase != "Cooldown":
         run.play_round()
         if run.phase == "RoundWitness":
-            run.tick(after=10)
+            run.tick(after=11)
     run.cool_down()
     run.warm_up()
     assert [client.id for client in run.state.epoch.clients] == [members(1), members(2), members(0)]

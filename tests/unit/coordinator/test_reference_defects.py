@@ -141,7 +141,7 @@ def test_b11_one_witness_of_many_is_not_a_quorum_when_everybody_witnesses(play: 
     run.play_round()
     run.do(run.statement(0))
     run.tick(after=30)
-    run.tick(after=10)
+    run.tick(after=11)
     assert accepted_slots(run.state, run.state.epoch.rounds[0]) == frozenset()
     assert run.state.epoch.ending is EndReason.MissedQuorum
 
@@ -286,7 +286,7 @@ def test_b26_members_alike_in_their_first_bytes_are_not_confused(play: Any, memb
 def test_b27_a_round_nobody_attested_to_uses_no_step_and_no_sample(play: Any) -> None:
     run = play(1)
     run.tick(after=30)
-    run.tick(after=10)
+    run.tick(after=11)
     assert run.phase == "Cooldown"
     assert run.state.progress.step == 1
     assert run.state.requeue == (BatchId(0, 7),)

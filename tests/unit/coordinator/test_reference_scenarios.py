@@ -105,10 +105,10 @@ def test_7_4_a_killed_client_costs_two_reports_and_its_own_shares_only(play: Any
     lost = run.shares(run.round.height)[dead]
     for slot in (0, 1):
         run.do(run.statement(slot))
-    run.tick(after=10)
+    run.tick(after=11)
     for slot in (0, 1):
         run.do(run.statement(slot, seen=[0, 1]))
-    run.tick(after=10)
+    run.tick(after=11)
     reporters = [run.state.epoch.clients[slot].id for slot in (0, 1)]
     assert run.do(HealthCheck(sender=reporters[0], slots=(dead,))) == [ClientsExited(epoch=0, slots=(dead,))]
     assert run.do(HealthCheck(sender=reporters[1], slots=(dead,))) == []

@@ -168,7 +168,7 @@ def test_too_few_statements_judge_nobody(play: Any) -> None:
     lone = run.statement(0)
     run.do(lone)
     run.tick(after=30)
-    run.tick(after=10)
+    run.tick(after=11)
     assert run.round.drain
     run.refused(HealthCheck(sender=lone.sender, slots=(1,)), "InvalidHealthCheck")
 

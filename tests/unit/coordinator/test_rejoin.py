@@ -151,7 +151,7 @@ def test_an_elected_witness_that_came_back_and_is_silent_costs_the_witness_time_
     run.come_back(3)
     for slot in (0, 1, 2):
         run.do(run.statement(slot))
-    assert run.tick(after=9) == []
+    assert run.tick(after=10) == []
     assert run.tick(after=1)[-1] == RoundStarted(epoch=0, height=2, step=3, drain=False)
 
 
@@ -216,7 +216,7 @@ def test_the_last_one_to_come_back_saves_the_epoch(play: Any) -> None:
     run.come_back(1)
     run.tick(after=30)
     if run.phase == "RoundWitness":
-        run.tick(after=10)
+        run.tick(after=11)
     assert run.phase == "RoundTrain"
     assert (run.round.height, run.round.slots) == (2, (1,))
 

@@ -108,7 +108,7 @@ def test_an_epoch_that_was_cut_pays_what_was_accepted(play: Any) -> None:
     run.play_round()
     run.play_round()
     run.tick(after=30)
-    run.tick(after=10)
+    run.tick(after=11)
     assert run.state.epoch.ending is None  # nobody was left to state
     assert run.cool_down()[0] == RewardsShared(epoch=0, earned=((0, 5), (1, 5)), slashed=())
 
@@ -116,7 +116,7 @@ def test_an_epoch_that_was_cut_pays_what_was_accepted(play: Any) -> None:
 def test_an_epoch_without_an_accepted_round_pays_nobody(play: Any) -> None:
     run = paying(play, 2)
     run.tick(after=30)
-    run.tick(after=10)
+    run.tick(after=11)
     assert run.cool_down() == [EpochEnded(epoch=0, success=True)]
     assert run.state.accounts == ()
 

@@ -356,7 +356,7 @@ MUTATIONS = (
     Mutation(runs_of_one_name_are_one_run, ("old-signatures",), ("no-honest-member-ejected",)),
     Mutation(commitments_do_not_name_the_round, ("old-signatures", "older-state"), ("no-honest-member-ejected",)),
     Mutation(missed_duties_do_not_count, ("never-states",), ("a-liar-costs-little-time",), lone=True),
-    Mutation(older_ends_are_said_as_they_are, ("all-die",), ("nothing-is-lost-that-a-member-holds",)),
+    Mutation(older_ends_are_said_as_they_are, ("all-die",), ("nothing-is-lost-that-a-member-holds", "the-run-goes-on")),
     Mutation(the_run_goes_back_as_soon_as_one_lacks_the_model, ("false-digests", "all-die"),
              ("nothing-is-lost-that-a-member-holds", "nothing-is-lost-that-a-disk-holds")),
     Mutation(going_back_is_not_said, ("all-die",), ("training-never-goes-back-unsaid", "step-and-data-go-forward-only")),

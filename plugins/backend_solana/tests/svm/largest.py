@@ -87,7 +87,7 @@ class Largest:
             "warmup_time": 5,
             "cooldown_time": 1,
             "max_round_train_time": 5,
-            "round_witness_time": 5,
+            "round_witness_time": 4,
             "epoch_time": 100_000,
             "total_steps": 2**31,
             "rounds_per_epoch": 0,

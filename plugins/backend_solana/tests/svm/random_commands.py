@@ -71,7 +71,7 @@ class RandomCommands:
             RunState.WaitingForMembers: config.waiting_for_members_extra_time,
             RunState.Warmup: config.warmup_time,
             RunState.RoundTrain: config.max_round_train_time,
-            RunState.RoundWitness: config.round_witness_time,
+            RunState.RoundWitness: config.round_witness_time + 1,
             RunState.Cooldown: config.cooldown_time,
         }
         wait = waits.get(state.run_state, 1)

@@ -19,6 +19,18 @@ MIN_ACCUSERS = 2
 """Fewest witnesses that can convict our replica of differing."""
 
 
+def note_rounds_before_ours(records: Iterable[RoundRecord], digest: bytes, *, step: int, start: int, newest: int) -> None:
+    """Set our digest in earlier rounds that had the masters we hold now, and in which we did not take it.
+
+    A member that comes to an epoch late can so be compared before it applies the first result: its masters may be of a history
+    that the coordinator has forgotten. digest: of our masters, which are those after `step`. start: the step before the epoch's
+    first, whose masters its first two rounds have. newest: height of the newest round, whose digest is taken anyway.
+    """
+    for record in records:
+        if record.height < newest and record.digest == NO_DIGEST and max(record.round.step - 2, start) == step:
+            record.digest = digest
+
+
 def unlike_witnesses(records: Iterable[RoundRecord]) -> int | None:
     """The step of a settled round in which a quorum of witnesses had one digest that is not ours; each round is judged once.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from psyche_core.client.machine import scheduler
 from psyche_core.client.machine.epoch import EpochNotes, masters_due
 from psyche_core.client.machine.events import Broadcast, Load, ModelFetched, ModelFetchFailed, Send, SnapshotTaken
-from psyche_core.client.machine.replica.digests import unlike_witnesses
+from psyche_core.client.machine.replica.digests import note_rounds_before_ours, unlike_witnesses
 from psyche_core.client.machine.rounds.round import NO_DIGEST
 from psyche_core.client.machine.state import MachineState
 from psyche_core.coordinator.commands import WarmupWitness
@@ -30,7 +30,7 @@ def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNot
     repair = notes.resync
     if notes.judge and not repair.astray:
         notes.judge = False
-        _judge_digests(client, notes)
+        _judge_digests(client, state, notes)
     if not repair.astray:
         reason = scheduler.obstacle(state, notes, masters_at=client.masters_at, now=client.now, timeouts=client.timeouts)
         if reason is None:
@@ -188,7 +188,7 @@ def masters_doubtful(client: MachineState, reason: str) -> None:
     _lacks(client, client.notes, reason, astray=True)
 
 
-def _judge_digests(client: MachineState, notes: EpochNotes) -> None:
+def _judge_digests(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
     """Compare our replica with the others', at an epoch's ends and in each settled round."""
     for peer, theirs in notes.digests.disagreements():
         name = notes.clients[peer].short
@@ -197,7 +197,11 @@ def _judge_digests(client: MachineState, notes: EpochNotes) -> None:
         _lacks(client, notes, "this client's model differs from that of most members", astray=True)
         return
 
-    step = unlike_witnesses(notes.records.values())
+    records = notes.records.values()
+    if client.masters_at is not None and client.digest_at == client.masters_at and not client.doubtful and notes.describes(state):
+        start = state.epoch.start_step - 1
+        note_rounds_before_ours(records, client.model_digest, step=client.masters_at, start=start, newest=notes.newest)
+    step = unlike_witnesses(records)
     if step is not None:
         _lacks(client, notes, f"this client's model differs from the witnesses' at step {step}", astray=True)
 

@@ -143,7 +143,9 @@ pub fn tick_round(run: &mut Run) -> Outcome {
         entered = true;
     }
     let current = run.image.current();
-    if due(run.image.since, run.now, run.image.config.round_witness_time) || everybody_stated(run, current) {
+    // Times are whole seconds: without one second more, a phase of one second could be over at once.
+    let witness_time = run.image.config.round_witness_time.saturating_add(1);
+    if due(run.image.since, run.now, witness_time) || everybody_stated(run, current) {
         finish_round(run, current);
     } else if !entered {
         return Err(NOTHING_DUE);
