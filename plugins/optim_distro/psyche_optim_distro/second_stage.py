@@ -23,7 +23,7 @@ from torch import Tensor
 
 from psyche_core.errors import ModelError
 from psyche_core.interfaces.parameters import check_public_state, copy_parameter
-from psyche_optim_distro.layout import Layout
+from psyche_optim_distro.layout import Group, Layout
 from psyche_optim_distro.tiles import Workspace
 
 _KEPT = float(np.float32(0.95))
@@ -65,15 +65,12 @@ class RMSprop:
             copy_parameter(state, name, tensor)
 
     def begin(self) -> None:
-        """Count one more update. Call this before the `divide` of its parts."""
+        """Count one more update. Call this before the `direction` of its tiles."""
         self._correction.mul_(_KEPT).add_(_ADDED)
 
-    def divide(self, update: Tensor, *, start: int) -> Tensor:
-        """Add a part of the update to the mean squares, and divide it in place; returns it.
-
-        update: float32 [n], the elements from `start` on of a flat buffer.
-        """
-        squares = self._mean_squares[start : start + update.numel()]
+    def direction(self, update: Tensor, tile: Group) -> Tensor:
+        """Add a tile's update to the mean squares, and divide it in place; returns it. update: float32 [elements of the tile]."""
+        squares = self._mean_squares[tile.start : tile.stop]
         scratch = torch.mul(update, update, out=self._workspace.lend(1, update.shape))
         squares.mul_(_KEPT).add_(scratch.mul_(_ADDED))
         torch.threshold_(squares, _SMALLEST, 0.0)
