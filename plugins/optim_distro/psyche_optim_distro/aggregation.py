@@ -118,7 +118,7 @@ class Aggregator:
 
         return self._directions(fill, self._inverse.signs if signs else self._inverse.values)
 
-    def value_directions(self, selections: Sequence[Selection]) -> Iterator[tuple[Group, Tensor]]:
+    def value_directions(self, selections: Sequence[Selection], *, signs: bool = True) -> Iterator[tuple[Group, Tensor]]:
         """Like `vote_directions`, from the values of at least one payload, in any order."""
         _check_count(len(selections))
         bounds = [self._bounds(part) for part in selections]
@@ -132,7 +132,7 @@ class Aggregator:
             places, amounts, chunks = (np.concatenate(parts) for parts in zip(*own, strict=True))
             return self._mean_values(self._tiles[number], places, amounts, chunks, coefficients)
 
-        return self._directions(fill, self._inverse.signs)
+        return self._directions(fill, self._inverse.signs if signs else self._inverse.values)
 
     def _directions(
         self, fill: Callable[[int, Tensor], Tensor], inverse: Callable[[Tensor, Group], Tensor]

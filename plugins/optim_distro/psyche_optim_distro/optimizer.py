@@ -8,8 +8,7 @@ Per trained step s (from the reference implementation, with protocol section 4):
 
 f is the tensor's factor of the rate, and wd its weight decay (settings `rates`; 1 and the same for all without them). Delta has
 no f: a factor of a whole tensor changes neither delta's signs nor which coefficients of a chunk are the largest. With a second
-stage (settings `second_stage`), `apply` does not use the sign of the decoded mean, but the mean divided by its running root mean
-square.
+stage (settings `second_stage`), `apply` does not use the sign of the decoded mean, but what `clip` or `second_stage` makes of it.
 
 Deviation from the reference implementation: it decays the weights while a node trains, so a node that does not train diverges
 from the rest. Here weight decay is part of `apply`, once per applied step, before the subtraction, as in AdamW. Weights and
@@ -39,6 +38,7 @@ from psyche_optim_distro import codec
 from psyche_optim_distro.backends.choice import compressor_for, updater_for
 from psyche_optim_distro.backends.torch import TorchCompressor
 from psyche_optim_distro.blocked_buffer import BlockedBuffer, PrefixedMapping
+from psyche_optim_distro.clip import Clip
 from psyche_optim_distro.compress import add_sent, dct_bases
 from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.precision import Precision
@@ -102,9 +102,9 @@ class DistroOptimizer(Optimizer):
         self._compressor = compressor_for(
             self._layout, self._values, self._device, workspace=self._workspace, precision=precision, compiled=compiled
         )
-        self._second_stage: RMSprop | None = None
+        self._rmsprop: RMSprop | None = None
         if settings.second_stage == "rmsprop":
-            self._second_stage = RMSprop(self._layout, self._device, workspace=self._workspace)
+            self._rmsprop = RMSprop(self._layout, self._device, workspace=self._workspace)
         self._updater = updater_for(
             self._layout,
             self._values,
@@ -112,7 +112,7 @@ class DistroOptimizer(Optimizer):
             workspace=self._workspace,
             compiled=compiled,
             rates=rates,
-            second_stage=self._second_stage,
+            second_stage=Clip(workspace=self._workspace) if settings.second_stage == "clip" else self._rmsprop,
         )
         self._flat_masters = self._zeros()
         self._flat_delta = self._zeros()
@@ -129,7 +129,7 @@ class DistroOptimizer(Optimizer):
 
     @property
     def compiled(self) -> bool:
-        """Whether the numba backend is used. It always compresses; it updates masters from signs without a second stage only."""
+        """Whether the numba backend is used. It always compresses; it updates masters from signs only, and not with `rmsprop`."""
         return not isinstance(self._compressor, TorchCompressor)
 
     @property
@@ -144,8 +144,8 @@ class DistroOptimizer(Optimizer):
 
     @property
     def public_state(self) -> Mapping[str, Any]:
-        """Tensors of the second stage, see `second_stage`; empty without one."""
-        return {} if self._second_stage is None else self._second_stage.state
+        """Tensors of the second stage `rmsprop`, see `second_stage`; empty without it."""
+        return {} if self._rmsprop is None else self._rmsprop.state
 
     @property
     def delta(self) -> Mapping[str, Tensor]:
@@ -242,10 +242,10 @@ class DistroOptimizer(Optimizer):
     @torch.no_grad()
     def load_public_state(self, state: Mapping[str, Any]) -> None:
         """Replace the second stage's tensors. Raises ModelError for other names or shapes."""
-        if self._second_stage is None:
+        if self._rmsprop is None:
             super().load_public_state(state)
         else:
-            self._second_stage.load(state)
+            self._rmsprop.load(state)
 
     def private_state(self) -> Mapping[str, Any]:
         """Delta by parameter name, each with the prefix `delta.`."""

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from psyche_core.interfaces.parameters import check_public_state, copy_parameter
-from psyche_optim_distro.layout import Layout
+from psyche_optim_distro.layout import Group, Layout
 from psyche_optim_distro.tiles import Workspace
 
 _KEPT = float(np.float32(0.95))
@@ -69,6 +69,10 @@ class RMSprop:
     def begin(self) -> None:
         """Count one more update. Call this before the `divide` of its parts."""
         self._correction.mul_(_KEPT).add_(_ADDED)
+
+    def direction(self, update: Tensor, tile: Group) -> Tensor:
+        """`divide` of one tile's update."""
+        return self.divide(update, start=tile.start)
 
     def divide(self, update: Tensor, *, start: int) -> Tensor:
         """Add a part of the update to the mean squares, and divide it in place; returns it.

@@ -55,14 +55,14 @@ class DistroSettings(BaseModel):
     """Factors of learning rate and weight decay by kind of tensor and by name. None: 1 for all. Not in the reference
     implementation."""
 
-    second_stage: Literal["rmsprop"] | None = None
-    """What makes the direction of a step from the decoded mean of all senders. None: its sign. `rmsprop`: divides each element by
-    its running root mean square, which members share and checkpoints hold; it needs `quantize_1bit`. Not in the reference
-    implementation."""
+    second_stage: Literal["clip", "rmsprop"] | None = None
+    """What makes the direction of a step from the decoded mean of all senders. None: its sign. `clip`: the mean divided by twice
+    its mean magnitude in the chunk, at most 1. `rmsprop`: divides each element by its running root mean
+    square, which members share and checkpoints hold; it needs `quantize_1bit`. Not in the reference implementation."""
 
     @model_validator(mode="after")
     def _has_votes_for_its_second_stage(self) -> Self:
-        if self.second_stage is not None and not self.quantize_1bit:
+        if self.second_stage == "rmsprop" and not self.quantize_1bit:
             message = f'second_stage = "{self.second_stage}" needs quantize_1bit = true'
             raise ValueError(message)
         return self

@@ -17,6 +17,8 @@ from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
+from psyche_optim_distro.layout import Group
+
 Decoded = TypeVar("Decoded")
 
 
@@ -32,3 +34,13 @@ class Updater(Protocol, Generic[Decoded]):
         masters: float32 [layout.total], changed in place. decoded: results of `decode` for at least one payload, in any order.
         Raises ValueError for more than MAX_CLIENTS payloads.
         """
+
+
+class SecondStage(Protocol):
+    """Makes the direction of a step from the decoded mean, tile by tile, with the same bits on every replica."""
+
+    def begin(self) -> None:
+        """An update begins. Call this before the `direction` of its tiles."""
+
+    def direction(self, update: Tensor, tile: Group) -> Tensor:
+        """The direction of a tile. update: the decoded mean, float32 [elements of the tile], which may be changed."""

@@ -35,6 +35,17 @@ class TestDistroWithASecondStage(OptimizerConformance):
         return DistroOptimizer(settings, model)
 
 
+class TestDistroClipped(OptimizerConformance):
+    def make_optimizer(self, model: Model) -> Optimizer:
+        settings = DistroSettings(compression_topk=4, quantize_1bit=True, weight_decay=0.1, second_stage="clip")
+        return DistroOptimizer(settings, model)
+
+
+class TestDistroValuesClipped(OptimizerConformance):
+    def make_optimizer(self, model: Model) -> Optimizer:
+        return DistroOptimizer(DistroSettings(compression_topk=4, compression_chunk=32, second_stage="clip"), model)
+
+
 RATES = {"embedding": 6.25, "norm": 0.5, "weight_decay": {"norm": 0}, "by_name": [{"pattern": "layers.2.*", "rate": 3}]}
 
 

@@ -24,6 +24,7 @@ from psyche_optim_distro import codec
 from psyche_optim_distro.backends.choice import compressor_for, updater_for
 from psyche_optim_distro.backends.numba import numba_available
 from psyche_optim_distro.backends.torch import TorchVoteUpdater
+from psyche_optim_distro.clip import Clip
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.precision import Precision
@@ -41,8 +42,12 @@ CPU = torch.device("cpu")
 ODD_SHAPES = {"w": (128, 192), "odd": (97, 30), "norm": (64,), "tall": (60, 7), "one": (1,), "stack": (2, 48, 40), "none": (0, 3)}
 
 
-def updater(layout: Layout, *, compiled: bool, rates: Rates = MappingProxyType({})) -> Updater[object]:
-    return updater_for(layout, ValueFormat.SIGNS, CPU, workspace=Workspace(CPU), compiled=compiled, rates=rates)
+def updater(layout: Layout, *, compiled: bool, rates: Rates = MappingProxyType({}), clipped: bool = False) -> Updater[object]:
+    workspace = Workspace(CPU)
+    second_stage = Clip(workspace=workspace) if clipped else None
+    return updater_for(
+        layout, ValueFormat.SIGNS, CPU, workspace=workspace, compiled=compiled, rates=rates, second_stage=second_stage
+    )
 
 
 def payload(layout: Layout, generator: np.random.Generator, *, fill: float = 1.0) -> bytes:
@@ -70,9 +75,10 @@ def moved(
     weight_decay: float = 0.1,
     learning_rate: float = 1e-3,
     rates: Rates = MappingProxyType({}),
+    clipped: bool = False,
 ) -> torch.Tensor:
     masters = torch.randn(layout.total, generator=torch.Generator().manual_seed(1))
-    by = updater(layout, compiled=compiled, rates=rates)
+    by = updater(layout, compiled=compiled, rates=rates, clipped=clipped)
     by.update(masters, [by.decode(each) for each in payloads], learning_rate=learning_rate, weight_decay=weight_decay)
     return masters
 
@@ -87,23 +93,27 @@ def test_it_is_used_where_it_can_be() -> None:
     assert isinstance(updater(layout, compiled=False), TorchVoteUpdater)
 
 
+@pytest.mark.parametrize("clipped", [False, True])
 @pytest.mark.parametrize("senders", [1, 2, 7, 32, 256])
-def test_it_moves_masters_to_the_bits_of_the_plain_code(senders: int) -> None:
+def test_it_moves_masters_to_the_bits_of_the_plain_code(senders: int, clipped: bool) -> None:
     layout = build_layout(ODD_SHAPES, chunk=64, topk=8)
     generator = np.random.default_rng(senders)
     payloads = [payload(layout, generator, fill=number % 3 / 2) for number in range(senders)]
-    assert same_bits(moved(layout, payloads, compiled=True), moved(layout, payloads, compiled=False))
+    found = [moved(layout, payloads, compiled=compiled, clipped=clipped) for compiled in (True, False)]
+    assert same_bits(*found)
 
 
+@pytest.mark.parametrize("clipped", [False, True])
 @pytest.mark.parametrize(
     ("chunk", "topk"), [(1, 1), (2, 2), (7, 3), (48, 40), (64, 65535), (100, 9), (192, 200), (256, 9), (1024, 64)]
 )
-def test_chunks_of_any_size(chunk: int, topk: int) -> None:
+def test_chunks_of_any_size(chunk: int, topk: int, clipped: bool) -> None:
     """Sides that are not a multiple of four, wider than what is worked on at once, and places beyond 16 bits."""
     shapes = {"a": (300, 200), "b": (3, 48, 80), "c": (77,), "d": (33, 1), "e": (1024, 1024)} if chunk > 2 else {"a": (30, 20)}
     layout = build_layout(shapes, chunk=chunk, topk=topk)
     payloads = [payload(layout, np.random.default_rng(seed)) for seed in range(3)]
-    assert same_bits(moved(layout, payloads, compiled=True), moved(layout, payloads, compiled=False))
+    found = [moved(layout, payloads, compiled=compiled, clipped=clipped) for compiled in (True, False)]
+    assert same_bits(*found)
 
 
 @given(
@@ -114,15 +124,19 @@ def test_chunks_of_any_size(chunk: int, topk: int) -> None:
     st.floats(0, 1),
     st.floats(1e-8, 1e3),
     st.integers(0, 2**32),
+    st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_table_is_moved_to_the_same_bits(
-    shapes: list[list[int]], chunk: int, topk: int, senders: int, fill: float, rate: float, seed: int
+    shapes: list[list[int]], chunk: int, topk: int, senders: int, fill: float, rate: float, seed: int, clipped: bool
 ) -> None:
     layout = build_layout({f"p{number}": shape for number, shape in enumerate(shapes)}, chunk=chunk, topk=topk)
     generator = np.random.default_rng(seed)
     payloads = [payload(layout, generator, fill=fill) for _ in range(senders)]
-    found = [moved(layout, payloads, compiled=compiled, weight_decay=1 / 7, learning_rate=rate) for compiled in (True, False)]
+    found = [
+        moved(layout, payloads, compiled=compiled, weight_decay=1 / 7, learning_rate=rate, clipped=clipped)
+        for compiled in (True, False)
+    ]
     assert same_bits(*found)
 
 
@@ -145,7 +159,11 @@ def test_thousands_of_tables() -> None:
         payloads = [different[number % len(different)] for number in range(senders)]
         torch.set_num_threads(int(dice.integers(1, 3)))
         rate = float(10 ** dice.uniform(-6, 1))
-        found = [moved(layout, payloads, compiled=compiled, weight_decay=0.1, learning_rate=rate) for compiled in (True, False)]
+        clipped = bool(dice.integers(0, 2))
+        found = [
+            moved(layout, payloads, compiled=compiled, weight_decay=0.1, learning_rate=rate, clipped=clipped)
+            for compiled in (True, False)
+        ]
         assert same_bits(*found), (shapes, chunk, topk, senders)
         tables += 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import permutations
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -239,20 +239,28 @@ def test_lookahead_is_masters_minus_the_sign_of_delta() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one_bit", "compiled", "rounds"),
+    ("one_bit", "compiled", "second_stage", "rounds"),
     [
-        (True, True, 500),
-        (True, False, 120),  # the plain code gives the compiled code's bits, which test_numba_backend.py sees to
-        pytest.param(True, False, 500, marks=pytest.mark.soak),
-        pytest.param(False, False, 500, marks=pytest.mark.soak),
+        (True, True, None, 500),
+        (True, False, None, 120),  # the plain code gives the compiled code's bits, which test_numba_backend.py sees to
+        (True, True, "clip", 500),
+        (True, True, "rmsprop", 500),
+        (False, False, "clip", 120),
+        pytest.param(True, False, None, 500, marks=pytest.mark.soak),
+        pytest.param(True, False, "clip", 500, marks=pytest.mark.soak),
+        pytest.param(False, False, None, 500, marks=pytest.mark.soak),
     ],
 )
-def test_hundreds_of_rounds_of_four_replicas_end_with_equal_digests(one_bit: bool, compiled: bool, rounds: int) -> None:
+def test_hundreds_of_rounds_of_four_replicas_end_with_equal_digests(
+    one_bit: bool, compiled: bool, second_stage: Literal["clip", "rmsprop"] | None, rounds: int
+) -> None:
     shapes = {"embed": (64, 48), "norm": (48,), "odd": (29, 6)}
     replicas = []
     for _ in range(4):
         model = ToyModel(shapes, dtype=torch.bfloat16)
-        settings = DistroSettings(compression_topk=4, quantize_1bit=one_bit, weight_decay=0.1, clip_grad_norm=1.0)
+        settings = DistroSettings(
+            compression_topk=4, quantize_1bit=one_bit, weight_decay=0.1, clip_grad_norm=1.0, second_stage=second_stage
+        )
         replicas.append(Replica(model, DistroOptimizer(settings, model, compiled=compiled)))
     digests: list[set[str]] = []
     play_rounds(

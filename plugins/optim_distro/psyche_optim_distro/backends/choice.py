@@ -10,13 +10,13 @@ import torch
 from psyche_optim_distro.aggregation import Aggregator
 from psyche_optim_distro.backends.numba import numba_available
 from psyche_optim_distro.backends.torch import TorchCompressor, TorchValueUpdater, TorchVoteUpdater
+from psyche_optim_distro.clip import Clip
 from psyche_optim_distro.compress import Compressor
 from psyche_optim_distro.layout import Layout
 from psyche_optim_distro.precision import Precision, precision_for
 from psyche_optim_distro.rates import Rates
-from psyche_optim_distro.second_stage import RMSprop
 from psyche_optim_distro.tiles import Workspace
-from psyche_optim_distro.update import Updater
+from psyche_optim_distro.update import SecondStage, Updater
 from psyche_optim_distro.value_format import ValueFormat
 
 
@@ -50,20 +50,22 @@ def updater_for(
     workspace: Workspace,
     compiled: bool,
     rates: Rates = MappingProxyType({}),
-    second_stage: RMSprop | None = None,
+    second_stage: SecondStage | None = None,
 ) -> Updater[Any]:
-    """The fastest updater for this table, value format and device. Only signs without a second stage have one in numba.
+    """The fastest updater for this table, value format and device. Only signs have one in numba, without a second stage or
+    with `clip`.
 
     workspace: scratch memory of the torch backend. compiled: whether the numba backend may be used. rates: of the parameters.
-    second_stage: for signs only.
+    second_stage: None: the direction is the sign of the decoded mean.
     """
-    if compiled and second_stage is None and values is ValueFormat.SIGNS and device.type == "cpu" and numba_available():
+    fits = values is ValueFormat.SIGNS and (second_stage is None or isinstance(second_stage, Clip))
+    if compiled and fits and device.type == "cpu" and numba_available():
         from psyche_optim_distro.backends.numba.update import NumbaUpdater
 
-        return NumbaUpdater(layout, rates)
+        return NumbaUpdater(layout, rates, clipped=second_stage is not None)
 
     aggregator = Aggregator(layout, device, workspace=workspace)
     if values is ValueFormat.SIGNS:
         return TorchVoteUpdater(layout, aggregator, rates, second_stage=second_stage)
 
-    return TorchValueUpdater(layout, aggregator, values, rates)
+    return TorchValueUpdater(layout, aggregator, values, rates, second_stage=second_stage)

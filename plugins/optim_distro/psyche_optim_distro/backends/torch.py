@@ -14,11 +14,10 @@ from psyche_optim_distro.compress import Compressor, add_sent, dct_bases, delta_
 from psyche_optim_distro.layout import Group, Layout
 from psyche_optim_distro.precision import Precision
 from psyche_optim_distro.rates import Rates, cut_by_rate, factors
-from psyche_optim_distro.second_stage import RMSprop
 from psyche_optim_distro.tiles import Part, Workspace, parts_of, tiles_of
 from psyche_optim_distro.top_k import CoefficientTables, Selection, TopKSelector
 from psyche_optim_distro.transform import as_blocks, encode
-from psyche_optim_distro.update import Updater
+from psyche_optim_distro.update import SecondStage, Updater
 from psyche_optim_distro.value_format import ValueFormat
 
 
@@ -77,10 +76,10 @@ class TorchCompressor(Compressor):
 class TorchVoteUpdater(Updater[TileVotes]):
     """For payloads of signs. layout: parameter table. aggregator: of the same table. rates: of its parameters.
 
-    second_stage: divides decoded values; None: their signs are the direction.
+    second_stage: makes the direction from decoded values; None: their signs are the direction.
     """
 
-    def __init__(self, layout: Layout, aggregator: Aggregator, rates: Rates, *, second_stage: RMSprop | None = None) -> None:
+    def __init__(self, layout: Layout, aggregator: Aggregator, rates: Rates, *, second_stage: SecondStage | None = None) -> None:
         self._layout = layout
         self._aggregator = aggregator
         self._mover = _Mover(layout, rates, signs=second_stage is None)
@@ -94,21 +93,31 @@ class TorchVoteUpdater(Updater[TileVotes]):
         """See `Updater.update`."""
         directions = self._aggregator.vote_directions(decoded, signs=self._second_stage is None)
         if self._second_stage is not None:
-            directions = _divided(directions, self._second_stage)
+            directions = _with(self._second_stage, directions)
         self._mover.move(masters, directions, learning_rate=learning_rate, weight_decay=weight_decay)
 
 
 class TorchValueUpdater(Updater[Selection]):
     """For payloads of values.
 
-    layout: parameter table. aggregator: of the same table. values: format of the values. rates: of its parameters.
+    layout: parameter table. aggregator: of the same table. values: format of the values. rates: of its parameters. second_stage:
+    one without a unit; None: the signs of decoded values are the direction.
     """
 
-    def __init__(self, layout: Layout, aggregator: Aggregator, values: ValueFormat, rates: Rates) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        aggregator: Aggregator,
+        values: ValueFormat,
+        rates: Rates,
+        *,
+        second_stage: SecondStage | None = None,
+    ) -> None:
         self._layout = layout
         self._aggregator = aggregator
         self._values = values
-        self._mover = _Mover(layout, rates)
+        self._mover = _Mover(layout, rates, signs=second_stage is None)
+        self._second_stage = second_stage
 
     def decode(self, payload: bytes) -> Selection:
         """The coefficients of a payload. Raises PayloadRejected."""
@@ -116,15 +125,17 @@ class TorchValueUpdater(Updater[Selection]):
 
     def update(self, masters: Tensor, decoded: Sequence[Selection], *, learning_rate: float, weight_decay: float) -> None:
         """See `Updater.update`."""
-        directions = self._aggregator.value_directions(decoded)
+        directions = self._aggregator.value_directions(decoded, signs=self._second_stage is None)
+        if self._second_stage is not None:
+            directions = _with(self._second_stage, directions)
         self._mover.move(masters, directions, learning_rate=learning_rate, weight_decay=weight_decay)
 
 
-def _divided(updates: Iterable[tuple[Group, Tensor]], second_stage: RMSprop) -> Iterator[tuple[Group, Tensor]]:
-    """The updates of all tiles, each element divided by its root mean square."""
+def _with(second_stage: SecondStage, updates: Iterable[tuple[Group, Tensor]]) -> Iterator[tuple[Group, Tensor]]:
+    """The directions of all tiles."""
     second_stage.begin()
     for tile, update in updates:
-        yield tile, second_stage.divide(update, start=tile.start)
+        yield tile, second_stage.direction(update.view(-1), tile)
 
 
 def _add_gradients(

@@ -21,6 +21,7 @@ from psyche_core.interfaces.rate_groups import TensorRate
 from psyche_core.types import MAX_CLIENTS
 from psyche_optim_distro import codec
 from psyche_optim_distro.aggregation import mean_of_votes
+from psyche_optim_distro.backends.numba.clip_kernels import update_group_clipped
 from psyche_optim_distro.backends.numba.decode_kernels import decode_votes
 from psyche_optim_distro.backends.numba.fast_dct import inverse_basis
 from psyche_optim_distro.backends.numba.matrix_kernels import Floats
@@ -53,11 +54,12 @@ class ChunkVotes:
 class NumbaUpdater(Updater[ChunkVotes]):
     """Updater for parameters on a CPU. Its first use on a machine compiles for some seconds.
 
-    layout: parameter table. rates: of its parameters.
+    layout: parameter table. rates: of its parameters. clipped: whether there is the second stage `clip`.
     """
 
-    def __init__(self, layout: Layout, rates: Rates = MappingProxyType({})) -> None:
+    def __init__(self, layout: Layout, rates: Rates = MappingProxyType({}), *, clipped: bool = False) -> None:
         self._layout = layout
+        self._update_group = update_group_clipped if clipped else update_group
         self._rated = [cut_by_rate(group, layout, rates) for group in layout.groups]
         self._bases = {
             size: inverse_basis(size) for size in {side for group in layout.groups for side in (group.height, group.width)}
@@ -103,7 +105,7 @@ class NumbaUpdater(Updater[ChunkVotes]):
             for group, position, (decays, steps) in zip(self._layout.groups, self._positions, every, strict=True):
                 first, last = (group.chunk_count * edge // parts for edge in (part, part + 1))
                 down, across = self._bases[group.height], self._bases[group.width]
-                update_group(
+                self._update_group(
                     first,
                     last,
                     votes,
@@ -132,7 +134,7 @@ class NumbaUpdater(Updater[ChunkVotes]):
         basis, weights = inverse_basis(1), np.empty(0, np.float32)
         starts, counts = np.empty(0, np.int64), none.reshape(0, 0)
         cut = basis.bits, basis.rows, basis.levels, basis.matrices
-        update_group(0, 0, places, starts, counts, 0, self._means, 1, 1, 1, *cut, weights, weights, weights)
+        self._update_group(0, 0, places, starts, counts, 0, self._means, 1, 1, 1, *cut, weights, weights, weights)
 
 
 def _by_row(parts: Sequence[tuple[Group, TensorRate]], *, learning_rate: float, weight_decay: float) -> tuple[Floats, Floats]:

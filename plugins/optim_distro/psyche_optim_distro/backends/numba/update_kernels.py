@@ -62,11 +62,11 @@ def update_group(
     directions = np.empty((height, CHUNK_BATCH * width), dtype=np.int8)
     waiting, corner = 0, 0
     for chunk in range(first, last):
-        voted = _count(votes, cursors, counts, position + chunk, sums, places)
-        _clear(stage, panels, tall, height)
-        _add_rows(stage, panels, tall, voted, places, sums, means, width, row_basis)
+        voted = count_votes(votes, cursors, counts, position + chunk, sums, places)
+        clear(stage, panels, tall, height)
+        add_rows(stage, panels, tall, voted, places, sums, means, width, row_basis)
         if height > 1 and width > 1:
-            _rescale(stage, stage_bits, panels, tall, height, bits)
+            rescale(stage, stage_bits, panels, tall, height, bits)
         column = chunk % across
         if waiting == 0:
             corner = chunk // across * height * columns + column * width
@@ -74,7 +74,7 @@ def update_group(
             place = waiting * width + panel * LANES
             wide = min(LANES, width - panel * LANES)
             if height > 1:
-                _inverse(levels, matrices, stage, panel * tall, odd, found)
+                inverse(levels, matrices, stage, panel * tall, odd, found)
                 _store_signs(found, 0, height, directions, place, wide)
             else:
                 _store_signs(stage, panel * tall, 1, directions, place, wide)
@@ -86,7 +86,7 @@ def update_group(
 
 
 @jit
-def _count(
+def count_votes(
     votes: NDArray[Any],
     cursors: Integers,
     counts: NDArray[np.uint16],
@@ -111,7 +111,8 @@ def _count(
 
 
 @jit
-def _clear(stage: Floats, panels: int, tall: int, height: int) -> None:
+def clear(stage: Floats, panels: int, tall: int, height: int) -> None:
+    """Set the first `height` rows of every panel to zero."""
     for panel in range(panels):
         for row in range(panel * tall, panel * tall + height):
             for lane in range(LANES):
@@ -119,7 +120,7 @@ def _clear(stage: Floats, panels: int, tall: int, height: int) -> None:
 
 
 @jit_fma
-def _add_rows(
+def add_rows(
     stage: Floats,
     panels: int,
     tall: int,
@@ -144,7 +145,7 @@ def _add_rows(
 
 
 @jit
-def _rescale(stage: Floats, stage_bits: NDArray[np.int32], panels: int, tall: int, height: int, bits: int) -> None:
+def rescale(stage: Floats, stage_bits: NDArray[np.int32], panels: int, tall: int, height: int, bits: int) -> None:
     """Round to bfloat16, scale by the chunk's power of two, and round to integers; all half to even. See `integer_idct`."""
     peak = np.int32(0)
     for panel in range(panels):
@@ -164,7 +165,7 @@ def _rescale(stage: Floats, stage_bits: NDArray[np.int32], panels: int, tall: in
 
 
 @jit_fma
-def _inverse(levels: Integers, matrices: Floats, source: Floats, begin: int, odd: Floats, found: Floats) -> None:
+def inverse(levels: Integers, matrices: Floats, source: Floats, begin: int, odd: Floats, found: Floats) -> None:
     """Second stage, of one panel: `found` = Q @ source[begin:], innermost even part first. See `fast_dct`."""
     at = levels[0, 1] * levels[0, 1]
     matmul(matrices, 0, levels[0, 1], levels[0, 1], source, begin, levels[0, 2], found, 0)
