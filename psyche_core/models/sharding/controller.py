@@ -33,7 +33,7 @@ OTHERS_JOIN_SECONDS: Final = 1800.0
 _WAIT_FOR_REASON: Final = 30.0
 
 
-class Crew:
+class RankController:
     """The ranks of a group, see the module. device_name: as given by the user. Raises ModelError if the ranks cannot start."""
 
     def __init__(self, parallelism: Parallelism, *, device_name: str) -> None:
@@ -77,7 +77,7 @@ class Crew:
         buffers: of the whole module, by name. Raises RanksLost.
         """
         with self._together():
-            assert self._group is not None, "made with the crew"
+            assert self._group is not None, "made with the controller"
             if self._part is not None:
                 self._part.close()
             self._group.send(build)
@@ -103,7 +103,7 @@ class Crew:
         batch, weights: complete. into: parameters whose `.grad` is set to the gradients. Raises RanksLost.
         """
         with self._together():
-            assert self._group is not None, "made with the crew"
+            assert self._group is not None, "made with the controller"
             assert self._part is not None, "a model is built first"
             self._group.send(work)
             total = self._part.work(work, batch=batch, weights=weights)
