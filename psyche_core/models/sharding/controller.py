@@ -22,7 +22,7 @@ from psyche_core.models.hf.batches import Batch
 from psyche_core.models.sharding.commands import Build, End, Work
 from psyche_core.models.sharding.devices import rank_device
 from psyche_core.models.sharding.group import TorchGroup, is_lost_connection
-from psyche_core.models.sharding.part import Part
+from psyche_core.models.sharding.model_shard import ModelShard
 from psyche_core.models.sharding.processes import LocalRanks
 from psyche_core.models.sharding.rendezvous import invite, reach_store, serve_store
 from psyche_core.models.sharding.watch import Watch, report_failure
@@ -43,7 +43,7 @@ class RankController:
         self._local = LocalRanks()
         self._watch: Watch | None = None
         self._group: TorchGroup | None = None
-        self._part: Part | None = None
+        self._shard: ModelShard | None = None
         self._closed = False
         local_ranks = _local_ranks(parallelism)
         device = rank_device(device_name, 0)
@@ -71,19 +71,19 @@ class RankController:
         *,
         create_engine: Callable[[ShardingContext], ShardingEngine],
         buffers: Mapping[str, torch.Tensor],
-    ) -> Part:
+    ) -> ModelShard:
         """Build a model's parts on all ranks, replacing earlier ones, and return rank 0's part.
 
         buffers: of the whole module, by name. Raises RanksLost.
         """
         with self._together():
             assert self._group is not None, "made with the controller"
-            if self._part is not None:
-                self._part.close()
+            if self._shard is not None:
+                self._shard.close()
             self._group.send(build)
             self._group.divide(data=build.data, tensor=build.tensor)
-            self._part = Part(build, self._group, create_engine=create_engine, buffers=buffers)
-        return self._part
+            self._shard = ModelShard(build, self._group, create_engine=create_engine, buffers=buffers)
+        return self._shard
 
     @property
     def processes(self) -> dict[int, int]:
@@ -104,14 +104,14 @@ class RankController:
         """
         with self._together():
             assert self._group is not None, "made with the controller"
-            assert self._part is not None, "a model is built first"
+            assert self._shard is not None, "a model is built first"
             self._group.send(work)
-            total = self._part.work(work, batch=batch, weights=weights)
+            total = self._shard.work(work, batch=batch, weights=weights)
             if work.train:
-                self._part.gradients(into)
+                self._shard.gradients(into)
                 if work.check:
-                    self._part.check()
-                self._part.drop_gradients()
+                    self._shard.check()
+                self._shard.drop_gradients()
             return total
 
     def close(self) -> dict[int, int]:
@@ -123,8 +123,8 @@ class RankController:
         self._watch.stop()  # first, because the end of a rank is no failure from now on
         try:
             self._group.send(End())
-            if self._part is not None:
-                self._part.close()
+            if self._shard is not None:
+                self._shard.close()
             self._group.close()
         except Exception:  # a rank has just failed: only the others remain to be ended
             self._give_up()

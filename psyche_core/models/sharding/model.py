@@ -53,8 +53,8 @@ class ShardedModel(HfModel):
         self._own_controller = controller is None
         self._controller = controller or RankController(parallelism, device_name=context.device)
         try:
-            part = self._controller.build(build, create_engine=create_engine, buffers=dict(module.named_buffers()))
-            shapes = {name: placement.shape for name, placement in part.engine.placements.items()}
+            shard = self._controller.build(build, create_engine=create_engine, buffers=dict(module.named_buffers()))
+            shapes = {name: placement.shape for name, placement in shard.engine.placements.items()}
             if shapes != {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}:
                 message = "the divided model has other parameters than the whole one"
                 raise ModelError(message)

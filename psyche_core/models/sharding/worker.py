@@ -23,7 +23,7 @@ from psyche_core.models.hf.quiet import first_line
 from psyche_core.models.memory import is_out_of_memory
 from psyche_core.models.sharding.commands import Build, Command, End, Work
 from psyche_core.models.sharding.group import TorchGroup, is_lost_connection
-from psyche_core.models.sharding.part import Part
+from psyche_core.models.sharding.model_shard import ModelShard
 from psyche_core.models.sharding.rendezvous import join, reach_store
 from psyche_core.models.sharding.watch import Watch, report_failure
 
@@ -69,27 +69,27 @@ def describe(error: BaseException) -> str:
 
 
 def _work(group: TorchGroup, engines: EngineByName, *, ended: Callable[[], None]) -> None:
-    part: Part | None = None
+    shard: ModelShard | None = None
     while True:
         command: Command = group.receive()
         match command:
             case Build():
-                if part is not None:
-                    part.close()
+                if shard is not None:
+                    shard.close()
                 group.divide(data=command.data, tensor=command.tensor)
-                part = Part(command, group, create_engine=engines(command.sharding))
+                shard = ModelShard(command, group, create_engine=engines(command.sharding))
             case Work():
-                assert part is not None, "rank 0 says how the model is built first"
-                part.work(command)
+                assert shard is not None, "rank 0 says how the model is built first"
+                shard.work(command)
                 if command.train:
-                    part.gradients()
+                    shard.gradients()
                     if command.check:
-                        part.check()
-                    part.drop_gradients()
+                        shard.check()
+                    shard.drop_gradients()
             case End():
                 ended()  # from now on rank 0 may end first, which is no failure
-                if part is not None:
-                    part.close()
+                if shard is not None:
+                    shard.close()
                 group.close()
                 return
 

@@ -22,7 +22,7 @@ from psyche_core.builtin.hf_models import divide
 from psyche_core.errors import ModelError, RanksLost, WireError
 from psyche_core.hookspecs import ModelContext, Parallelism
 from psyche_core.models.sharding import group as group_module
-from psyche_core.models.sharding import part
+from psyche_core.models.sharding import model_shard
 from psyche_core.models.sharding.controller import RankController
 from psyche_core.models.sharding.dtensor import DTensorEngine
 from psyche_core.models.sharding.group import TorchGroup
@@ -141,7 +141,7 @@ def test_ranks_that_disagree_about_a_gradient_train_nothing(
     """One bit in one value of one rank's piece, at the first step."""
     parallelism = Parallelism(tensor=2)
     model = model_of(context, start_controller(parallelism), parallelism)
-    digest = part._digest
+    digest = model_shard._digest
 
     def off_by_a_bit(gradient: torch.Tensor | None) -> bytes:
         assert gradient is not None
@@ -150,7 +150,7 @@ def test_ranks_that_disagree_about_a_gradient_train_nothing(
             changed.view(torch.int32)[3] ^= 1
         return digest(changed)
 
-    monkeypatch.setattr(part, "_digest", off_by_a_bit)
+    monkeypatch.setattr(model_shard, "_digest", off_by_a_bit)
     with pytest.raises(RanksLost, match=r"the ranks disagree about the gradient of model\.layers\.0\.input_layernorm\.weight"):
         model.gradients(samples(model), micro_batch_size=2)
     assert all(parameter.grad is None for parameter in model.parameters.values())

@@ -25,7 +25,7 @@ from psyche_core.models.sharding.shares import passes_of
 _DIGEST_BYTES = 32
 
 
-class Part:
+class ModelShard:
     """One rank's part, see the module. buffers: of the whole model, by name, on rank 0; None on others. Raises ModelError."""
 
     def __init__(
