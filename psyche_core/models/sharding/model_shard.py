@@ -18,9 +18,9 @@ from psyche_core.interfaces.sharding import ShardingEngine
 from psyche_core.models.hf.batches import Batch
 from psyche_core.models.hf.replica import Replica
 from psyche_core.models.hf.shell import build_shell, write_buffers
+from psyche_core.models.sharding.batch_split import passes_of
 from psyche_core.models.sharding.commands import Build, Work
 from psyche_core.models.sharding.group import TorchGroup
-from psyche_core.models.sharding.shares import passes_of
 
 _DIGEST_BYTES = 32
 
