@@ -21,11 +21,11 @@ from psyche_core.interfaces.sharding import ShardingEngine
 from psyche_core.models.hf.batches import Batch
 from psyche_core.models.sharding.commands import Build, End, Work
 from psyche_core.models.sharding.devices import rank_device
+from psyche_core.models.sharding.failure_detector import FailureDetector, report_failure
 from psyche_core.models.sharding.group import TorchGroup, is_lost_connection
 from psyche_core.models.sharding.model_shard import ModelShard
 from psyche_core.models.sharding.processes import LocalRanks
 from psyche_core.models.sharding.rendezvous import invite, reach_store, serve_store
-from psyche_core.models.sharding.watch import Watch, report_failure
 from psyche_core.models.sharding.worker import describe
 
 LOCAL_JOIN_SECONDS: Final = 600.0
@@ -41,7 +41,7 @@ class RankController:
         self._losing = threading.Lock()
         self._found = threading.Event()
         self._local = LocalRanks()
-        self._watch: Watch | None = None
+        self._detector: FailureDetector | None = None
         self._group: TorchGroup | None = None
         self._shard: ModelShard | None = None
         self._closed = False
@@ -116,11 +116,11 @@ class RankController:
 
     def close(self) -> dict[int, int]:
         """End all ranks in an orderly way. Returns the exit codes of those started here, by rank. Idempotent."""
-        if self._closed or self._lost or self._group is None or self._watch is None:
+        if self._closed or self._lost or self._group is None or self._detector is None:
             self._give_up()
             return {}
 
-        self._watch.stop()  # first, because the end of a rank is no failure from now on
+        self._detector.stop()  # first, because the end of a rank is no failure from now on
         try:
             self._group.send(End())
             if self._shard is not None:
@@ -138,7 +138,7 @@ class RankController:
     ) -> None:
         alone = local == parallelism.ranks
         others: dict[int, str] = {}
-        meeting = invite(
+        settings = invite(
             self._store,
             world_size=parallelism.ranks,
             backend=backend,
@@ -147,13 +147,15 @@ class RankController:
             problem=self._local.problem,
             joined=others.__setitem__,
         )
-        self._watch = Watch(reach_store(*address), rank=0, others=others, lost=self._on_loss, problem=self._local.problem)
-        self._watch.start()
+        self._detector = FailureDetector(
+            reach_store(*address), rank=0, others=others, lost=self._on_loss, problem=self._local.problem
+        )
+        self._detector.start()
         self._store.set("local", str(int(alone)))
         with self._together():
             self._group = TorchGroup(
                 reach_store(*address),
-                meeting,
+                settings,
                 rank=0,
                 device=device,
                 local=alone,
@@ -176,7 +178,7 @@ class RankController:
             raise RanksLost(self._lost) from error
 
     def _on_loss(self, sentence: str) -> None:
-        """Record the first failure and end all ranks. Called in the watch's thread or in the caller's."""
+        """Record the first failure and end all ranks. Called in the detector's thread or in the caller's."""
         with self._losing:
             if self._lost:
                 return
@@ -191,8 +193,8 @@ class RankController:
         if self._closed:
             return
         self._closed = True
-        if self._watch is not None:
-            self._watch.stop()
+        if self._detector is not None:
+            self._detector.stop()
         self._on_loss("the client ended")
 
 

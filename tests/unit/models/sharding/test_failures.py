@@ -25,10 +25,10 @@ from psyche_core.models.sharding import group as group_module
 from psyche_core.models.sharding import model_shard
 from psyche_core.models.sharding.controller import RankController
 from psyche_core.models.sharding.dtensor import DTensorEngine
+from psyche_core.models.sharding.failure_detector import FailureDetector, report_failure
 from psyche_core.models.sharding.group import TorchGroup
 from psyche_core.models.sharding.model import ShardedModel
-from psyche_core.models.sharding.rendezvous import Meeting, invite, join, reach_store, serve_store, split_address
-from psyche_core.models.sharding.watch import Watch, report_failure
+from psyche_core.models.sharding.rendezvous import GroupSettings, invite, join, reach_store, serve_store, split_address
 from psyche_core.testing.model import ModelConformance
 from psyche_core.testing.tiny_models import LLAMA
 
@@ -263,22 +263,22 @@ def test_a_silent_rank_is_lost_and_the_sentence_is_for_all() -> None:
         lost.append(sentence)
         found.set()
 
-    watch = Watch(reach_store(host, port), rank=0, others={1: "machine-b"}, lost=note, silent_seconds=0.1)
-    watch.start()
+    detector = FailureDetector(reach_store(host, port), rank=0, others={1: "machine-b"}, lost=note, silent_seconds=0.1)
+    detector.start()
     assert found.wait(SECONDS)
     assert lost == ["rank 1 (machine-b) has been silent for 0.1 s; is its machine still there?"]
     assert store.get("failure").decode() == lost[0]
     report_failure(store, "a later one")
     assert store.get("failure").decode() == lost[0], "the first sentence is the one all end with"
-    watch.stop()
+    detector.stop()
 
 
 def test_ranks_wait_for_work_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hours pass between two steps when a run is paused: a wait that runs out is begun again."""
     monkeypatch.setattr(group_module, "WAIT_SECONDS", 0.01)
     store, host, port = serve_store(None)
-    meeting = Meeting(world_size=1, backend="gloo", prefix="p")
-    group = TorchGroup(reach_store(host, port), meeting, rank=0, device=torch.device("cpu"), local=True)
+    settings = GroupSettings(world_size=1, backend="gloo", prefix="p")
+    group = TorchGroup(reach_store(host, port), settings, rank=0, device=torch.device("cpu"), local=True)
     try:
         waits: list[None] = []
         wait = group._store.wait
@@ -295,7 +295,7 @@ def test_ranks_wait_for_work_without_a_limit(monkeypatch: pytest.MonkeyPatch) ->
             group.receive()
         assert len(waits) == 5
         with pytest.raises(ModelError, match="torch supports one process group at a time"):
-            TorchGroup(reach_store(host, port), meeting, rank=0, device=torch.device("cpu"), local=True)
+            TorchGroup(reach_store(host, port), settings, rank=0, device=torch.device("cpu"), local=True)
     finally:
         group.close()
 
