@@ -30,7 +30,7 @@ from psyche_core.interfaces.data import IGNORED_LABEL, Samples
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.sharding import Axes, RankGroup, ShardingEngine
 from psyche_core.models.hf.configuration import read_configuration
-from psyche_core.models.hf.shell import build_shell
+from psyche_core.models.hf.empty_model import build_empty_model
 from psyche_core.models.sharding.controller import RankController
 from psyche_core.models.sharding.model import ShardedModel
 from psyche_core.testing.model import ModelConformance, gradients_of
@@ -149,7 +149,7 @@ class ShardingConformance:
         for name, config in self.refused.items():
             (tmp_path / "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
             model_type = read_configuration(tmp_path).model_type
-            module, _ = build_shell((tmp_path / "config.json").read_bytes(), attention="auto", gradient_checkpointing=False)
+            module, _ = build_empty_model((tmp_path / "config.json").read_bytes(), attention="auto", gradient_checkpointing=False)
             context = ShardingContext(module=module, model_type=model_type, group=_Nobody(), device=torch.device("cpu"))
             with pytest.raises(ModelError, match=model_type) as raised:
                 self.create(context)
