@@ -1,8 +1,8 @@
 """The connections between ranks: implements the interface RankGroup with torch.distributed's default process group.
 
 gloo is used for CPUs and nccl for CUDA devices, with one rank on each device. The timeout of a collective is half an hour,
-because one rank may have more to compute than another; `failure_detector` detects dead ranks. Ranks without work wait at the store, without
-a timeout. A second group in one process raises ModelError, because torch has only one default group.
+because one rank may have more to compute than another; `failure_detector` detects dead ranks. Ranks without work wait at the
+store, without a timeout. A second group in one process raises ModelError, because torch has only one default group.
 """
 
 from __future__ import annotations

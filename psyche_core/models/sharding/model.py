@@ -24,8 +24,8 @@ from psyche_core.models.sharding.devices import rank_device
 class ShardedModel(HfModel):
     """A transformers causal LM divided among several processes.
 
-    module, configuration: as for HfModel. context: its `parallelism` and `create_engine` must not be None. controller: existing ranks,
-    which are not ended by `close`; None starts new ones. Raises ModelError, and ValueError for an incomplete context.
+    module, configuration: as for HfModel. context: its `parallelism` and `create_engine` must not be None. controller: existing
+    ranks, which are not ended by `close`; None starts new ones. Raises ModelError, and ValueError for an incomplete context.
     """
 
     def __init__(
