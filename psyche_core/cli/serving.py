@@ -37,7 +37,7 @@ from psyche_core.interfaces import BackendServer
 from psyche_core.interfaces.backend import OwnersDoor
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.run_events import phase_of
-from psyche_core.storage.held_folder import held_for_state
+from psyche_core.storage.folder_lock import locked_folder
 from psyche_core.storage.model_url import parse_model_url
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as told
@@ -56,7 +56,7 @@ async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: 
     files = load_run(settings.state, settings.data_config, registry)
     if settings.save_state_dir is None:
         return await _host(settings, files, registry, report)
-    with held_for_state(settings.save_state_dir, argument="--save-state-dir"):
+    with locked_folder(settings.save_state_dir, argument="--save-state-dir"):
         return await _host(settings, files, registry, report)
 
 

@@ -24,7 +24,7 @@ from psyche_core.sdk.checks import folder_of, port_of, text_of
 from psyche_core.sdk.log import EventLog
 from psyche_core.sdk.run_config import RunConfig
 from psyche_core.sdk.run_events import RunEvent, told_of
-from psyche_core.storage.held_folder import held_for_state
+from psyche_core.storage.folder_lock import locked_folder
 from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
 
@@ -176,7 +176,7 @@ class Coordinator:
         async with AsyncExitStack() as stack:
             server = await self._make()
             if self._state_dir is not None:
-                stack.enter_context(held_for_state(self._state_dir, argument="state_dir"))
+                stack.enter_context(locked_folder(self._state_dir, argument="state_dir"))
             self._server = await stack.enter_async_context(server)
             self._note(server.state, ())
             self._tasks = await stack.enter_async_context(anyio.create_task_group())

@@ -31,7 +31,7 @@ from psyche_core.coordinator.commands import ClientsExited, Command
 from psyche_core.coordinator.state import Client, CoordinatorState, Progress
 from psyche_core.errors import ConfigError, IdentityError, UserError
 from psyche_core.plugins import PluginRegistry
-from psyche_core.storage.held_folder import held_for_state
+from psyche_core.storage.folder_lock import locked_folder
 from psyche_core.telemetry.events import (
     Event,
     MemberWithdrew,
@@ -322,14 +322,14 @@ async def test_a_second_server_of_the_same_folder_is_refused(local_testnet: Any,
                 await serve_run(options, PluginRegistry.discover(), EventBus())
             Store(saved, "local-testnet").load()
             group.cancel_scope.cancel()
-    with held_for_state(saved, argument="--save-state-dir"):
+    with locked_folder(saved, argument="--save-state-dir"):
         pass
 
 
 def test_a_folder_in_use_is_exit_code_2(psyche: Any, local_testnet: Any, tmp_path: Path) -> None:
     folder = local_testnet()
     files = ("--state", folder / "state.toml", "--data-config", folder / "data.toml", "--save-state-dir", tmp_path)
-    with held_for_state(tmp_path, argument="--save-state-dir"):
+    with locked_folder(tmp_path, argument="--save-state-dir"):
         result = psyche("server", "run", *files, "--server-port", 0, "--logs", "none")
     assert result.code == 2
     assert f"another server keeps its state in {tmp_path}; stop that server" in result.err
