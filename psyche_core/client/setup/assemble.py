@@ -24,8 +24,8 @@ from psyche_core.client.runtime.restoring import Restorer
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.client.setup.model_opener import cache_folder
 from psyche_core.client.setup.model_store import open_store
-from psyche_core.client.setup.own_checks import expect_device, expect_held_out
 from psyche_core.client.setup.parallelism import parallelism_of
+from psyche_core.client.setup.preflight import expect_device, expect_held_out
 from psyche_core.client.setup.resources_builder import ResourcesBuilder
 from psyche_core.config.settings import ClientSettings
 from psyche_core.errors import ConfigError

@@ -17,8 +17,8 @@ import anyio.to_thread
 from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.runtime.resources import Start
 from psyche_core.client.runtime.restoring import ReplayFailed, Restorer, signed_ends
-from psyche_core.client.setup.own_checks import expect_device
 from psyche_core.client.setup.parallelism import parallelism_of
+from psyche_core.client.setup.preflight import expect_device
 from psyche_core.config.run_config import Choice, LLMConfig
 from psyche_core.config.settings import ClientSettings
 from psyche_core.coordinator.checkpoints import loaded_from_hub

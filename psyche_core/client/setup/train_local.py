@@ -18,8 +18,8 @@ import anyio.from_thread
 import anyio.to_thread
 
 from psyche_core.client.setup.data_source import data_source, first_samples, held_out_place, read_samples
-from psyche_core.client.setup.own_checks import expect_device, expect_held_out, expect_tokens
 from psyche_core.client.setup.parallelism import parallelism_of
+from psyche_core.client.setup.preflight import expect_device, expect_held_out, expect_tokens
 from psyche_core.config.run_config import Choice, RunFile, load_run_file
 from psyche_core.config.settings import TrainLocalSettings
 from psyche_core.coordinator.round.schedule import batch_size
