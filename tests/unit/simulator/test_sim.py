@@ -27,13 +27,13 @@ from psyche_core.errors import UserError
 from psyche_core.simulator.compare import MOST_STEP, cost_of, too_slow, without_faults
 from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.generate import LONE_EVERY, generate, lone_liar
-from psyche_core.simulator.ledger import bits
 from psyche_core.simulator.members.keys import INSTANCE, identity_of, key_of, signed_by, with_real_signatures
 from psyche_core.simulator.members.node import EMPTY_RESULT, Node
 from psyche_core.simulator.owner import Owner
 from psyche_core.simulator.parallel_runs import RunOptions, one_run, run_seeds
 from psyche_core.simulator.replicas.announced import Announced
 from psyche_core.simulator.replicas.replica import Payload
+from psyche_core.simulator.sample_tracker import bits
 from psyche_core.simulator.script import KINDS, LIES, Fault, Script, from_json, from_plain, to_plain
 from psyche_core.simulator.shrink import shrunk
 from psyche_core.simulator.world import World, run_script

@@ -1,6 +1,6 @@
-"""The ledger of samples: every sample is in exactly one place from its assignment to the end of the run (protocol F2 and F14).
+"""Tracks the state of every sample: each is in exactly one place from its assignment to the end of the run (protocol F2 and F14).
 
-Samples are bits of integers, so a few operations compare a whole run's ledger.
+Samples are bits of integers, so a few operations compare a whole run's samples.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def bits(batches: Iterable[BatchId]) -> int:
     return found
 
 
-class Ledger:
+class SampleTracker:
     """The state of every sample. honest: signers of members that never lie.
 
     accepted: by (height, step) of a round, its accepted samples, once per settled round; of_liars: those of them that are
@@ -65,9 +65,9 @@ class Ledger:
         self.accepted = {key: known for key, known in self.accepted.items() if key[1] <= step}
         self._settled_height = self._epoch = -1
 
-    def copy(self) -> Ledger:
+    def copy(self) -> SampleTracker:
         """A copy, to continue from later."""
-        other = Ledger(honest=self._honest)
+        other = SampleTracker(honest=self._honest)
         other.accepted = {key: list(known) for key, known in self.accepted.items()}
         other.of_liars = dict(self.of_liars)
         other.last, other.vetoed = set(self.last), set(self.vetoed)
