@@ -22,7 +22,7 @@ from psyche_core.types import BatchId
 from psyche_data_http.fetch.client import RangeClient
 from psyche_data_http.fetch.sequences import SequenceFetcher, TokenFile
 from psyche_data_http.file_source import RemoteFile, Store, read_range
-from psyche_data_http.retries import Trouble, deadline, together
+from psyche_data_http.retries import LastFailure, deadline, gather
 from psyche_data_http.settings import HttpSettings
 from psyche_data_http.shared_resources import SharedResources
 from psyche_data_http.stores.factory import make_store
@@ -94,9 +94,9 @@ class HttpData(DataProvider):
         await self._resources.__aenter__()
         self._holds_toolbox = True
         try:
-            async with deadline(self._open_seconds) as trouble:
-                remotes = await self._store.files(trouble)
-                files = await together([partial(self._token_file, remote, trouble) for remote in remotes])
+            async with deadline(self._open_seconds) as last_failure:
+                remotes = await self._store.files(last_failure)
+                files = await gather([partial(self._token_file, remote, last_failure) for remote in remotes])
                 self._index = await self._indexed(files)
                 self._fetcher = SequenceFetcher(self._store, files, size=self._sequence_bytes, cache=self._resources.cache)
         except BaseException:
@@ -110,8 +110,8 @@ class HttpData(DataProvider):
         """The samples of the intervals in order, concatenated. Raises DataError, TimeoutError."""
         index, fetcher = self._entered
         places = [place for batch in batches for place in index.located(range(batch.first, batch.last + 1))]
-        async with deadline(timeout) as trouble:
-            contents = await fetcher.fetch(places, trouble)
+        async with deadline(timeout) as last_failure:
+            contents = await fetcher.fetch(places, last_failure)
 
         tokens = b"".join([contents[place] for place in places])
         return Samples(tokens, len(places), self._sequence_length, self._token_size)
@@ -135,12 +135,12 @@ class HttpData(DataProvider):
 
         return self._index, self._fetcher
 
-    async def _token_file(self, remote: RemoteFile, trouble: Trouble) -> TokenFile:
+    async def _token_file(self, remote: RemoteFile, last_failure: LastFailure) -> TokenFile:
         """The file and the byte its tokens start at."""
         if not remote.name.endswith(".npy") or remote.size == 0:
             return TokenFile(remote, 0)
 
-        head = await read_range(self._store, remote, 0, min(MAX_NPY_HEADER, remote.size), trouble)
+        head = await read_range(self._store, remote, 0, min(MAX_NPY_HEADER, remote.size), last_failure)
         return TokenFile(remote, npy_data_start(bytes(head), token_size=self._token_size, name=remote.name, size=remote.size))
 
     async def _indexed(self, files: Sequence[TokenFile]) -> SequenceIndex:

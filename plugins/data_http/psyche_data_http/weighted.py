@@ -29,7 +29,7 @@ from psyche_core.types import BatchId
 from psyche_data_http.addresses import is_private_line, shown, web_address
 from psyche_data_http.fetch.client import RangeClient
 from psyche_data_http.provider import OPEN_SECONDS, HttpData
-from psyche_data_http.retries import deadline, persist
+from psyche_data_http.retries import deadline, retry_until_success
 from psyche_data_http.settings import MixtureTable, OtherSource, TokenSource, WeightedHttpSettings
 from psyche_data_http.shared_resources import SharedResources
 from psyche_data_http.stores.factory import make_store
@@ -177,8 +177,8 @@ class WeightedHttpData(DataProvider):
             )
             raise DataError(message)
 
-        async with deadline(OPEN_SECONDS) as trouble:
-            return await persist(partial(self._resources.client.document, url, at_most=MAX_JSON_BYTES), trouble)
+        async with deadline(OPEN_SECONDS) as last_failure:
+            return await retry_until_success(partial(self._resources.client.document, url, at_most=MAX_JSON_BYTES), last_failure)
 
 
 def mixture_table(content: bytes, *, name: str) -> MixtureTable:

@@ -27,7 +27,7 @@ from psyche_core.testing.ports import free_port
 from psyche_core.types import BatchId
 from psyche_data_http.file_source import AccessRefused, RemoteFile, Store, read_range
 from psyche_data_http.provider import HttpData
-from psyche_data_http.retries import Trouble, deadline
+from psyche_data_http.retries import LastFailure, deadline
 from psyche_data_http.settings import HttpSettings
 from psyche_data_http.stores import bucket_files, google_bucket, object_store
 from psyche_data_http.stores import factory as stores
@@ -515,17 +515,17 @@ def test_credentials_are_looked_for_where_they_are_configured(monkeypatch: pytes
 
 async def test_a_store_that_refuses_is_followed_by_the_next() -> None:
     class Refusing(Store):
-        async def files(self, trouble: Trouble) -> list[RemoteFile]:
+        async def files(self, trouble: LastFailure) -> list[RemoteFile]:
             raise AccessRefused("b refuses access (403); make it public")
 
         async def receive(self, file: RemoteFile, start: int, wanted: int, received: bytearray) -> None:
             raise NotImplementedError
 
     class Open(Refusing):
-        async def files(self, trouble: Trouble) -> list[RemoteFile]:
+        async def files(self, trouble: LastFailure) -> list[RemoteFile]:
             return [RemoteFile("s3://b/a.bin", 8)]
 
-    trouble = Trouble()
-    assert await stores.FirstThatLetsIn([Refusing(), Open()], hint="knock").files(trouble) == [RemoteFile("s3://b/a.bin", 8)]
+    trouble = LastFailure()
+    assert await stores.FallbackStore([Refusing(), Open()], hint="knock").files(trouble) == [RemoteFile("s3://b/a.bin", 8)]
     with pytest.raises(AccessRefused, match=r"^b refuses access \(403\); knock$"):
-        await stores.FirstThatLetsIn([Refusing(), Refusing()], hint="knock").files(trouble)
+        await stores.FallbackStore([Refusing(), Refusing()], hint="knock").files(trouble)

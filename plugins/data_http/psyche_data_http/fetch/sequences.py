@@ -17,7 +17,7 @@ import anyio.to_thread
 from psyche_data_http.fetch.cache import Block, BlockCache, Buffer
 from psyche_data_http.fetch.range_plan import Place, Run, joined
 from psyche_data_http.file_source import RemoteFile, Store, read_range
-from psyche_data_http.retries import Trouble, together
+from psyche_data_http.retries import LastFailure, gather
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class SequenceFetcher:
         self._flights: dict[Place, _Flight] = {}
         self._block_files = [self._block_file(file) if cache is not None else None for file in files]
 
-    async def fetch(self, places: Iterable[Place], trouble: Trouble) -> dict[Place, Buffer]:
+    async def fetch(self, places: Iterable[Place], last_failure: LastFailure) -> dict[Place, Buffer]:
         """The content of every place. Raises DataError; may retry forever, so call it with a deadline."""
         missing = sorted(set(places))
         found = await self._cached(missing)
@@ -61,7 +61,7 @@ class SequenceFetcher:
             theirs = list({id(flight): flight for place in missing if (flight := flying.get(place))}.values()) if flying else []
             ours = self._listed([place for place in missing if place not in flying] if theirs else missing)
             try:
-                await together([partial(self._fly, flight, trouble) for flight in ours])
+                await gather([partial(self._fly, flight, last_failure) for flight in ours])
             finally:
                 for flight in ours:
                     self._land(flight)
@@ -82,10 +82,10 @@ class SequenceFetcher:
 
         return flights
 
-    async def _fly(self, flight: _Flight, trouble: Trouble) -> None:
+    async def _fly(self, flight: _Flight, last_failure: LastFailure) -> None:
         run, size = flight.run, self._size
         file = self._files[run.file]
-        received = await read_range(self._store, file.remote, file.start + run.first * size, run.count * size, trouble)
+        received = await read_range(self._store, file.remote, file.start + run.first * size, run.count * size, last_failure)
         content, begins = memoryview(received).toreadonly(), run.first
         flight.contents = {place: content[(place[1] - begins) * size : (place[1] - begins + 1) * size] for place in run.places}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from psyche_data_http.fetch.client import RangeClient
 from psyche_data_http.file_source import AccessRefused, RemoteFile, Store
 from psyche_data_http.locations import GoogleBucketTable, HttpLocation, S3BucketTable
-from psyche_data_http.retries import Trouble
+from psyche_data_http.retries import LastFailure
 from psyche_data_http.stores.google_bucket import GoogleBucket
 from psyche_data_http.stores.object_store import google_credentials, has_aws_credentials, private_google_bucket, s3_bucket
 from psyche_data_http.stores.web_files import WebFiles
@@ -23,7 +23,7 @@ GOOGLE_HINT = (
 AWS_HINT = "make the bucket public, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of an account that may read it"
 
 
-class FirstThatLetsIn(Store):
+class FallbackStore(Store):
     """The first of several stores that grants access. hint: how to get access, for the message when none does."""
 
     def __init__(self, stores: Sequence[Store], *, hint: str) -> None:
@@ -31,12 +31,12 @@ class FirstThatLetsIn(Store):
         self._hint = hint
         self._chosen = stores[0]
 
-    async def files(self, trouble: Trouble) -> list[RemoteFile]:
+    async def files(self, last_failure: LastFailure) -> list[RemoteFile]:
         """The files of the first store that lists them."""
         for store in self._stores:
             self._chosen = store
             try:
-                return await store.files(trouble)
+                return await store.files(last_failure)
             except AccessRefused as error:
                 refused = error
 
@@ -55,10 +55,10 @@ class FirstThatLetsIn(Store):
 def make_store(location: HttpLocation, client: RangeClient, *, base: Path) -> Store:
     """The store that a location names. client: the caller opens and closes it. base: folder that relative paths start from."""
     if location.Gcp is not None:
-        return FirstThatLetsIn(_google_stores(location.Gcp, client, base), hint=GOOGLE_HINT)
+        return FallbackStore(_google_stores(location.Gcp, client, base), hint=GOOGLE_HINT)
 
     if location.S3 is not None:
-        return FirstThatLetsIn(_s3_stores(location.S3), hint=AWS_HINT)
+        return FallbackStore(_s3_stores(location.S3), hint=AWS_HINT)
 
     return WebFiles(location.urls, client)
 

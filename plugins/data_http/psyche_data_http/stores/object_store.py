@@ -21,7 +21,7 @@ import anyio
 from psyche_core.errors import DataError
 from psyche_data_http.fetch.client import CONNECT_SECONDS, CONNECTIONS, STALL_SECONDS
 from psyche_data_http.file_source import AccessRefused, RemoteFile, Store, changed
-from psyche_data_http.retries import PassingError, Trouble, persist
+from psyche_data_http.retries import LastFailure, TransientError, retry_until_success
 from psyche_data_http.stores.bucket_files import MAX_OBJECTS, folder_prefix, is_token_file, place_in_order, refuse_none
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ class ObjectStore(Store):
         self._slots = anyio.Semaphore(connections)
         self._store: Any = None
 
-    async def files(self, trouble: Trouble) -> list[RemoteFile]:
+    async def files(self, last_failure: LastFailure) -> list[RemoteFile]:
         """List the bucket, and check that its objects may be read."""
         self._store = self._connect()
-        found = await persist(self._list, trouble)
+        found = await retry_until_success(self._list, last_failure)
         where = f"{self._name}/{folder_prefix(self._directory)}"
         refuse_none((file.url for file in found), where=where)
-        await persist(lambda: self._look(found[0]), trouble)
+        await retry_until_success(lambda: self._look(found[0]), last_failure)
         return found
 
     async def receive(self, file: RemoteFile, start: int, wanted: int, received: bytearray) -> None:
@@ -85,7 +85,7 @@ class ObjectStore(Store):
                     raise DataError(message)
 
                 await self._take(answer.stream(min_chunk_size=0).__aiter__(), wanted, received)
-        except PassingError:
+        except TransientError:
             await self._look(file)  # failures of a changed or shortened object look temporary
             raise
 
@@ -96,7 +96,7 @@ class ObjectStore(Store):
                 chunk = await anext(chunks, None)
             if chunk is None:
                 message = f"{self._name} ended {end - len(received)} bytes early"
-                raise PassingError(message)
+                raise TransientError(message)
             received += memoryview(chunk)[: end - len(received)]
 
     async def _list(self) -> list[RemoteFile]:
@@ -153,7 +153,7 @@ class ObjectStore(Store):
                 raise DataError(message) from error
             except TimeoutError as error:
                 message = f"{name} sent nothing for {self._stall_seconds:g} s"
-                raise PassingError(message) from error
+                raise TransientError(message) from error
             except exceptions.BaseError as error:
                 raise _passing_or_not(name, error) from error
 
@@ -259,7 +259,7 @@ def _passing_or_not(name: str, error: Exception) -> Exception:
             f"{name} cannot be read (the server answered {lasting.group(1)}); check bucket, folder, region and endpoint"
         )
 
-    return PassingError(f"{name}: {first.rpartition(' - ')[2]}")
+    return TransientError(f"{name}: {first.rpartition(' - ')[2]}")
 
 
 def _bare(etag: str) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 
 from psyche_data_http.fetch.client import RangeClient
 from psyche_data_http.file_source import RemoteFile, Store
-from psyche_data_http.retries import Trouble, persist, together
+from psyche_data_http.retries import LastFailure, gather, retry_until_success
 
 
 class WebStore(Store):
@@ -32,6 +32,6 @@ class WebFiles(WebStore):
         super().__init__(client)
         self._urls = tuple(urls)
 
-    async def files(self, trouble: Trouble) -> list[RemoteFile]:
+    async def files(self, last_failure: LastFailure) -> list[RemoteFile]:
         """Sizes and validators, requested concurrently."""
-        return await together([partial(persist, partial(self._client.find, url), trouble) for url in self._urls])
+        return await gather([partial(retry_until_success, partial(self._client.find, url), last_failure) for url in self._urls])
