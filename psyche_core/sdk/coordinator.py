@@ -17,7 +17,7 @@ from psyche_core.coordinator.commands import Command, Event, Pause, Resume
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, ConfigError
 from psyche_core.hookspecs import ServerContext
-from psyche_core.interfaces.backend import BackendServer, OwnersDoor
+from psyche_core.interfaces.backend import BackendServer, OwnerControl
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.address import Address, HostedAddress
 from psyche_core.sdk.checks import folder_of, port_of, text_of
@@ -248,7 +248,7 @@ class Coordinator:
 
     def _submit(self, command: Command) -> None:
         server = self._hosted()
-        if not isinstance(server, OwnersDoor):
+        if not isinstance(server, OwnerControl):
             message = (
                 f"the backend {self._backend} does not accept {type(command).__name__} from this process; use the "
                 "backend's own commands"
