@@ -451,13 +451,13 @@ async def test_a_cut_read_of_a_bucket_goes_on_where_it_stopped(s3: S3Bucket) -> 
         s3.name, "", endpoint=f"http://127.0.0.1:{proxy.port}", region="us-east-1", anonymous=True, stall_seconds=5.0
     )
     with closing(proxy.listener):
-        async with deadline(30.0) as trouble:
+        async with deadline(30.0) as last_failure:
             store._store = store._connect()
-            received = await read_range(store, RemoteFile(f"s3://{s3.name}/a.bin", size), 0, size, trouble)
+            received = await read_range(store, RemoteFile(f"s3://{s3.name}/a.bin", size), 0, size, last_failure)
 
     assert bytes(received) == content
     assert proxy.connections > 1
-    assert trouble.last
+    assert last_failure.message
 
 
 async def test_a_bucket_that_falls_silent_is_a_timeout_with_the_reason(tmp_path: Path) -> None:
@@ -465,15 +465,15 @@ async def test_a_bucket_that_falls_silent_is_a_timeout_with_the_reason(tmp_path:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         store = s3_bucket("tokens", "", endpoint=address, region="us-east-1", anonymous=True, stall_seconds=0.1)
         with pytest.raises(TimeoutError, match=r"s3://tokens sent nothing for 0\.1 s"):
-            async with deadline(0.5) as trouble:
-                await store.files(trouble)
+            async with deadline(0.5) as last_failure:
+                await store.files(last_failure)
 
 
 async def test_nobody_at_a_buckets_address_is_a_timeout_with_the_reason() -> None:
     store = s3_bucket("tokens", "", endpoint="http://127.0.0.1:1", region="us-east-1", anonymous=True)
     with pytest.raises(TimeoutError, match=r"s3://tokens: "):
-        async with deadline(0.3) as trouble:
-            await store.files(trouble)
+        async with deadline(0.3) as last_failure:
+            await store.files(last_failure)
 
 
 @pytest.mark.parametrize(
@@ -515,17 +515,17 @@ def test_credentials_are_looked_for_where_they_are_configured(monkeypatch: pytes
 
 async def test_a_store_that_refuses_is_followed_by_the_next() -> None:
     class Refusing(Store):
-        async def files(self, trouble: LastFailure) -> list[RemoteFile]:
+        async def files(self, last_failure: LastFailure) -> list[RemoteFile]:
             raise AccessRefused("b refuses access (403); make it public")
 
         async def receive(self, file: RemoteFile, start: int, wanted: int, received: bytearray) -> None:
             raise NotImplementedError
 
     class Open(Refusing):
-        async def files(self, trouble: LastFailure) -> list[RemoteFile]:
+        async def files(self, last_failure: LastFailure) -> list[RemoteFile]:
             return [RemoteFile("s3://b/a.bin", 8)]
 
-    trouble = LastFailure()
-    assert await stores.FallbackStore([Refusing(), Open()], hint="knock").files(trouble) == [RemoteFile("s3://b/a.bin", 8)]
+    last_failure = LastFailure()
+    assert await stores.FallbackStore([Refusing(), Open()], hint="knock").files(last_failure) == [RemoteFile("s3://b/a.bin", 8)]
     with pytest.raises(AccessRefused, match=r"^b refuses access \(403\); knock$"):
-        await stores.FallbackStore([Refusing(), Refusing()], hint="knock").files(trouble)
+        await stores.FallbackStore([Refusing(), Refusing()], hint="knock").files(last_failure)

@@ -191,7 +191,7 @@ async def test_pauses_grow_to_a_limit_and_begin_again_with_progress(monkeypatch:
 
     monkeypatch.setattr(anyio, "sleep", sleep)
     monkeypatch.setattr(retries, "FIRST_PAUSE", 1.0)
-    between = retries.Backoff(trouble := retries.LastFailure())
+    between = retries.Backoff(last_failure := retries.LastFailure())
     for number in range(6):
         await between.after(retries.TransientError(f"trouble {number}"))
     between.begin_again()
@@ -202,7 +202,7 @@ async def test_pauses_grow_to_a_limit_and_begin_again_with_progress(monkeypatch:
         assert most / 2 <= pause <= most
     assert pauses[-1] == 60.0
     assert len(set(pauses)) == len(pauses), "at random, so that clients do not come back together"
-    assert trouble.last == "busy"
+    assert last_failure.message == "busy"
 
 
 @pytest.mark.parametrize(
