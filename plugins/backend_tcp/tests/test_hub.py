@@ -23,7 +23,7 @@ from psyche_backend_tcp.protocol import (
     encode_client,
     encode_command,
 )
-from psyche_backend_tcp.server.hub import Hub, Moment
+from psyche_backend_tcp.server.hub import ClockTime, Hub
 from psyche_core.coordinator.commands import Equivocation, Pause, SignedResult, WarmupWitness, Withdraw
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.interfaces.backend import ClientCommand, StateUpdate
@@ -38,8 +38,8 @@ ALICE, BOB, CAROL = (NodeIdentity(public, public) for public in KEYS)
 LIMITS = Limits(reconnect_seconds=5, ping_seconds=10, silence_seconds=30)
 
 
-def at(seconds: float) -> Moment:
-    return Moment(seconds, START_TIME + int(seconds))
+def at(seconds: float) -> ClockTime:
+    return ClockTime(seconds, START_TIME + int(seconds))
 
 
 def make_hub(*, limits: Limits = LIMITS, withdraw: bool = True, clients: int = 2) -> Hub:
@@ -49,9 +49,9 @@ def make_hub(*, limits: Limits = LIMITS, withdraw: bool = True, clients: int = 2
 
 def save(hub: Hub) -> None:
     """What the server's shell does after each call: put changes on disk, here at once."""
-    unsaved = hub.take_unsaved()
-    if unsaved is not None:
-        hub.saved(unsaved)
+    pending_save = hub.take_pending_save()
+    if pending_save is not None:
+        hub.saved(pending_save)
 
 
 def outgoing(hub: Hub, number: int) -> list[bytes]:
@@ -63,7 +63,7 @@ def messages(hub: Hub, number: int) -> list[ServerMessage]:
     return [decode_server(frame) for frame in outgoing(hub, number)]
 
 
-def join(hub: Hub, number: int, moment: Moment, *, request: int = 7, address: bytes = b"here") -> None:
+def join(hub: Hub, number: int, moment: ClockTime, *, request: int = 7, address: bytes = b"here") -> None:
     hub.receive(number, join_frame(hub, number, request=request, address=address), moment)
 
 

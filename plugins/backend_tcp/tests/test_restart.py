@@ -16,7 +16,7 @@ import pytest
 from psyche_backend_tcp.connections.addresses import parse_address
 from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.protocol import Bye, Whole, decode_server
-from psyche_backend_tcp.server.hub import Unsaved
+from psyche_backend_tcp.server.hub import PendingSave
 from psyche_backend_tcp.server.store import Store
 from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.coordinator.commands import ClientsExited, Event, HealthCheck, WarmupWitness, Withdraw, Witness
@@ -127,16 +127,16 @@ class Held(Store):
     writing = threading.Event()
     go = threading.Event()
     broken = False
-    written: list[Unsaved]
+    written: list[PendingSave]
 
-    def save(self, unsaved: Unsaved) -> None:
+    def save(self, pending_save: PendingSave) -> None:
         self.writing.set()
         assert self.go.wait(TIMEOUT)
         if self.broken:
             message = "the run's state cannot be saved to disk: No space left on device"
             raise UserError(message)
-        super().save(unsaved)
-        self.written.append(unsaved)
+        super().save(pending_save)
+        self.written.append(pending_save)
 
 
 @pytest.fixture
@@ -209,13 +209,13 @@ async def test_a_full_disk_is_told_once_and_so_is_its_end(
     monkeypatch.setattr("psyche_backend_tcp.server.tcp_server._SAVE_AGAIN_SECONDS", 0.001)
     refused = 0
 
-    def save(store: Store, unsaved: Unsaved) -> None:
+    def save(store: Store, pending_save: PendingSave) -> None:
         nonlocal refused
         if refused < 5:
             refused += 1
             message = "the run's state cannot be saved to disk: No space left on device"
             raise UserError(message)
-        Store.save(store, unsaved)
+        Store.save(store, pending_save)
 
     monkeypatch.setattr(held, "save", save)
     async with hosting(tmp_path, clock) as server, client(server, keys[0]) as backend:

@@ -27,7 +27,7 @@ from psyche_backend_tcp.connections.login import (
     decode_hello,
     encode_login,
 )
-from psyche_backend_tcp.connections.preamble import Challenged, Watched
+from psyche_backend_tcp.connections.preamble import Challenged, ChallengeStream
 from psyche_backend_tcp.connections.puzzle import encode_proof, prove
 from psyche_backend_tcp.connections.tls import WrongServer, open_tls
 from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, SERVER_FRAME
@@ -127,7 +127,7 @@ async def shake_hands(
     """
     if proof:
         await stream.send(proof)
-    secure, server_key = await open_tls(Watched(stream), expected=expected)
+    secure, server_key = await open_tls(ChallengeStream(stream), expected=expected)
     frames = FramedStream(secure, receive_limit=LOGIN_FRAME, send_limit=CLIENT_FRAME)
     hello = decode_hello(await frames.receive(), service=service)
     login = Login(key.public, secrets.token_bytes(NONCE_BYTES), known)
