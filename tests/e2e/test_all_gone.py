@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from live_run import PACE, RUN_ID, THREE, LiveRun, StartRun
-from psyche_backend_tcp.server.store import Store, state_file
+from psyche_backend_tcp.server.state_store import Store, state_file
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry.events import (
     CheckpointSaved,

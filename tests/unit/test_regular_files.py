@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from psyche_backend_tcp.connections.allow_list import AllowList
-from psyche_backend_tcp.server.store import Store, state_file
+from psyche_backend_tcp.server.state_store import Store, state_file
 from psyche_core.cli.program import open_report
 from psyche_core.config.run_config import load_data_file, load_run_file
 from psyche_core.errors import ConfigError, IdentityError, ModelError, UserError

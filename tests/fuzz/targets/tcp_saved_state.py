@@ -6,7 +6,7 @@ import hashlib
 from random import Random
 
 from psyche_backend_tcp.protocol import make_document, read_document
-from psyche_backend_tcp.server.store import Store
+from psyche_backend_tcp.server.state_store import Store
 from psyche_core.config.run_config import to_plain
 from psyche_core.errors import UserError
 from psyche_core.wire.codec import decode, encode

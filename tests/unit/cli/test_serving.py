@@ -19,7 +19,7 @@ import pytest
 
 from psyche_backend_tcp.server.documents import Documents
 from psyche_backend_tcp.server.hub import Unsaved
-from psyche_backend_tcp.server.store import Store
+from psyche_backend_tcp.server.state_store import Store
 from psyche_core.cli.failures import Interrupted
 from psyche_core.cli.program import _until_signal
 from psyche_core.cli.run_files import load_run

@@ -19,7 +19,7 @@ from psyche_backend_tcp.data.server import DataServer
 from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.server.hub import ClockTime, Hub, PendingSave
 from psyche_backend_tcp.server.initial_state import InitialState, begin
-from psyche_backend_tcp.server.store import Store
+from psyche_backend_tcp.server.state_store import StateStore
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, UserError, WireError
@@ -49,7 +49,7 @@ class TcpServer(BackendServer):
         self._clock = clock
         self._key = context.key or SecretKey.generate()
         self._hub = self._make_hub(InitialState(context.state, context.opening))
-        self._store: Store | None = None
+        self._store: StateStore | None = None
         self._allow_list: AllowList | None = None
         self._listener: Listener | None = None
         self._data: DataServer | None = None
@@ -183,7 +183,7 @@ class TcpServer(BackendServer):
         context = self._context
         saved = None
         if context.state_dir is not None:
-            self._store = Store(context.state_dir, context.state.run_id)
+            self._store = StateStore(context.state_dir, context.state.run_id)
             saved = self._store.load()
         path = self._store.path if self._store is not None else None
         data_key = self._key.public if context.data is not None else None

@@ -49,7 +49,7 @@ def state_file(folder: Path, run_id: str) -> Path:
     return folder / f"{quote(run_id, safe='')}-{digest}.state"
 
 
-class Store:
+class StateStore:
     """One run's file. Blocking: use it in a worker thread, one call at a time."""
 
     def __init__(self, folder: Path, run_id: str) -> None:
