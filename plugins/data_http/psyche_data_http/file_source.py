@@ -1,4 +1,4 @@
-"""Interface of a store: a source of remote files that lists its files and reads bytes of them.
+"""Interface of a source of remote files, which lists its files and reads bytes of them.
 
 A file is identified by its size and its validators (a version, an ETag, a date). Reading fails if any of these changes while
 the file is in use. After a failed attempt, reading continues from the last byte received.
@@ -53,7 +53,7 @@ class AccessRefused(DataError):
     """The server refuses us access, with or without credentials."""
 
 
-class Store(ABC):
+class FileSource(ABC):
     """A source of files. Its error messages contain no secrets."""
 
     @abstractmethod
@@ -72,14 +72,14 @@ class Store(ABC):
         return True
 
 
-async def read_range(store: Store, file: RemoteFile, start: int, length: int, last_failure: LastFailure) -> bytearray:
+async def read_range(source: FileSource, file: RemoteFile, start: int, length: int, last_failure: LastFailure) -> bytearray:
     """Bytes start .. start + length - 1 of a file. Raises DataError; may retry forever, so call it with a deadline."""
     received = bytearray()
     pauses = Backoff(last_failure)
     while len(received) < length:
         before = len(received)
         try:
-            await store.receive(file, start + before, length - before, received)
+            await source.receive(file, start + before, length - before, received)
         except TransientError as error:
             if len(received) > before:
                 pauses.begin_again()

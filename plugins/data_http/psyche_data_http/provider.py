@@ -21,18 +21,18 @@ from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.types import BatchId
 from psyche_data_http.fetch.client import RangeClient
 from psyche_data_http.fetch.sequences import SequenceFetcher, TokenFile
-from psyche_data_http.file_source import RemoteFile, Store, read_range
+from psyche_data_http.file_source import FileSource, RemoteFile, read_range
 from psyche_data_http.retries import LastFailure, deadline, gather
 from psyche_data_http.settings import HttpSettings
 from psyche_data_http.shared_resources import SharedResources
-from psyche_data_http.stores.factory import make_store
-from psyche_data_http.stores.web_files import WebFiles
+from psyche_data_http.sources.factory import make_source
+from psyche_data_http.sources.web_files import WebFiles
 
 OPEN_SECONDS = 120.0
 
 
 class HttpData(DataProvider):
-    """Samples from the files of a store; files and sizes are fetched on entering.
+    """Samples from the files of a source; files and sizes are fetched on entering.
 
     resources: entered and left by the provider, may be shared. sequence_length: tokens per sample. token_size: bytes per token,
     2 or 4. seed: 32 bytes for shuffling, None keeps the files' order. open_seconds: timeout for entering. Entering raises
@@ -41,7 +41,7 @@ class HttpData(DataProvider):
 
     def __init__(
         self,
-        store: Store,
+        source: FileSource,
         resources: SharedResources,
         *,
         sequence_length: int,
@@ -49,7 +49,7 @@ class HttpData(DataProvider):
         seed: bytes | None = None,
         open_seconds: float = OPEN_SECONDS,
     ) -> None:
-        self._store = store
+        self._source = source
         self._resources = resources
         self._sequence_length = sequence_length
         self._token_size = token_size
@@ -73,7 +73,7 @@ class HttpData(DataProvider):
         settings: HttpSettings = context.settings
         resources = SharedResources(RangeClient(), cache=context.cache, cache_bytes=settings.cache_bytes)
         return cls(
-            make_store(settings.location, resources.client, base=context.base),
+            make_source(settings.location, resources.client, base=context.base),
             resources,
             sequence_length=context.sequence_length,
             token_size=token_bytes(settings.token_size_in_bytes),
@@ -95,10 +95,10 @@ class HttpData(DataProvider):
         self._holds_toolbox = True
         try:
             async with deadline(self._open_seconds) as last_failure:
-                remotes = await self._store.files(last_failure)
+                remotes = await self._source.files(last_failure)
                 files = await gather([partial(self._token_file, remote, last_failure) for remote in remotes])
                 self._index = await self._indexed(files)
-                self._fetcher = SequenceFetcher(self._store, files, size=self._sequence_bytes, cache=self._resources.cache)
+                self._fetcher = SequenceFetcher(self._source, files, size=self._sequence_bytes, cache=self._resources.cache)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.aclose()
@@ -140,7 +140,7 @@ class HttpData(DataProvider):
         if not remote.name.endswith(".npy") or remote.size == 0:
             return TokenFile(remote, 0)
 
-        head = await read_range(self._store, remote, 0, min(MAX_NPY_HEADER, remote.size), last_failure)
+        head = await read_range(self._source, remote, 0, min(MAX_NPY_HEADER, remote.size), last_failure)
         return TokenFile(remote, npy_data_start(bytes(head), token_size=self._token_size, name=remote.name, size=remote.size))
 
     async def _indexed(self, files: Sequence[TokenFile]) -> SequenceIndex:

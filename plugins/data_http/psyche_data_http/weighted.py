@@ -32,7 +32,7 @@ from psyche_data_http.provider import OPEN_SECONDS, HttpData
 from psyche_data_http.retries import deadline, retry_until_success
 from psyche_data_http.settings import MixtureTable, OtherSource, TokenSource, WeightedHttpSettings
 from psyche_data_http.shared_resources import SharedResources
-from psyche_data_http.stores.factory import make_store
+from psyche_data_http.sources.factory import make_source
 
 NO_SOURCES = ("WeightedHttp", "Server")
 """A mixture in a mixture might contain itself. A run's server gives a member only its own samples, by the run's numbers."""
@@ -133,7 +133,7 @@ class WeightedHttpData(DataProvider):
     async def _source(self, source: TokenSource | OtherSource) -> DataProvider:
         if isinstance(source, TokenSource):
             return HttpData(
-                make_store(source.location, self._resources.client, base=self._base),
+                make_source(source.location, self._resources.client, base=self._base),
                 self._resources,
                 sequence_length=self._sequence_length,
                 token_size=token_bytes(source.token_size_in_bytes),

@@ -25,13 +25,12 @@ from psyche_core.interfaces.data import DataProvider
 from psyche_core.testing.data import DataConformance
 from psyche_core.testing.ports import free_port
 from psyche_core.types import BatchId
-from psyche_data_http.file_source import AccessRefused, RemoteFile, Store, read_range
+from psyche_data_http.file_source import AccessRefused, FileSource, RemoteFile, read_range
 from psyche_data_http.provider import HttpData
 from psyche_data_http.retries import LastFailure, deadline
 from psyche_data_http.settings import HttpSettings
-from psyche_data_http.stores import bucket_files, google_bucket, object_store
-from psyche_data_http.stores import factory as stores
-from psyche_data_http.stores.object_store import s3_bucket
+from psyche_data_http.sources import bucket_files, factory, google_bucket, obstore_bucket
+from psyche_data_http.sources.obstore_bucket import s3_bucket
 
 obstore = pytest.importorskip("obstore", reason="buckets with credentials need obstore: pip install 'psyche-core[gcs]'")
 
@@ -506,15 +505,15 @@ async def test_a_listing_too_large_is_refused(other_web: WebServer, monkeypatch:
 
 
 def test_credentials_are_looked_for_where_they_are_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert object_store.google_credentials(tmp_path, None) is None
+    assert obstore_bucket.google_credentials(tmp_path, None) is None
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/etc/key.json")
-    assert str(object_store.google_credentials(tmp_path, None)) == "/etc/key.json"
-    assert object_store.google_credentials(tmp_path, "own.json") == tmp_path / "own.json"
-    assert not object_store.has_aws_credentials()
+    assert str(obstore_bucket.google_credentials(tmp_path, None)) == "/etc/key.json"
+    assert obstore_bucket.google_credentials(tmp_path, "own.json") == tmp_path / "own.json"
+    assert not obstore_bucket.has_aws_credentials()
 
 
 async def test_a_store_that_refuses_is_followed_by_the_next() -> None:
-    class Refusing(Store):
+    class Refusing(FileSource):
         async def files(self, last_failure: LastFailure) -> list[RemoteFile]:
             raise AccessRefused("b refuses access (403); make it public")
 
@@ -526,6 +525,6 @@ async def test_a_store_that_refuses_is_followed_by_the_next() -> None:
             return [RemoteFile("s3://b/a.bin", 8)]
 
     last_failure = LastFailure()
-    assert await stores.FallbackStore([Refusing(), Open()], hint="knock").files(last_failure) == [RemoteFile("s3://b/a.bin", 8)]
+    assert await factory.FallbackSource([Refusing(), Open()], hint="knock").files(last_failure) == [RemoteFile("s3://b/a.bin", 8)]
     with pytest.raises(AccessRefused, match=r"^b refuses access \(403\); knock$"):
-        await stores.FallbackStore([Refusing(), Refusing()], hint="knock").files(last_failure)
+        await factory.FallbackSource([Refusing(), Refusing()], hint="knock").files(last_failure)

@@ -20,9 +20,9 @@ import anyio
 
 from psyche_core.errors import DataError
 from psyche_data_http.fetch.client import CONNECT_SECONDS, CONNECTIONS, STALL_SECONDS
-from psyche_data_http.file_source import AccessRefused, RemoteFile, Store, changed
+from psyche_data_http.file_source import AccessRefused, FileSource, RemoteFile, changed
 from psyche_data_http.retries import LastFailure, TransientError, retry_until_success
-from psyche_data_http.stores.bucket_files import MAX_OBJECTS, folder_prefix, is_token_file, place_in_order, refuse_none
+from psyche_data_http.sources.bucket_files import MAX_OBJECTS, folder_prefix, is_token_file, place_in_order, refuse_none
 
 if TYPE_CHECKING:
     from obstore.store import GCSStore, S3Store
@@ -41,7 +41,7 @@ _AWS_CREDENTIALS = (
 )
 
 
-class ObjectStore(Store):
+class BucketSource(FileSource):
     """The token files of a bucket. connect: makes obstore's store. name: the bucket as shown in messages, such as s3://bucket."""
 
     def __init__(
@@ -70,7 +70,7 @@ class ObjectStore(Store):
         return found
 
     async def receive(self, file: RemoteFile, start: int, wanted: int, received: bytearray) -> None:
-        """See Store."""
+        """See FileSource."""
         import obstore
 
         try:
@@ -166,7 +166,7 @@ def s3_bucket(
     region: str | None,
     anonymous: bool,
     stall_seconds: float = STALL_SECONDS,
-) -> ObjectStore:
+) -> BucketSource:
     """A bucket of S3 or a compatible service. Without `anonymous`, uses the credentials of the environment."""
 
     def connect() -> S3Store:
@@ -179,12 +179,12 @@ def s3_bucket(
             config["endpoint"] = endpoint
         return store(bucket, config=config, **_options(stall_seconds, plain=bool(endpoint and endpoint.startswith("http:"))))  # type: ignore[no-any-return]  # loaded late
 
-    return ObjectStore(connect, f"s3://{bucket}", directory, stall_seconds=stall_seconds)
+    return BucketSource(connect, f"s3://{bucket}", directory, stall_seconds=stall_seconds)
 
 
 def private_google_bucket(
     bucket: str, directory: str, credentials: Path | None, *, stall_seconds: float = STALL_SECONDS
-) -> ObjectStore:
+) -> BucketSource:
     """A bucket of Google Cloud Storage, read with a key file (service account or user); None uses the machine's own account."""
 
     def connect() -> GCSStore:
@@ -199,7 +199,7 @@ def private_google_bucket(
                 config["service_account_key"] = json.dumps(key)
         return _obstore_module().GCSStore(bucket, config=config, **_options(stall_seconds, plain=plain))  # type: ignore[no-any-return]  # loaded late
 
-    return ObjectStore(connect, f"gs://{bucket}", directory, stall_seconds=stall_seconds)
+    return BucketSource(connect, f"gs://{bucket}", directory, stall_seconds=stall_seconds)
 
 
 def google_credentials(base: Path, name: str | None) -> Path | None:

@@ -6,26 +6,26 @@ from collections.abc import Sequence
 from functools import partial
 
 from psyche_data_http.fetch.client import RangeClient
-from psyche_data_http.file_source import RemoteFile, Store
+from psyche_data_http.file_source import FileSource, RemoteFile
 from psyche_data_http.retries import LastFailure, gather, retry_until_success
 
 
-class WebStore(Store):
-    """Base of the stores that read through a client, which the caller opens and closes."""
+class WebSource(FileSource):
+    """Base of the sources that read through a client, which the caller opens and closes."""
 
     def __init__(self, client: RangeClient) -> None:
         self._client = client
 
     async def receive(self, file: RemoteFile, start: int, wanted: int, received: bytearray) -> None:
-        """See Store."""
+        """See FileSource."""
         await self._client.receive(file, start, wanted, received)
 
     def serves_ranges(self, file: RemoteFile) -> bool:
-        """See Store."""
+        """See FileSource."""
         return self._client.serves_ranges(file)
 
 
-class WebFiles(WebStore):
+class WebFiles(WebSource):
     """The files at `urls`, in their order."""
 
     def __init__(self, urls: Sequence[str], client: RangeClient) -> None:

@@ -16,8 +16,8 @@ from psyche_core.errors import DataError
 from psyche_data_http.fetch.client import RangeClient
 from psyche_data_http.file_source import RemoteFile
 from psyche_data_http.retries import LastFailure, retry_until_success
-from psyche_data_http.stores.bucket_files import MAX_OBJECTS, folder_prefix, is_token_file, place_in_order, refuse_none
-from psyche_data_http.stores.web_files import WebStore
+from psyche_data_http.sources.bucket_files import MAX_OBJECTS, folder_prefix, is_token_file, place_in_order, refuse_none
+from psyche_data_http.sources.web_files import WebSource
 
 ENDPOINT = "https://storage.googleapis.com"
 PAGE_OBJECTS = 1000
@@ -36,7 +36,7 @@ class _Page(BaseModel):
     nextPageToken: str | None = None  # noqa: N815  # Google's name
 
 
-class GoogleBucket(WebStore):
+class GoogleBucket(WebSource):
     """The token files of a public bucket. endpoint: of the API, for emulators."""
 
     def __init__(self, bucket: str, directory: str, client: RangeClient, *, endpoint: str | None = None) -> None:
