@@ -79,7 +79,7 @@ class TrainerLike(ModelHolder, Protocol):
 
 
 class ModelStore(Protocol):
-    """A store for the run's models; psyche_core.training.checkpoints.stores has some."""
+    """A store for the run's models; psyche_core.training.checkpoints.model_stores has some."""
 
     async def put(self, directory: Path, *, run_id: str, step: int) -> Choice:
         """Store a checkpoint's whole folder; returns its location as in a run configuration. Raises StoreError."""
