@@ -56,7 +56,7 @@ _WANTED: Mapping[str, str] = {
 }
 
 
-class Unread(BaseModel):
+class IgnoredSettings(BaseModel):
     """Ignores all settings: an object replaces a plugin and has its own settings."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
@@ -172,7 +172,7 @@ def _data(value: Any) -> DataRegistration | None:
         create = value
     else:
         return None
-    return DataRegistration(name=_name(value), summary=_SUMMARY, settings=Unread, create=create)
+    return DataRegistration(name=_name(value), summary=_SUMMARY, settings=IgnoredSettings, create=create)
 
 
 def _optimizer(value: Any) -> OptimizerRegistration | None:

@@ -41,7 +41,7 @@ ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class PastState:
     """A past state, its time in virtual seconds, and its tracker where that is needed."""
 
     time: float
@@ -75,7 +75,7 @@ class Server:
         self.lineage: int = 0
         self.went_back: Callable[[int, CoordinatorState, CoordinatorState], None] | None = None
         self.changed: Callable[[CoordinatorState, float], None] | None = None
-        self._history: deque[Kept] = deque()
+        self._history: deque[PastState] = deque()
         self._remember = remember
         self._with_tracker = with_tracker
         self.state: CoordinatorState = state
@@ -139,7 +139,7 @@ class Server:
         """Keep the current state, to show it later as an older one."""
         tracker = self._watch.sample_tracker.copy() if self._with_tracker else None
         history = self._history
-        history.append(Kept(self._clock.now, self.version, self.lineage, self._seen(), tracker))
+        history.append(PastState(self._clock.now, self.version, self.lineage, self._seen(), tracker))
         while len(history) > 2 and history[1].time < self._clock.now - self._remember:
             history.popleft()
 

@@ -83,7 +83,7 @@ class HubStore:
 class BucketStore:
     """A bucket of Google Cloud Storage, or of S3 (`s3://name`), or a folder by URL (`file:///…`), with one prefix per step.
 
-    bucket: its name or URL. prefix: folder in the bucket, None for its top. keep: which steps are kept, default `RetentionPolicy()`.
+    bucket: its name or URL. prefix: folder in the bucket, None for its top. keep: which steps are kept; the default keeps three.
     """
 
     def __init__(self, bucket: str, *, prefix: str | None = None, keep: RetentionPolicy | None = None) -> None:

@@ -39,7 +39,7 @@ from psyche_core.testing.tiny_models import LLAMA
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path, save_checkpoint
 from psyche_core.training.checkpoints.folder_member import last_member, member_file, note_member
 from psyche_core.training.checkpoints.journal import claim, journal_path
-from psyche_core.training.checkpoints.manifest import Facts
+from psyche_core.training.checkpoints.manifest import CheckpointFacts
 from psyche_core.wire.signing import SecretKey
 
 RUN = """
@@ -489,7 +489,7 @@ async def test_from_what_a_client_goes_on_is_told(base: Path, stack: AsyncExitSt
     assert resumed(client) == [telemetry.Resumed(str(saved), None, None, 3)]
 
     digest, instance = trainer.full_digest(), client.state.instance
-    facts = Facts(run_id="assembled", step=2, epoch=0, data_index=8, digest=digest, instance=instance)
+    facts = CheckpointFacts(run_id="assembled", step=2, epoch=0, data_index=8, digest=digest, instance=instance)
     save_checkpoint(checkpoint_path(saved, "assembled", 2), facts, write=trainer.save)
     await client.build(Start(client.state))
     await client.build(Start(client.state))

@@ -21,7 +21,7 @@ from psyche_core.models.sharding.model import ShardedModel
 from psyche_core.testing.model import ModelConformance, gradients_of
 from psyche_core.testing.tiny_models import TIED_LLAMA
 from psyche_core.training.checkpoints.checkpoint import save_checkpoint
-from psyche_core.training.checkpoints.manifest import Facts
+from psyche_core.training.checkpoints.manifest import CheckpointFacts
 from psyche_core.training.trainer import Trained, Trainer
 from psyche_optim_distro import codec
 from psyche_optim_distro.optimizer import DistroOptimizer
@@ -132,7 +132,7 @@ def test_a_checkpoint_of_a_divided_model_is_any_models(context: ModelContext, co
     model = divided(context, controller)
     trainer, optimizer = trainer_of(model)
     trainer.apply(0, [trainer.train(1, shares(model)[0]).payload], own_accepted=False)
-    save_checkpoint(tmp_path / "saved", Facts(run_id="run", step=1, epoch=0, data_index=4), write=trainer.save)
+    save_checkpoint(tmp_path / "saved", CheckpointFacts(run_id="run", step=1, epoch=0, data_index=4), write=trainer.save)
     again = ModelContext(source=tmp_path / "saved", max_seq_len=16, seed=bytes(32), device="cpu")
     given = samples(model, count=3)
     optimizer.load_masters()

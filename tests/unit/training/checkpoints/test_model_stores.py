@@ -25,7 +25,14 @@ from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError, NoSuchModel, StoreError
 from psyche_core.storage.object_store import ObjectStore, open_bucket
 from psyche_core.training.checkpoints import sources
-from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, STATE_FILE, Facts, read_manifest, verify, write_manifest
+from psyche_core.training.checkpoints.manifest import (
+    MANIFEST_FILE,
+    STATE_FILE,
+    CheckpointFacts,
+    read_manifest,
+    verify,
+    write_manifest,
+)
 from psyche_core.training.checkpoints.model_stores import BucketStore, FolderStore, HubStore, RetentionPolicy
 
 pytestmark = pytest.mark.anyio
@@ -38,7 +45,7 @@ def make_checkpoint(folder: Path, step: int, *, state: bool = True) -> Path:
         save_file({"public_state/v": torch.full((64, 8), step + 0.5)}, folder / STATE_FILE)
     (folder / "config.json").write_text('{"model_type": "llama"}')
     (folder / "tokenizer.json").write_text("{}")
-    write_manifest(folder, Facts(run_id="a run", step=step, epoch=1, data_index=8 * step))
+    write_manifest(folder, CheckpointFacts(run_id="a run", step=step, epoch=1, data_index=8 * step))
     return folder
 
 
