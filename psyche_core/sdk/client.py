@@ -22,7 +22,7 @@ from psyche_core.config.settings import ClientSettings, load_settings
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, PluginFailed, PsycheError
 from psyche_core.plugin_faults import brief, explain_plugin, leaves
-from psyche_core.plugin_objects import Given, RegistryWithObjects
+from psyche_core.plugin_objects import ObjectPlugin, RegistryWithObjects
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.address import Address, HostedAddress
 from psyche_core.sdk.checks import arguments_known, folder_of, mapping_of, path_of
@@ -125,11 +125,11 @@ class Client:
         self._held_out = _held_out(eval_data, options or {})
         place = _place(address, run_id, path_of("base", base), found)
         self._hosted_state = address.state if isinstance(address, HostedAddress) else None
-        self._objects = {kind: each for kind, each in found.items() if isinstance(each, Given)}
+        self._objects = {kind: each for kind, each in found.items() if isinstance(each, ObjectPlugin)}
         if place.server is not None:
-            self._objects.setdefault("backend", Given(place.server.backend(), "psyche_core"))
+            self._objects.setdefault("backend", ObjectPlugin(place.server.backend(), "psyche_core"))
             if transport is None:
-                self._objects["transport"] = Given(place.server.transport(), "psyche_core")
+                self._objects["transport"] = ObjectPlugin(place.server.transport(), "psyche_core")
         elif "backend" in self._objects and place.location:
             self._objects["backend"] = with_address(self._objects["backend"], backend, place.location)
         names = {kind: each for kind, each in found.items() if isinstance(each, str)}
@@ -479,7 +479,7 @@ def _checked_callback(callback: object) -> Callback:
     return callback
 
 
-def _held_out(value: object, options: Mapping[str, Any]) -> Given | None:
+def _held_out(value: object, options: Mapping[str, Any]) -> ObjectPlugin | None:
     """A registration for `eval_data`. Raises TypeError, ConfigError."""
     if isinstance(value, str):
         message = f"eval_data= takes objects, got a string; for token files write options={{'validation_data': {value!r}}}"
@@ -492,7 +492,7 @@ def _held_out(value: object, options: Mapping[str, Any]) -> Given | None:
     return found
 
 
-def _place(address: object, run_id: str | None, base: Path | None, found: Mapping[str, Given | str | None]) -> Address:
+def _place(address: object, run_id: str | None, base: Path | None, found: Mapping[str, ObjectPlugin | str | None]) -> Address:
     """The address to connect to. Raises TypeError, ConfigError."""
     if isinstance(address, Address):
         if run_id is not None and run_id != address.run_id:

@@ -23,7 +23,7 @@ from psyche_core.sdk.address import Address, HostedAddress
 from psyche_core.sdk.checks import folder_of, port_of, text_of
 from psyche_core.sdk.log import EventLog
 from psyche_core.sdk.run_config import RunConfig
-from psyche_core.sdk.run_events import RunEvent, told_of
+from psyche_core.sdk.run_events import RunEvent, run_events_between
 from psyche_core.storage.folder_lock import locked_folder
 from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
@@ -236,7 +236,7 @@ class Coordinator:
 
     def _note(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
         assert self._log is not None
-        for event in told_of(self._told, state, events):
+        for event in run_events_between(self._told, state, events):
             self._log.put(event)
         self._told = state
 

@@ -86,7 +86,7 @@ class ModelStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ResourcesRequest:
     """What to build resources for.
 
     state: of the run. fresh: use the model that the run's checkpoint names, even if we saved one ourselves. folder: the model's

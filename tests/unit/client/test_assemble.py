@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from psyche_core.builtin.memory_backend import MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.cli.failures import describe_failure
-from psyche_core.client.runtime.resources import Start
+from psyche_core.client.runtime.resources import ResourcesRequest
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.client.setup.assemble import open_restorer, train_client
 from psyche_core.client.setup.resources_builder import ResourcesBuilder
@@ -445,7 +445,7 @@ async def test_the_model_that_was_opened_before_joining_is_the_one_that_is_train
 
 async def test_a_micro_batch_that_was_left_to_us_is_told_once(base: Path, stack: AsyncExitStack) -> None:
     client = Client(base, stack, micro_batch_size="auto")
-    benches = [await client.build(Start(client.state)) for _ in range(2)]
+    benches = [await client.build(ResourcesRequest(client.state)) for _ in range(2)]
     assert [event for event in client.told if isinstance(event, telemetry.MicroBatchFound)] == [telemetry.MicroBatchFound(16)]
     assert [bench.trainer.micro_batch_size for bench in benches] == [16, 16]  # type: ignore[attr-defined]
 
@@ -485,20 +485,20 @@ async def test_from_what_a_client_goes_on_is_told(base: Path, stack: AsyncExitSt
     saved = base / "saved"
     client = Client(base, stack, checkpoint_dir=saved)
     begun(client, step=4)
-    trainer: Any = (await client.build(Start(client.state))).trainer
+    trainer: Any = (await client.build(ResourcesRequest(client.state))).trainer
     assert resumed(client) == [telemetry.Resumed(str(saved), None, None, 3)]
 
     digest, instance = trainer.full_digest(), client.state.instance
     facts = CheckpointFacts(run_id="assembled", step=2, epoch=0, data_index=8, digest=digest, instance=instance)
     save_checkpoint(checkpoint_path(saved, "assembled", 2), facts, write=trainer.save)
-    await client.build(Start(client.state))
-    await client.build(Start(client.state))
+    await client.build(ResourcesRequest(client.state))
+    await client.build(ResourcesRequest(client.state))
     assert resumed(client)[1:] == [telemetry.Resumed(str(saved), 2, 2, 3)], "once"
 
 
 async def test_a_client_that_begins_with_its_run_goes_on_from_nothing_and_says_nothing(base: Path, stack: AsyncExitStack) -> None:
     client = Client(base, stack, checkpoint_dir=base / "saved")
-    await client.build(Start(client.state))
+    await client.build(ResourcesRequest(client.state))
     assert resumed(client) == []
 
 
@@ -508,7 +508,7 @@ def resumed(client: Client) -> list[telemetry.Resumed]:
 
 async def test_options_reach_the_model(base: Path, stack: AsyncExitStack) -> None:
     client = Client(base, stack, micro_batch_size=3, compute_dtype="bfloat16", attention="eager", gradient_checkpointing=True)
-    trainer: Any = (await client.build(Start(client.state))).trainer
+    trainer: Any = (await client.build(ResourcesRequest(client.state))).trainer
     assert trainer.micro_batch_size == 3
     module = trainer._model._first.module
     assert module.config._attn_implementation == "eager"

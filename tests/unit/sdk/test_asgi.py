@@ -181,7 +181,7 @@ async def test_what_stopped_the_server_is_told() -> None:
 
 async def test_bytes_are_hex() -> None:
     event = psyche.run_events.EpochSigned(3, bytes(range(4)))
-    assert asgi.spoken(event) == ("epoch_signed", {"step": 3, "digest": "00010203"})
+    assert asgi.event_message(event) == ("epoch_signed", {"step": 3, "digest": "00010203"})
 
 
 def test_wrong_arguments_are_told_at_once() -> None:
