@@ -320,7 +320,7 @@ async def test_cancelled_request_is_not_read_on_and_the_next_one_is(serving: Any
 
 async def test_slow_read_is_told_by_signs_of_life(serving: Any, keys: list[SecretKey], monkeypatch: pytest.MonkeyPatch) -> None:
     """The read takes several silences, during which the server only says that it is at work; the connection is kept."""
-    monkeypatch.setattr("psyche_backend_tcp.data.link.SILENCE_SECONDS", 0.6)
+    monkeypatch.setattr("psyche_backend_tcp.data.shared_connection.SILENCE_SECONDS", 0.6)
     state = playing(keys)
     slot = holder(state, 14)
     numbers = Numbers()
@@ -399,7 +399,7 @@ async def test_half_open_connection_is_given_up_after_a_silence(
     serving: Any, keys: list[SecretKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cut link can leave our end of a connection open for ever: the request is sent again on a new one."""
-    monkeypatch.setattr("psyche_backend_tcp.data.link.SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("psyche_backend_tcp.data.shared_connection.SILENCE_SECONDS", 0.5)
     state = playing(keys, samples=12)
     async with serving(state=state, data=Numbers()) as server, silent_relay(server.data_address) as relay:
         context = DataContext(settings=ServerSettings(location=relay.address), sequence_length=LENGTH, key=keys[0])

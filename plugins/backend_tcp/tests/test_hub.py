@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psyche_backend_tcp.client.session import Session
+from psyche_backend_tcp.client.session import ClientSession
 from psyche_backend_tcp.limits import CLIENT_FRAME, Limits
 from psyche_backend_tcp.protocol import (
     Answer,
@@ -167,7 +167,7 @@ def test_lost_member_comes_back_within_the_grace() -> None:
     second = hub.connect(ALICE, at(14.9))
     hub.tick(at(25))
     assert hub.state.pending == (ALICE,)
-    session = Session()
+    session = ClientSession()
     update = session.receive(outgoing(hub, bob)[-1]).update
     assert update is not None
     assert update.addresses == {ALICE.signer: b"kept"}
@@ -335,7 +335,7 @@ def test_every_reader_reproduces_the_state_whatever_happens(actions: list[tuple[
     hub = make_hub(limits=Limits(reconnect_seconds=2, burst=1e9))
     people = (ALICE, BOB, CAROL)
     numbers: list[int | None] = [None] * 3
-    sessions = [Session() for _ in people]
+    sessions = [ClientSession() for _ in people]
     updates: list[StateUpdate | None] = [None] * 3
     seconds = 0.0
     requests = itertools.count(100)
@@ -359,7 +359,7 @@ def test_every_reader_reproduces_the_state_whatever_happens(actions: list[tuple[
             except CoordinatorError:
                 continue
         elif action == "connect":
-            numbers[who], sessions[who] = hub.connect(people[who], at(seconds)), Session()
+            numbers[who], sessions[who] = hub.connect(people[who], at(seconds)), ClientSession()
             if number is not None:
                 hub.disconnect(number, at(seconds))
         elif number is None:
@@ -389,7 +389,7 @@ def test_every_reader_reproduces_the_state_whatever_happens(actions: list[tuple[
 def test_session_asks_for_the_whole_document_when_a_patch_lies() -> None:
     hub = make_hub()
     alice = hub.connect(ALICE, at(0))
-    session = Session()
+    session = ClientSession()
     session.receive(outgoing(hub, alice)[0])
     join(hub, alice, at(0))
     (_, frame) = outgoing(hub, alice)
@@ -400,7 +400,7 @@ def test_session_asks_for_the_whole_document_when_a_patch_lies() -> None:
         Patch(bytes(32), patch.digest, patch.patch),
         Patch(patch.base, patch.digest, [2, []]),
     ):
-        liar = Session()
+        liar = ClientSession()
         liar.receive(make_first_frame())
         reply = liar.receive(encode([3, lie.base, lie.digest, lie.patch])).reply
         assert reply == encode_client(WholeRequest())
@@ -420,9 +420,9 @@ def test_session_refuses_a_whole_document_with_another_hash() -> None:
     whole = decode_server(make_first_frame())
     assert isinstance(whole, Whole)
     with pytest.raises(WireError, match="hash"):
-        Session().receive(encode([2, bytes(32), whole.document]))
+        ClientSession().receive(encode([2, bytes(32), whole.document]))
     with pytest.raises(WireError):
-        Session().receive(encode([5, 1.0, bytes(64)]))
+        ClientSession().receive(encode([5, 1.0, bytes(64)]))
 
 
 def reopened(limits: Limits) -> Hub:
@@ -456,7 +456,7 @@ def test_after_a_restart_the_clock_goes_on_as_soon_as_all_are_back() -> None:
 
 def test_a_restarted_server_hands_out_the_addresses_it_had() -> None:
     hub = reopened(Limits())
-    update = Session().receive(outgoing(hub, hub.connect(CAROL, at(0)))[0]).update
+    update = ClientSession().receive(outgoing(hub, hub.connect(CAROL, at(0)))[0]).update
     assert update is not None
     assert update.addresses == {ALICE.signer: b"alice", BOB.signer: b"bob"}
 

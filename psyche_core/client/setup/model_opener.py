@@ -43,7 +43,7 @@ def cache_folder(settings: ClientSettings) -> Path:
 class ModelOpener:
     """Opens the model of one client, again and again; only the newest one is in memory.
 
-    latest: gives the newest state, for the epoch's cold request whenever a learning rate is needed. restorer: of the client's
+    latest: gives the newest state, for the epoch's cold start whenever a learning rate is needed. restorer: of the client's
     checkpoints and journal; None: the client keeps neither. All methods but `aclose` run in a worker thread.
     """
 
@@ -111,7 +111,7 @@ class ModelOpener:
 
     def _build(self, state: CoordinatorState, folder: Path) -> Trainer:
         """The trainer with the weights in a folder, in the place of the one before."""
-        import torch  # slow import: in the worker thread, not at program request
+        import torch  # slow import: in the worker thread, not at program start
 
         from psyche_core.training.build import Compute, build_trainer
 

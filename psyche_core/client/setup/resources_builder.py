@@ -37,7 +37,7 @@ class ResourcesBuilder:
     """Opens the resources of one client. Calling it opens all of them for a state; `check` opens all but the model.
 
     key: our transport's, with which a run's data server is asked. stack: closes what is opened here. latest: gives the newest
-    state, for the epoch's cold request whenever a learning rate is needed. restorer: of the client's checkpoints and journal, which
+    state, for the epoch's cold start whenever a learning rate is needed. restorer: of the client's checkpoints and journal, which
     the caller closes; None: the client keeps neither. Raises ConfigError for settings that contradict each other.
     """
 
