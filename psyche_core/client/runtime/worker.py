@@ -37,6 +37,7 @@ from psyche_core.client.machine.events import (
     PayloadUnjudged,
     SnapshotFailed,
     SnapshotTaken,
+    SourceMissing,
     StoreFailed,
     StoreModel,
     TakeSnapshot,
@@ -47,7 +48,6 @@ from psyche_core.client.machine.events import (
     WorkDone,
     WorkFailed,
 )
-from psyche_core.client.machine.events import SourceMissing as SourceMissingEvent
 from psyche_core.client.machine.scheduler import starts_from_members
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
@@ -72,7 +72,7 @@ from psyche_core.interfaces import Transport
 from psyche_core.plugin_faults import brief
 from psyche_core.telemetry import events as telemetry
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path
-from psyche_core.training.checkpoints.origin import SourceMissing
+from psyche_core.training.checkpoints.origin import NoModelSource
 from psyche_core.training.checkpoints.sources import model_name
 from psyche_core.types import BatchId
 
@@ -90,7 +90,7 @@ def describe_exception(error: BaseException) -> str:
 class Worker:
     """Does work for the machine.
 
-    build: opens everything for a run, called for each Load, may take long; raises SourceMissing when nothing on this machine
+    build: opens everything for a run, called for each Load, may take long; raises NoModelSource when nothing on this machine
     says how the run's model is built. store: where models of epoch ends go. exchange, descriptions: transfer models to others.
     explain: one sentence about an unexpected exception. check: checks everything on this machine but the model before the run
     is joined; None checks nothing.
@@ -196,7 +196,7 @@ class Worker:
             if self._check is not None:
                 await self._check(state)
             if state.progress.step == 1 or starts_from_members(state):
-                with contextlib.suppress(SourceMissing):
+                with contextlib.suppress(NoModelSource):
                     self._prepared = state.model, await self._open(ResourcesRequest(state))
 
     def _take_prepared(self, state: CoordinatorState, *, keep: bool = False) -> Resources | None:
@@ -227,8 +227,8 @@ class Worker:
             self._prepared = None  # never keep a second model in memory
             try:
                 bench = prepared or await self._open(ResourcesRequest(work.state, fresh=work.fresh))
-            except SourceMissing as error:
-                return SourceMissingEvent(str(error))
+            except NoModelSource as error:
+                return SourceMissing(str(error))
 
             self._bench = bench
         self._exchange.loaded_anew()

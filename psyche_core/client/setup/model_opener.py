@@ -29,7 +29,7 @@ from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
-from psyche_core.training.checkpoints.origin import Origin, SourceMissing
+from psyche_core.training.checkpoints.origin import NoModelSource, Origin
 
 if TYPE_CHECKING:
     from psyche_core.training.trainer import Trainer
@@ -156,7 +156,7 @@ class ModelOpener:
             return self._find_origin(request, source=source)
         try:
             return self._find_origin(request)
-        except SourceMissing:
+        except NoModelSource:
             if self._restorer is None:
                 raise
             if not self._restorer.begins_with_stored(request.state):

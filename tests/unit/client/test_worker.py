@@ -34,7 +34,7 @@ from psyche_core.storage.scratch import Scratch
 from psyche_core.telemetry import events as telemetry
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
 from psyche_core.training.checkpoints.manifest import read_manifest
-from psyche_core.training.checkpoints.origin import SourceMissing
+from psyche_core.training.checkpoints.origin import NoModelSource
 from psyche_core.training.checkpoints.private_state import private_path
 from psyche_core.training.trainer import Trainer
 from psyche_core.types import BatchId
@@ -572,7 +572,7 @@ class Newcomer(Member):
     async def _build(self, start: ResourcesRequest) -> Resources:
         if start.folder is None:
             message = "this machine has no copy of the model"
-            raise SourceMissing(message)
+            raise NoModelSource(message)
 
         self.folders.append(start.folder)
         if (start.folder / "config.json").read_bytes() != b'{"toy": 1}':

@@ -14,7 +14,7 @@ from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path, checkpoints, save_checkpoint
 from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, CheckpointFacts, read_manifest, verify
-from psyche_core.training.checkpoints.origin import FROM_MEMBERS, Origin, SourceMissing, find_origin, held
+from psyche_core.training.checkpoints.origin import FROM_MEMBERS, NoModelSource, Origin, find_origin, held
 
 P2P = Choice("P2P", {"repo_id": "nowhere"})
 
@@ -130,7 +130,7 @@ def test_without_a_copy_a_local_folder_says_how_the_model_is_built(tmp_path: Pat
 
 
 def test_without_anything_the_members_are_asked(tmp_path: Path) -> None:
-    with pytest.raises(SourceMissing, match="no copy of the model of run a run"):
+    with pytest.raises(NoModelSource, match="no copy of the model of run a run"):
         find(tmp_path)
 
 
@@ -142,9 +142,9 @@ def test_a_checkpoint_of_a_history_that_the_run_has_left_is_told_and_passed_over
     assert origin == Origin(tmp_path / "own/a_run-step3", 3)
     assert len(told) == 1
     assert "a_run-step9 is ignored: it belongs to an earlier run" in told[0]
-    with pytest.raises(SourceMissing):
+    with pytest.raises(NoModelSource):
         find(tmp_path, at_most=20, generation=1, ends={3: b"f" * 32})
-    with pytest.raises(SourceMissing):
+    with pytest.raises(NoModelSource):
         find(tmp_path, at_most=20, generation=1)
 
 
