@@ -44,7 +44,7 @@ from psyche_core.telemetry import events as told
 from psyche_core.telemetry.events import Ended, Problem, RewardPaid, Started, Stopping
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import ClientState, RunState
-from psyche_core.ui.preparing import prepare_tokens
+from psyche_core.ui.token_preparation import prepare_tokens
 from psyche_core.wire.signing import SecretKey
 
 KEY_FILE = "server.key"

@@ -73,7 +73,7 @@ class NoSettings(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
 
-def given(kind: str, value: object, *, argument: str | None = None) -> ObjectPlugin | str | None:
+def as_plugin(kind: str, value: object, *, argument: str | None = None) -> ObjectPlugin | str | None:
     """A registration for an object, the given name for a string, or None for None. Raises TypeError for any other value.
 
     kind: a plugin kind. argument: name of the argument in the message; `kind` if None.

@@ -36,12 +36,12 @@ from psyche_core.telemetry.events import Event, Problem, Started
 from psyche_core.ui.console import describe
 from psyche_core.ui.live import Display, LineDisplay, LiveDisplay, SilentDisplay
 from psyche_core.ui.plot import plot_losses
-from psyche_core.ui.preparing import prepare_tokens
 from psyche_core.ui.processes import Child, Children, child_environment
 from psyche_core.ui.random_kills import RandomKills
 from psyche_core.ui.run_metrics import RunMetrics
 from psyche_core.ui.run_report import make_report, unmet, write_report
 from psyche_core.ui.summary import summary
+from psyche_core.ui.token_preparation import prepare_tokens
 from psyche_core.wire.signing import SecretKey
 
 HOST = "127.0.0.1"

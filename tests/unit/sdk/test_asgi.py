@@ -18,7 +18,7 @@ from starlette.routing import Mount
 import psyche_core as psyche
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.sdk import asgi
-from psyche_core.sdk.log import EventLog
+from psyche_core.sdk.event_log import EventLog
 from psyche_core.types import RunState
 
 KEY = psyche.SecretKey.generate()

@@ -14,7 +14,7 @@ import psyche_core as psyche
 from psyche_core import run_events
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.coordinator.state import Client, Epoch
-from psyche_core.sdk.log import KEPT, EventLog
+from psyche_core.sdk.event_log import KEPT, EventLog
 from psyche_core.types import ClientState, NodeIdentity, RunState
 from psyche_core.wire.signing import SecretKey
 
