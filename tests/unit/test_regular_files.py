@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from psyche_backend_tcp.connections.allow_list import AllowList
-from psyche_backend_tcp.server.state_store import Store, state_file
+from psyche_backend_tcp.server.state_store import StateStore, state_file
 from psyche_core.cli.program import open_report
 from psyche_core.config.run_config import load_data_file, load_run_file
 from psyche_core.errors import ConfigError, IdentityError, ModelError, UserError
@@ -79,7 +79,7 @@ def test_a_regular_file_is_opened_and_made_as_ever(tmp_path: Path) -> None:
 
 
 def load_state(path: Path) -> object:
-    return Store(path, "run").load()
+    return StateStore(path, "run").load()
 
 
 @kinds

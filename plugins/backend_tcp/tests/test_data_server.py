@@ -326,7 +326,7 @@ async def test_slow_read_is_told_by_signs_of_life(serving: Any, keys: list[Secre
     numbers = Numbers()
     limits = Limits(data_alive_seconds=0.05)
     async with serving(state=state, data=numbers, limits=limits) as server, data_of(server, keys[slot]) as data:
-        link = data._link
+        link = data._connection
         async with anyio.create_task_group() as group:
 
             async def let_go_later() -> None:
@@ -336,7 +336,7 @@ async def test_slow_read_is_told_by_signs_of_life(serving: Any, keys: list[Secre
 
             group.start_soon(let_go_later)
             assert (await data.read([BatchId(14, 14)], timeout=TIMEOUT)).tokens == expected([14])
-        assert data._link is link, "one connection, never given up"
+        assert data._connection is link, "one connection, never given up"
         assert numbers.reads == 1 + 1
 
 
@@ -344,12 +344,12 @@ async def test_idle_connection_is_closed_and_opened_again_unnoticed(serving: Any
     state = playing(keys, samples=12)
     async with serving(state=state, data=Numbers(), limits=Limits(data_idle_seconds=0.05)) as server:
         async with data_of(server, keys[0]) as data:
-            first = data._link
+            first = data._connection
             with anyio.fail_after(TIMEOUT):
                 while server._data._listener._inside:
                     await anyio.sleep(0.01)
             assert (await data.read(own(state, 0), timeout=TIMEOUT)).count == total_samples(own(state, 0))
-            assert data._link is not first
+            assert data._connection is not first
 
 
 async def test_labels_positions_and_lengths_are_carried(
@@ -390,8 +390,8 @@ async def test_server_of_version_1_is_refused(serving: Any, keys: list[SecretKey
 async def test_lost_connection_is_opened_again(serving: Any, keys: list[SecretKey]) -> None:
     state = playing(keys, samples=12)
     async with serving(state=state, data=Numbers()) as server, data_of(server, keys[0]) as data:
-        assert data._link is not None
-        await data._link._frames.aclose()
+        assert data._connection is not None
+        await data._connection._frames.aclose()
         assert (await data.read(own(state, 0), timeout=TIMEOUT)).count == total_samples(own(state, 0))
 
 

@@ -18,8 +18,8 @@ import anyio
 import pytest
 
 from psyche_backend_tcp.server.documents import Documents
-from psyche_backend_tcp.server.hub import Unsaved
-from psyche_backend_tcp.server.state_store import Store
+from psyche_backend_tcp.server.hub import PendingSave
+from psyche_backend_tcp.server.state_store import StateStore
 from psyche_core.cli.failures import Interrupted
 from psyche_core.cli.program import _until_signal
 from psyche_core.cli.run_files import load_run
@@ -212,7 +212,7 @@ async def saved_run(folder: Path, saved: Path, *, model_lost: bool, events: list
     there = replace(start, progress=Progress(1, 7, 60), run_state=RunState.Paused, model_lost=model_lost, from_checkpoint=False)
     draft = Documents(start, {}).draft(there, {})
     assert draft is not None
-    Store(saved, files.run_id).save(Unsaved(1, draft, None))
+    StateStore(saved, files.run_id).save(PendingSave(1, draft, None))
     settings = load_settings(ServerSettings, given | options)
     async with anyio.create_task_group() as group:
         group.start_soon(serve_run, settings, PluginRegistry.discover(), EventBus(sink))
@@ -320,7 +320,7 @@ async def test_a_second_server_of_the_same_folder_is_refused(local_testnet: Any,
             await started.wait()
             with pytest.raises(UserError, match=f"^another server keeps its state in {saved}; stop that server"):
                 await serve_run(options, PluginRegistry.discover(), EventBus())
-            Store(saved, "local-testnet").load()
+            StateStore(saved, "local-testnet").load()
             group.cancel_scope.cancel()
     with locked_folder(saved, argument="--save-state-dir"):
         pass
