@@ -84,9 +84,6 @@ def _check_context(context: ModelContext) -> None:
     if context.attention not in ATTENTIONS:
         message = f"attention must be one of {', '.join(ATTENTIONS)}, got {context.attention!r}"
         raise ModelError(message)
-    if context.options:
-        message = f"HfLlama, HfDeepseek and HfAuto take no options, got {', '.join(sorted(context.options))}"
-        raise ModelError(message)
 
 
 def _build_module(configuration: Configuration, context: ModelContext) -> Any:

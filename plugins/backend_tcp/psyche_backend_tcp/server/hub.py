@@ -141,11 +141,6 @@ class Hub:
         """Connections that are not closed yet."""
         return len(self._connections)
 
-    @property
-    def reopening(self) -> bool:
-        """Whether the coordinator's clock stands still after a restart."""
-        return self._reopening_until is not None
-
     def take_pending_save(self) -> PendingSave | None:
         """What changed since the last call, None when nothing did. Nobody is told of it before `saved`."""
         if self._taken == self._version:
