@@ -75,7 +75,7 @@ async def train_client(
             restorer = open_restorer(settings, tell, member=key.public, lasting=lasting)
             if restorer is not None:
                 stack.callback(restorer.close)
-                await anyio.to_thread.run_sync(restorer.claim, settings.run_id)
+                await anyio.to_thread.run_sync(restorer.lock_folder, settings.run_id)
             backend = await stack.enter_async_context(
                 backend_kind.create(
                     BackendContext(

@@ -76,7 +76,7 @@ class ModelOpener:
         self._expect_plugins(state.model.LLM)
         expect_device(self._settings)
         if self._restorer is not None:
-            self._restorer.claim(state.run_id)
+            self._restorer.lock_folder(state.run_id)
 
     def open(self, request: ResourcesRequest, *, use_journal: bool = True) -> tuple[Trainer, Origin]:
         """The trainer, and where its masters come from. use_journal: False after a journal could not be replayed.

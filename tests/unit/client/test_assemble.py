@@ -38,7 +38,7 @@ from psyche_core.telemetry.sinks import EventBus
 from psyche_core.testing.tiny_models import LLAMA
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path, save_checkpoint
 from psyche_core.training.checkpoints.folder_member import last_member, member_file, note_member
-from psyche_core.training.checkpoints.journal import claim, journal_path
+from psyche_core.training.checkpoints.journal_folder import journal_path, lock_journal
 from psyche_core.training.checkpoints.manifest import CheckpointFacts
 from psyche_core.wire.signing import SecretKey
 
@@ -108,7 +108,7 @@ async def test_a_folder_that_cannot_be_used_is_told_before_anybody_is_connected_
         os.mkfifo(journal_path(saved, "world"))
     settings = ClientSettings(run_id="world", server_addr="127.0.0.1:9", base=tmp_path, checkpoint_dir=saved)
     told: list[telemetry.Event] = []
-    with claim(saved, "world") if what == "use" else contextlib.nullcontext(), pytest.raises(ConfigError, match=said):
+    with lock_journal(saved, "world") if what == "use" else contextlib.nullcontext(), pytest.raises(ConfigError, match=said):
         await train_client(settings, PluginRegistry.discover(), EventBus(told.append))
     assert told == [], "it was never started"
 
@@ -468,7 +468,7 @@ async def test_a_run_that_has_begun_is_not_joined_by_who_cannot_take_part(
     base: Path, stack: AsyncExitStack, settings: dict[str, Any], said: str
 ) -> None:
     """Its model is not opened before joining, for the members may hold another; everything else is looked at."""
-    stack.enter_context(claim(base / "saved", "assembled"))
+    stack.enter_context(lock_journal(base / "saved", "assembled"))
     client = Client(
         base, stack, **{name: base / value if name == "checkpoint_dir" else value for name, value in settings.items()}
     )
