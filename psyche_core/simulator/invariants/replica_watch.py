@@ -130,11 +130,13 @@ class ReplicaWatch:
     def over(self) -> None:
         """The run is over: doubtful cases must be settled now.
 
-        Exception: liars' shares of an epoch's last round, which a liar can reveal as void after the cooldown. All members
-        omitted them alike, and nobody can tell the coordinator any more (docs/explanation/simulator.md).
+        Exceptions: liars' shares of an epoch's last round, which a liar can reveal as void after the cooldown, and of rounds
+        stored when all members died. All members omitted them alike, and nobody can tell the coordinator any more
+        (docs/explanation/simulator.md).
         """
+        tracker = self._tracker()
         for name, place, taken in self._doubtful:
-            if place[0] == self.lineage and place[1:] not in self._tracker().last:
+            if place[0] == self.lineage and place[1:] not in tracker.last | tracker.unheard:
                 self._compare(name, place, taken, final=True)
 
     def fetched(self, name: str, *, lineage: int, step: int, masters: object, held: Callable[[object], bool]) -> None:
