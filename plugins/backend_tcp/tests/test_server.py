@@ -34,6 +34,7 @@ from psyche_core.errors import (
     BackendError,
     CommandRefused,
     CoordinatorError,
+    KeyUsedElsewhere,
     UnknownHost,
     UserError,
 )
@@ -158,7 +159,7 @@ async def test_b25_duplicate_login_ends_the_older_and_keeps_the_member(serving: 
     async with serving(limits=Limits(reconnect_seconds=0)) as server, client(server, keys[0]) as older:
         await older.join(b"here", timeout=TIMEOUT)
         async with client(server, keys[0]) as newer:
-            with pytest.raises(BackendClosed, match=r"logged in again.*; each client needs a key of its own: make one"):
+            with pytest.raises(KeyUsedElsewhere, match=r"logged in again.*; each client needs a key of its own: make one"):
                 await until(older, lambda _: False)
             await newer.join(b"here", timeout=TIMEOUT)
             assert server.state.pending == (newer.identity,)
