@@ -17,6 +17,7 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from psyche_core.cli.reference_options import SettingsCommand
 from psyche_core.config.settings import ENVIRONMENT_PREFIX
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -33,7 +34,7 @@ def settings_options(cls: type[BaseModel]) -> Callable[[_Command], _Command]:
     """A decorator that adds one option per field of a settings class, in the order of the fields.
 
     A field's `json_schema_extra` may say `{"short": "-w"}` for a one-letter form, `{"unit": "SECONDS"}` for the unit of its
-    number, or `{"option": False}` for a field without a command line option.
+    number, `{"aliases": ["--other-name"]}` for further names, or `{"option": False}` for a field without a command line option.
     """
 
     def decorate(command: _Command) -> _Command:
@@ -45,7 +46,7 @@ def settings_options(cls: type[BaseModel]) -> Callable[[_Command], _Command]:
     return decorate
 
 
-class BackendOptions(click.Command):
+class BackendOptions(SettingsCommand):
     """A command whose `--backend` adds options: those of the backend's settings class.
 
     They are available, and shown in the help, only if an option or the environment names that backend.
@@ -97,6 +98,7 @@ def _option(name: str, field: FieldInfo) -> Callable[[_Command], _Command]:
     dashed = name.replace("_", "-")
     kind = _click_type(field.annotation)
     flags = [f"--{dashed}/--no-{dashed}"] if kind is bool else [f"--{dashed}"]
+    flags += _extra(field).get("aliases", ())
     short = _extra(field).get("short", SHORT.get(name))
     if short is not None:
         flags.insert(0, str(short))

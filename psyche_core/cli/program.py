@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 import anyio
 import click
@@ -129,15 +129,25 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 @contextlib.contextmanager
-def open_report(*sinks: Sink, events_file: Path | None = None) -> Iterator[EventBus]:
-    """An event bus for the sinks and, if given, a file of JSON lines. Raises UserError if that file cannot be written."""
+def open_report(*sinks: Sink, events_file: Path | None = None, write_log: Path | None = None) -> Iterator[EventBus]:
+    """An event bus for the sinks and, if given, a file of JSON lines and one of readable lines.
+
+    Both files are appended to. Raises UserError if one cannot be written.
+    """
     with contextlib.ExitStack() as stack:
         if events_file is not None:
-            try:
-                stream = stack.enter_context(open(events_file, "a", encoding="utf-8", opener=_without_waiting))
-            except OSError as error:
-                unread = "no program reads this pipe; start the reader first, or give a file"
-                message = f"cannot write events to {events_file}: {unread if error.errno == errno.ENXIO else error.strerror}"
-                raise UserError(message) from error
-            sinks = (*sinks, json_lines(stream))
+            sinks = (*sinks, json_lines(stack.enter_context(_open_append(events_file, "events"))))
+        if write_log is not None:
+            from psyche_core.ui.console import console_lines  # not for commands that show no events
+
+            sinks = (*sinks, console_lines(stack.enter_context(_open_append(write_log, "the log"))))
         yield EventBus(*sinks)
+
+
+def _open_append(path: Path, what: str) -> TextIO:
+    try:
+        return open(path, "a", encoding="utf-8", opener=_without_waiting)  # the caller closes it
+    except OSError as error:
+        unread = "no program reads this pipe; start the reader first, or give a file"
+        message = f"cannot write {what} to {path}: {unread if error.errno == errno.ENXIO else error.strerror}"
+        raise UserError(message) from error

@@ -33,6 +33,7 @@ from psyche_core.coordinator.round import witness
 from psyche_core.errors import BackendError, UserError
 from psyche_core.hookspecs import MemberContext
 from psyche_core.telemetry.events import Event, Problem, Started
+from psyche_core.telemetry.sinks import to_json
 from psyche_core.ui.console import describe
 from psyche_core.ui.live import Display, LineDisplay, LiveDisplay, SilentDisplay
 from psyche_core.ui.plot import plot_losses
@@ -106,7 +107,9 @@ async def run_testnet(
     if data is not None and files.data_port is None:
 
         def tell(event: Event) -> None:
-            if settings.logs != "none":
+            if settings.logs == "json":
+                print(_json_line("testnet", event), flush=True)
+            elif settings.logs != "none":
                 console.print(Text(describe(event)), soft_wrap=True)
 
         await prepare_tokens(data, tell)
@@ -131,7 +134,7 @@ async def run_testnet(
     except ModuleNotFoundError as error:
         print(f"no loss.png: {error}; pip install 'psyche-core[plot]'", file=sys.stderr)
 
-    if settings.logs != "none":
+    if settings.logs not in ("json", "none"):
         console.print(summary(metrics, report, files=list(_results(out, metrics))))
     for failure in dict.fromkeys(failures):
         print(f"Error: {printable_lines(failure)}", file=sys.stderr)
@@ -221,6 +224,8 @@ class _Testnet:
         self._display = display
         self._metrics = display.metrics
         self._environment = child_environment(threads=settings.torch_threads)
+        if settings.hf_token is not None:
+            self._environment["HF_TOKEN"] = settings.hf_token
         self._children = Children(self._out / "logs")
         self._clients: dict[str, Child] = {}
         self._address = ""
@@ -399,9 +404,24 @@ def held_out(data: DataFile | None) -> Path | None:
     return data.dir / VALIDATION_FOLDER
 
 
+class _JsonDisplay(Display):
+    """Writes each event as one JSON line, with the program that it comes from."""
+
+    def show(self, source: str, event: Event | None = None) -> None:
+        """Write the event."""
+        if event is not None:
+            print(_json_line(source, event), flush=True)
+
+
+def _json_line(source: str, event: Event) -> str:
+    return json.dumps({"program": source, **json.loads(to_json(event))})
+
+
 def _display(logs: str, metrics: RunMetrics, console: Console) -> Display:
     if logs == "none":
         return SilentDisplay(metrics, console)
+    if logs == "json":
+        return _JsonDisplay(metrics, console)
 
     live = logs == "auto" and console.is_terminal
     return LiveDisplay(metrics, console) if live else LineDisplay(metrics, console)

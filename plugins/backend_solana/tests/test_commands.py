@@ -22,7 +22,7 @@ from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.authority import default_index
 from psyche_backend_solana.commands.owner import data_index_at, read_config
-from psyche_backend_solana.commands.rewards import units_of
+from psyche_backend_solana.commands.token_amounts import units_of
 from psyche_backend_solana.hooks import psyche_register_commands
 from psyche_backend_solana.layouts import address_record, reference, tokens, treasurer
 from psyche_backend_solana.layouts import mining_pool as layout
@@ -259,6 +259,9 @@ def test_what_cannot_work_on_a_chain_is_refused(shell: Shell, run: str, tmp_path
 def test_rates(shell: Shell, run: str) -> None:
     assert "give --earning" in shell("set-future-epoch-rates", "-r", run, wallet="owner", code=2)
     shell("set-future-epoch-rates", "-r", run, "--earning-rate-total-shared", "12", wallet="owner")
+    said = shell("set-future-epoch-rates", "-r", run, "--earning-rate-total-shared", "0.5", wallet="owner", code=2)
+    assert "at most 0 decimals" in said
+    shell("set-future-epoch-rates", "-r", run, "--slashing-rate-per-client", "0", wallet="owner")
     assert shell.json("json-dump-run", "-r", run)["future_rates"] == {"earning_total_shared": 12, "slashing_per_client": 0}
 
 
@@ -433,7 +436,10 @@ def test_a_run_that_is_paid_for_by_a_treasurer(shell: Shell) -> None:
     made = shell.json("create-run", "-r", "paid", "--treasurer-collateral-mint", mint, wallet="owner")
     assert made["treasurer_run"] == shell.json("json-dump-run", "-r", "paid")["main_authority"]
     shell("update-config", "-r", "paid", "--config-path", str(shell.config), wallet="owner")
-    shell("set-future-epoch-rates", "-r", "paid", "--earning-rate-total-shared", "1000", wallet="owner")
+    shell("set-future-epoch-rates", "-r", "paid", "--earning-rate-total-shared", "0.001", wallet="owner")
+    assert shell.json("json-dump-run", "-r", "paid")["future_rates"] == {"earning_total_shared": 1000, "slashing_per_client": 0}
+    said = shell("set-future-epoch-rates", "-r", "paid", "--slashing-rate-per-client", "0.0000001", wallet="owner", code=2)
+    assert "at most 6 decimals" in said
     shell("set-paused", "-r", "paid", "--resume", wallet="owner")
     assert "belongs to" in shell("set-paused", "-r", "paid", wallet="member", code=2)
 

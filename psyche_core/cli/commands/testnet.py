@@ -10,6 +10,7 @@ import click
 from psyche_core.cli.lazy import example
 from psyche_core.cli.options import settings_options
 from psyche_core.cli.program import log_to_stderr, run_program
+from psyche_core.cli.reference_options import SettingsCommand
 from psyche_core.config.settings import TestnetSettings, load_settings
 
 
@@ -19,10 +20,11 @@ def testnet() -> None:
 
 
 @testnet.command(
+    cls=SettingsCommand,
     epilog=example(
         "psyche testnet start --num-clients 3 --config-path examples/local_testnet",
         note="The folder given with --out then contains report.json, loss.png, events/, logs/ and the checkpoint.",
-    )
+    ),
 )
 @settings_options(TestnetSettings)
 def start(**given: Any) -> int:

@@ -302,6 +302,8 @@ class Worker:
                 await anyio.to_thread.run_sync(self.bench.trainer.forget)
                 self._generation = work.generation
             done = await anyio.to_thread.run_sync(self.bench.trainer.train, work.step, samples)
+            if self.bench.training_delay:
+                await anyio.sleep(self.bench.training_delay)
         except RanksLost:
             raise  # no later step can be trained either
         except (DataError, ModelError, NonFiniteError, TimeoutError) as error:
