@@ -14,9 +14,9 @@ from typing import Any
 import click
 import pytest
 from command_lines import parse
-from psyche_backend_solana.commands.client.env_file import CLIENT_NAMES, with_prefix
 from seed_programs import filled, ours
 
+from psyche_backend_solana.commands.client.env_file import CLIENT_NAMES, with_prefix
 from psyche_core.cli.reference_options import ABSENT
 from psyche_core.config.settings import ClientSettings
 from psyche_core.training import sidecar
@@ -61,7 +61,7 @@ def test_an_option_of_their_programs_is_taken_or_a_sentence_says_what_to_do(prog
     (words,) = ours(f"{program} {least if name not in least.split() else ''} {option}")
     if name in LIST["elsewhere"]:
         return
-    if name not in ABSENT or name == "--log" and "testnet" not in words:
+    if name not in ABSENT or (name == "--log" and "testnet" not in words):
         parses(words)
         return
     with pytest.raises(click.UsageError) as raised:
