@@ -1,4 +1,4 @@
-"""`python -m psyche_core.training.sidecar`: ranks of a client whose model is divided among several machines.
+"""`psyche sidecar`, or `python -m psyche_core.training.sidecar`: ranks of a client whose model is divided among several machines.
 
 The client starts the ranks of its own machine itself. This program needs no model files: the client sends each rank the
 configuration of the model and its part of the weights. It finds plugins in the same way as the command line, so it may import
@@ -22,11 +22,12 @@ from psyche_core.errors import IdentityError
 from psyche_core.models.sharding.secret import SIDECAR_PORT, read_secret
 
 EXAMPLE: Final = """\
+Example:
 On the client's machine, which holds ranks 0 and 1 of 4:
   psyche client train ... --data-parallelism 2 --tensor-parallelism 2 \\
       --sidecar-bind 192.168.1.10:29400 --sidecar-local-ranks 2 --sidecar-secret-file group.secret
 On the other machine, which holds ranks 2 and 3:
-  python -m psyche_core.training.sidecar --main-host 192.168.1.10 --port 29400 --world-size 4 \\
+  psyche sidecar --main-host 192.168.1.10 --port 29400 --world-size 4 \\
       --start-rank 2 --local-ranks 2 --secret-file group.secret
 The host and the first two numbers may also come from PSYCHE_MAIN_HOST, PSYCHE_WORLD_SIZE and PSYCHE_START_RANK.
 
@@ -177,7 +178,7 @@ def _refuse(sentence: str) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     options = argparse.ArgumentParser(
-        prog="python -m psyche_core.training.sidecar",
+        prog="psyche sidecar",
         description="Compute a part of a client's model on this machine. All other settings come from the client.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -84,7 +84,10 @@ def doctor(
     wallet: Path | None,
     as_json: bool,
 ) -> int | None:
-    """Check this machine: Python, torch, device, memory, disk, clock, key files and plugins. Nothing is changed or sent."""
+    """Check this machine before it joins a run, with a remedy for each problem. Nothing is changed or sent.
+
+    Looks at Python, torch, device, memory, disk, clock, key files and plugins, and with --state at what the run needs.
+    """
     if ctx.invoked_subcommand is not None:
         return None
 

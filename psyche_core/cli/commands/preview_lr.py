@@ -27,10 +27,10 @@ BAR_WIDTH = 40
 @click.option("--plot", type=click.Path(path_type=Path), help="Also draw the schedule into this PNG file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
 def preview_lr(state: Path, rows: int, plot: Path | None, as_json: bool) -> None:
-    """Show the learning rates of a run: evenly spaced steps, and each step at which the schedule changes.
+    """Show a run's learning rates, as a table or a picture.
 
-    The steps are those of the run, from 1 to total_steps. With cold_start_warmup_steps each cold epoch begins with less; that
-    depends on the run and is not shown.
+    The table has evenly spaced steps from 1 to total_steps, and each step at which the schedule changes. With
+    cold_start_warmup_steps each epoch that starts cold begins with less; that depends on the run and is not shown.
     """
     from psyche_core.cli.run_files import NAMELESS
     from psyche_core.config.run_config import load_run_file

@@ -65,12 +65,6 @@ def test_a_value_that_reads_true_is_not_taken_for_a_flags() -> None:
     assert params(train, "--run-id", "true", "--delete-old-steps", "true")["run_id"] == "true"
     words = ["--run-id", "x", "--", "--tui", "true"]
     assert list(respelled(words, server_run.params)) == words
-        "--run-id",
-        "x",
-        "--",
-        "--tui",
-        "true",
-    ]
 
 
 def test_a_flag_for_what_is_always_so_is_taken_where_it_is_so(psyche: Psyche) -> None:
