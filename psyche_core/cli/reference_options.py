@@ -20,7 +20,6 @@ ABSENT: dict[str, str] = {
     "--eval-seed": _EVALUATION,
     "--eval-task-max-docs": _EVALUATION,
     "--eval-tasks": _EVALUATION,
-    "--first-client-checkpoint": "the run file's model.LLM.checkpoint says where every client takes the first model",
     "--hub-max-concurrent-downloads": "the Hub's own library decides how many files it downloads at a time",
     "--log": "psyche --debug COMMAND shows debug messages; files of events hold everything",
     "--metrics-local-port": _TELEMETRY,

@@ -339,6 +339,10 @@ class TestnetSettings(_ProgramSettings):
         description="After this step, make the first route to the coordinator fail, to test that nothing is lost. For backends "
         "with several routes (solana: RPC providers).",
     )
+    first_client_checkpoint: str | None = Field(
+        default=None,
+        description="Model to begin with, instead of the run file's: a repository of the Hub (owner/name), or a folder.",
+    )
     hf_token: str | None = Field(
         default=None,
         repr=False,

@@ -21,6 +21,7 @@ from typing import Protocol
 
 import anyio
 import anyio.to_thread
+import tomli_w
 from rich.console import Console
 from rich.text import Text
 
@@ -63,7 +64,10 @@ LAST_KILL_SECONDS = 15.0
 
 TICK_SECONDS = 0.25
 SHOWN_LOG_LINES = 15
-_OURS = ("events", "logs", "keys", "checkpoint", "report.json", "loss.png", MARKER)
+STATE_FILE = "state.toml"
+"""The run file in the folder of results, if it differs from that of the configuration."""
+
+_OURS = ("events", "logs", "keys", "checkpoint", "report.json", "loss.png", STATE_FILE, MARKER)
 
 
 MemberOptions = Callable[[MemberContext], list[str]]
@@ -360,8 +364,12 @@ class _Testnet:
     def _server_arguments(self) -> list[str]:
         config = self._settings.config_path.absolute()
         data = ["--data-config", str(config / "data.toml")] if self._serves_data else []
+        state = config / "state.toml"
+        if self._settings.first_client_checkpoint is not None:
+            state = self._out / STATE_FILE
+            state.write_bytes(tomli_w.dumps(self._run.model_dump(exclude_none=True)).encode())
         return [
-            *("server", "run", "--state", str(config / "state.toml"), *data, "--host", HOST),
+            *("server", "run", "--state", str(state), *data, "--host", HOST),
             *("--backend", self._settings.backend, "--server-port", str(self._settings.server_port)),
             *("--logs", "json", "--events-file", str(self._out / "events" / "server.jsonl")),
         ]

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import click
 import pytest
+import tomli_w
 
 from psyche_core.cli.commands.client import train
 from psyche_core.cli.commands.server import run as server_run
-from psyche_core.cli.commands.testnet import start
+from psyche_core.cli.commands.testnet import begun_with, start
 from psyche_core.cli.reference_options import respelled
 from psyche_core.client.setup.local_run_file import local_run_file
+from psyche_core.config.run_config import load_run_file
 from psyche_core.config.settings import ClientSettings, TrainLocalSettings, load_settings
 from psyche_core.errors import ConfigError, IdentityError
 from psyche_core.models.sharding.rendezvous import split_address
@@ -23,6 +25,7 @@ from psyche_core.wire.signing import SecretKey
 from tests.unit.cli.conftest import Psyche
 
 HEX = "11" * 32
+EXAMPLE = Path(__file__).parents[3] / "examples" / "local_testnet"
 
 
 def params(command: click.Command, *words: str) -> dict[str, object]:
@@ -119,6 +122,20 @@ def test_two_identities_are_an_error() -> None:
         _transport_key(backend, settings, None)
     alone = ClientSettings(run_id="r", PSYCHE_RAW_IDENTITY_SECRET_KEY=HEX)
     assert _transport_key(backend, alone, None).seed == bytes.fromhex(HEX)
+
+
+def test_a_testnet_begins_with_another_model(tmp_path: Path) -> None:
+    run = load_run_file(EXAMPLE / "state.toml")
+    changed = begun_with(run, "emozilla/llama2-20m-init", base=EXAMPLE)
+    assert changed.model.LLM.checkpoint.settings == {"repo_id": "emozilla/llama2-20m-init"}
+    written = tmp_path / "state.toml"
+    written.write_text(tomli_w.dumps(changed.model_dump(exclude_none=True)))
+    assert load_run_file(written) == changed, "the server reads what the testnet decided"
+    assert changed.config == run.config
+    with pytest.raises(ConfigError, match="at most 64 bytes"):
+        begun_with(run, "x" * 65, base=EXAMPLE)
+    local = begun_with(run, str(EXAMPLE / "model"), base=EXAMPLE)
+    assert local.model.LLM.checkpoint.settings == {"repo_id": "model"}
 
 
 # -------------------------------------------------------------------------------------------------- train-local from options
