@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from psyche_core.errors import ConfigError, IdentityError, ModelError, PsycheError
 from psyche_core.wire.key_files import read_key_file
@@ -153,11 +153,17 @@ def count_parameters(run: RunFile, *, base: Path) -> int | None:
     import transformers
 
     from psyche_core.models.hf.configuration import read_configuration
+    from psyche_core.models.hf.quiet import first_line, quiet
 
     configuration = read_configuration(folder, required_types=MODEL_TYPES[llm.architecture])
-    with torch.device("meta"):
-        module = transformers.AutoModelForCausalLM.from_config(configuration.parsed)
-    return sum(parameter.numel() for parameter in module.parameters())
+    auto: Any = transformers.AutoModelForCausalLM
+    try:
+        with quiet(), torch.device("meta"):
+            module = auto.from_config(configuration.parsed)
+    except Exception as error:  # a wrong configuration can raise almost any exception in transformers
+        message = f"cannot build the model of {folder}: {first_line(error)}"
+        raise ModelError(message) from error
+    return sum(int(parameter.numel()) for parameter in module.parameters())
 
 
 def look_at_disk(places: Sequence[tuple[str, Path]], *, model_bytes: int) -> Iterator[Finding]:

@@ -72,8 +72,7 @@ def start(**given: Any) -> int:
 def begun_with(run: RunFile, model: str, *, base: Path) -> RunFile:
     """The run with another first model.
 
-    model: repository of the Hub, or a folder. base: where the clients' relative paths start. Raises ConfigError for a name that is
-    too long.
+    model: repository of the Hub, or a folder. base: where the clients' relative paths start. Raises ConfigError for a long name.
     """
     from psyche_core.config.run_config import checked_run
 

@@ -227,6 +227,6 @@ def _absent(missing: Collection[int], refused: int, seconds: float) -> str:
     who = ", ".join(map(str, sorted(missing)))
     wrong = f" ({refused} came with a wrong secret)" if refused else ""
     return (
-        f"rank {who} did not join within {seconds:g} s{wrong}; start it with `python -m psyche_core.training.sidecar`, "
+        f"rank {who} did not join within {seconds:g} s{wrong}; start it with `psyche sidecar`, "
         "or use fewer of --data-parallelism and --tensor-parallelism"
     )
