@@ -230,7 +230,7 @@ def test_the_secret_is_not_in_the_store() -> None:
 
 def test_who_never_comes_is_named() -> None:
     store, *_ = serve_store(None)
-    with pytest.raises(ModelError, match=r"rank 1, 2 did not join within 0.2 s; start it with `python -m psyche_core.training"):
+    with pytest.raises(ModelError, match=r"rank 1, 2 did not join within 0.2 s; start it with `psyche sidecar`"):
         invite(store, world_size=3, backend="gloo", secret=SECRET, seconds=0.2, problem=lambda: None)
 
 
