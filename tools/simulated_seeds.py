@@ -22,7 +22,7 @@ import platform
 import sys
 from pathlib import Path
 
-from psyche_core.simulator.fleet import Finding, Order, Tally, run_seeds
+from psyche_core.simulator.parallel_runs import Finding, RunOptions, Tally, run_seeds
 from psyche_core.simulator.script import KINDS, to_plain
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,7 +75,7 @@ def passed(engine: str) -> tuple[int, int]:
 
 def _played(seeds: range, *, jobs: int) -> Tally:
     tally = Tally()
-    for tally in run_seeds(Order(kinds=KINDS), seeds, jobs=jobs):
+    for tally in run_seeds(RunOptions(kinds=KINDS), seeds, jobs=jobs):
         if sys.stderr.isatty():
             print(f"  {tally.runs} of {len(seeds)}", end="\r", file=sys.stderr)
     return tally

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from psyche_core.builtin.memory_server import MemoryServer
 from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import ConfigError
+from psyche_core.plugin_objects import ObjectPlugin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +36,40 @@ class HostedAddress(Address):
     """The same of a coordinator in this process, whatever its backend. state: the run's, now."""
 
     state: Callable[[], CoordinatorState] = field(repr=False, compare=False)
+
+
+def resolve_address(
+    address: object, run_id: str | None, base: Path | None, found: Mapping[str, ObjectPlugin | str | None]
+) -> Address:
+    address: object, run_id: str | None, base: Path | None, found: Mapping[str, ObjectPlugin | str | None]
+) -> Address:
+    """The address that a client connects to.
+
+    address, run_id, base: arguments of Client. found: its plugins by kind, as `as_plugin` returns them. Raises TypeError,
+    ConfigError.
+    """
+    if isinstance(address, Address):
+        if run_id is not None and run_id != address.run_id:
+            message = f"run_id={run_id!r} is not the run of the address, {address.run_id!r}; leave it out"
+            raise ConfigError(message)
+        folder = address.base if base is None else base
+        return Address(
+            run_id=address.run_id, backend=address.backend, location=address.location, base=folder, server=address.server
+        )
+
+    if not isinstance(address, str | None):
+        message = (
+            "a Client takes Coordinator.address, or a string such as 'host:port#KEY' with run_id=, got a "
+            f"{type(address).__name__}"
+        )
+        raise TypeError(message)
+    backend = found["backend"]
+    if not address and backend in (None, "tcp"):
+        message = "address= is needed: Coordinator.address, or a string such as 'host:port#KEY' with run_id="
+        raise ConfigError(message)
+    if run_id is None:
+        message = "run_id= is needed when address= is a string; it must be the run that the coordinator hosts"
+        raise ConfigError(message)
+
+    name = backend if isinstance(backend, str) else "tcp" if backend is None else backend.registration.name
+    return Address(run_id=run_id, backend=name, location=address or "", base=base or Path())
