@@ -41,8 +41,6 @@ class HostedAddress(Address):
 def resolve_address(
     address: object, run_id: str | None, base: Path | None, found: Mapping[str, ObjectPlugin | str | None]
 ) -> Address:
-    address: object, run_id: str | None, base: Path | None, found: Mapping[str, ObjectPlugin | str | None]
-) -> Address:
     """The address that a client connects to.
 
     address, run_id, base: arguments of Client. found: its plugins by kind, as `as_plugin` returns them. Raises TypeError,
