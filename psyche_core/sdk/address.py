@@ -16,9 +16,13 @@ from psyche_core.plugin_objects import ObjectPlugin
 class Address:
     """A run's address: `Coordinator.address` returns it, and `Client` takes it.
 
-    run_id: the run's name. backend: plugin name of the backend that reaches the coordinator. location: the address in that
-    backend's format, for tcp `host:port#KEY`. `str()` returns it; clients on other machines need it and the run id. base: folder
-    on this machine that the run's relative paths start from. server: the coordinator itself if it is in this process, else None.
+    Attributes:
+        run_id: the run's name.
+        backend: plugin name of the backend that reaches the coordinator.
+        location: the address in that backend's format, for tcp `host:port#KEY`. `str()` returns it; clients on other machines
+            need it and the run id.
+        base: folder on this machine that the run's relative paths start from.
+        server: the coordinator itself if it is in this process, else None.
     """
 
     run_id: str
@@ -33,7 +37,11 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedAddress(Address):
-    """The same of a coordinator in this process, whatever its backend. state: the run's, now."""
+    """The same of a coordinator in this process, whatever its backend.
+
+    Attributes:
+        state: the run's, now.
+    """
 
     state: Callable[[], CoordinatorState] = field(repr=False, compare=False)
 

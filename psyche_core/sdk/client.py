@@ -49,38 +49,46 @@ class Client:
             async for event in client.events():
                 print(event)
 
-    address: `Coordinator.address`, or the coordinator's address in its backend's format (`host:port#KEY` for tcp; then `run_id`
-    is needed too), or None for a backend that needs no address.
-
-    model: a torch.nn.Module (float32; called with int64 ids (B, T); returns logits (B, T, V), an object with `.logits`, or a
-    scalar mean loss in nats), a transformers causal language model, or a function without arguments that makes one of these. The
-    client trains it in place, in eval mode; it holds the run's weights when the client has ended. All members must start with
-    equal weights. data: a map-style dataset whose items are `sequence_length` token ids (or mappings with `input_ids` and
-    perhaps `labels`), the same for all members, or a DataProvider. eval_data: held-out data of this client alone, of the same
-    types as `data` but not a name. Validated events report the mean loss over its first 64 items
-    (`options={"validation_sequences": …}`) before the first step and after each epoch. optimizer: a function from a Model to an
-    Optimizer, or an Optimizer. transport, backend: objects of the interfaces, or functions from their contexts. Each of these
-    arguments also takes a registration or a plugin's name. The run's configuration decides which plugins a run uses. A name
-    given for model, data or optimizer is therefore the expected one: the client does not join a run with another. None accepts
-    the run's choice.
-
-    callbacks: functions called with each event, in the event loop; must not block. A callback that raises is not called again; a
-    Problem event reports it, and training continues. checkpoint_dir: folder for checkpoints and journal; if it holds checkpoints
-    of this run, the client continues from them. None stores nothing on disk. key: our identity, or a file with it; a new one if
-    not given. device: auto, cpu, mps, cuda, cuda:N. micro_batch_size: sequences per forward pass, or "auto". base: folder that
-    the run's relative paths start from; the address's base if not given. options: further fields of `psyche client train`, by
-    name with underscores, such as {"compute_dtype": "bfloat16"}; environment variables are not read. backend_options: fields of
-    the backend's own settings. plugins: the registry to load plugins from; the installed plugins if not given.
-
     Problems, their end, and an end without success are also records of the logger "psyche.sdk" (WARNING, ERROR), so they appear
     on standard error unless logging is configured otherwise. The first 8 items of a dataset are checked before the client joins.
 
     The constructor raises TypeError for objects of the wrong kind and ConfigError for values that break a rule. Later errors end
     the client and are raised by `events`, by `wait` or, at the latest, at the end of the block: BackendError, ModelError,
     DataError, PluginFailed, UserError. Guaranteed: the client never blocks the event loop; at the end of the block it leaves the
-    run cleanly, and saves first if there is a checkpoint_dir; after an exception in the block it is cancelled, and does not
-    leave cleanly. Not guaranteed: that this client trains a certain share, or that the run continues without it. A client
-    belongs to one event loop and is used once; no method is thread-safe.
+    run cleanly, and saves first if there is a checkpoint_dir; after an exception in the block it is cancelled, and does not leave
+    cleanly. Not guaranteed: that this client trains a certain share, or that the run continues without it. A client belongs to
+    one event loop and is used once; no method is thread-safe.
+
+    model, data, optimizer, transport and backend also take a registration or a plugin's name. The run's configuration decides
+    which plugins a run uses. A name given for model, data or optimizer is therefore the expected one: the client does not join a
+    run with another. None accepts the run's choice.
+
+    Args:
+        address: `Coordinator.address`, or the coordinator's address in its backend's format (`host:port#KEY` for tcp; then
+            `run_id` is needed too), or None for a backend that needs no address.
+        model: a torch.nn.Module (float32; called with int64 ids (B, T); returns logits (B, T, V), an object with `.logits`, or a
+            scalar mean loss in nats), a transformers causal language model, or a function without arguments that makes one of
+            these. The client trains it in place, in eval mode; it holds the run's weights when the client has ended. All members
+            must start with equal weights.
+        data: a map-style dataset whose items are `sequence_length` token ids (or mappings with `input_ids` and perhaps `labels`),
+            the same for all members, or a DataProvider.
+        eval_data: held-out data of this client alone, of the same types as `data` but not a name. Validated events report the
+            mean loss over its first 64 items (`options={"validation_sequences": …}`) before the first step and after each epoch.
+        optimizer: a function from a Model to an Optimizer, or an Optimizer.
+        transport: a Transport, or a function from a TransportContext.
+        backend: a Backend, or a function from a BackendContext.
+        callbacks: functions called with each event, in the event loop; must not block. A callback that raises is not called
+            again; a Problem event reports it, and training continues.
+        checkpoint_dir: folder for checkpoints and journal; if it holds checkpoints of this run, the client continues from them.
+            None stores nothing on disk.
+        key: our identity, or a file with it; a new one if not given.
+        device: auto, cpu, mps, cuda, cuda:N.
+        micro_batch_size: sequences per forward pass, or "auto".
+        base: folder that the run's relative paths start from; the address's base if not given.
+        options: further fields of `psyche client train`, by name with underscores, such as {"compute_dtype": "bfloat16"};
+            environment variables are not read.
+        backend_options: fields of the backend's own settings.
+        plugins: the registry to load plugins from; the installed plugins if not given.
     """
 
     @arguments_known(lambda: ClientSettings.model_fields)

@@ -54,7 +54,9 @@ class _Table(BaseModel):
 class RegistryWithHeldOut(RegistryWithObjects):
     """A registry with objects that also provides held-out data. Not thread-safe, like every registry.
 
-    place: the path that stands for held-out data. held_out: the object for this path; None if it is a folder of token files.
+    Args:
+        place: the path that stands for held-out data.
+        held_out: the object for this path; None if it is a folder of token files.
     """
 
     def __init__(

@@ -37,8 +37,10 @@ MEMORY_PER_CHECK = 64
 class OptimizerConformance:
     """The requirements for every `Optimizer`. Subclass it and write `make_optimizer`; override the attributes below.
 
-    learning_rate: used in all steps. resends_refused: False for an optimizer that drops updates that were not accepted; the
-    contract allows this only if the optimizer documents it.
+    Attributes:
+        learning_rate: used in all steps.
+        resends_refused: False for an optimizer that drops updates that were not accepted; the contract allows this only if the
+            optimizer documents it.
     """
 
     learning_rate: ClassVar[float] = 0.01
