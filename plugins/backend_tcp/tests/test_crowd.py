@@ -153,7 +153,7 @@ async def test_a_member_that_comes_back_finds_its_place_whatever_others_hold(
                     pass
             async with holding(server, 2, work=True) as held:
                 for count in range(1, 4):
-                    await member._link.frames.aclose()
+                    await member._connection.frames.aclose()
                     await member.join(b"here", timeout=TIMEOUT)
                     assert member.reconnects == count
                 assert server.state.pending == (member.identity,)

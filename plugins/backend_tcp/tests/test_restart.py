@@ -98,7 +98,7 @@ async def test_48_who_comes_back_is_sent_what_changed_and_nothing_else(
                 await watcher.join(b"here", timeout=TIMEOUT)
                 await until(watcher, lambda update: bool(update.addresses))
                 whole = watcher.bytes_received
-                await watcher._link.frames.aclose()
+                await watcher._connection.frames.aclose()
                 await watcher.join(b"here", timeout=TIMEOUT)
                 assert watcher.reconnects == 1
                 again = watcher.bytes_received

@@ -36,7 +36,7 @@ from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES
 from psyche_backend_tcp.protocol import Answer, CommandRequest, JoinRequest, encode_client, encode_command
 from psyche_core.config.sentences import printable
 from psyche_core.coordinator.commands import Command, Withdraw
-from psyche_core.errors import AccessRefused, BackendClosed, BackendError, CommandRefused, UnknownHost, WireError
+from psyche_core.errors import AccessRefused, BackendClosed, BackendError, CommandRefused, KeyUsedElsewhere, UnknownHost, WireError
 from psyche_core.hookspecs import BackendContext
 from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_command
 from psyche_core.types import NodeIdentity, RunState
@@ -73,11 +73,15 @@ class _Request:
 
 
 class _Lost(Exception):
-    """This connection ended; final: so did the backend. silent: seconds since something was received on it."""
+    """This connection ended; final: so did the backend. silent: seconds since something was received on it.
 
-    def __init__(self, sentence: str, *, final: bool = False, silent: float = 0.0) -> None:
+    replaced: whether another client took our place with the same key.
+    """
+
+    def __init__(self, sentence: str, *, final: bool = False, silent: float = 0.0, replaced: bool = False) -> None:
         super().__init__(sentence)
         self.final = final
+        self.replaced = replaced
         self.silent = silent
 
 
@@ -97,6 +101,7 @@ class TcpBackend(Backend):
         self._unread = False
         self._changed = anyio.Event()
         self._closed: str | None = None
+        self._replaced = False
         self._task: asyncio.Task[None] | None = None
         self._connection: DialedConnection | None = None
         self._session = ClientSession()
@@ -144,7 +149,7 @@ class TcpBackend(Backend):
         """The run's instance, known after its first state. Raises BackendClosed."""
         while self._update is None:
             if self._closed is not None:
-                raise BackendClosed(self._reason)
+                raise self._ended()
 
             await self._changed.wait()
         return self._update.state.instance
@@ -157,7 +162,7 @@ class TcpBackend(Backend):
         """The newest state not yet returned. Raises BackendClosed when there will be no more."""
         while not self._unread:
             if self._closed is not None:
-                raise BackendClosed(self._reason)
+                raise self._ended()
 
             await self._changed.wait()
 
@@ -188,7 +193,7 @@ class TcpBackend(Backend):
 
     async def _ask(self, number: int, payload: bytes, timeout: float) -> None:
         if self._closed is not None:
-            raise BackendClosed(self._reason)
+            raise self._ended()
 
         request = self._requests[number] = _Request(payload)
         self._wake.set()
@@ -199,13 +204,12 @@ class TcpBackend(Backend):
             self._requests.pop(number, None)
 
         if request.answer is None:
-            raise BackendClosed(self._reason)
+            raise self._ended()
         if request.answer.code:
             raise CommandRefused(printable(request.answer.code), printable(request.answer.sentence))
 
-    @property
-    def _reason(self) -> str:
-        return self._closed or "the connection is open"
+    def _ended(self) -> BackendClosed:
+        return (KeyUsedElsewhere if self._replaced else BackendClosed)(self._closed or "the connection is open")
 
     def _close(self, sentence: str) -> None:
         if self._closed is None:
@@ -273,6 +277,7 @@ class TcpBackend(Backend):
             while True:
                 lost = await self._converse(connection)
                 if lost.final:
+                    self._replaced = lost.replaced
                     self._close(str(lost))
                     return
 
@@ -354,7 +359,8 @@ class TcpBackend(Backend):
                 return _Lost(str(error))
 
             if received.bye is not None:
-                return _Lost(printable(received.bye.sentence), final=received.bye.code in _FINAL)
+                code = received.bye.code
+                return _Lost(printable(received.bye.sentence), final=code in _FINAL, replaced=code == "Replaced")
 
             self._take_in(received, replies)
 
