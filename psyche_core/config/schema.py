@@ -97,7 +97,8 @@ Checkpointers = Annotated[tuple[PublicKey, ...], Field(strict=False, max_length=
 class Choice:
     """One variant of an externally tagged enumeration: `"Dummy"`, `{Distro = {…}}` or `{Server = "host:port"}`.
 
-    settings: the variant's table (do not modify it), None if there is none. A string is stored as {"location": "…"}.
+    Attributes:
+        settings: the variant's table (do not modify it), None if there is none. A string is stored as {"location": "…"}.
     """
 
     name: str
@@ -264,12 +265,16 @@ CheckpointChoice = Annotated[Choice, PlainValidator(_checkpoint), _as_toml]
 class CoordinatorConfig(Table):
     """`[config]`. Times in seconds, batch sizes in samples (sequences) per round, `*_tokens` in tokens.
 
-    witness_nodes: 0 elects everybody (at most 32). The following keys do not exist in the reference. rounds_per_epoch: the epoch
-    ends after this number of trained rounds or at epoch_time, whichever is first; 0 means only epoch_time.
-    restart_from_checkpoint: if no member holds a model with which the run can continue, the run goes back to the stored
-    checkpoint by itself instead of waiting for its owner. checkpointers: public keys of signers (64 lower-case hex digits each,
-    at most 16) that may set where the model is stored, whether they are members or not; if the list is empty, each epoch elects
-    one client.
+    rounds_per_epoch, restart_from_checkpoint and checkpointers do not exist in the reference.
+
+    Attributes:
+        witness_nodes: 0 elects everybody (at most 32).
+        rounds_per_epoch: the epoch ends after this number of trained rounds or at epoch_time, whichever is first; 0 means only
+            epoch_time.
+        restart_from_checkpoint: if no member holds a model with which the run can continue, the run goes back to the stored
+            checkpoint by itself instead of waiting for its owner.
+        checkpointers: public keys of signers (64 lower-case hex digits each, at most 16) that may set where the model is stored,
+            whether they are members or not; if the list is empty, each epoch elects one client.
     """
 
     warmup_time: U64
@@ -313,7 +318,10 @@ class ModelConfig(Table):
 class ProgressConfig(Table):
     """`[progress]`, for a run that continues an earlier one.
 
-    epoch: number of ended epochs. step: next step to train, from 1. epoch_start_data_index: first sample not yet assigned.
+    Attributes:
+        epoch: number of ended epochs.
+        step: next step to train, from 1.
+        epoch_start_data_index: first sample not yet assigned.
     """
 
     epoch: U16 = 0
@@ -356,7 +364,10 @@ Directory = Annotated[Path, BeforeValidator(_directory)]
 class TextSource(Table):
     """`[text]` in data.toml, not in the reference: how to make the token files at first use.
 
-    package: an installed package that contains the text. tokenizer: tokenizer file. held_out: fraction kept for evaluation.
+    Attributes:
+        package: an installed package that contains the text.
+        tokenizer: tokenizer file.
+        held_out: fraction kept for evaluation.
     """
 
     package: Annotated[str, Field(min_length=1)]

@@ -39,7 +39,8 @@ from psyche_core.types import NodeIdentity
 class StateUpdate:
     """A state of the coordinator as one client sees it.
 
-    addresses: signer (32 bytes) -> the transport address that member published when it joined (opaque, at most 1024 bytes).
+    Attributes:
+        addresses: signer (32 bytes) -> the transport address that member published when it joined (opaque, at most 1024 bytes).
     """
 
     state: CoordinatorState

@@ -20,7 +20,12 @@ MAX_MESSAGE_BYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A message whose signature is right. origin: the p2p key (32 bytes) that signed it. content: what it says, opaque here."""
+    """A message whose signature is right.
+
+    Attributes:
+        origin: the p2p key (32 bytes) that signed it.
+        content: what it says, opaque here.
+    """
 
     origin: bytes
     content: Any = None
@@ -30,8 +35,9 @@ class Opened:
 class Incoming:
     """A received message.
 
-    via: p2p key (32 bytes) of the peer that sent it to us, which is not necessarily its origin. opened: the result of the check,
-    see `Transport.check_messages`; None if the transport checks nothing.
+    Attributes:
+        via: p2p key (32 bytes) of the peer that sent it to us, which is not necessarily its origin.
+        opened: the result of the check, see `Transport.check_messages`; None if the transport checks nothing.
     """
 
     via: bytes

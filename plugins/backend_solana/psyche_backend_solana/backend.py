@@ -146,7 +146,7 @@ class SolanaBackend(Backend):
                 on_reading=self._see,
                 on_clock=self._note_clock,
                 intervals=self._intervals.watcher,
-                patience_seconds=self._retry_seconds,
+                give_up_seconds=self._retry_seconds,
             )
         except BaseException:
             with anyio.CancelScope(shield=True):

@@ -419,7 +419,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
             return
 
     async def _fetch(self, action: ev.FetchPayload) -> None:
-        limit = self._worker.bench.trainer.max_payload_bytes
+        limit = self._worker.resources.trainer.max_payload_bytes
         try:
             async with self._downloads.turn():
                 payload = await self._transport.fetch(
