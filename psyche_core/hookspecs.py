@@ -70,7 +70,7 @@ class ServerContext:
     reconnect_seconds. opening: the run's own configuration, if the configuration in `state` applies only until the first round.
     on_paid: called like on_event, with a member's signer and the amount paid, by servers that pay. on_withdrawn: called before
     the matching on_event when the server withdraws a healthy member without its request; gets the signer and the reason (`lost`,
-    `not allowed`).
+    `not allowed`). relays: URLs of relays that the server offers its clients, beside those of the run's configuration.
     """
 
     state: CoordinatorState
@@ -88,6 +88,7 @@ class ServerContext:
     on_paid: Callable[[bytes, int], None] | None = None
     on_withdrawn: Callable[[bytes, str], None] | None = None
     tick_seconds: float = 0.25
+    relays: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,21 +194,33 @@ class DataRegistration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportContext:
-    """The arguments for building an endpoint. interface: IP address to bind. port: 0 picks a free one."""
+    """The arguments for building an endpoint.
+
+    interface: IP address or name of a network interface to bind; a name means the interface's addresses of both IP families.
+    port: 0 picks a free one. whole_interface: the address was found rather than chosen, so the interface's address of the other
+    family may be bound as well. settings: the transport's own options, validated; None for the defaults.
+    """
 
     run_id: str
     key: SecretKey
     interface: str = "127.0.0.1"
     port: int = 0
+    whole_interface: bool = False
+    settings: BaseModel | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportRegistration:
-    """A transport."""
+    """A transport.
+
+    settings: the transport's own options. When a client uses this transport, they appear as `--name` and `PSYCHE_NAME` beside
+    the client's own options, as those of a backend do.
+    """
 
     name: str
     summary: str
     create: Callable[[TransportContext], Transport]
+    settings: type[BaseModel] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,7 +94,11 @@ class ClientSettings(_ProgramSettings):
     )
     transport: str = Field(default="quic", description="Transport between clients, by plugin name.")
     bind_p2p_interface: str = Field(
-        default="auto", description="Address to bind for peers; auto: the local address from which the server is reached."
+        default="auto",
+        description=(
+            "What to bind for peers: an address, or the name of a network interface (eth0, lo) for its addresses of both IP "
+            "families. auto: the interface from which the server is reached."
+        ),
     )
     bind_p2p_port: int = Field(default=0, ge=0, le=65535, description="Port to bind for peers; 0 picks a free one.")
     device: str = Field(

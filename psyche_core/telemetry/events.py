@@ -185,6 +185,27 @@ class NetworkTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class PathOfPeer:
+    """How one member is reached. peer: first digits of its p2p key. path: `direct`, `relayed` (through a relay) or `none`.
+
+    rtt_ms: time of a packet there and back, 0 while unknown. sent_per_second, received_per_second: bytes, since the last report.
+    """
+
+    peer: str
+    path: str
+    rtt_ms: float = 0.0
+    sent_per_second: int = 0
+    received_per_second: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPaths:
+    """How each other member of the epoch is reached. Emitted when that changes, and every half minute."""
+
+    peers: tuple[PathOfPeer, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EpochDigest:
     """SHA-256 (hex) over all float32 parameters at the end of an epoch, after all its accepted results were applied."""
 
@@ -348,6 +369,7 @@ Event = (
     | StepApplied
     | WitnessSent
     | NetworkTotals
+    | PeerPaths
     | EpochDigest
     | ReplicasDiffer
     | Resynced

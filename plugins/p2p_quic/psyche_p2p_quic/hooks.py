@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from psyche_core.hookspecs import TransportContext, TransportRegistration, hookimpl
 from psyche_core.interfaces.transport import Transport
+from psyche_p2p_quic.options import QuicOptions
 
 PSYCHE_PLUGIN_API = "1.0"
 
@@ -23,5 +24,6 @@ def psyche_register_transports() -> list[TransportRegistration]:
             name="quic",
             summary="QUIC connections between all members of the epoch (iroh); blobs are verified by hash",
             create=create,
+            settings=QuicOptions,
         )
     ]

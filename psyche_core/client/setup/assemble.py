@@ -50,12 +50,13 @@ async def train_client(
     tell: EventBus,
     *,
     backend_settings: BaseModel | None = None,
+    transport_settings: BaseModel | None = None,
     key: SecretKey | None = None,
     beside: Beside | None = None,
 ) -> telemetry.Ended:
     """Take part in a run until it ends, or until SIGINT or SIGTERM asks us to leave in order. A second signal kills the process.
 
-    backend_settings: of the chosen backend's own class. key: our transport's, instead of the one from settings and backend.
+    backend_settings, transport_settings: of the chosen backend's and transport's own classes; None for the defaults. key: our transport's, instead of the one from settings and backend.
     beside: runs instead of the wait for signals; see Beside. Raises UserError for what the user can fix, BackendError,
     DataError and ModelError for what stops the client.
     """
@@ -89,11 +90,19 @@ async def train_client(
             )
             route = address if backend_kind.route is None else backend_kind.route(backend_settings)
             interface = settings.bind_p2p_interface
-            if interface == "auto":
+            found = interface == "auto"
+            if found:
                 interface = await anyio.to_thread.run_sync(_interface_towards, route)
             transport = await stack.enter_async_context(
                 create_transport(
-                    TransportContext(run_id=settings.run_id, key=key, interface=interface, port=settings.bind_p2p_port)
+                    TransportContext(
+                        run_id=settings.run_id,
+                        key=key,
+                        interface=interface,
+                        port=settings.bind_p2p_port,
+                        whole_interface=found,
+                        settings=transport_settings,
+                    )
                 )
             )
             build = ResourcesBuilder(
