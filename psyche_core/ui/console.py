@@ -26,6 +26,7 @@ from psyche_core.telemetry.events import (
     ModelLost,
     ModelSync,
     NetworkTotals,
+    PeerPaths,
     PhaseChanged,
     Problem,
     ReplicasDiffer,
@@ -62,6 +63,13 @@ _WHY_DROPPED = {
     "unstated": "as a witness it repeatedly did not send its statement in time",
     "lost": "its connection to the coordinator was lost for too long",
 }
+
+
+def _paths(event: PeerPaths) -> str:
+    counts = {kind: [each for each in event.peers if each.path == kind] for kind in ("direct", "relayed", "none")}
+    parts = [f"{len(peers)} {'not reached' if kind == 'none' else kind}" for kind, peers in counts.items() if peers]
+    slow = [f"{each.peer} {each.rtt_ms:.0f} ms" for each in counts["relayed"][:8]]
+    return f"members: {', '.join(parts) or 'none'}" + (f" (relayed: {', '.join(slow)})" if slow else "")
 
 
 def describe(event: Event) -> str:
@@ -121,6 +129,8 @@ def _sentence(event: Event) -> str:
             return f"witnessed round {event.height}" + (" early" if event.opportunistic else "")
         case NetworkTotals():
             return f"sent {bytes_text(event.bytes_sent)}, received {bytes_text(event.bytes_received)}, {event.peers} peers"
+        case PeerPaths():
+            return _paths(event)
         case EpochDigest():
             return f"epoch {event.epoch} ended after step {event.step}: parameters {event.sha256[:16]}…"
         case ReplicasDiffer():
@@ -217,19 +227,23 @@ def _resumed(event: Resumed) -> str:
 
 
 def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Sink:
-    """A sink that writes `HH:MM:SS sentence` per event and flushes it; network totals once per minute, with rates.
+    """A sink that writes `HH:MM:SS sentence` per event and flushes it; network totals once per minute, with rates; paths to
+    members when their kinds change.
 
     clock: seconds, for tests.
     """
     meter = _Meter(clock)
     fetched_at = -FETCH_SECONDS
+    kinds: dict[str, str] = {}
 
     def write(event: Event) -> None:
-        nonlocal fetched_at
+        nonlocal fetched_at, kinds
         sentence: str | None
         if isinstance(event, NetworkTotals):
             sentence = meter.read(event)
         elif isinstance(event, ModelSync) and event.pieces_done < event.pieces_total and clock() - fetched_at < FETCH_SECONDS:
+            sentence = None
+        elif isinstance(event, PeerPaths) and kinds == (kinds := {each.peer: each.path for each in event.peers}):
             sentence = None
         elif isinstance(event, Ended) and (last := meter.last()) is not None:
             sentence = f"{last}\n{stamp()} {describe(event)}"

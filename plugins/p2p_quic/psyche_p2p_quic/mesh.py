@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
@@ -31,6 +32,9 @@ from psyche_p2p_quic.ranges import may_dial
 from psyche_p2p_quic.reputation import Reputation
 from psyche_p2p_quic.session import Session
 from psyche_p2p_quic.settings import QuicSettings
+
+_PATHS_SECONDS = 1.0
+"""How old what we know of the paths may be when sources are chosen: every connection is asked for it."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -65,6 +69,21 @@ class Mesh:
         self._arriving: Counter[bytes] = Counter()
         self._offences: defaultdict[bytes, RepeatedProblem] = defaultdict(RepeatedProblem)
         self._handshakes = 0
+        self._relayed: frozenset[bytes] = frozenset()
+        self._relayed_at = -math.inf
+
+    @property
+    def relayed(self) -> frozenset[bytes]:
+        """Peers that are reached through a relay now. Without relays none are, and no connection is asked."""
+        if not self._endpoint.relays:
+            return frozenset()
+
+        now = _now()
+        if now - self._relayed_at >= _PATHS_SECONDS:
+            self._relayed_at = now
+            paths = {peer: made.path for peer, made in self.sessions.items()}
+            self._relayed = frozenset(peer for peer, path in paths.items() if path is not None and path.relayed)
+        return self._relayed
 
     @property
     def members(self) -> tuple[bytes, ...]:
