@@ -28,6 +28,7 @@ from psyche_core.telemetry.events import (
     NetworkTotals,
     PhaseChanged,
     Problem,
+    RelayStarted,
     ReplicasDiffer,
     Resumed,
     Resynced,
@@ -75,6 +76,8 @@ def _sentence(event: Event) -> str:
             return f"serving run {event.run_id} at {event.address}"
         case Started():
             return f"{event.role} {event.id[:16]} has reached run {event.run_id} at {event.address}"
+        case RelayStarted():
+            return f"relay for members of this run: {event.url}"
         case Joined():
             return f"takes part in run {event.run_id}"
         case WaitsForEpoch():

@@ -91,7 +91,7 @@ class Client:
     def __init__(self, router: Router, host: str, now: float) -> None:
         self._router = router
         self._limits = router.limits
-        self._reader: RequestReader | FrameReader = RequestReader(router.pages)
+        self._reader: RequestReader | FrameReader = RequestReader(router.pages, host)
         self._challenge: Challenge | None = None
         self._out: deque[tuple[bytes, bytes | memoryview]] = deque()
         self._deadline = now + self._limits.handshake_seconds

@@ -33,8 +33,8 @@ class Page:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-Pages = Mapping[str, Callable[[], Page]]
-"""Path -> what makes its page."""
+Pages = Mapping[str, Callable[[str], Page | None]]
+"""Path -> what makes its page for a caller's IP address; None if it is not for that caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,17 @@ class Upgraded:
 
 
 class RequestReader:
-    """Reads one request of one connection and answers it. pages: what can be asked for besides the relay itself."""
+    """Reads one request of one connection and answers it.
 
-    __slots__ = ("_h11", "_head_only", "_pages")
+    pages: what can be asked for besides the relay itself. host: the caller's.
+    """
 
-    def __init__(self, pages: Pages) -> None:
+    __slots__ = ("_h11", "_head_only", "_host", "_pages")
+
+    def __init__(self, pages: Pages, host: str) -> None:
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_REQUEST_BYTES)
         self._head_only = False
+        self._host = host
         self._pages = pages
 
     def feed(self, data: bytes) -> Answered | Upgraded | None:
@@ -93,10 +97,11 @@ class RequestReader:
         if path == "/generate_204":
             return self._page(_captive_portal_answer(request))
 
-        page = self._pages.get(path)
+        make = self._pages.get(path)
+        page = None if make is None else make(self._host)
         if page is None:
             return self._refuse(HTTPStatus.NOT_FOUND, "no such path")
-        return self._page(page())
+        return self._page(page)
 
     def _upgrade(self, request: h11.Request) -> Answered | Upgraded:
         headers = dict(request.headers)  # h11 lower-cases names; of a repeated header the last counts

@@ -12,7 +12,7 @@ import json
 import logging
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -32,59 +32,71 @@ _WRITE_BYTES = 64 * 1024
 _TICK_SECONDS = 0.25
 _SUMMARY_SECONDS = 60.0
 _BACKLOG = 1024
+_TLS_GOODBYE_SECONDS = 1.0
 
 
 class RelayServer:
     """A relay that listens. An async context manager: entering it binds, leaving it closes what is left.
 
-    host, port: to listen on; port 0 picks a free one. tls: a server's context, None for plain HTTP. pages: more HTTP paths.
-    clock: seconds that never go back. Raises UserError if it cannot listen there.
+    hosts, port: to listen on; port 0 picks a free one, the same for all hosts. tls: a server's context, None for plain HTTP.
+    pages: more HTTP paths. public_metrics: whether others than programs on this machine may read /metrics. gauges: more values
+    for it. clock: seconds that never go back. Raises UserError if it cannot listen there.
     """
 
     def __init__(
         self,
         access: Access,
         *,
-        host: str,
+        hosts: Sequence[str],
         port: int,
         limits: RelayLimits | None = None,
         tls: ssl.SSLContext | None = None,
         pages: Pages | None = None,
+        public_metrics: bool = False,
+        gauges: Callable[[], Sequence[tuple[str, str, float]]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits or RelayLimits()
         self._clock = clock
         self._started = clock()
-        own: Mapping[str, Callable[[], Page]] = {
-            "/": lambda: Page("a relay for iroh endpoints\n"),
-            "/ping": lambda: Page(headers=(("Access-Control-Allow-Origin", "*"),)),
-            "/healthz": self._health,
-            "/metrics": lambda: Page(self.metrics(), kind=CONTENT_TYPE),
+        self._gauges = gauges
+        self._public_metrics = public_metrics
+        own: Pages = {
+            "/": lambda _: Page("a relay for iroh endpoints\n"),
+            "/ping": lambda _: Page(headers=(("Access-Control-Allow-Origin", "*"),)),
+            "/healthz": lambda _: self._health(),
+            "/metrics": self._metrics_page,
         }
         self.router = Router(access, limits=self.limits, now=clock(), pages={**own, **(pages or {})})
-        self._host, self._wanted_port, self._tls = host, port, tls
+        self._hosts, self._wanted_port, self._tls = list(hosts), port, tls
         self._addresses = AddressCounter(most=self.limits.connections, most_per_address=self.limits.connections_per_address)
         self._connections: set[_Connection] = set()
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
         self._loop = asyncio.get_running_loop()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._ticking: asyncio.Task[None] | None = None
         self._draining = False
         self._gone = asyncio.Event()
 
     async def __aenter__(self) -> Self:
+        tls_seconds = self.limits.handshake_seconds if self._tls else None
         try:
-            self._server = await self._loop.create_server(
-                lambda: _Connection(self),
-                self._host,
-                self._wanted_port,
-                ssl=self._tls,
-                backlog=_BACKLOG,
-                **({"ssl_handshake_timeout": self.limits.handshake_seconds, "ssl_shutdown_timeout": 1.0} if self._tls else {}),
-            )
+            for host in self._hosts:
+                server = await self._loop.create_server(
+                    lambda: _Connection(self),
+                    host,
+                    self.port if self._servers else self._wanted_port,
+                    ssl=self._tls,
+                    backlog=_BACKLOG,
+                    ssl_handshake_timeout=tls_seconds,
+                    ssl_shutdown_timeout=_TLS_GOODBYE_SECONDS if self._tls else None,
+                )
+                self._servers.append(server)
         except OSError as error:
-            message = f"the relay cannot listen on {self._host}:{self._wanted_port}: {error.strerror}; choose another port"
+            place = f"port {self._wanted_port} of {', '.join(self._hosts)}"
+            self._stop_listening()
+            message = f"the relay cannot listen on {place}: {error.strerror}; choose another port or host"
             raise UserError(message) from error
 
         self._ticking = asyncio.create_task(self._tick_forever(), name="relay clock")
@@ -95,16 +107,14 @@ class RelayServer:
             self._ticking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticking
-        if self._server is not None:
-            self._server.close()
+        self._stop_listening()
         for connection in list(self._connections):
             connection.abort()
 
     @property
     def port(self) -> int:
         """The TCP port that it listens on."""
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
+        return int(self._servers[0].sockets[0].getsockname()[1])
 
     def reconsider(self) -> None:
         """The access policy has changed: admit who waited, close who may not stay."""
@@ -113,9 +123,8 @@ class RelayServer:
 
     async def drain(self, *, seconds: float) -> None:
         """Stop listening, tell all clients that the relay goes, and wait until they are gone, at most `seconds`."""
-        assert self._server is not None
         self._draining = True
-        self._server.close()
+        self._stop_listening()
         now = self._clock()
         notice = frames.restarting(reconnect_in_ms=0, try_for_ms=0)
         for connection in list(self._connections):
@@ -131,6 +140,10 @@ class RelayServer:
         if self._connections:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._gone.wait(), seconds)
+
+    def _stop_listening(self) -> None:
+        for server in self._servers:
+            server.close()
 
     def flush(self) -> None:
         """Write what was queued since the last call."""
@@ -153,8 +166,14 @@ class RelayServer:
                 ("connections_open", "TCP connections open now, of any state", len(self._connections)),
                 ("queued_bytes", "bytes waiting for slow clients", router.queued_bytes),
                 ("uptime_seconds", "since the relay started", round(self._clock() - self._started)),
+                *self._gauges(),
             ],
         )
+
+    def _metrics_page(self, caller: str) -> Page | None:
+        if self._public_metrics or caller in {"127.0.0.1", "::1"}:
+            return Page(self.metrics(), kind=CONTENT_TYPE)
+        return None
 
     def _health(self) -> Page:
         body = {"status": "stopping" if self._draining else "ok", "clients": self.router.client_count}
