@@ -10,6 +10,7 @@ from psyche_core.interfaces.backend import Backend, BackendServer, StateUpdate
 from psyche_core.interfaces.data import DataProvider
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.interfaces.relay import Relay
 from psyche_core.interfaces.sharding import Placement, RankGroup, ShardingEngine
 from psyche_core.interfaces.transport import Incoming, Opened, PeerPath, Transport, TransportStats
 
@@ -24,6 +25,7 @@ __all__ = [
     "PeerPath",
     "Placement",
     "RankGroup",
+    "Relay",
     "ShardingEngine",
     "StateUpdate",
     "Transport",

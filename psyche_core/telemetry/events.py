@@ -22,6 +22,13 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class RelayStarted:
+    """The server also runs a relay. url: that members are given."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """The coordinator accepted our request to take part. A client joins once its resources are ready; emitted once."""
 

@@ -29,6 +29,7 @@ from psyche_core.telemetry.events import (
     PeerPaths,
     PhaseChanged,
     Problem,
+    RelayStarted,
     ReplicasDiffer,
     Resumed,
     Resynced,
@@ -83,6 +84,8 @@ def _sentence(event: Event) -> str:
             return f"serving run {event.run_id} at {event.address}"
         case Started():
             return f"{event.role} {event.id[:16]} has reached run {event.run_id} at {event.address}"
+        case RelayStarted():
+            return f"relay for members of this run: {event.url}"
         case Joined():
             return f"takes part in run {event.run_id}"
         case WaitsForEpoch():
