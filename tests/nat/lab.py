@@ -82,6 +82,10 @@ class Namespace:
         """Lines of `ip -batch`."""
         self.do("ip", "-batch", "-", given="\n".join(lines) + "\n")
 
+    def ip6(self, *lines: str) -> None:
+        """Lines of `ip -6 -batch`."""
+        self.do("ip", "-6", "-batch", "-", given="\n".join(lines) + "\n")
+
     def set_system(self, name: str, value: str) -> None:
         """Write a file below /proc/sys/net."""
         self.do("sh", "-c", f"echo {value} > /proc/sys/net/{name}")
@@ -244,17 +248,17 @@ class Lab:
     def _add_ipv6(self, host: Host, router: Router) -> None:
         number = router.number
         router.space.set_system("ipv6/conf/all/forwarding", "1")
-        router.space.ip(f"-6 addr add 2a10:1::{number}/64 dev wan nodad", f"-6 addr add 2a10:1:{number}::1/64 dev home nodad")
+        router.space.ip6(f"addr add 2a10:1::{number}/64 dev wan nodad", f"addr add 2a10:1:{number}::1/64 dev home nodad")
         host.address6 = f"2a10:1:{number}::2"
-        host.space.ip(
-            f"-6 addr add {host.address6}/64 dev eth0 nodad", f"-6 route add default via 2a10:1:{number}::1 dev eth0"
+        host.space.ip6(
+            f"addr add {host.address6}/64 dev eth0 nodad", f"route add default via 2a10:1:{number}::1 dev eth0"
         )
         router.space.do("nft", "-f", "-", given=_FIREWALL6)
         for other in self.hosts:
             if other.router is not None and other.address6:
                 theirs = other.router.number
-                router.space.ip(f"-6 route add 2a10:1:{theirs}::/64 via 2a10:1::{theirs} dev wan")
-                other.router.space.ip(f"-6 route add 2a10:1:{number}::/64 via 2a10:1::{number} dev wan")
+                router.space.ip6(f"route add 2a10:1:{theirs}::/64 via 2a10:1::{theirs} dev wan")
+                other.router.space.ip6(f"route add 2a10:1:{number}::/64 via 2a10:1::{number} dev wan")
 
     def _to_internet(self, space: Namespace, device: str) -> None:
         self._links += 1

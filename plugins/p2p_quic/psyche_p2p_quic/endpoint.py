@@ -281,7 +281,7 @@ class Endpoint:
         In a fixed order, so that equal addresses look equal.
         """
         found = set()
-        for text in self._endpoint.addr().direct_addresses():
+        for text in {*self._endpoint.addr().direct_addresses(), *self._external}:
             host, _, port = text.rpartition(":")
             ip = ipaddress.ip_address(host.strip("[]"))
             if text in self._external or ip.version in self._families:

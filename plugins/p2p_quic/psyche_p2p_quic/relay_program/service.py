@@ -115,7 +115,7 @@ class RelayService:
         """Tell the clients that the relay goes, and wait for them a little."""
         await self.relay.drain(seconds=DRAIN_SECONDS)
 
-    def _observer_page(self) -> Page:
+    def _observer_page(self, host: str) -> Page:  # noqa: ARG002 - it is the same for every caller
         assert self._observer is not None
         return Page(self._observer.location.encode().decode() + "\n", kind="application/json")
 
