@@ -146,7 +146,9 @@ def model_tables(model: ModelConfig) -> bytes:
         raise ConfigError(message) from error
 
     if len(tables) > MAX_TABLES_BYTES:
-        size = f"expected at most {MAX_TABLES_BYTES} bytes of CBOR for architecture, data, optimizer and relays, got {len(tables)}"
+        size = (
+            f"expected at most {MAX_TABLES_BYTES} bytes of CBOR for architecture, data, optimizer and relays, got {len(tables)}"
+        )
         message = f"{size}; shorten the settings, such as lists of files"
         raise ConfigError(message)
 

@@ -97,7 +97,7 @@ class Transport(AsyncResource):
         """How each connected peer is reached now, for display."""
         return ()
 
-    async def use_relays(self, relays: Sequence[str]) -> None:  # noqa: B027 - optional: a transport may have no relays
+    async def use_relays(self, relays: Sequence[str]) -> None:
         """Use the relays (URLs) that the run names, for peers that cannot be reached directly; replaces earlier ones.
 
         Returns once we can be reached through one, or after a few seconds. The member's own settings take precedence. No relay

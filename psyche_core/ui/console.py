@@ -246,8 +246,9 @@ def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic
             sentence = meter.read(event)
         elif isinstance(event, ModelSync) and event.pieces_done < event.pieces_total and clock() - fetched_at < FETCH_SECONDS:
             sentence = None
-        elif isinstance(event, PeerPaths) and kinds == (kinds := {each.peer: each.path for each in event.peers}):
-            sentence = None
+        elif isinstance(event, PeerPaths):
+            before, kinds = kinds, {each.peer: each.path for each in event.peers}
+            sentence = None if kinds == before else describe(event)
         elif isinstance(event, Ended) and (last := meter.last()) is not None:
             sentence = f"{last}\n{stamp()} {describe(event)}"
         else:

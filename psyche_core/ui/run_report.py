@@ -21,8 +21,8 @@ def make_report(ledger: RunLedger, *, wall_seconds: float) -> dict[str, Any]:
     """run_id, steps, epochs, clients, validation, identical, wall_seconds, train_seconds.
 
     Losses are in nats per token, None for one that is not finite. A client's `paths`, if it reported any, say how it reached each
-    other member at last: peer, path (direct, relayed, none), rtt_ms, sent_per_second, received_per_second (bytes). If clients were killed there is also `faults`: kills, resyncs,
-    and shares that were not accepted and were assigned again.
+    other member at last: peer, path (direct, relayed, none), rtt_ms, sent_per_second, received_per_second (bytes). If clients
+    were killed there is also `faults`: kills, resyncs, and shares that were not accepted and were assigned again.
     """
     faults = {"kills": ledger.kills, "resyncs": ledger.resyncs, "requeued_shares": sum(ledger.requeued.values())}
     report = {

@@ -15,14 +15,13 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, Self
 
 KINDS = ("public", "full", "port", "shift", "sym", "sym6", "noudp")
 """public: no router. full: full cone, whoever finds the port gets through. port: port-restricted cone, same port outside.
-shift: the same with another port outside. sym: symmetric, another port for each destination. sym6: sym, and IPv6 behind a stateful
-firewall. noudp: UDP does not get out. A host `beside` another is in the same home network."""
+shift: the same with another port outside. sym: symmetric, another port for each destination. sym6: sym, and IPv6 behind a
+stateful firewall. noudp: UDP does not get out. A host `beside` another is in the same home network."""
 
 FIXED_PORT = 4433
 """Local UDP port that members behind a router of the kind `shift` must bind."""
@@ -161,7 +160,7 @@ class Router:
     def new_outside_address(self) -> str:
         """Get another address from the provider, and forget all connections; returns it."""
         address = _outside(self.number + 50)
-        self.space.ip(f"addr flush dev wan scope global", f"addr add {address}/24 dev wan")
+        self.space.ip("addr flush dev wan scope global", f"addr add {address}/24 dev wan")
         self.space.do("nft", "-f", "-", given=_rules(self.kind, self.number, outside=address, fresh=False))
         self.forget_mappings()
         return address
@@ -242,7 +241,8 @@ class Lab:
         self._home_link(router.space, "lan2", space)
         router.space.ip("link set lan2 master home up")
         address = f"192.168.{router.number}.3"
-        space.ip(f"addr add {address}/24 dev eth0", "link set eth0 up", f"route add default via 192.168.{router.number}.1 dev eth0")
+        gateway = f"192.168.{router.number}.1"
+        space.ip(f"addr add {address}/24 dev eth0", "link set eth0 up", f"route add default via {gateway} dev eth0")
         return self._keep(Host(name, "lan", space, address, neighbour.outside, router))
 
     def _add_ipv6(self, host: Host, router: Router) -> None:
@@ -250,9 +250,7 @@ class Lab:
         router.space.set_system("ipv6/conf/all/forwarding", "1")
         router.space.ip6(f"addr add 2a10:1::{number}/64 dev wan nodad", f"addr add 2a10:1:{number}::1/64 dev home nodad")
         host.address6 = f"2a10:1:{number}::2"
-        host.space.ip6(
-            f"addr add {host.address6}/64 dev eth0 nodad", f"route add default via 2a10:1:{number}::1 dev eth0"
-        )
+        host.space.ip6(f"addr add {host.address6}/64 dev eth0 nodad", f"route add default via 2a10:1:{number}::1 dev eth0")
         router.space.do("nft", "-f", "-", given=_FIREWALL6)
         for other in self.hosts:
             if other.router is not None and other.address6:
@@ -263,9 +261,7 @@ class Lab:
     def _to_internet(self, space: Namespace, device: str) -> None:
         self._links += 1
         port = f"p{self._links}"
-        self._internet.ip(
-            f"link add {port} type veth peer name {device} netns {space.pid}", f"link set {port} master br0 up"
-        )
+        self._internet.ip(f"link add {port} type veth peer name {device} netns {space.pid}", f"link set {port} master br0 up")
 
     def _home_link(self, router: Namespace, port: str, space: Namespace) -> None:
         router.ip(f"link add {port} type veth peer name eth0 netns {space.pid}")

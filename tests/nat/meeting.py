@@ -168,12 +168,12 @@ class Meeting:
         wanted, end = list(pairs), time.monotonic() + seconds
         while True:
             wrong = [
-                f"{one.host.name}-{other.host.name}: {(one.paths.get(other.host.name), other.paths.get(one.host.name))}, not {path}"
+                f"{one.host.name}-{other.host.name}, not {path}"
                 for one, other, path in wanted
                 if one.paths.get(other.host.name) != path or other.paths.get(one.host.name) != path
             ]
             if not wrong:
                 return
 
-            assert time.monotonic() < end, "; ".join(wrong)
+            assert time.monotonic() < end, f"{wrong}: {self.shown()}"
             time.sleep(POLL_SECONDS)

@@ -174,6 +174,7 @@ def main() -> None:
 
     if os.environ.get("DBG"):
         import logging
+
         logging.basicConfig(level=logging.DEBUG)
     anyio.run(run, parser.parse_args())
     os._exit(0)  # the thread that reads the input may still wait

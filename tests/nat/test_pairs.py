@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -38,7 +35,7 @@ def test_the_table_of_all_pairs(lab: Lab, meeting: Meeting, tmp_path: Path) -> N
     meeting.until_paths(((one, other, expected(one.host, other.host)) for one, other in meeting.pairs()), seconds=120)
     table = pair_table(meeting)
     (tmp_path / "pairs.json").write_text(json.dumps(table, indent=1))
-    print(json.dumps(table, indent=1))  # noqa: T201 - the table in docs is made from it
+    print(json.dumps(table, indent=1))
 
 
 def pair_table(meeting: Meeting) -> dict[str, dict[str, object]]:

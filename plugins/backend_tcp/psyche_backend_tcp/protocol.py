@@ -9,8 +9,9 @@
                                               [5, ping seconds, signature]   welcome, after the login
 
 The document is {"state": plain state, "addresses": [[signer, address], ...]} sorted by signer, with "relays": [URL, ...] if the
-server offers relays beside those of the run's configuration; hash is the SHA-256 of its encoding. Documents are identified by hash instead of a number, so that an identifier stays valid after a restart of the server.
-Commands carry no sender: the server fills in the key that logged in. The owner's commands have no encoding here on purpose.
+server offers relays beside those of the run's configuration; hash is the SHA-256 of its encoding. Documents are identified by
+hash instead of a number, so that an identifier stays valid after a restart of the server. Commands carry no sender: the server
+fills in the key that logged in. The owner's commands have no encoding here on purpose.
 Wrong types, lengths and ranges raise WireError before a value is built.
 """
 

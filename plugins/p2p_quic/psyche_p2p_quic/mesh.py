@@ -1,10 +1,10 @@
 """Connections to all members: which side dials, which peers are accepted, and which of two connections stays.
 
 Published addresses are dialled only if `ranges` permits it and as often as `dial_budget` permits it; a published relay is used
-only if it is one of ours. Each pair has one connection. The peer with the smaller key dials at once, the other after a delay, so that two dials rarely cross; if they do,
-the connection dialled by the smaller key stays, and both sides decide this alike. A restarted peer (another instance in its
-hello) replaces its old connection at once. A peer that is not a member is disconnected as soon as it has proved its key. What
-is sent on a connection is up to `session`.
+only if it is one of ours. Each pair has one connection. The peer with the smaller key dials at once, the other after a delay, so
+that two dials rarely cross; if they do, the connection dialled by the smaller key stays, and both sides decide this alike. A
+restarted peer (another instance in its hello or address) replaces its old connection at once. A peer that is not a member is
+disconnected as soon as it has proved its key. What is sent on a connection is up to `session`.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ def parse_advertised(text: str | None) -> tuple[tuple[str, int | None], ...]:
 def _advertised(text: str) -> tuple[str, int | None]:
     host, port = text, ""
     if text.startswith("["):
-        host, _, port = text[1:].partition("]")
-        port = port.removeprefix(":")
+        host, closed, port = text[1:].partition("]")
+        host, port = host if closed else "", port.removeprefix(":")
     elif text.count(":") == 1:
         host, _, port = text.partition(":")
     try:
@@ -82,7 +82,7 @@ def _advertised(text: str) -> tuple[str, int | None]:
     except ValueError:
         ip = None
     number = int(port[:6]) if port.isascii() and port.isdecimal() else None
-    bad_port = bool(port) and (number is None or not 0 < number < 65536)
+    bad_port = (bool(port) or text.endswith(":")) and (number is None or not 0 < number < 65536)
     if ip is None or ip.is_multicast or ip.is_unspecified or bad_port:
         message = f"expected IP[:PORT] such as 203.0.113.7:4433 or [2001:db8::7]:4433, got {text[:100]!r}"
         raise ValueError(message)

@@ -34,6 +34,8 @@ from psyche_p2p_quic.relays import RelayChoice
 from psyche_p2p_quic.session import Session
 from psyche_p2p_quic.settings import QuicSettings
 
+_POLL_SECONDS = 0.05
+
 
 class QuicTransport(Transport):
     """An endpoint. run_id: peers of other runs are refused.
@@ -216,8 +218,8 @@ class QuicTransport(Transport):
         if chosen:
             with anyio.move_on_after(self._settings.relay_seconds):
                 await own_address.asked.wait()
-                while endpoint.home_relay is None:
-                    await anyio.sleep(0.05)
+                while endpoint.home_relay is None:  # noqa: ASYNC110 - the library tells nobody
+                    await anyio.sleep(_POLL_SECONDS)
         self._address = self._record(endpoint)
 
     def check_messages(self, check: Callable[[bytes], Opened]) -> None:

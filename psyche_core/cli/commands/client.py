@@ -25,7 +25,7 @@ def client() -> None:
     epilog=example(
         "psyche client train --run-id first-light --server-addr 203.0.113.7:20000#KEY -i me.key --checkpoint-dir checkpoints",
         "psyche client train --run-id first-light --backend solana -w wallet.json --rpc https://api.devnet.solana.com",
-        note=f"{ENVIRONMENT_NOTE} Backends and transports may have further options: `psyche client train --backend solana --help`.",
+        note=f"{ENVIRONMENT_NOTE} A backend or transport may have further options: `psyche client train --backend NAME --help`.",
     ),
 )
 @settings_options(ClientSettings)

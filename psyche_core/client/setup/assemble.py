@@ -56,7 +56,8 @@ async def train_client(
 ) -> telemetry.Ended:
     """Take part in a run until it ends, or until SIGINT or SIGTERM asks us to leave in order. A second signal kills the process.
 
-    backend_settings, transport_settings: of the chosen backend's and transport's own classes; None for the defaults. key: our transport's, instead of the one from settings and backend.
+    backend_settings, transport_settings: of the chosen backend's and transport's own classes; None for the defaults.
+    key: our transport's, instead of the one from settings and backend.
     beside: runs instead of the wait for signals; see Beside. Raises UserError for what the user can fix, BackendError,
     DataError and ModelError for what stops the client.
     """

@@ -87,9 +87,9 @@ class Hub:
     """The coordinator's state and all connections to it.
 
     draw_seed: called for each command, returns an unpredictable u64. opening: the configuration that replaces the state's at
-    the first round. addresses: of the members of a resumed state; began: when it was resumed. relays: offered to clients. After any call the caller
-    collects `take_unsaved` (to be written and confirmed with `saved`), then `take_stirred` (connections whose `outgoing` may
-    have frames) and `take_changes`.
+    the first round. addresses: of the members of a resumed state; began: when it was resumed. relays: offered to clients. After
+    any call the caller collects `take_unsaved` (to be written and confirmed with `saved`), then `take_stirred` (connections whose
+    `outgoing` may have frames) and `take_changes`.
     """
 
     def __init__(
