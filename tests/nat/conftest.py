@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from live_run import live_run, pace
 from tests.nat.lab import Lab, missing
 from tests.nat.meeting import Meeting
+
+__all__ = ["live_run", "pace"]  # fixtures
 
 
 @pytest.fixture
