@@ -207,6 +207,8 @@ class Client:
     def ask_admission(self, now: float) -> None:
         """Ask the policy about a client that has proved its id; again when the policy has changed."""
         match self._router.access.judge(self.key, self.token):
+            case Verdict.ALLOW if self.phase is Phase.WAITING and not self._router.has_room():
+                self._deny("too many clients", now)
             case Verdict.ALLOW if self.phase is Phase.WAITING:
                 self.phase = Phase.CONNECTED
                 self.heard_at = now
@@ -214,15 +216,15 @@ class Client:
                 self.queue_control(WELCOME)
                 self._router.connect(self, now)
             case Verdict.DENY if self.phase is Phase.WAITING:
-                self._deny(now)
+                self._deny(self._router.access.refusal, now)
             case Verdict.DENY | Verdict.WAIT if self.phase is Phase.CONNECTED:
                 self._router.counters.revoked += 1
                 self.close(CloseCode.POLICY, self._router.access.refusal, now)
 
-    def _deny(self, now: float) -> None:
+    def _deny(self, reason: str, now: float) -> None:
         self._router.counters.logins_denied += 1
-        self.queue_control(denial(self._router.access.refusal))
-        self._end("it is not admitted", close_frame(CloseCode.POLICY), now)
+        self.queue_control(denial(reason))
+        self._end(reason, close_frame(CloseCode.POLICY), now)
 
     def _heed_rates(self, count: int, now: float) -> None:
         """Say for how long nothing more may be read."""
@@ -329,7 +331,7 @@ class Client:
         if self.phase in _BEFORE_CONNECTED:
             if now >= self._deadline:
                 if self.phase is Phase.WAITING:
-                    self._deny(now)
+                    self._deny(self._router.access.refusal, now)
                 else:
                     self._router.counters.handshake_timeouts += 1
                     self._end("its handshake took too long", b"", now)

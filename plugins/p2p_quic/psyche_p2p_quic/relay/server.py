@@ -126,16 +126,12 @@ class RelayServer:
         self._draining = True
         self._stop_listening()
         now = self._clock()
-        notice = frames.restarting(reconnect_in_ms=0, try_for_ms=0)
-        for connection in list(self._connections):
-            client = connection.client
-            if client is None:
-                continue
+        clients = [connection.client for connection in self._connections if connection.client is not None]
+        for client in clients:
             if client.phase is Phase.CONNECTED:
-                client.queue_control(notice)
-                client.finish(CloseCode.GOING_AWAY, "the relay stops", now)
-            else:
-                client.close(CloseCode.GOING_AWAY, "the relay stops", now)
+                client.queue_control(frames.restarting(reconnect_in_ms=0, try_for_ms=0))
+        for client in clients:
+            client.finish(CloseCode.GOING_AWAY, "the relay stops", now)
         self.flush()
         if self._connections:
             with contextlib.suppress(TimeoutError):

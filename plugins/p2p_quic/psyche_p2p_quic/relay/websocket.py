@@ -135,7 +135,7 @@ class FrameReader:
                     self._wanted = start - at
                     break
                 size = int.from_bytes(data[at + 2 : start - 4], "big")
-            if first & 15 != _BINARY or not first & _FIN or not second & _MASKED or size > self._max_message:
+            if first != _FIN | _BINARY or not second & _MASKED or size > self._max_message:
                 self._check_header(first, second, size)
             if end - start < size:
                 self._wanted = start - at + size
