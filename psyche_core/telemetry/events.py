@@ -361,6 +361,7 @@ class Ended:
 
 Event = (
     Started
+    | RelayStarted
     | TokenFiles
     | Stopping
     | Joined

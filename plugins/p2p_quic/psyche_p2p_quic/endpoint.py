@@ -58,6 +58,10 @@ def _as_link_lost(doing: str) -> Iterator[None]:
         raise LinkLost(message) from error
 
 
+class ObserverRefused(LinkLost):
+    """An observer was reached, and did not tell our address."""
+
+
 class Stream:
     """Both directions of a QUIC stream. Reads must not run concurrently with each other, nor writes."""
 
@@ -369,7 +373,7 @@ class Endpoint:
     async def call_observer(self, location: ObserverLocation, hosts: Sequence[str]) -> tuple[Link, Observation]:
         """Ask an observer at its host's IP addresses for our address; see `observer_protocol`. May take long; use a timeout.
 
-        Raises LinkLost or WireError. The caller keeps the link open, and closes it.
+        Raises LinkLost, ObserverRefused or WireError. The caller keeps the link open, and closes it.
         """
         at = [f"[{host}]:{location.port}" if ":" in host else f"{host}:{location.port}" for host in hosts]
         with _as_link_lost("call the observer"):
@@ -377,6 +381,9 @@ class Endpoint:
             link = Link(await self._endpoint.connect(target, OBSERVER_ALPN))
         try:
             return link, Observation.decode(await link.read_one_way(MAX_OBSERVATION_BYTES))
+        except LinkLost as error:
+            message = f"the observer refused: {link.close_reason or error}"
+            raise ObserverRefused(message) from error
         except BaseException:
             link.close(0, "")
             raise

@@ -1,4 +1,4 @@
-"""What this plugin registers: the transport `quic`, the relay `iroh`, the command `relay`. Factories import iroh."""
+"""What this plugin registers: the transport `quic`, the relay `iroh`, commands `relay` and `doctor`. Factories import iroh."""
 
 from __future__ import annotations
 
@@ -61,7 +61,16 @@ def psyche_register_relays() -> list[RelayRegistration]:
     return [RelayRegistration(name="iroh", summary="a relay and an address observer for iroh endpoints", create=create_relay)]
 
 
+def _doctor_command() -> click.Command:
+    from psyche_p2p_quic.doctor.command import doctor
+
+    return doctor
+
+
 @hookimpl
 def psyche_register_commands() -> list[CommandRegistration]:
-    """The command `relay`."""
-    return [CommandRegistration(name="relay", summary="run a relay for members behind routers", load=_relay_command)]
+    """The commands `relay` and `doctor`."""
+    return [
+        CommandRegistration(name="relay", summary="run a relay for members behind routers", load=_relay_command),
+        CommandRegistration(name="doctor", summary="find out whether this machine can take part in a run", load=_doctor_command),
+    ]

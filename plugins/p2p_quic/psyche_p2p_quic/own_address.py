@@ -13,6 +13,8 @@ import logging
 import socket
 import ssl
 from collections.abc import Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 import anyio
@@ -26,7 +28,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 HTTP_SECONDS = 5.0
 CALL_SECONDS = 5.0
-RETRY_SECONDS, RETRY_MOST_SECONDS = 2.0, 60.0
+RETRY_SECONDS, RETRY_MOST_SECONDS = 1.0, 60.0
 MAX_HOSTS = 4
 FORGET_AFTER = 3
 """Failed calls in a row after which the last observation is no longer offered to peers."""
@@ -112,9 +114,9 @@ class OwnAddress:
 
     async def _call(self, relay: str) -> tuple[Link, str]:
         with anyio.fail_after(HTTP_SECONDS):
-            location, hosts = await anyio.to_thread.run_sync(locate_observer, relay, abandon_on_cancel=True)
+            answer = await anyio.to_thread.run_sync(locate_observer, relay, abandon_on_cancel=True)
         with anyio.fail_after(CALL_SECONDS):
-            link, observation = await self._endpoint.call_observer(location, hosts)
+            link, observation = await self._endpoint.call_observer(answer.location, answer.hosts)
         return link, str(observation)
 
     def _hold(self, link: Link | None) -> None:
@@ -127,10 +129,21 @@ class OwnAddress:
         await self._endpoint.use_external(tuple(dict.fromkeys((*self._advertised, *seen))))
 
 
-def locate_observer(relay: str, *, seconds: float = HTTP_SECONDS) -> tuple[ObserverLocation, tuple[str, ...]]:
-    """Ask a relay where its observer is; returns that and the IP addresses of its host, IPv4 if there are any. Blocks.
+@dataclass(frozen=True, slots=True)
+class RelayAnswer:
+    """What a relay said of its observer. hosts: IP addresses of the relay's host, IPv4 if there are any. date: its clock's
+    unix seconds, None if it did not say; whole seconds.
+    """
 
-    Raises OSError, HTTPException, WireError (the relay has no observer, or answers something else).
+    location: ObserverLocation
+    hosts: tuple[str, ...]
+    date: float | None
+
+
+def locate_observer(relay: str, *, seconds: float = HTTP_SECONDS) -> RelayAnswer:
+    """Ask a relay where its observer is. Blocks.
+
+    Raises OSError and HTTPException (the relay cannot be reached), WireError (it has no observer, or answers something else).
     """
     parts = urlsplit(relay)
     host = parts.hostname or ""
@@ -143,7 +156,7 @@ def locate_observer(relay: str, *, seconds: float = HTTP_SECONDS) -> tuple[Obser
     try:
         connection.request("GET", PATH, headers={"Accept": "application/json"})
         answer = connection.getresponse()
-        body = answer.read(MAX_LOCATION_BYTES + 1)
+        body, date = answer.read(MAX_LOCATION_BYTES + 1), answer.getheader("Date", "")
     finally:
         connection.close()
     if answer.status != http.HTTPStatus.OK:
@@ -153,4 +166,11 @@ def locate_observer(relay: str, *, seconds: float = HTTP_SECONDS) -> tuple[Obser
     location = ObserverLocation.decode(body)
     found = [str(each[4][0]) for each in socket.getaddrinfo(host, location.port, type=socket.SOCK_DGRAM)]
     texts = [text for text in dict.fromkeys(found) if "%" not in text]
-    return location, tuple([text for text in texts if ":" not in text] or texts)[:MAX_HOSTS]
+    return RelayAnswer(location, tuple([text for text in texts if ":" not in text] or texts)[:MAX_HOSTS], _seconds(date))
+
+
+def _seconds(date: str) -> float | None:
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return None

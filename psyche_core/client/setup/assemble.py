@@ -93,7 +93,7 @@ async def train_client(
             interface = settings.bind_p2p_interface
             found = interface == "auto"
             if found:
-                interface = await anyio.to_thread.run_sync(_interface_towards, route)
+                interface = await anyio.to_thread.run_sync(interface_towards, route)
             transport = await stack.enter_async_context(
                 create_transport(
                     TransportContext(
@@ -204,7 +204,7 @@ def _open_scratch(folder: Path | None) -> Scratch:
         return Scratch()
 
 
-def _interface_towards(address: str) -> str:
+def interface_towards(address: str) -> str:
     """The local address from which `host:port#KEY` is reached; loopback if that is unknown. Sends nothing."""
     host, _, port = address.partition("#")[0].rpartition(":")
     try:

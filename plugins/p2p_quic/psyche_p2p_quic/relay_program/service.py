@@ -7,6 +7,7 @@ import ipaddress
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -117,7 +118,8 @@ class RelayService:
 
     def _observer_page(self, host: str) -> Page:  # noqa: ARG002 - it is the same for every caller
         assert self._observer is not None
-        return Page(self._observer.location.encode().decode() + "\n", kind="application/json")
+        date = ("Date", formatdate(usegmt=True))  # callers compare it with their clocks
+        return Page(self._observer.location.encode().decode() + "\n", kind="application/json", headers=(date,))
 
     def _gauges(self) -> list[tuple[str, str, float]]:
         if self._observer is None:
