@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -87,30 +88,23 @@ class Meeting:
             thread.join(10)
 
     def start_relay(self) -> None:
-        """Start the relay, and wait until it listens."""
+        """Start the relay, with the key that it always has, and wait until it listens."""
         key = self._folder / "relay.key"
         if not key.exists():
             key.write_bytes(bytes(range(32)))
             key.chmod(0o600)
-        options = ["--host", self.lab.relay.address, "--port", str(RELAY_PORT), "--access", "open", "-i", str(key)]
-        self.relay = self.lab.relay.start(
-            sys.executable,
-            "-m",
-            "psyche_core",
-            "relay",
-            "run",
-            *options,
-            "--observer" if self._observer else "--no-observer",
-            stdout=subprocess.PIPE,
-            cwd=str(ROOT),
-        )
-        assert self.relay.stdout is not None
-        for line in self.relay.stdout:
-            if self.lab.relay.address in line:
-                return
+        self.relay = _started_relay(self.lab.relay, "-i", str(key), "--observer" if self._observer else "--no-observer")
 
-        message = "the relay did not start"
-        raise AssertionError(message)
+    @staticmethod
+    @contextlib.contextmanager
+    def second_relay(host: Host) -> Iterator[str]:
+        """Another relay on another host; gives its URL."""
+        process = _started_relay(host)
+        try:
+            yield f"http://{host.address}:{RELAY_PORT}"
+        finally:
+            process.kill()
+            process.wait()
 
     def stop_relay(self) -> None:
         """Kill it."""
@@ -177,3 +171,22 @@ class Meeting:
 
             assert time.monotonic() < end, f"{wrong}: {self.shown()}"
             time.sleep(POLL_SECONDS)
+
+
+def _started_relay(host: Host, *options: str) -> subprocess.Popen[str]:
+    """A relay that listens and serves everybody."""
+    relay = host.start(
+        sys.executable,
+        "-m",
+        "psyche_core",
+        *("relay", "run", "--host", host.address, "--port", str(RELAY_PORT), "--access", "open", *options),
+        stdout=subprocess.PIPE,
+        cwd=str(ROOT),
+    )
+    assert relay.stdout is not None
+    for line in relay.stdout:
+        if line.strip() == "ready":
+            return relay
+
+    message = "the relay did not start"
+    raise AssertionError(message)

@@ -50,7 +50,7 @@ def test_members_behind_routers_of_their_own_train_one_model_and_a_late_one_gets
     run.kill("full")
     start(run, lab.behind("sym", "late"))
     run.wait_for_end()
-    run.assert_kept_its_promises(steps=16, finishers=("port", "sym", "late"))
+    run.assert_kept_its_promises(steps=80, finishers=("port", "sym", "late"))
     assert run.told("late", Resynced)
     assert run.told("late", StepTrained)
     assert set(newest_paths(run, "late").values()) == {"relayed"}

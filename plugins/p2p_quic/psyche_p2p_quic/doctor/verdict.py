@@ -15,7 +15,7 @@ CLOCK_SECONDS = 5.0
 class RelayFigures:
     """One relay. reachable: over TCP. ms: of one request. udp: whether its observer answered over UDP; None if it has none.
 
-    seen: the `ip:port` that the observer saw; None if it did not tell. clock_offset: our clock minus the relay's, seconds, good to
+    seen: the `ip:port` that the observer saw; None if it did not tell. clock_offset: our clock minus the relay's, seconds, to
     about one second. upload, download: bytes a second; None if not measured. problem: why something was not measured.
     """
 
