@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from tests.nat.lab import FIXED_PORT, Host, Lab
+from tests.nat.lab import FIXED_PORT, KINDS, Host, Lab
 
 ROOT = Path(__file__).parents[2]
 RELAY_PORT = 3340
@@ -143,7 +143,7 @@ class Meeting:
             for other in voices[at + 1 :]:
                 yield one, other
 
-    def until(self, holds: Callable[[], bool], what: str, *, seconds: float = WAIT_SECONDS) -> float:
+    def until(self, holds: Callable[[], object], what: str, *, seconds: float = WAIT_SECONDS) -> float:
         """Wait until something holds; returns how long it took. Raises AssertionError with all paths."""
         began = time.monotonic()
         while not holds():
@@ -190,3 +190,20 @@ def _started_relay(host: Host, *options: str) -> subprocess.Popen[str]:
 
     message = "the relay did not start"
     raise AssertionError(message)
+
+
+def pair_table(meeting: Meeting) -> dict[str, dict[str, object]]:
+    """Path, and the time to a direct one, for each pair of kinds; the slower end of the slowest pair counts."""
+    table: dict[str, dict[str, object]] = {}
+    for one, other in meeting.pairs():
+        first, second = sorted((one.host.kind, other.host.kind), key=KINDS.index)
+        direct = [
+            each["seconds"]
+            for voice, peer in ((one, other.host.name), (other, one.host.name))
+            for each in voice.of("path", peer)
+            if each["path"] == "direct"
+        ]
+        entry = table.setdefault(f"{first}-{second}", {"direct": True, "ms": 0})
+        entry["direct"] = bool(direct) and bool(entry["direct"])
+        entry["ms"] = round(1000 * max(direct)) if direct else None
+    return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 
 import pytest
 
@@ -21,7 +22,7 @@ def met(lab: Lab, meeting: Meeting, one: str, other: str, path: str) -> tuple[Vo
     pair = meeting.join(lab.host(one, "one")), meeting.join(lab.host(other, "other"))
     meeting.until_paths([(*pair, path)])
     for voice, peer in zip(pair, ("other", "one"), strict=True):
-        meeting.until(lambda voice=voice, peer=peer: bool(voice.of("heard", peer)), "a message")
+        meeting.until(partial(voice.of, "heard", peer), "a message")
     return pair
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.nat.lab import KINDS, Lab
-from tests.nat.meeting import Meeting, expected
+from tests.nat.meeting import Meeting, Voice, expected, pair_table
 
 FEW = ("public", "port", "shift", "sym", "sym6", "noudp")
+
+
+def has_fetched_all(member: Voice, others: set[str]) -> bool:
+    """Whether it told of a blob of each of the others."""
+    return {each["peer"] for each in member.of("fetched")} == others
 
 
 @pytest.mark.slow
@@ -22,11 +28,11 @@ def test_members_behind_routers_find_the_best_path_that_their_routers_allow(lab:
         meeting.join(host, "--bytes", "100000")
     meeting.until_paths((one, other, expected(one.host, other.host)) for one, other in meeting.pairs())
     for one in meeting.voices.values():
-        others = set(meeting.voices) - {one.host.name}
-        meeting.until(lambda one=one, others=others: {each["peer"] for each in one.of("fetched")} == others, "everybody's blob")
+        meeting.until(partial(has_fetched_all, one, set(meeting.voices) - {one.host.name}), "everybody's blob")
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(300)
 def test_the_table_of_all_pairs(lab: Lab, meeting: Meeting, tmp_path: Path) -> None:
     """Writes pairs.json: for each pair of kinds the path, and milliseconds from the peer's address to a direct path."""
     for kind in KINDS:
@@ -36,20 +42,3 @@ def test_the_table_of_all_pairs(lab: Lab, meeting: Meeting, tmp_path: Path) -> N
     table = pair_table(meeting)
     (tmp_path / "pairs.json").write_text(json.dumps(table, indent=1))
     print(json.dumps(table, indent=1))
-
-
-def pair_table(meeting: Meeting) -> dict[str, dict[str, object]]:
-    """Path, and the time to a direct one, for each pair of kinds; the slower end of the slowest pair counts."""
-    table: dict[str, dict[str, object]] = {}
-    for one, other in meeting.pairs():
-        first, second = sorted((one.host.kind, other.host.kind), key=KINDS.index)
-        direct = [
-            each["seconds"]
-            for voice, peer in ((one, other.host.name), (other, one.host.name))
-            for each in voice.of("path", peer)
-            if each["path"] == "direct"
-        ]
-        entry = table.setdefault(f"{first}-{second}", {"direct": True, "ms": 0})
-        entry["direct"] = bool(direct) and bool(entry["direct"])
-        entry["ms"] = round(1000 * max(direct)) if direct else None
-    return table

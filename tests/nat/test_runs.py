@@ -35,7 +35,8 @@ def test_members_behind_routers_of_their_own_train_one_model_and_a_late_one_gets
         server=("--with-relay",),
         inside=lab.relay.space.command(),
         host=lab.relay.address,
-        total_steps=16,
+        total_steps=80,
+        rounds_per_epoch=40,
         max_round_train_time=15,
     )
     (offered,) = run.wait(lambda: run.told("server", RelayStarted), seconds=30)

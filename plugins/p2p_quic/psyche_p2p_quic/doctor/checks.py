@@ -101,7 +101,7 @@ async def _relay(url: str, endpoint: Endpoint, key: SecretKey, *, token: str | N
         try:
             upload, download = await relay_rates(url, key, token=token)
         except (OSError, TransportError, WireError, TimeoutError) as error:
-            problem = "; ".join(filter(None, (problem, f"rates were not measured: {error or 'it took too long'}")))
+            problem = "; ".join(filter(None, (problem, f"rates were not measured: {str(error) or 'it took too long'}")))
     # the relay's clock has whole seconds, half a second late on average; it answered half way through the request
     offset = None if answer is None or answer.date is None else round(now + ms / 2000 - (answer.date + 0.5), 1)
     return RelayFigures(url, True, ms, udp, seen, offset, upload, download, problem)
@@ -115,7 +115,7 @@ async def _ask_observer(endpoint: Endpoint, answer: RelayAnswer) -> tuple[bool, 
     except ObserverRefused as error:
         return True, None, str(error)
     except (TransportError, WireError, TimeoutError) as error:
-        return False, None, f"the observer did not answer over UDP: {error or 'no answer'}"
+        return False, None, f"the observer did not answer over UDP: {str(error) or 'no answer'}"
 
     link.close(0, "")
     return True, str(observation), ""

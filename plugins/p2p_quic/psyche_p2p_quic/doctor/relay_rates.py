@@ -75,8 +75,8 @@ class _Client:
             challenge = await client._receive()
             if len(challenge) != 17 or challenge[0] != 0:
                 raise _unexpected(challenge)
-            message = blake3(challenge[1:], derive_key_context=_CONTEXT).digest()
-            signature = SigningKey(key.seed).sign(message).signature
+            signed = blake3(challenge[1:], derive_key_context=_CONTEXT).digest()
+            signature = SigningKey(key.seed).sign(signed).signature
             client._send(bytes([1]) + key.public + bytes([64]) + signature)
             answer = await client._receive()
             if answer[:1] == b"\x03":
