@@ -340,6 +340,7 @@ class Ended:
 
 Event = (
     Started
+    | RelayStarted
     | TokenFiles
     | Stopping
     | Joined

@@ -210,7 +210,7 @@ def _sockets(hosts: Sequence[str], port: int) -> list[str]:
     return [found.get(4, "127.0.0.1:0"), found.get(6, "[::1]:0")]
 
 
-class _Sockets(iroh.Preset):  # type: ignore[misc]  # the library has no types
+class _Sockets(iroh.Preset):
     """Binds only the given socket addresses."""
 
     def __init__(self, sockets: Sequence[str]) -> None:

@@ -55,12 +55,13 @@ class RelayService:
 
     async def __aenter__(self) -> Self:
         options = self._options
+        hosts = [_as_ip(host) for host in options.hosts]
         tls = server_tls(options.tls_cert, options.tls_key)
         async with contextlib.AsyncExitStack() as stack:
             self._relay = await stack.enter_async_context(
                 RelayServer(
                     self._access,
-                    hosts=options.hosts,
+                    hosts=hosts,
                     port=options.port,
                     limits=options.limits,
                     tls=tls,
@@ -73,7 +74,7 @@ class RelayService:
                 self._observer = await stack.enter_async_context(
                     Observer(
                         options.key or SecretKey.generate(),
-                        hosts=[_as_ip(host) for host in options.hosts],
+                        hosts=hosts,
                         port=self._relay.port if options.observer_port is None else options.observer_port,
                         may_call=self._relay.router.may_observe,
                     )
@@ -115,7 +116,7 @@ class RelayService:
         """Tell the clients that the relay goes, and wait for them a little."""
         await self.relay.drain(seconds=DRAIN_SECONDS)
 
-    def _observer_page(self) -> Page:
+    def _observer_page(self, _: str) -> Page:
         assert self._observer is not None
         return Page(self._observer.location.encode().decode() + "\n", kind="application/json")
 
