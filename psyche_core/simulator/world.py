@@ -105,7 +105,7 @@ class World:
         self.coordinator: CoordinatorWatch = CoordinatorWatch(
             honest=honest, announced=self._has_announced, left_behind=self._left_behind, calm=kinds <= set(NO_EXCUSE)
         )
-        self.replicas: ReplicaWatch = ReplicaWatch(lambda: self.coordinator.ledger, initial=self.new_replica().snapshot())
+        self.replicas: ReplicaWatch = ReplicaWatch(lambda: self.coordinator.sample_tracker, initial=self.new_replica().snapshot())
         self.progress: ProgressWatch = ProgressWatch(bound=_bound(script), calm_after=script.calm_after)
         self.network: Network = Network(self.clock, self.stream("network"), seconds=script.shape.link_seconds, counts=self.counts)
         state = new_state(RUN_ID, _config(script), _MODEL, now=EPOCH_OF_TIME, instance=INSTANCE)
@@ -119,7 +119,7 @@ class World:
             sealed=script.sealed,
             withdraw_after=script.shape.withdraw_after,
             remember=REMEMBER if kinds & {"older-state", "slow-rpc"} else 0.0,
-            with_ledger="older-state" in kinds,
+            with_tracker="older-state" in kinds,
         )
         self.server.went_back = self._went_back
         self.times: StepTimes = StepTimes()
