@@ -138,6 +138,7 @@ def server_tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
         raise ConfigError(message)
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(cert, key, password=_no_password)
