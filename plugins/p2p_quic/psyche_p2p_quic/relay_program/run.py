@@ -98,8 +98,8 @@ def run_relay(options: RelayOptions) -> int:
 async def _run(options: RelayOptions) -> int:
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, signals.put_nowait, number)
+    for stopping in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(stopping, signals.put_nowait, int(stopping))
 
     async with RelayService(options.access, options.service) as service, _kept_up_to_date(service, options) as failed:
         _announce(service, options)
