@@ -20,6 +20,7 @@ from psyche_core.ui.console import describe
 from psyche_core.wire.signing import SecretKey
 
 
+@pytest.mark.slow
 @pytest.mark.quic
 @pytest.mark.anyio
 async def test_the_server_s_relay_serves_the_run_s_members(local_testnet: Any) -> None:

@@ -130,7 +130,7 @@ class Observer:
                 if not await incoming.remote_addr_validated():
                     await incoming.retry()
                     continue
-                place = None if seen is None else self._addresses.enter(seen.ip)
+                place = None if seen is None else self._addresses.enter(seen.ip, asyncio.get_running_loop().time())
                 if seen is None or place is None:
                     await incoming.refuse()
                     continue

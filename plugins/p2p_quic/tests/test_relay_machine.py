@@ -357,16 +357,44 @@ def test_a_bucket_without_a_rate_never_pauses() -> None:
 
 def test_addresses_are_counted_by_household() -> None:
     addresses = AddressCounter(most=5, most_per_address=2)
-    first = addresses.enter("192.0.2.1")
+    first = addresses.enter("192.0.2.1", 0.0)
     assert first is not None
-    assert addresses.enter("::ffff:192.0.2.1") == first
-    assert addresses.enter("192.0.2.1") is None
-    assert addresses.enter("2001:db8::1") == addresses.enter("2001:db8::ffff") != first
-    assert addresses.enter("2001:db8:0:0:1::") is None
-    assert addresses.enter("2001:db8:0:1::") is not None
-    assert addresses.enter("192.0.2.2") is None, "five are the most"
+    assert addresses.enter("::ffff:192.0.2.1", 0.0) == first
+    assert addresses.enter("192.0.2.1", 0.0) is None
+    assert addresses.enter("2001:db8::1", 0.0) == addresses.enter("2001:db8::ffff", 0.0) != first
+    assert addresses.enter("2001:db8:0:0:1::", 0.0) is None
+    assert addresses.enter("2001:db8:0:1::", 0.0) is not None
+    assert addresses.enter("192.0.2.2", 0.0) is None, "five are the most"
     addresses.leave(first)
-    assert addresses.enter("192.0.2.1") == first
+    assert addresses.enter("192.0.2.1", 0.0) == first
+
+
+def test_an_address_that_comes_and_goes_too_fast_waits() -> None:
+    addresses = AddressCounter(most=5, most_per_address=2, rate=10.0)
+
+    def come_and_go(now: float) -> bool:
+        key = addresses.enter("192.0.2.1", now)
+        if key is not None:
+            addresses.leave(key)
+        return key is not None
+
+    assert [come_and_go(0.0) for _ in range(21)] == [True] * 20 + [False]
+    assert [come_and_go(0.11) for _ in range(2)] == [True, False]
+    assert addresses.enter("192.0.2.2", 0.11) is not None
+    assert all(come_and_go(10.0) for _ in range(20))
+
+
+def test_addresses_that_are_gone_are_forgotten() -> None:
+    addresses = AddressCounter(most=5, most_per_address=2)
+    stays = addresses.enter("192.0.2.1", 0.0)
+    assert stays is not None
+    for number in range(10_000):
+        key = addresses.enter(f"2001:db8:{number:x}::1", number / 100)
+        assert key is not None
+        addresses.leave(key)
+        assert len(addresses._places) <= 2 * 5 + 1024
+    addresses.leave(stays)
+    assert addresses.total == 0
 
 
 def test_the_text_for_prometheus() -> None:

@@ -179,6 +179,7 @@ async def test_a_token_that_is_taken_out_of_the_file_is_cut_off(tmp_path: Path) 
 # ----------------------------------------------------------------------------------------------------------------- members
 
 
+@pytest.mark.slow
 async def test_members_of_a_run_are_served_as_long_as_they_are_members(tmp_path: Path) -> None:
     tcp = pytest.importorskip("psyche_backend_tcp.server.tcp_server", reason="needs the TCP backend")
     tcp_client = pytest.importorskip("psyche_backend_tcp.client.connection")

@@ -68,7 +68,11 @@ class RelayServer:
         }
         self.router = Router(access, limits=self.limits, now=clock(), pages={**own, **(pages or {})})
         self._hosts, self._wanted_port, self._tls = list(hosts), port, tls
-        self._addresses = AddressCounter(most=self.limits.connections, most_per_address=self.limits.connections_per_address)
+        self._addresses = AddressCounter(
+            most=self.limits.connections,
+            most_per_address=self.limits.connections_per_address,
+            rate=self.limits.connection_rate_per_address,
+        )
         self._connections: set[_Connection] = set()
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
@@ -215,7 +219,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport = transport
         peer = transport.get_extra_info("peername")
         host = str(peer[0]) if peer else "?"
-        place = server._addresses.enter(host)
+        place = server._addresses.enter(host, server._clock())
         if place is None:
             server.router.counters.connections_refused += 1
             transport.abort()
