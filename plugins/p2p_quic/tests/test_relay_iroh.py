@@ -146,6 +146,32 @@ async def test_the_observer_tells_callers_their_address() -> None:
         assert observer.answered == 2
 
 
+async def test_callers_prove_their_address_before_the_observer_answers() -> None:
+    """Else anybody could make it send to a third party."""
+
+    class Watched:
+        """The endpoint; notes of each attempt but the first, which is awaited already, whether its address was proved."""
+
+        def __init__(self, watched: Any) -> None:
+            self.watched = watched
+            self.proved: list[bool] = []
+
+        async def accept_next(self) -> Any:
+            incoming = await self.watched.accept_next()
+            if incoming is not None:
+                self.proved.append(await incoming.remote_addr_validated())
+            return incoming
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.watched, name)
+
+    async with Observer(SecretKey.generate(), hosts=["127.0.0.1"], port=0) as observer, endpoint(None) as alice:
+        await asyncio.sleep(0)  # the observer waits for its first caller
+        observer._endpoint = Watched(observer._endpoint)
+        await observe(alice, observer)
+        assert observer._endpoint.proved == [True]
+
+
 async def test_the_observer_refuses_strangers_and_drops_who_is_none_of_its_callers_any_more() -> None:
     allowed = {SecretKey.generate().public}
     async with Observer(SecretKey.generate(), hosts=["127.0.0.1"], port=0, may_call=lambda key: key in allowed) as observer:
