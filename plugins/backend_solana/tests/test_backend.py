@@ -18,10 +18,10 @@ from solders.pubkey import Pubkey
 from solders.transaction import Transaction
 
 from psyche_backend_solana import backend as backend_module
-from psyche_backend_solana.backend import Rhythm
+from psyche_backend_solana.backend import PollIntervals, SolanaBackend
 from psyche_backend_solana.following import watcher
 from psyche_backend_solana.following.address_book import AddressBook
-from psyche_backend_solana.following.watcher import Pace
+from psyche_backend_solana.following.watcher import WatcherIntervals
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts import coordinator as program
 from psyche_backend_solana.program_addresses import Programs
@@ -29,8 +29,10 @@ from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.sending.sender import Sender
+from psyche_backend_solana.settings import SolanaSettings
 from psyche_core.coordinator.commands import WarmupWitness, Withdraw
 from psyche_core.errors import BackendClosed, BackendError, CommandRefused
+from psyche_core.hookspecs import BackendContext
 from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.testing.backend import in_phase, small_state, until
 from psyche_core.types import RunState
@@ -276,10 +278,10 @@ async def test_one_tick_is_paid_for_by_three_members() -> None:
 async def test_when_the_first_does_not_tick_the_next_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psyche_backend_solana.sending.ticker.FIRST_TURN_SECONDS", 0.2)
     state = small_state(clients=3)
-    lazy = Rhythm(tick=3600.0, addresses=QUICK.addresses, pace=QUICK.pace)
+    lazy = PollIntervals(tick=3600.0, addresses=QUICK.addresses, watcher=QUICK.watcher)
     async with open_chain(unix=state.since) as chain, AsyncExitStack() as stack:
         await make_run(chain, state)
-        sleepers = [await stack.enter_async_context(backend_of(chain, key, rhythm=lazy)) for key in KEYS[:2]]
+        sleepers = [await stack.enter_async_context(backend_of(chain, key, intervals=lazy)) for key in KEYS[:2]]
         awake = await stack.enter_async_context(backend_of(chain, KEYS[2]))
         for backend in (*sleepers, awake):
             await backend.join(b"x", timeout=TIMEOUT)
@@ -293,8 +295,8 @@ async def test_a_clock_that_stands_still_on_the_chain_costs_no_fees() -> None:
     state = small_state(clients=1)
     async with open_chain(unix=state.since) as chain:
         await make_run(chain, state)
-        rhythm = Rhythm(tick=0.02, addresses=1.0, pace=Pace(calm=60.0, alert=60.0))
-        async with backend_of(chain, KEYS[0], rhythm=rhythm) as backend:
+        intervals = PollIntervals(tick=0.02, addresses=1.0, watcher=WatcherIntervals(calm=60.0, alert=60.0))
+        async with backend_of(chain, KEYS[0], intervals=intervals) as backend:
             await backend.join(b"a", timeout=TIMEOUT)
             await until(backend, pending(1))
             reads = chain.providers[0].calls["getMultipleAccounts"]
@@ -338,10 +340,10 @@ def at(signer: bytes, address: bytes) -> Any:
 async def test_a_renewed_address_is_looked_for_at_once() -> None:
     """The state does not say that an address is new; a command that changed nothing may have been a join."""
     state = small_state(clients=3)
-    patient = Rhythm(tick=QUICK.tick, addresses=3600.0, renewals=QUICK.renewals, pace=QUICK.pace)
+    patient = PollIntervals(tick=QUICK.tick, addresses=3600.0, renewals=QUICK.renewals, watcher=QUICK.watcher)
     async with open_chain(unix=state.since) as chain:
         await make_run(chain, state)
-        async with backend_of(chain, KEYS[0]) as mover, backend_of(chain, KEYS[1], rhythm=patient) as watching:
+        async with backend_of(chain, KEYS[0]) as mover, backend_of(chain, KEYS[1], intervals=patient) as watching:
             for address in (b"old", b"new", b"newer"):
                 await mover.join(address, timeout=TIMEOUT)
                 await until(watching, at(mover.identity.signer, address))
@@ -360,14 +362,14 @@ async def test_the_documented_commands_can_be_typed() -> None:
 
 async def test_an_authorization_that_comes_late_is_waited_for() -> None:
     state = small_state()
-    patient = Rhythm(tick=QUICK.tick, addresses=1.0, authorization=30.0, pace=QUICK.pace)
+    patient = PollIntervals(tick=QUICK.tick, addresses=1.0, authorization=30.0, watcher=QUICK.watcher)
     async with (
         open_chain(unix=state.since) as chain,
         Rpc([chain.providers[0].endpoint]) as rpc,
         anyio.create_task_group() as group,
     ):
         await make_run(chain, state, members=[])
-        async with backend_of(chain, KEYS[0], rhythm=patient) as backend:
+        async with backend_of(chain, KEYS[0], intervals=patient) as backend:
             await until(backend, pending(0))
 
             async def grant() -> None:
@@ -390,6 +392,27 @@ async def test_an_empty_wallet_hears_why_it_cannot_join() -> None:
             del chain.accounts[wallet_of(KEYS[0]).pubkey]
             with pytest.raises(CommandRefused, match="NotSent: the wallet cannot pay"):
                 await backend.join(b"a", timeout=TIMEOUT)
+
+
+async def test_an_observer_follows_a_run_without_a_wallet_and_pays_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psyche_backend_solana.sending.ticker.FIRST_TURN_SECONDS", 0.05)
+    state = small_state()
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state)
+        endpoint = chain.providers[0].endpoint
+        settings = SolanaSettings(rpc=endpoint.http, ws_rpc=endpoint.websocket)
+        context = BackendContext(run_id="conformance", address="", key=KEYS[1], settings=settings)
+        async with SolanaBackend.observer(context) as observer, backend_of(chain, KEYS[0]) as member:
+            await member.join(b"here", timeout=TIMEOUT)
+            await until(
+                observer, lambda update: bool(pending(1)(update) and has_address(member.identity.signer, b"here", update))
+            )
+            landed = len(chain.landed)
+            await member.send(Withdraw(member.identity), timeout=TIMEOUT)
+            await until(observer, pending(0))
+            assert len(chain.landed) == landed + 1
+            with pytest.raises(CommandRefused, match="NotSent: the wallet cannot pay"):
+                await observer.join(b"there", timeout=TIMEOUT)
 
 
 async def test_an_account_that_cannot_be_read_any_more_closes_the_backend_with_the_reason() -> None:

@@ -130,7 +130,7 @@ class Observer:
                 if not await incoming.remote_addr_validated():
                     await incoming.retry()
                     continue
-                place = None if seen is None else self._addresses.enter(seen.ip)
+                place = None if seen is None else self._addresses.enter(seen.ip, asyncio.get_running_loop().time())
                 if seen is None or place is None:
                     await incoming.refuse()
                     continue
@@ -210,7 +210,7 @@ def _sockets(hosts: Sequence[str], port: int) -> list[str]:
     return [found.get(4, "127.0.0.1:0"), found.get(6, "[::1]:0")]
 
 
-class _Sockets(iroh.Preset):  # type: ignore[misc]  # the library has no types
+class _Sockets(iroh.Preset):
     """Binds only the given socket addresses."""
 
     def __init__(self, sockets: Sequence[str]) -> None:

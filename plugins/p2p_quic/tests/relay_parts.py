@@ -68,6 +68,12 @@ class RelayClient:
         """The next frame."""
         return await received(self.socket)
 
+    async def datagram(self) -> bytes:
+        """The next forwarded frame; pings are answered meanwhile."""
+        while (frame := await self.frame())[0] == 9:
+            await self.socket.send(b"\x0a" + frame[1:])
+        return frame
+
     async def closed(self) -> int:
         """Wait until the relay closes the connection; its code."""
         async with asyncio.timeout(TIMEOUT):
@@ -87,7 +93,8 @@ def open_socket(url: str, *, versions: list[str] = VERSIONS, **options: Any) -> 
 
 async def received(socket: ClientConnection) -> bytes:
     """The next message."""
-    data = await asyncio.wait_for(socket.recv(), TIMEOUT)
+    async with asyncio.timeout(TIMEOUT):  # not wait_for, which may swallow a cancellation
+        data = await socket.recv()
     assert isinstance(data, bytes)
     return data
 

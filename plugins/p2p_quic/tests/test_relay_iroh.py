@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from psyche_p2p_quic.relay.access import MemberAccess, TokenAccess
 
 pytestmark = [pytest.mark.quic, pytest.mark.anyio]
 ALPN = b"relay-test/1"
-NODE = Path(__file__).parents[3] / ".venv" / "iroh-node"
+MODULES = Path(sys.prefix) / "iroh-node" / "node_modules"
+"""Where `make setup` puts the npm package: tests have no network."""
+
+NODE_CLIENT = Path(__file__).with_name("iroh_node_client.cjs")
 
 
 class _Loopback(iroh.Preset):
@@ -142,6 +146,32 @@ async def test_the_observer_tells_callers_their_address() -> None:
         assert observer.answered == 2
 
 
+async def test_callers_prove_their_address_before_the_observer_answers() -> None:
+    """Else anybody could make it send to a third party."""
+
+    class Watched:
+        """The endpoint; notes of each attempt but the first, which is awaited already, whether its address was proved."""
+
+        def __init__(self, watched: Any) -> None:
+            self.watched = watched
+            self.proved: list[bool] = []
+
+        async def accept_next(self) -> Any:
+            incoming = await self.watched.accept_next()
+            if incoming is not None:
+                self.proved.append(await incoming.remote_addr_validated())
+            return incoming
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.watched, name)
+
+    async with Observer(SecretKey.generate(), hosts=["127.0.0.1"], port=0) as observer, endpoint(None) as alice:
+        await asyncio.sleep(0)  # the observer waits for its first caller
+        observer._endpoint = Watched(observer._endpoint)
+        await observe(alice, observer)
+        assert observer._endpoint.proved == [True]
+
+
 async def test_the_observer_refuses_strangers_and_drops_who_is_none_of_its_callers_any_more() -> None:
     allowed = {SecretKey.generate().public}
     async with Observer(SecretKey.generate(), hosts=["127.0.0.1"], port=0, may_call=lambda key: key in allowed) as observer:
@@ -185,17 +215,21 @@ async def test_the_observer_has_room_for_so_many() -> None:
 
 # ------------------------------------------------------------------------------------------------------------------- node
 
-_SCRIPT = """
-const { Endpoint, EndpointAddr, EndpointId, RelayMap, RelayMode } = require('@number0/iroh');
-"""
 
+async def test_an_endpoint_of_node_meets_one_of_python() -> None:
+    if shutil.which("node") is None or not (MODULES / "@number0" / "iroh").is_dir():
+        pytest.skip("needs node, and @number0/iroh in .venv/iroh-node, where `make setup` installs it when there is npm")
 
-def node_packages() -> Sequence[str]:
-    found = NODE / "node_modules" / "@number0"
-    return [path.name for path in found.iterdir()] if found.is_dir() else []
-
-
-def test_npm_state_is_told() -> None:
-    assert isinstance(json.dumps(list(node_packages())), str)
-    assert shutil.which is not None
-    assert subprocess is not None
+    async with serving() as (relay, url), endpoint(url) as bob:
+        await within(bob.online())
+        answering = asyncio.create_task(echo_once(bob))
+        process = await asyncio.create_subprocess_exec(
+            "node", "--no-deprecation", NODE_CLIENT, url, bytes(bob.id().to_bytes()).hex(),
+            env={**os.environ, "NODE_PATH": str(MODULES)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        output, _ = await within(process.communicate(), 60)
+        assert (process.returncode, output.decode()) == (0, "node is content\n")
+        await within(answering)
+        assert relay.router.counters.logins == 2
+        assert relay.router.counters.frames_forwarded >= 2
+        assert relay.router.counters.protocol_errors == relay.router.counters.logins_failed == 0

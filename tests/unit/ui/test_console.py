@@ -13,6 +13,7 @@ from psyche_core.ui.console import console_lines, describe
 
 EVENTS: list[tuple[telemetry.Event, str]] = [
     (telemetry.Started("server", "", "r", "127.0.0.1:20000"), "serving run r at 127.0.0.1:20000"),
+    (telemetry.RelayStarted("http://h:3340"), "relay for members of this run: http://h:3340"),
     (telemetry.Started("client", "ab" * 32, "r", "h:1"), "client abababababababab has reached run r at h:1"),
     (telemetry.Joined("r"), "takes part in run r"),
     (

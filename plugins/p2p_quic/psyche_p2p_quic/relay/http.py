@@ -129,7 +129,7 @@ class RequestReader:
             headers=[
                 ("Upgrade", "websocket"),
                 ("Connection", "Upgrade"),
-                ("Sec-WebSocket-Accept", accept_token(key)),
+                ("Sec-WebSocket-Accept", accept_token(key).decode()),
                 ("Sec-WebSocket-Protocol", version),
             ],
             reason=b"Switching Protocols",

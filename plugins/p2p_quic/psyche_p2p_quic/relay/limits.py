@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-from collections import Counter
 from dataclasses import dataclass
 
 from psyche_p2p_quic.relay.frames import MAX_FRAME_BYTES
@@ -19,7 +18,7 @@ class RelayLimits:
     client that takes nothing of what is written to it. linger_seconds: for the end of a connection that we close.
 
     clients: proven connections. connections: open ones of any state. connections_per_address: of one IPv4 address or IPv6 /64.
-    connections_per_id: of one id; a further one closes the oldest.
+    connection_rate_per_address: new ones a second. connections_per_id: of one id; a further one closes the oldest.
 
     queue_packets, queue_bytes: waiting for one client, beyond which packets to it are dropped. total_queue_bytes: waiting for
     all. message_bytes: of one frame. client_rate, total_rate: of what clients send. burst_seconds: what a client may send at once
@@ -37,6 +36,7 @@ class RelayLimits:
     clients: int = 4096
     connections: int = 8192
     connections_per_address: int = 64
+    connection_rate_per_address: float = 10.0
     connections_per_id: int = 2
 
     queue_packets: int = 512
@@ -70,30 +70,62 @@ class TokenBucket:
 
 
 class AddressCounter:
-    """Connections of each address. An IPv6 network of 64 bits counts as one address, because one household or server has it."""
+    """Connections of each address: how many at once, and how many a second.
 
-    def __init__(self, *, most: int, most_per_address: int) -> None:
+    An IPv6 network of 64 bits counts as one address, because one household or server has it. most: of all. rate: new connections
+    a second of one address, after twice `most_per_address` and 16 at once. Memory is bounded by `most`: an address without
+    connections is forgotten as soon as it may make all of them at once again, or when others need its place.
+    """
+
+    def __init__(self, *, most: int, most_per_address: int, rate: float = 10.0) -> None:
         self._most = most
         self._most_per_address = most_per_address
-        self._counts: Counter[str] = Counter()
+        self._rate = rate
+        self._burst = 2 * most_per_address + 16
+        self._places: dict[str, _Place] = {}
         self.total = 0
 
-    def enter(self, host: str) -> str | None:
+    def enter(self, host: str, now: float) -> str | None:
         """Count a connection; its key for `leave`, or None if it is one too many."""
-        place = _place(host)
-        if self.total >= self._most or self._counts[place] >= self._most_per_address:
+        key = _place(host)
+        place = self._places.get(key)
+        if place is None:
+            self._make_room(now)
+            place = self._places[key] = _Place(0, float(self._burst), now)
+        place.allowed = min(self._burst, place.allowed + (now - place.at) * self._rate)
+        place.at = now
+        if self.total >= self._most or place.count >= self._most_per_address or place.allowed < 1:
             return None
 
-        self._counts[place] += 1
+        place.allowed -= 1
+        place.count += 1
         self.total += 1
-        return place
+        return key
 
-    def leave(self, place: str) -> None:
+    def leave(self, key: str) -> None:
         """A counted connection has ended."""
         self.total -= 1
-        self._counts[place] -= 1
-        if not self._counts[place]:
-            del self._counts[place]
+        self._places[key].count -= 1
+
+    def _make_room(self, now: float) -> None:
+        if len(self._places) < 2 * self._most + 1024:
+            return
+
+        full = {
+            key: place
+            for key, place in self._places.items()
+            if place.count or place.allowed + (now - place.at) * self._rate < self._burst
+        }
+        self._places = full if len(full) < self._most + 1024 else {key: place for key, place in full.items() if place.count}
+
+
+@dataclass(slots=True)
+class _Place:
+    """count: open connections. allowed: new ones it may make, as of `at`."""
+
+    count: int
+    allowed: float
+    at: float
 
 
 def _place(host: str) -> str:

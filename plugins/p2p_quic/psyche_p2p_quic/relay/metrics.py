@@ -12,6 +12,7 @@ class Counters:
 
     connections: int = 0
     connections_refused: int = 0
+    tls_failures: int = 0
     requests_refused: int = 0
     logins: int = 0
     logins_failed: int = 0
@@ -34,6 +35,7 @@ class Counters:
 _HELP: Mapping[str, str] = {
     "connections": "TCP connections accepted",
     "connections_refused": "TCP connections closed at once: too many in total or from their address",
+    "tls_failures": "connections closed because their TLS failed",
     "requests_refused": "HTTP requests answered with an error",
     "logins": "clients that proved their id and were admitted",
     "logins_failed": "clients whose answer to the challenge was wrong",

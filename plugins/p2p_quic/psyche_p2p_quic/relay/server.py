@@ -1,7 +1,6 @@
 """The relay's shell: sockets, clock and log. It decides nothing; see `router` and `client`.
 
-One buffer receives for all connections, since every read is taken in before the next one; so an idle client holds none. Under
-TLS asyncio keeps buffers for each connection.
+One buffer receives for all connections, since every read is taken in before the next one; so an idle client holds none.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from psyche_p2p_quic.relay.http import Page, Pages
 from psyche_p2p_quic.relay.limits import AddressCounter, RelayLimits
 from psyche_p2p_quic.relay.metrics import CONTENT_TYPE, prometheus_text
 from psyche_p2p_quic.relay.router import Router
+from psyche_p2p_quic.relay.tls import ServerTls, TlsFailed
 from psyche_p2p_quic.relay.websocket import CloseCode
 
 _log = logging.getLogger("psyche.relay")
@@ -32,7 +32,6 @@ _WRITE_BYTES = 64 * 1024
 _TICK_SECONDS = 0.25
 _SUMMARY_SECONDS = 60.0
 _BACKLOG = 1024
-_TLS_GOODBYE_SECONDS = 1.0
 
 
 class RelayServer:
@@ -69,7 +68,11 @@ class RelayServer:
         }
         self.router = Router(access, limits=self.limits, now=clock(), pages={**own, **(pages or {})})
         self._hosts, self._wanted_port, self._tls = list(hosts), port, tls
-        self._addresses = AddressCounter(most=self.limits.connections, most_per_address=self.limits.connections_per_address)
+        self._addresses = AddressCounter(
+            most=self.limits.connections,
+            most_per_address=self.limits.connections_per_address,
+            rate=self.limits.connection_rate_per_address,
+        )
         self._connections: set[_Connection] = set()
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
@@ -80,18 +83,10 @@ class RelayServer:
         self._gone = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        tls_seconds = self.limits.handshake_seconds if self._tls else None
         try:
             for host in self._hosts:
-                server = await self._loop.create_server(
-                    lambda: _Connection(self),
-                    host,
-                    self.port if self._servers else self._wanted_port,
-                    ssl=self._tls,
-                    backlog=_BACKLOG,
-                    ssl_handshake_timeout=tls_seconds,
-                    ssl_shutdown_timeout=_TLS_GOODBYE_SECONDS if self._tls else None,
-                )
+                port = self.port if self._servers else self._wanted_port
+                server = await self._loop.create_server(lambda: _Connection(self), host, port, backlog=_BACKLOG)
                 self._servers.append(server)
         except OSError as error:
             place = f"port {self._wanted_port} of {', '.join(self._hosts)}"
@@ -208,13 +203,14 @@ class RelayServer:
 class _Connection(asyncio.BufferedProtocol):
     """A socket, and the client at its other end."""
 
-    __slots__ = ("_place", "_resuming", "_server", "_transport", "client")
+    __slots__ = ("_place", "_resuming", "_server", "_tls", "_transport", "client")
 
     def __init__(self, server: RelayServer) -> None:
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._place: str | None = None
         self._resuming: asyncio.TimerHandle | None = None
+        self._tls: ServerTls | None = None
         self.client: Client | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -223,7 +219,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport = transport
         peer = transport.get_extra_info("peername")
         host = str(peer[0]) if peer else "?"
-        place = server._addresses.enter(host)
+        place = server._addresses.enter(host, server._clock())
         if place is None:
             server.router.counters.connections_refused += 1
             transport.abort()
@@ -233,6 +229,8 @@ class _Connection(asyncio.BufferedProtocol):
         server.router.counters.connections += 1
         server._connections.add(self)
         transport.set_write_buffer_limits(high=_WRITE_BYTES)
+        if server._tls is not None:
+            self._tls = ServerTls(server._tls)
         self.client = Client(server.router, host, server._clock())
         self.client.shell = self
 
@@ -247,7 +245,12 @@ class _Connection(asyncio.BufferedProtocol):
         server = self._server
         was = client.phase
         now = server._clock()
-        client.receive(server._view[:nbytes], now)
+        data = server._view[:nbytes]
+        if self._tls is not None:
+            data = memoryview(self._decrypted(self._tls, data))
+            if not data:
+                return
+        client.receive(data, now)
         if was is not client.phase:
             self._note(client)
         if client.paused_until > now and self._resuming is None and self._transport is not None:
@@ -255,6 +258,22 @@ class _Connection(asyncio.BufferedProtocol):
             self._resuming = server._loop.call_at(server._loop.time() + client.paused_until - now, self._resume_reading)
         if server.router.dirty:
             server.flush()
+
+    def _decrypted(self, tls: ServerTls, data: memoryview) -> bytes:
+        """What the client says, b"" while it says nothing; whose TLS fails or ends is closed."""
+        assert self._transport is not None
+        ended = False
+        plain = b""
+        try:
+            plain = tls.receive(data)
+            ended = tls.ended
+        except TlsFailed:
+            self._server.router.counters.tls_failures += 1
+            ended = True
+        self._transport.write(tls.left_to_send())
+        if ended:
+            self._transport.close()
+        return plain
 
     def _resume_reading(self) -> None:
         self._resuming = None
@@ -280,8 +299,15 @@ class _Connection(asyncio.BufferedProtocol):
             return
 
         while client.out_bytes and client.blocked_since is None:
-            transport.write(client.take(_WRITE_BYTES))
+            data = client.take(_WRITE_BYTES)
+            if self._tls is not None:
+                self._tls.send(data)
+                data = self._tls.left_to_send()
+            transport.write(data)
         if client.phase is Phase.CLOSING and not client.out_bytes:
+            if self._tls is not None:
+                self._tls.close()
+                transport.write(self._tls.left_to_send())
             transport.close()
 
     def tick(self, now: float) -> None:

@@ -17,6 +17,9 @@ from psyche_core.sdk.observe import observed_run
 from psyche_core.wire.signing import SecretKey
 
 _log = logging.getLogger("psyche.relay.members")
+_PATIENCE_SECONDS = 5.0
+"""How long a backend tries to come back by itself, without a word."""
+
 _RETRY_SECONDS = 5.0
 
 
@@ -55,7 +58,8 @@ class CoordinatorSource:
     async def follow(self) -> AsyncGenerator[frozenset[bytes], None]:
         """The members now and after each change."""
         before = None
-        async with observed_run(self._run_id, self._address, backend=self._backend, key=self._key) as coordinator:
+        opening = observed_run(self._run_id, self._address, backend=self._backend, key=self._key, retry_seconds=_PATIENCE_SECONDS)
+        async with opening as coordinator:
             while True:
                 update = await coordinator.next_state()
                 members = transport_keys(update.state)

@@ -24,6 +24,7 @@ from psyche_p2p_quic.relay_program.token_file import fingerprint, read_tokens
 
 _log = logging.getLogger("psyche.relay")
 _LOOK_SECONDS = 2.0
+_OTHER_FILES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +91,32 @@ def read_options(given: Mapping[str, Any]) -> RelayOptions:
     return RelayOptions(service=service, access=MemberAccess(), sources=sources)
 
 
+def allow_open_files(count: int) -> None:
+    """Raise the process's own limit of open files to `count`, as far as the system lets it; warn where that is less."""
+    try:
+        import resource
+    except ImportError:
+        return  # Windows has no such limit
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < count:
+        _log.warning("this system allows %d open files, %d are needed for --max-clients; see `ulimit -Hn`", wanted, count)
+
+
 def run_relay(options: RelayOptions) -> int:
     """Run until a signal; the exit code. Raises PsycheError."""
     return asyncio.run(_run(options))
 
 
 async def _run(options: RelayOptions) -> int:
+    allow_open_files(options.service.limits.connections + _OTHER_FILES)
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, signals.put_nowait, number)
+    for stopping in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(stopping, signals.put_nowait, int(stopping))
 
     async with RelayService(options.access, options.service) as service, _kept_up_to_date(service, options) as failed:
         _announce(service, options)

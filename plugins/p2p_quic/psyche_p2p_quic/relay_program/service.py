@@ -56,12 +56,13 @@ class RelayService:
 
     async def __aenter__(self) -> Self:
         options = self._options
+        hosts = [_as_ip(host) for host in options.hosts]
         tls = server_tls(options.tls_cert, options.tls_key)
         async with contextlib.AsyncExitStack() as stack:
             self._relay = await stack.enter_async_context(
                 RelayServer(
                     self._access,
-                    hosts=options.hosts,
+                    hosts=hosts,
                     port=options.port,
                     limits=options.limits,
                     tls=tls,
@@ -74,7 +75,7 @@ class RelayService:
                 self._observer = await stack.enter_async_context(
                     Observer(
                         options.key or SecretKey.generate(),
-                        hosts=[_as_ip(host) for host in options.hosts],
+                        hosts=hosts,
                         port=self._relay.port if options.observer_port is None else options.observer_port,
                         may_call=self._relay.router.may_observe,
                     )
@@ -116,7 +117,7 @@ class RelayService:
         """Tell the clients that the relay goes, and wait for them a little."""
         await self.relay.drain(seconds=DRAIN_SECONDS)
 
-    def _observer_page(self, host: str) -> Page:  # noqa: ARG002 - it is the same for every caller
+    def _observer_page(self, _: str) -> Page:
         assert self._observer is not None
         date = ("Date", formatdate(usegmt=True))  # callers compare it with their clocks
         return Page(self._observer.location.encode().decode() + "\n", kind="application/json", headers=(date,))
@@ -139,6 +140,7 @@ def server_tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
         raise ConfigError(message)
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(cert, key, password=_no_password)
