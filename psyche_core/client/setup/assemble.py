@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -30,6 +29,7 @@ from psyche_core.client.setup.resources_builder import ResourcesBuilder
 from psyche_core.config.settings import ClientSettings
 from psyche_core.errors import ConfigError
 from psyche_core.hookspecs import BackendContext, BackendRegistration, TransportContext
+from psyche_core.p2p.local_address import interface_towards
 from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.scratch import Scratch, default_folder
 from psyche_core.telemetry import events as telemetry
@@ -202,18 +202,6 @@ def _open_scratch(folder: Path | None) -> Scratch:
         return Scratch(default_folder())
     except (ConfigError, RuntimeError):  # RuntimeError: this user has no home
         return Scratch()
-
-
-def interface_towards(address: str) -> str:
-    """The local address from which `host:port#KEY` is reached; loopback if that is unknown. Sends nothing."""
-    host, _, port = address.partition("#")[0].rpartition(":")
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except (OSError, ValueError):
-        return "127.0.0.1"
 
 
 async def _leave_on_signal(runtime: ClientRuntime, told: Callable[[signal.Signals], None]) -> None:

@@ -54,8 +54,8 @@ def network(
     """
     import anyio
 
-    from psyche_core.client.setup.assemble import interface_towards
     from psyche_core.errors import UserError
+    from psyche_core.p2p.local_address import interface_towards
     from psyche_core.wire.signing import SecretKey
     from psyche_p2p_quic.doctor import verdict as verdicts
     from psyche_p2p_quic.doctor.checks import measure
