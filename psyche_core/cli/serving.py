@@ -49,6 +49,7 @@ from psyche_core.types import ClientState, RunState
 from psyche_core.ui.token_preparation import prepare_tokens
 from psyche_core.wire.signing import SecretKey
 
+_EVERY_INTERFACE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 RELAY = "iroh"
 """Name of the relay plugin."""
 
@@ -72,6 +73,7 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
         message = f"the backend {settings.backend} has no server to host; choose another --backend"
         raise UserError(message)
 
+    relay = _relay(settings, registry)
     key = await anyio.to_thread.run_sync(server_key, settings)
     config = first_config(files.run, settings)
     cache = settings.save_state_dir or default_folder()
@@ -89,7 +91,6 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
         now=int(time.time()),
         instance=secrets.token_bytes(32),
     )
-    relay = _relay(settings, registry)
 
     def on_event(state: CoordinatorState, events: tuple[Event, ...]) -> None:
         reporter.tell(state, events)
@@ -154,6 +155,12 @@ def _relay(settings: ServerSettings, registry: PluginRegistry) -> Relay | None:
     """The relay beside the coordinator, if one is wanted; it listens once it is entered. Raises UserError."""
     if not settings.with_relay:
         return None
+    if settings.relay_url is None and settings.host in _EVERY_INTERFACE:
+        message = (
+            f"--with-relay with --host {settings.host} needs --relay-url, the URL at which members reach the relay, such as "
+            f"http://server.example.org:{settings.relay_port}"
+        )
+        raise ConfigError(message)
 
     return registry.load("relay", RELAY).create(
         RelayContext(

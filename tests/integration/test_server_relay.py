@@ -12,6 +12,7 @@ from plugins.p2p_quic.tests.relay_parts import Refused, RelayClient
 from psyche_backend_tcp.client.connection import TcpBackend
 from psyche_core.cli.serving import serve_run
 from psyche_core.config.settings import ServerSettings, load_settings
+from psyche_core.errors import ConfigError
 from psyche_core.hookspecs import BackendContext
 from psyche_core.plugins import PluginRegistry
 from psyche_core.telemetry.events import Event, RelayStarted, Started
@@ -54,3 +55,12 @@ async def test_the_server_s_relay_serves_the_run_s_members(local_testnet: Any) -
                     group.cancel_scope.cancel()
                     with anyio.CancelScope(shield=True):
                         assert await client.closed() in {1001, 1006}
+
+
+@pytest.mark.anyio
+async def test_a_server_on_every_interface_must_say_where_its_relay_is(local_testnet: Any) -> None:
+    folder = local_testnet()
+    options = {"state": folder / "state.toml", "data_config": folder / "data.toml", "host": "::"}
+    settings = load_settings(ServerSettings, {**options, "with_relay": True})
+    with pytest.raises(ConfigError, match="needs --relay-url"):
+        await serve_run(settings, PluginRegistry.discover(), EventBus())
