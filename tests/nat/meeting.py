@@ -171,7 +171,7 @@ class Meeting:
                 if expected(one.host, other.host) not in {each["path"] for each in voice.of("path", peer)}
             ]
 
-        self.until(lambda: not missing(), f"each pair's path ({missing()[:5]})", seconds=seconds)
+        self.until(lambda: not missing(), "each pair's path", seconds=seconds)
         wrong = [
             (one.host.name, other.host.name)
             for one, other in self.pairs()
