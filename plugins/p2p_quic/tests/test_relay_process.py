@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -174,6 +175,19 @@ async def test_a_token_that_is_taken_out_of_the_file_is_cut_off(tmp_path: Path) 
         with pytest.raises(Refused):
             async with RelayClient.login(relay.url, token="first"):
                 pass
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the benchmark reads CPU times from Linux's /proc")
+async def test_the_benchmark_prints_its_figures() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.relay", "--json", "--frames", "300", "--clients", "20", "--times", "1",
+        cwd=Path(__file__).parents[3], stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        output, _ = await process.communicate()
+    figures = json.loads(output)
+    assert set(figures) == {"relay_mb_per_cpu_s", "idle_kb_per_client", "logins_per_cpu_s"}
+    assert all(value > 0 for value in figures.values())
 
 
 # ----------------------------------------------------------------------------------------------------------------- members
