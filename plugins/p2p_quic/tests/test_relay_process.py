@@ -142,6 +142,8 @@ async def test_ctrl_c_ends_it_with_130() -> None:
         (["--run-id", "x", "--no-observer"], "needs the coordinator's address; give --server-addr"),
         (["--run-id", "x", "--server-addr", "nonsense", "--no-observer"], "expected a server address like"),
         (["--access", "open", "--host", "127.0.0.1.name"], "--host is an IP address"),
+        (["--access", "open", "--url", "relay.example.org:3340"], "the URL for members is http://HOST:PORT or https://"),
+        (["--access", "open", "--url", "http://relay.example.org:99999"], "the URL for members is http://HOST:PORT or https://"),
         (["--access", "open", "--tls-cert", "c.pem"], "TLS needs both"),
         (["--access", "open", "--tls-cert", "c.pem", "--tls-key", "k.pem"], "cannot read the TLS certificate c.pem"),
     ],
