@@ -189,7 +189,9 @@ async def test_the_benchmark_prints_its_figures() -> None:
         output, _ = await process.communicate()
     figures = json.loads(output)
     assert set(figures) == {"relay_mb_per_cpu_s", "idle_kb_per_client", "logins_per_cpu_s"}
-    assert all(value > 0 for value in figures.values())
+    assert figures["relay_mb_per_cpu_s"] > 0
+    assert figures["logins_per_cpu_s"] > 0
+    assert figures["idle_kb_per_client"] < 30, "so few clients may fit into memory that it holds already"
 
 
 # ----------------------------------------------------------------------------------------------------------------- members
