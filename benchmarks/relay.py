@@ -166,8 +166,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--frames", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=500)
+    parser.add_argument("--times", type=int, default=3, help="runs, of which the median is taken")
     arguments = parser.parse_args()
-    figures = measure(frames=arguments.frames, clients=arguments.clients)
+    figures = measure(frames=arguments.frames, clients=arguments.clients, times=arguments.times)
     if arguments.json:
         print(json.dumps(figures))
     else:

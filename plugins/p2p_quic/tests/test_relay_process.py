@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -141,6 +142,8 @@ async def test_ctrl_c_ends_it_with_130() -> None:
         (["--run-id", "x", "--no-observer"], "needs the coordinator's address; give --server-addr"),
         (["--run-id", "x", "--server-addr", "nonsense", "--no-observer"], "expected a server address like"),
         (["--access", "open", "--host", "127.0.0.1.name"], "--host is an IP address"),
+        (["--access", "open", "--url", "relay.example.org:3340"], "the URL for members is http://HOST:PORT or https://"),
+        (["--access", "open", "--url", "http://relay.example.org:99999"], "the URL for members is http://HOST:PORT or https://"),
         (["--access", "open", "--tls-cert", "c.pem"], "TLS needs both"),
         (["--access", "open", "--tls-cert", "c.pem", "--tls-key", "k.pem"], "cannot read the TLS certificate c.pem"),
     ],
@@ -174,6 +177,21 @@ async def test_a_token_that_is_taken_out_of_the_file_is_cut_off(tmp_path: Path) 
         with pytest.raises(Refused):
             async with RelayClient.login(relay.url, token="first"):
                 pass
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the benchmark reads CPU times from Linux's /proc")
+async def test_the_benchmark_prints_its_figures() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.relay", "--json", "--frames", "300", "--clients", "20", "--times", "1",
+        cwd=Path(__file__).parents[3], stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        output, _ = await process.communicate()
+    figures = json.loads(output)
+    assert set(figures) == {"relay_mb_per_cpu_s", "idle_kb_per_client", "logins_per_cpu_s"}
+    assert figures["relay_mb_per_cpu_s"] > 0
+    assert figures["logins_per_cpu_s"] > 0
+    assert figures["idle_kb_per_client"] < 30, "so few clients may fit into memory that it holds already"
 
 
 # ----------------------------------------------------------------------------------------------------------------- members

@@ -32,6 +32,8 @@ _WRITE_BYTES = 64 * 1024
 _TICK_SECONDS = 0.25
 _SUMMARY_SECONDS = 60.0
 _BACKLOG = 1024
+_AWAY_MS, _TRY_FOR_MS = 1000, 60_000
+"""What clients are told about a relay that stops: when to come back, and for how long to try."""
 
 
 class RelayServer:
@@ -124,7 +126,7 @@ class RelayServer:
         clients = [connection.client for connection in self._connections if connection.client is not None]
         for client in clients:
             if client.phase is Phase.CONNECTED:
-                client.queue_control(frames.restarting(reconnect_in_ms=0, try_for_ms=0))
+                client.queue_control(frames.restarting(reconnect_in_ms=_AWAY_MS, try_for_ms=_TRY_FOR_MS))
         for client in clients:
             client.finish(CloseCode.GOING_AWAY, "the relay stops", now)
         self.flush()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Self
 
+import anyio
+
 from psyche_core.hookspecs import RelayContext
 from psyche_core.interfaces import Relay
 from psyche_p2p_quic.relay.access import MemberAccess
@@ -46,7 +48,10 @@ class IrohRelay(Relay):
 
     async def aclose(self) -> None:
         """Tell the clients, and stop; idempotent."""
-        if self._open:
-            self._open = False
+        if not self._open:
+            return
+
+        self._open = False
+        with anyio.CancelScope(shield=True):  # both are bounded in time, and a server is cancelled when it stops
             await self._service.drain()
             await self._service.__aexit__(None, None, None)

@@ -11,6 +11,7 @@ from email.utils import formatdate
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.parse import urlsplit
 
 from psyche_core.errors import ConfigError, UserError
 from psyche_core.wire.signing import SecretKey
@@ -57,6 +58,7 @@ class RelayService:
     async def __aenter__(self) -> Self:
         options = self._options
         hosts = [_as_ip(host) for host in options.hosts]
+        _check_url(options.url)
         tls = server_tls(options.tls_cert, options.tls_key)
         async with contextlib.AsyncExitStack() as stack:
             self._relay = await stack.enter_async_context(
@@ -153,6 +155,20 @@ def server_tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
         message = f"cannot read the TLS certificate {cert} or its key {key}: {error.strerror}"
         raise UserError(message) from error
     return context
+
+
+def _check_url(url: str | None) -> None:
+    """Raises ConfigError for a URL that no member could use."""
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0 and parts.path in {"", "/"}
+    except ValueError:
+        usable = False
+    if not usable:
+        message = f"the URL for members is http://HOST:PORT or https://HOST:PORT, without a path, got {url[:200]!r}"
+        raise ConfigError(message)
 
 
 def _no_password() -> str:
