@@ -31,7 +31,7 @@ reproduces it and with a fault script that was reduced as far as possible."""
 HELP_OF_FAULTS = """\b
 Kinds of faults:
   members   crash restart pause slow skew late leave bit-flip all-die
-            empty-results failing-work slow-downlink
+            empty-results failing-work slow-downlink full-disk
   network   drop duplicate reorder delay partition asymmetric
   server    server-restart owner-pause older-state slow-rpc failing-rpc
   liars     wrong-hash wrong-shape two-results repeated-payload garbage
