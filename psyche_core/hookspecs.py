@@ -6,10 +6,10 @@ entry point per thing it registers, in ONE group:
     [project.entry-points."psyche.plugins"]
     "optimizer.Distro" = "psyche_optim_distro.hooks"
 
-The entry point's name is `<kind>.<Name>`; kinds are backend, optimizer, data, transport, model, sharding, command. `Name` is what
-a run configuration says (`[model.LLM.optimizer.Distro]`, `data_location.Http`, `architecture = "HfLlama"`), or the word behind
-`psyche` for a command. Reading names imports nothing, so a broken or slow plugin costs nothing if it is not used. Factories
-import heavy modules when they are called.
+The entry point's name is `<kind>.<Name>`; kinds are backend, optimizer, data, transport, model, sharding, relay, command. `Name`
+is what a run configuration says (`[model.LLM.optimizer.Distro]`, `data_location.Http`, `architecture = "HfLlama"`), or the word
+behind `psyche` for a command. Reading names imports nothing, so a broken or slow plugin costs nothing if it is not used.
+Factories import heavy modules when they are called.
 
 Each registration's `settings` is a pydantic model (or None) that validates the plugin's own table; unknown keys are refused.
 """
@@ -27,7 +27,17 @@ from pydantic import BaseModel
 from psyche_core.config.run_config import CoordinatorConfig
 from psyche_core.coordinator.commands import Event
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.interfaces import Backend, BackendServer, DataProvider, Model, Optimizer, RankGroup, ShardingEngine, Transport
+from psyche_core.interfaces import (
+    Backend,
+    BackendServer,
+    DataProvider,
+    Model,
+    Optimizer,
+    RankGroup,
+    Relay,
+    ShardingEngine,
+    Transport,
+)
 from psyche_core.wire.signing import SecretKey
 
 if TYPE_CHECKING:
@@ -35,7 +45,7 @@ if TYPE_CHECKING:
 
 PROJECT = "psyche"
 GROUP = "psyche.plugins"
-KINDS = ("backend", "optimizer", "data", "transport", "model", "sharding", "command")
+KINDS = ("backend", "optimizer", "data", "transport", "model", "sharding", "relay", "command")
 PLUGIN_API = (1, 0)
 
 hookspec: pluggy.HookspecMarker = pluggy.HookspecMarker(PROJECT)
@@ -78,6 +88,7 @@ class ServerContext:
         on_paid: called like on_event, with a member's signer and the amount paid, by servers that pay.
         on_withdrawn: called before the matching on_event when the server withdraws a healthy member without its request; gets the
             signer and the reason (`lost`, `not allowed`).
+        relays: URLs of relays that the server offers its clients, beside those of the run's configuration.
     """
 
     state: CoordinatorState
@@ -95,6 +106,7 @@ class ServerContext:
     on_paid: Callable[[bytes, int], None] | None = None
     on_withdrawn: Callable[[bytes, str], None] | None = None
     tick_seconds: float = 0.25
+    relays: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +150,8 @@ class BackendRegistration:
         transport_key: makes our transport's key from run id and settings if no key file was given.
         route: `host:port` of the server that the backend connects to, used to find the local address that others can reach; None
             means the address itself.
+        observe: like create, for a program that only follows the run: it never joins and sends nothing; None if `create` gives
+            that.
         testnet: what `psyche testnet` needs besides that; None if a member needs only the address.
     """
 
@@ -145,6 +159,7 @@ class BackendRegistration:
     summary: str
     create: Callable[[BackendContext], Backend]
     create_server: Callable[[ServerContext], BackendServer] | None = None
+    observe: Callable[[BackendContext], Backend] | None = None
     settings: type[BaseModel] | None = None
     needs_address: bool = True
     transport_key: Callable[[str, Any], SecretKey] | None = None
@@ -213,23 +228,33 @@ class TransportContext:
     """The arguments for building an endpoint.
 
     Attributes:
-        interface: IP address to bind.
+        interface: IP address or name of a network interface to bind; a name means the interface's addresses of both IP families.
         port: 0 picks a free one.
+        whole_interface: the address was found rather than chosen, so the interface's address of the other family may be bound as
+            well.
+        settings: the transport's own options, validated; None for the defaults.
     """
 
     run_id: str
     key: SecretKey
     interface: str = "127.0.0.1"
     port: int = 0
+    whole_interface: bool = False
+    settings: BaseModel | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportRegistration:
-    """A transport."""
+    """A transport.
+
+    settings: the transport's own options. When a client uses this transport, they appear as `--name` and `PSYCHE_NAME` beside
+    the client's own options, as those of a backend do.
+    """
 
     name: str
     summary: str
     create: Callable[[TransportContext], Transport]
+    settings: type[BaseModel] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +359,30 @@ class ShardingRegistration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RelayContext:
+    """The arguments for building a relay that runs beside a coordinator.
+
+    host, port: to listen on; port 0 picks a free one. url: that members are given; None for one of host and port. tls_cert,
+    tls_key: files of the certificate and its key; without them everything around the encrypted traffic is readable on the way.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    url: str | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayRegistration:
+    """A relay that `psyche server run --with-relay` can run beside its coordinator."""
+
+    name: str
+    summary: str
+    create: Callable[[RelayContext], Relay]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRegistration:
     """A command of the `psyche` program.
 
@@ -354,6 +403,7 @@ Registration = (
     | TransportRegistration
     | ModelRegistration
     | ShardingRegistration
+    | RelayRegistration
     | CommandRegistration
 )
 
@@ -393,6 +443,11 @@ def psyche_register_models() -> list[ModelRegistration]:  # type: ignore[empty-b
 @hookspec
 def psyche_register_sharding() -> list[ShardingRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
     """Ways to divide a model among processes; the name is what `--sharding` takes."""
+
+
+@hookspec
+def psyche_register_relays() -> list[RelayRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
+    """Relays this plugin provides for `psyche server run --with-relay`."""
 
 
 @hookspec

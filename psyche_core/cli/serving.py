@@ -10,6 +10,7 @@ import contextlib
 import secrets
 import signal
 import time
+from dataclasses import replace
 
 import anyio
 import anyio.to_thread
@@ -30,10 +31,11 @@ from psyche_core.coordinator.commands import (
     UpdateConfig,
     WentBack,
 )
+from psyche_core.coordinator.members import transport_keys
 from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import BackendError, ConfigError, CoordinatorError, UserError
-from psyche_core.hookspecs import ServerContext
-from psyche_core.interfaces import BackendServer
+from psyche_core.hookspecs import RelayContext, ServerContext
+from psyche_core.interfaces import BackendServer, Relay
 from psyche_core.interfaces.backend import OwnerControl
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.run_events import phase_of
@@ -46,6 +48,10 @@ from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import ClientState, RunState
 from psyche_core.ui.token_preparation import prepare_tokens
 from psyche_core.wire.signing import SecretKey
+
+_EVERY_INTERFACE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+RELAY = "iroh"
+"""Name of the relay plugin."""
 
 KEY_FILE = "server.key"
 """Name of the server's own key in the folder with the saved state."""
@@ -67,6 +73,7 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
         message = f"the backend {settings.backend} has no server to host; choose another --backend"
         raise UserError(message)
 
+    relay = _relay(settings, registry)
     key = await anyio.to_thread.run_sync(server_key, settings)
     config = first_config(files.run, settings)
     cache = settings.save_state_dir or default_folder()
@@ -84,6 +91,12 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
         now=int(time.time()),
         instance=secrets.token_bytes(32),
     )
+
+    def on_event(state: CoordinatorState, events: tuple[Event, ...]) -> None:
+        reporter.tell(state, events)
+        if relay is not None:
+            relay.set_members(transport_keys(state))
+
     context = ServerContext(
         state=state,
         host=settings.host,
@@ -96,13 +109,16 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
         state_dir=settings.save_state_dir,
         allow_list=settings.allow_list,
         opening=files.run.config if config != files.run.config else None,
-        on_event=reporter.tell,
+        on_event=on_event,
         on_withdrawn=reporter.note_withdrawn,
         on_paid=lambda signer, units: report(RewardPaid(signer.hex()[:8], units)),
     )
     async with contextlib.AsyncExitStack() as stack:
         if data is not None:
             await stack.enter_async_context(data)
+        if relay is not None:
+            await stack.enter_async_context(relay)
+            context = replace(context, relays=(relay.url,))
         try:
             server = await stack.enter_async_context(create_server(context))
         except OSError as error:
@@ -110,6 +126,9 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
             raise UserError(message) from error
 
         report(Started("server", key.public.hex(), files.run.run_id, server.address))
+        if relay is not None:
+            relay.set_members(transport_keys(server.state))
+            report(told.RelayStarted(relay.url))
         if settings.checkpoint is not None:
             name_checkpoint(server, settings.checkpoint)
         _heed_loss(server, report, restart=settings.restart_from_checkpoint)
@@ -130,6 +149,28 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
         ended = Ended(f"the run finished after {server.state.progress.step - 1} steps", success=True)
         report(ended)
         return ended
+
+
+def _relay(settings: ServerSettings, registry: PluginRegistry) -> Relay | None:
+    """The relay beside the coordinator, if one is wanted; it listens once it is entered. Raises UserError."""
+    if not settings.with_relay:
+        return None
+    if settings.relay_url is None and settings.host in _EVERY_INTERFACE:
+        message = (
+            f"--with-relay with --host {settings.host} needs --relay-url, the URL at which members reach the relay, such as "
+            f"http://server.example.org:{settings.relay_port}"
+        )
+        raise ConfigError(message)
+
+    return registry.load("relay", RELAY).create(
+        RelayContext(
+            host=settings.host,
+            port=settings.relay_port,
+            url=settings.relay_url,
+            tls_cert=settings.relay_tls_cert,
+            tls_key=settings.relay_tls_key,
+        )
+    )
 
 
 def name_checkpoint(server: BackendServer, url: str) -> None:

@@ -94,7 +94,11 @@ class ClientSettings(_ProgramSettings):
     )
     transport: str = Field(default="quic", description="Transport between clients, by plugin name.")
     bind_p2p_interface: str = Field(
-        default="auto", description="Address to bind for peers; auto: the local address from which the server is reached."
+        default="auto",
+        description=(
+            "What to bind for peers: an address, or the name of a network interface (eth0, lo) for its addresses of both IP "
+            "families. auto: the interface from which the server is reached."
+        ),
     )
     bind_p2p_port: int = Field(default=0, ge=0, le=65535, description="Port to bind for peers; 0 picks a free one.")
     device: str = Field(
@@ -243,6 +247,33 @@ class ServerSettings(_ProgramSettings):
         json_schema_extra=_SECONDS,
         description="How long a disconnected client may take to reconnect. It is 20 after a restart of the server.",
     )
+    with_relay: bool = Field(
+        default=False,
+        description=(
+            "Also run a relay, so that members behind routers reach each other. Only members of the run may use it. It listens "
+            "on the address of --host."
+        ),
+    )
+    relay_port: int = Field(
+        default=3340,
+        ge=0,
+        le=65535,
+        description="TCP port of the relay, and UDP port of its address observer; 0 picks a free one.",
+    )
+    relay_url: str | None = Field(
+        default=None,
+        description=(
+            "URL of the relay for members, such as http://relay.example.org:3340. Default: made from --host and --relay-port."
+        ),
+    )
+    relay_tls_cert: Path | None = Field(
+        default=None,
+        description=(
+            "File with the relay's TLS certificate and its chain, in PEM; it must be one that browsers accept. Without TLS, "
+            "members' keys, addresses and traffic volumes can be read on the way; what they send cannot."
+        ),
+    )
+    relay_tls_key: Path | None = Field(default=None, description="File with the private key of --relay-tls-cert, in PEM.")
     restart_from_checkpoint: bool = Field(
         default=False,
         description=(

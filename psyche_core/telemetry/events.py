@@ -27,6 +27,13 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class RelayStarted:
+    """The server also runs a relay. url: that members are given."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """The coordinator accepted our request to take part. A client joins once its resources are ready; emitted once."""
 
@@ -223,6 +230,27 @@ class NetworkTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class PathOfPeer:
+    """How one member is reached. peer: first digits of its p2p key. path: `direct`, `relayed` (through a relay) or `none`.
+
+    rtt_ms: time of a packet there and back, 0 while unknown. sent_per_second, received_per_second: bytes, since the last report.
+    """
+
+    peer: str
+    path: str
+    rtt_ms: float = 0.0
+    sent_per_second: int = 0
+    received_per_second: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPaths:
+    """How each other member of the epoch is reached. Emitted when that changes, and every half minute."""
+
+    peers: tuple[PathOfPeer, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EpochDigest:
     """SHA-256 (hex) over all float32 parameters at the end of an epoch, after all its accepted results were applied."""
 
@@ -405,6 +433,7 @@ class Ended:
 
 Event = (
     Started
+    | RelayStarted
     | TokenFiles
     | Stopping
     | Joined
@@ -420,6 +449,7 @@ Event = (
     | StepApplied
     | WitnessSent
     | NetworkTotals
+    | PeerPaths
     | EpochDigest
     | ReplicasDiffer
     | Resynced

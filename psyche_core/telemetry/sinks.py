@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any, TextIO
 
-from psyche_core.telemetry.events import Event
+from psyche_core.telemetry.events import Event, PathOfPeer, PeerPaths
 
 logger: logging.Logger = logging.getLogger("psyche.telemetry")
 
@@ -43,6 +43,8 @@ def from_json(line: str) -> tuple[float, Event] | None:
         cls = _BY_NAME[told.pop("event")]
         moment = float(told.pop("time"))
         unknown = {field.name: math.nan for field in fields(cls) if field.type == "float" and told.get(field.name, 0.0) is None}
+        if cls is PeerPaths:
+            told["peers"] = tuple(PathOfPeer(**each) for each in told["peers"])
         event: Event = cls(**{**told, **unknown})
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

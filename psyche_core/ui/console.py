@@ -26,8 +26,10 @@ from psyche_core.telemetry.events import (
     ModelLost,
     ModelSync,
     NetworkTotals,
+    PeerPaths,
     PhaseChanged,
     Problem,
+    RelayStarted,
     ReplicasDiffer,
     Resumed,
     Resynced,
@@ -64,6 +66,13 @@ _WHY_DROPPED = {
 }
 
 
+def _paths(event: PeerPaths) -> str:
+    counts = {kind: [each for each in event.peers if each.path == kind] for kind in ("direct", "relayed", "none")}
+    parts = [f"{len(peers)} {'not reached' if kind == 'none' else kind}" for kind, peers in counts.items() if peers]
+    slow = [f"{each.peer} {each.rtt_ms:.0f} ms" for each in counts["relayed"][:8]]
+    return f"members: {', '.join(parts) or 'none'}" + (f" (relayed: {', '.join(slow)})" if slow else "")
+
+
 def describe(event: Event) -> str:
     """An event as one line without a time stamp. It is safe for a terminal, whatever text the event contains."""
     return printable(_sentence(event))
@@ -75,6 +84,8 @@ def _sentence(event: Event) -> str:
             return f"serving run {event.run_id} at {event.address}"
         case Started():
             return f"{event.role} {event.id[:16]} has reached run {event.run_id} at {event.address}"
+        case RelayStarted():
+            return f"relay for members of this run: {event.url}"
         case Joined():
             return f"takes part in run {event.run_id}"
         case WaitsForEpoch():
@@ -121,6 +132,8 @@ def _sentence(event: Event) -> str:
             return f"witnessed round {event.height}" + (" early" if event.opportunistic else "")
         case NetworkTotals():
             return f"sent {bytes_text(event.bytes_sent)}, received {bytes_text(event.bytes_received)}, {event.peers} peers"
+        case PeerPaths():
+            return _paths(event)
         case EpochDigest():
             return f"epoch {event.epoch} ended after step {event.step}: parameters {event.sha256[:16]}…"
         case ReplicasDiffer():
@@ -217,20 +230,25 @@ def _resumed(event: Resumed) -> str:
 
 
 def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Sink:
-    """A sink that writes `HH:MM:SS sentence` per event and flushes it; network totals once per minute, with rates.
+    """A sink that writes `HH:MM:SS sentence` per event and flushes it; network totals once per minute, with rates; paths to
+    members when their kinds change.
 
     clock: seconds, for tests.
     """
     meter = _Meter(clock)
     fetched_at = -FETCH_SECONDS
+    kinds: dict[str, str] = {}
 
     def write(event: Event) -> None:
-        nonlocal fetched_at
+        nonlocal fetched_at, kinds
         sentence: str | None
         if isinstance(event, NetworkTotals):
             sentence = meter.read(event)
         elif isinstance(event, ModelSync) and event.pieces_done < event.pieces_total and clock() - fetched_at < FETCH_SECONDS:
             sentence = None
+        elif isinstance(event, PeerPaths):
+            before, kinds = kinds, {each.peer: each.path for each in event.peers}
+            sentence = None if kinds == before else describe(event)
         elif isinstance(event, Ended) and (last := meter.last()) is not None:
             sentence = f"{last}\n{stamp()} {describe(event)}"
         else:

@@ -234,7 +234,7 @@ def _clients_table(metrics: RunMetrics) -> Table:
             count_text(page.tokens_per_second),
             bytes_text(page.network.bytes_sent),
             bytes_text(page.network.bytes_received),
-            str(page.network.peers),
+            f"{page.network.peers} ({page.relayed} relayed)" if page.relayed else str(page.network.peers),
             _digest(metrics, page),
         )
     return table

@@ -22,6 +22,7 @@ from psyche_core.telemetry.events import (
     Event,
     ModelLoaded,
     NetworkTotals,
+    PeerPaths,
     PhaseChanged,
     Problem,
     ReplicasDiffer,
@@ -106,6 +107,8 @@ class RunMetrics:
                 self._note_applied(self._page(source), time, event)
             case NetworkTotals():
                 self._page(source).note_network(event)
+            case PeerPaths():
+                self._page(source).paths = event.peers
             case EpochDigest():
                 self._note_digest(self._page(source), event)
             case ReplicasDiffer():

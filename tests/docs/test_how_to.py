@@ -75,6 +75,11 @@ def test_the_other_commands_run_one_after_the_other(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("table", TABLES)
 def test_each_table_is_valid_in_a_run_file(table: str) -> None:
     run = (REPOSITORY / "examples" / "local_testnet" / "state.toml").read_text()
+    if table.startswith("[model.network]"):
+        relays = parse_run_file(f"{run}\n{table}", source="the page").model.relays
+        assert relays == tuple(tomllib.loads(table)["model"]["network"]["relays"])
+        return
+
     [path] = re.findall(r"^\[(model\.LLM\.\w+)[\w.]*\]$", table, flags=re.MULTILINE)
     before, _, rest = run.partition(f"\n[{path}")
     after = rest.partition("\n\n")[2]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES, SERVER_FRAME, Limits, TokenBucket
@@ -87,9 +87,9 @@ class Hub:
     """The coordinator's state and all connections to it.
 
     draw_seed: called for each command, returns an unpredictable u64. opening: the configuration that replaces the state's at
-    the first round. addresses: of the members of a resumed state; began: when it was resumed. After any call the caller
-    collects `take_pending_save` (to be written and confirmed with `saved`), then `take_stirred` (connections whose `outgoing` may
-    have frames) and `take_changes`.
+    the first round. addresses: of the members of a resumed state; began: when it was resumed. relays: offered to clients. After
+    any call the caller collects `take_pending_save` (to be written and confirmed with `saved`), then `take_stirred` (connections
+    whose `outgoing` may have frames) and `take_changes`.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class Hub:
         opening: CoordinatorConfig | None = None,
         addresses: Mapping[bytes, bytes] | None = None,
         began: ClockTime | None = None,
+        relays: Sequence[str] = (),
     ) -> None:
         self._state = state
         self._limits = limits
@@ -118,7 +119,7 @@ class Hub:
         self._stirred: set[int] = set()
         self._changes: deque[tuple[int, CoordinatorState, tuple[Event, ...]]] = deque()
         self._withdrawn: list[tuple[bytes, str]] = []
-        self._documents = Documents(state, self._key_records.addresses(self._members()))
+        self._documents = Documents(state, self._key_records.addresses(self._members()), relays=relays)
         self._version = self._taken = self._saved = 0
 
     @property

@@ -198,6 +198,7 @@ class TcpServer(BackendServer):
             opening=beginning.opening,
             addresses=beginning.addresses,
             began=self._now() if beginning.resumed else None,
+            relays=self._context.relays,
         )
 
     def _may(self, public: bytes) -> bool:
