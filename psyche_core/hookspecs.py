@@ -28,6 +28,7 @@ from psyche_core.config.run_config import CoordinatorConfig
 from psyche_core.coordinator.commands import Event
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.interfaces import Backend, BackendServer, DataProvider, Model, Optimizer, RankGroup, ShardingEngine, Transport
+from psyche_core.types import WitnessMetadata
 from psyche_core.wire.signing import SecretKey
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class ServerContext:
     reconnect_seconds. opening: the run's own configuration, if the configuration in `state` applies only until the first round.
     on_paid: called like on_event, with a member's signer and the amount paid, by servers that pay. on_withdrawn: called before
     the matching on_event when the server withdraws a healthy member without its request; gets the signer and the reason (`lost`,
-    `not allowed`).
+    `not allowed`). on_figures: called like on_event, with a witness's signer and the unverified figures of its statement.
     """
 
     state: CoordinatorState
@@ -87,6 +88,7 @@ class ServerContext:
     on_event: Callable[[CoordinatorState, tuple[Event, ...]], None] | None = None
     on_paid: Callable[[bytes, int], None] | None = None
     on_withdrawn: Callable[[bytes, str], None] | None = None
+    on_figures: Callable[[bytes, WitnessMetadata], None] | None = None
     tick_seconds: float = 0.25
 
 

@@ -29,6 +29,7 @@ from psyche_core.telemetry.events import (
     EpochSigned,
     Event,
     Leaving,
+    MemberExited,
     MemberWithdrew,
     Mended,
     ModelLost,
@@ -53,7 +54,7 @@ from psyche_core.ui.ledger_page import ClientPage
 
 PANEL_SECONDS = 0.25
 LINE_SECONDS = 5.0
-_COMPLAINTS = (Problem, ReplicasDiffer, WentBack, ModelLost, StatementVoided, Dropped)
+_COMPLAINTS = (Problem, MemberExited, ReplicasDiffer, WentBack, ModelLost, StatementVoided, Dropped)
 _NEWS = (WaitsForEpoch, CameBack, MemberWithdrew, Mended)
 _WORTH_A_LINE = (
     TokenFiles,

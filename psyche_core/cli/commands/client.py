@@ -50,7 +50,13 @@ def train(**given: Any) -> int:
     backend_settings = None if backend_class is None else load_settings(backend_class, others)
     with (
         open_display(settings.logs, title=settings.run_id) as sink,
-        open_report(sink, remember_failure(settings.logs), events_file=settings.events_file) as report,
+        open_report(
+            sink,
+            remember_failure(settings.logs),
+            events_file=settings.events_file,
+            events_dir=settings.events_dir,
+            keep_event_files=settings.keep_event_files,
+        ) as report,
     ):
         ended = anyio.run(functools.partial(train_client, settings, registry, report, backend_settings=backend_settings))
     return 0 if ended.success else 1
