@@ -30,7 +30,7 @@ class MemberView:
 
     key: what identifies it in this run: its signer in hex if known, otherwise the name of its event file. spans: its states, oldest
     first; the last one lasts. earned: points the coordinator credits it; None if unknown. paid: smallest units of the token that
-    it was paid. starts: number of its processes. changed: version of the newest change.
+    it was paid. starts: number of its processes. out_epoch: epoch from which it was dropped or ejected. changed: version of the newest change.
     """
 
     key: str
@@ -54,6 +54,7 @@ class MemberView:
     problems: int = 0
     reported_rate: float | None = None
     heard: float = 0.0
+    out_epoch: int | None = None
     changed: int = 0
     _network: NetworkTotals = field(default_factory=lambda: NetworkTotals(0, 0, 0))
     _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW + 1))
@@ -86,6 +87,7 @@ class MemberView:
     def start(self) -> None:
         """One of its processes has started; its totals begin anew."""
         self.starts += 1
+        self.out_epoch = None
         self._network = NetworkTotals(0, 0, 0)
         self._recent.clear()
 

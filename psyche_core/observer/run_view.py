@@ -241,8 +241,7 @@ class RunView:
         self.tokens += max(0, event.tokens)
         if member is not None:
             member.note_trained(time, event, version=self.version)
-            member.enter("healthy", time)
-            self._touch(member, time)
+            self._works(member, time, event.epoch)
 
     def _note_applied(self, source: str, time: float, event: told.StepApplied) -> None:
         if event.trained <= 0:
@@ -252,8 +251,14 @@ class RunView:
         self.accepted.add(event.step, event.accepted / event.trained, time=time, changed=self.version)
         member = self._of_source(source)
         if member is not None:
+            self._works(member, time, event.epoch)
+
+    def _works(self, member: MemberView, time: float, epoch: int) -> None:
+        """It trains or applies. Who was dropped or ejected may still finish what it had begun, which does not bring it back."""
+        if member.out_epoch is None or epoch > member.out_epoch:
+            member.out_epoch = None
             member.enter("healthy", time)
-            self._touch(member, time)
+        self._touch(member, time)
 
     def _note_reported(self, time: float, event: told.WitnessReported) -> None:
         """What a witness says of its own training; enough for a curve where no event file of a member can be read."""
@@ -318,6 +323,7 @@ class RunView:
             other = self._of_id(event.member)
             if other is not None and (state == "ejected" or other.state not in _OVER):
                 self._enter(other, time, state, why)
+                other.out_epoch = event.epoch
             return
         if source == self._server:
             return
@@ -338,7 +344,9 @@ class RunView:
                 member.enter("waiting", time, "for the next epoch")
             case told.Dropped():
                 member.enter("dropped", time, event.why)
-            case told.CameBack() | told.Resynced():
+                member.out_epoch = event.epoch
+            case told.CameBack():
+                member.out_epoch = None
                 member.enter("healthy", time)
             case told.ModelSync():
                 member.enter("catching up", time)
