@@ -16,6 +16,7 @@ import anyio
 import click
 
 from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.telemetry.event_files import Told
 from psyche_core.telemetry.sinks import Sink
 
 _Result = TypeVar("_Result")
@@ -29,11 +30,16 @@ def say_where(url: str) -> None:
 
 
 class Page:
-    """A page of this process's run; of nothing if `port` is None. sinks: what enters this process's events. follow: its states."""
+    """A page of this process's run; of nothing if `port` is None.
+
+    sinks: what enters this process's events. follow: what enters its states; None without a page. enter: takes what another
+    process told. Raises UserError if the page cannot be served.
+    """
 
     def __init__(self, port: int | None, *, host: str, token_file: Path | None, source: str) -> None:
         self.sinks: tuple[Sink, ...] = ()
         self.follow: Callable[[CoordinatorState], None] | None = None
+        self.enter: Callable[[Told], None] = lambda _: None
         self._serving: Callable[[], AbstractAsyncContextManager[str]] | None = None
         if port is None:
             return
@@ -53,7 +59,12 @@ class Page:
             feed.changed()
 
         self.sinks = (own_events(feed, source=source),)
-        self.follow = follow
+
+        def enter(told: Told) -> None:
+            feed.view.handle(told.source, told.time, told.event)
+            feed.changed()
+
+        self.follow, self.enter = follow, enter
         self._serving = lambda: serving(feeds, access, listening)
 
     async def beside(self, program: Callable[[], Awaitable[_Result]]) -> _Result:

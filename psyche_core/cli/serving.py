@@ -111,9 +111,7 @@ async def _host(
         on_event=reporter.tell,
         on_withdrawn=reporter.note_withdrawn,
         on_figures=lambda signer, figures: report(
-            told.WitnessReported(
-                signer.hex()[:8], figures.step, figures.loss, figures.tokens_per_sec, figures.bandwidth_per_sec
-            )
+            told.WitnessReported(signer.hex()[:8], figures.step, figures.loss, figures.tokens_per_sec, figures.bandwidth_per_sec)
         ),
         on_paid=lambda signer, units: report(RewardPaid(signer.hex()[:8], units)),
     )

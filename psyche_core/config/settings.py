@@ -59,7 +59,7 @@ _SIDECAR_BIND = (
 _SIDECAR_LOCAL_RANKS = "Number of processes on this machine, including this one; default: all of them."
 _SIDECAR_FILE = "File with the shared secret of the processes, at least 16 bytes (`openssl rand -hex 32`)."
 _EVENTS_DIR = (
-    "Folder for the events of every run of this program, as JSON lines: FOLDER/RUN/ROLE-ID.TIME.jsonl, a new file for each epoch. "
+    "Folder for this program's events, as JSON lines: FOLDER/RUN/ROLE-ID.TIME.jsonl, a new file for each epoch. "
     "`psyche web --events FOLDER` shows them as pages, `psyche replay` plays them."
 )
 _KEEP_EVENT_FILES = "Number of this program's newest files to keep in --events-dir; 0 keeps all."
@@ -67,8 +67,8 @@ _WEB_PORT = "Port of a web page that shows the run live; 0 picks a free one. Def
 _WEB_HOST = (
     "Address to serve the page on; 0.0.0.0 for every interface. Put a web server with TLS in front of a page for the internet."
 )
-_TOKEN_FILE = (
-    "File of tokens that visitors of the page must know, one per line: TOKEN for everything, or RUN TOKEN for one run. Without it "
+_TOKENS = (
+    "File of tokens that visitors of the page must know, one a line: TOKEN for everything, RUN TOKEN for one run. Without it "
     "everybody who reaches the page may read it (`openssl rand -hex 24 > tokens && chmod 600 tokens`)."
 )
 
@@ -287,7 +287,7 @@ class ServerSettings(_ProgramSettings):
     keep_event_files: int = Field(default=0, ge=0, description=_KEEP_EVENT_FILES)
     web_port: int | None = Field(default=None, ge=0, le=65535, description=_WEB_PORT)
     web_host: str = Field(default="127.0.0.1", description=_WEB_HOST)
-    token_file: Path | None = Field(default=None, description=_TOKEN_FILE)
+    token_file: Path | None = Field(default=None, description=_TOKENS)
 
 
 class TestnetSettings(_ProgramSettings):
@@ -398,7 +398,7 @@ class WebSettings(_ProgramSettings):
     )
     web_port: int = Field(default=8420, ge=0, le=65535, description="Port of the page; 0 picks a free one.")
     web_host: str = Field(default="127.0.0.1", description=_WEB_HOST)
-    token_file: Path | None = Field(default=None, description=_TOKEN_FILE)
+    token_file: Path | None = Field(default=None, description=_TOKENS)
 
 
 class ReplaySettings(_ProgramSettings):
@@ -422,7 +422,7 @@ class ReplaySettings(_ProgramSettings):
     )
     web_port: int | None = Field(default=None, ge=0, le=65535, description="Play on a web page at this port, too; 0 picks one.")
     web_host: str = Field(default="127.0.0.1", description=_WEB_HOST)
-    token_file: Path | None = Field(default=None, description=_TOKEN_FILE)
+    token_file: Path | None = Field(default=None, description=_TOKENS)
 
 
 class TrainLocalSettings(_ProgramSettings):

@@ -1,1 +1,1 @@
-"""What an observer knows of a run: `run_view` turns events into figures, `documents` makes JSON of them. Pure: no I/O, no clock."""
+"""What is known of a run: `run_view` turns events into figures, `documents` makes JSON of them. Pure: no I/O, no clock."""

@@ -15,6 +15,7 @@ MAX_SPANS = 96
 RATE_WINDOW = 20
 """Number of newest steps over which tokens per second are computed."""
 
+
 @dataclass(slots=True)
 class Span:
     """From `since` (unix seconds) the member was in `state`; why: a word or sentence about it, may be empty."""
@@ -28,9 +29,10 @@ class Span:
 class MemberView:
     """What is known of a member.
 
-    key: what identifies it in this run: its signer in hex if known, otherwise the name of its event file. spans: its states, oldest
-    first; the last one lasts. earned: points the coordinator credits it; None if unknown. paid: smallest units of the token that
-    it was paid. starts: number of its processes. out_epoch: epoch from which it was dropped or ejected. changed: version of the newest change.
+    key: what identifies it in this run: the name of its first event file, or its signer in hex if it has none. spans: its
+    states, oldest first; the last one lasts. earned, slashed: points that the coordinator counts; None if unknown. paid: smallest
+    units of the token that it was paid. starts: number of its processes. out_epoch: epoch from which it was dropped or ejected.
+    heard: unix seconds of the newest event about it. changed: version of the newest change.
     """
 
     key: str

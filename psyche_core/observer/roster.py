@@ -1,4 +1,4 @@
-"""The members of an observed run: whose event file is whose, and who is meant where an event has only the first digits of a key."""
+"""The members of an observed run: whose an event file is, and who is meant by the first digits of a key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_MEMBERS = 1024
 
 
 class Roster:
-    """Members by key: the name of their first event file, or their id where they have none. `changed`: version of the newest one."""
+    """Members by key: the name of their first event file, or their id if they have none. changed: version of the newest."""
 
     def __init__(self) -> None:
         self.members: dict[str, MemberView] = {}

@@ -58,7 +58,7 @@ class News:
 
 @dataclass(slots=True)
 class EpochView:
-    """An epoch. last_step: None until it ended. digests: what members reported of its end -> how many did. signed: by a quorum."""
+    """An epoch. last_step: None until it ended. digests: of its end -> how many reported it. signed: by a quorum."""
 
     number: int
     first_step: int

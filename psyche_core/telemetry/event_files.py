@@ -88,7 +88,13 @@ def find_runs(root: Path) -> dict[str, Path]:
         if inside is not None:
             found[child.name] = inside
         else:
-            found.update({f"{child.name}/{grandchild.name}": events for grandchild in _folders(child) if (events := _events_in(grandchild))})
+            found.update(
+                {
+                    f"{child.name}/{grandchild.name}": events
+                    for grandchild in _folders(child)
+                    if (events := _events_in(grandchild))
+                }
+            )
     return dict(list(found.items())[:MAX_RUNS])
 
 
@@ -131,7 +137,7 @@ class _Source:
             if size == self._files[path]:
                 return
 
-            with open(path, "rb", buffering=0, opener=regular) as stream:  # noqa: PTH123  # Path.open has no opener
+            with open(path, "rb", buffering=0, opener=regular) as stream:  # Path.open has no opener
                 stream.seek(self._files[path])
                 kept = b""
                 while chunk := stream.read(CHUNK_BYTES):
@@ -191,7 +197,7 @@ class EventParts:
         assert self._place is not None, "called after Started"
         self.close()
         path = self._place / f"{self._name}.{_stamp()}{SUFFIX}"
-        self._stream = open(path, "a", encoding="utf-8", opener=regular)  # noqa: PTH123, SIM115  # closed by close
+        self._stream = open(path, "a", encoding="utf-8", opener=regular)  # noqa: SIM115  # closed by close
         self._stream.writelines(self._early)
         self._early = []
         if self._keep:

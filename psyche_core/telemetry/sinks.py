@@ -21,12 +21,16 @@ logger: logging.Logger = logging.getLogger("psyche.telemetry")
 _CLASSES: tuple[type[Any], ...] = Event.__args__
 _BY_NAME = {re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower(): cls for cls in _CLASSES}
 _NAMES = {cls: name for name, cls in _BY_NAME.items()}
-_FIELDS: dict[type[Any], tuple[tuple[str, str], ...]] = {
-    cls: tuple((field.name, str(field.type)) for field in fields(cls)) for cls in _CLASSES
+_EXACT = {"int": int, "float": float, "str": str, "bool": bool}
+_FIELDS: dict[type[Any], tuple[tuple[str, str, type[Any] | None], ...]] = {
+    cls: tuple((field.name, str(field.type), _EXACT.get(str(field.type))) for field in fields(cls)) for cls in _CLASSES
 }
+"""Of each class: name, annotation and, if there is only one, type of each field."""
+
 _MAX_TIME = 1e11
 """Unix seconds of a time that `time.gmtime` and browsers can show."""
 
+_USUAL_COUNT = 2**53
 _MAX_COUNT = 2**64
 
 Sink = Callable[[Event], None]
@@ -53,7 +57,12 @@ def from_json(line: str) -> tuple[float, Event] | None:
         told = json.loads(line)
         cls = _BY_NAME[told["event"]]
         moment = float(told["time"])
-        values = {name: _checked(kind, told[name]) for name, kind in _FIELDS[cls] if name in told}
+        values = {}
+        for name, kind, exact in _FIELDS[cls]:
+            if name in told:
+                value = told[name]
+                usual = type(value) is exact and (exact is not int or 0 <= value < _USUAL_COUNT)
+                values[name] = value if usual else _checked(kind, value)
         event: Event = cls(**values)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None

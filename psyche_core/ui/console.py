@@ -118,10 +118,10 @@ def _sentence(event: Event) -> str:
         case MicroBatchFound():
             return f"a micro-batch of {event.size} sequences fits into memory"
         case StepTrained():
-            rate = event.tokens / event.seconds if event.seconds > 0 else 0.0
+            speed = event.tokens / event.seconds if event.seconds > 0 else 0.0
             return (
                 f"trained step {event.step}: loss {event.loss:.4f}, {event.tokens} tokens in {event.seconds:.2f} s "
-                f"({count_text(rate)}/s), result {bytes_text(event.payload_bytes)}"
+                f"({count_text(speed)}/s), result {bytes_text(event.payload_bytes)}"
             )
         case StepApplied(accepted=0):
             none = f"no quorum of witnesses received any of its {event.trained} results"
@@ -176,7 +176,8 @@ def _sentence(event: Event) -> str:
         case MemberExited():
             return f"warning: epoch {event.epoch}: {_exited(event)}"
         case WitnessReported():
-            return f"{event.member} reports of step {event.step}: loss {event.loss:.4f}, {count_text(event.tokens_per_second)} tokens/s"
+            rate = count_text(event.tokens_per_second)
+            return f"{event.member} reports of step {event.step}: loss {event.loss:.4f}, {rate} tokens/s"
         case Leaving():
             last = " after saving a checkpoint" if event.saves else ""
             return f"{event.signal}: leaving the run cleanly{last}; a second {event.signal} ends this process at once"

@@ -75,12 +75,23 @@ _WORTH_A_LINE = (
 
 
 class Display(ABC):
-    """Shows a ledger while it is entered."""
+    """Shows a ledger while it is entered.
 
-    def __init__(self, ledger: RunLedger, console: Console, *, clock: Callable[[], float] = time.time) -> None:
+    clock: unix seconds, for how often it draws. now: the same of the run's own time, if that is another (a run that is replayed).
+    """
+
+    def __init__(
+        self,
+        ledger: RunLedger,
+        console: Console,
+        *,
+        clock: Callable[[], float] = time.time,
+        now: Callable[[], float] | None = None,
+    ) -> None:
         self.ledger = ledger
         self.console = console
         self._clock = clock
+        self._now = now or clock
         self._shown = float("-inf")
 
     def __enter__(self) -> Self:
@@ -130,7 +141,7 @@ class LiveDisplay(Display):
             self._live.update(self._draw(), refresh=True)
 
     def _draw(self) -> RenderableType:
-        return dashboard(self.ledger, now=self._clock(), width=self.console.width)
+        return dashboard(self.ledger, now=self._now(), width=self.console.width)
 
 
 class LineDisplay(Display):
@@ -141,7 +152,7 @@ class LineDisplay(Display):
         if isinstance(event, _WORTH_A_LINE) or (isinstance(event, ModelSync) and event.pieces_done in (0, event.pieces_total)):
             self._write(f"{source}: {describe(event)}")
         if self.ledger.phase is not None and self._due(LINE_SECONDS):
-            self._write(figures_line(self.ledger, now=self._clock()))
+            self._write(figures_line(self.ledger, now=self._now()))
 
     def _write(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
@@ -150,7 +161,7 @@ class LineDisplay(Display):
 def dashboard(ledger: RunLedger, *, now: float, width: int = 100) -> RenderableType:
     """The panel as a rich renderable. now: unix seconds."""
     parts: list[RenderableType] = [_headline(ledger), _progress(ledger, now)]
-    losses = [loss for _, loss in ledger.mean_losses]
+    losses = [loss for _, loss in ledger.settled_losses]
     if losses:
         curve = sparkline(losses, max(10, width - 40))
         validation = f"  validation {ledger.validation[-1][1]:.3f}" if ledger.validation else ""
@@ -164,7 +175,7 @@ def figures_line(ledger: RunLedger, *, now: float) -> str:
     """The panel's figures in one line."""
     assert ledger.phase is not None, "called before the first phase"
     pages = list(ledger.clients.values())
-    mean = ledger.mean_losses
+    mean = ledger.settled_losses
     figures = [f"epoch {ledger.phase.epoch} {printable(ledger.phase.phase)}", f"step {_step_text(ledger)}"]
     if mean:
         figures.append(f"loss {mean[-1][1]:.3f}")

@@ -1,8 +1,8 @@
 """Who may see which run: tokens from a file. Pure, but for reading that file.
 
-A line of the file is `TOKEN` (all runs) or `RUN TOKEN` (that run only, by the name that the list of runs shows). With a line of the
-first kind everything is private. Without one only the named runs are, and nobody else is told that they exist. A browser that has
-shown a token keeps a proof of it as a cookie, not the token, so that a stolen cookie is of no use after the file's next change.
+A line of the file is `TOKEN` (all runs) or `RUN TOKEN` (that run only, by the name that the list of runs shows). With a line of
+the first kind everything is private. Without one only the named runs are, and others are not told that they exist. A browser
+that has shown a token keeps a proof of it as a cookie, not the token; a proof is of no use after its token's end.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ class Access:
         if path is None:
             return cls()
         try:
-            with open(path, "rb", opener=regular) as stream:  # noqa: PTH123  # Path.open has no opener
+            with open(path, "rb", opener=regular) as stream:  # Path.open has no opener
                 text = stream.read(_MAX_FILE_BYTES).decode()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is no text"
-            message = f"cannot read the tokens in {path}: {why}; make one with `openssl rand -hex 24 > {path} && chmod 600 {path}`"
+            message = (
+                f"cannot read the tokens in {path}: {why}; make one with `openssl rand -hex 24 > {path} && chmod 600 {path}`"
+            )
             raise UserError(message) from error
 
         for_all, by_run = [], []
@@ -50,7 +52,8 @@ class Access:
                 continue
             token = words[-1]
             if not MIN_TOKEN <= len(token) <= MAX_TOKEN or not token.isascii():
-                message = f"{path}, line {number}: a token has {MIN_TOKEN} to {MAX_TOKEN} ASCII characters; `openssl rand -hex 24` makes one"
+                rule = f"a token has {MIN_TOKEN} to {MAX_TOKEN} ASCII characters"
+                message = f"{path}, line {number}: {rule}; `openssl rand -hex 24` makes one"
                 raise ConfigError(message)
             if len(words) == 1:
                 for_all.append(token)

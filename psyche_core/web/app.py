@@ -1,8 +1,8 @@
 """The web application: pages, JSON and server-sent events of runs. It only answers GET and HEAD, and changes nothing.
 
-Addresses, relative to where it is mounted: `/` the list, `/run?run=KEY`, `/member?run=KEY&member=KEY`, and for programs
-`/api/runs`, `/api/run`, `/api/member`, `/api/losses` (JSON) and `/api/events` (server-sent events, continued after Last-Event-ID).
-Names are in the query, so that any text can be one. Starlette is imported when an application is made (extra `web`).
+Addresses, relative to where it is mounted: `/` the list, `/run?run=KEY`, `/member?run=KEY&member=KEY`. For programs: `/api/runs`,
+`/api/run`, `/api/member`, `/api/losses` (JSON), and `/api/events` (server-sent events, continued after Last-Event-ID). Names are
+in the query, so that any text can be one. Starlette is imported when an application is made (extra `web`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ MAX_READERS = 512
 NEEDED = "the web page needs Starlette and uvicorn: pip install 'psyche-core[web]'"
 
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'",
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
+    ),
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",

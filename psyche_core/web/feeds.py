@@ -28,7 +28,7 @@ _KEPT = 64
 
 
 class Feed:
-    """A run that somebody may watch. key: its name in addresses and lists. `changed()` is called after each change of the view."""
+    """A run that may be watched. key: its name in addresses and lists. ready: whether all that there is has been read."""
 
     def __init__(self, key: str, view: RunView) -> None:
         self.key = key
@@ -107,7 +107,9 @@ class Feeds:
 
     def add(self, key: str, view: RunView | None = None) -> Feed:
         """Add a run; its key gets a number if there is one of that name."""
-        free = next(name for name in itertools.chain([key], (f"{key} ({n})" for n in itertools.count(2))) if name not in self._feeds)
+        free = next(
+            name for name in itertools.chain([key], (f"{key} ({n})" for n in itertools.count(2))) if name not in self._feeds
+        )
         feed = self._feeds[free] = Feed(free, view or RunView())
         return feed
 
@@ -115,5 +117,3 @@ class Feeds:
 def compact(document: Any) -> str:
     """JSON without spaces; never with a number that JSON has no name for."""
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
-
-

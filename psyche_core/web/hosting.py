@@ -30,7 +30,9 @@ def listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=128)
     except OSError as error:
-        message = f"cannot serve the page at {host}:{port}: {error.strerror}; choose another --web-port (or --port of `psyche web`)"
+        message = (
+            f"cannot serve the page at {host}:{port}: {error.strerror}; choose another --web-port (or --port of `psyche web`)"
+        )
         raise UserError(message) from error
 
 

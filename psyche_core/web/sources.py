@@ -1,4 +1,4 @@
-"""Where the views get what they show from: folders of event files that grow, a coordinator that is followed, this very process."""
+"""Where views get what they show: folders of event files that grow, a coordinator that is followed, this very process."""
 
 from __future__ import annotations
 
@@ -113,4 +113,3 @@ def own_events(feed: Feed, *, source: str, clock: Callable[[], float] = time.tim
         feed.changed()
 
     return enter
-

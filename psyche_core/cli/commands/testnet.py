@@ -58,6 +58,4 @@ def start(**given: Any) -> int:
         raise UserError(message)
     member_options = None if testnet is None else testnet.member_options
     page = page_of_folder(settings.web_port, host=settings.web_host, token_file=settings.token_file)
-    return run_program(
-        functools.partial(run_testnet, settings, files, member_options, lose_route=lose_route, beside=page)
-    )
+    return run_program(functools.partial(run_testnet, settings, files, member_options, lose_route=lose_route, beside=page))

@@ -25,11 +25,11 @@ from psyche_core.config.settings import WebSettings, load_settings
 )
 @settings_options(WebSettings)
 def web(**given: Any) -> int:
-    """Show runs on a web page, live: losses against steps, tokens and time, members and when they took part, epochs,
-    checkpoints, payments, and what was told.
+    """Show runs live on a web page.
 
-    The page only reads. It needs no other host, works in any browser of today, and is at http://127.0.0.1:8420/ if nothing else is
-    said. Ctrl-C ends it.
+    It shows losses against steps, tokens and time, members and when they took part, epochs, checkpoints, payments, and what was
+    told. It only reads, loads nothing from other hosts, and is at http://127.0.0.1:8420/ unless another address is given. Ctrl-C
+    ends it.
     """
     own = {name: value for name, value in given.items() if name in WebSettings.model_fields}
     settings = load_settings(WebSettings, own)
@@ -50,7 +50,7 @@ async def _serve(settings: WebSettings, others: dict[str, Any]) -> None:
     from psyche_core.wire.signing import SecretKey
 
     if settings.events is None and settings.run_id is None:
-        message = "nothing to show: give a folder of event files with --events DIR, or a coordinator with --run-id and --server-addr"
+        message = "nothing to show: give event files with --events DIR, or a coordinator with --run-id and --server-addr"
         raise UserError(message)
 
     access, feeds = Access.load(settings.token_file), Feeds()
