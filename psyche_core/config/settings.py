@@ -356,6 +356,10 @@ class TestnetSettings(_ProgramSettings):
         default="auto", description="auto: live panel on a terminal, otherwise lines; console: lines; none: nothing"
     )
 
+    web_port: int | None = Field(default=None, ge=0, le=65535, description=_WEB_PORT)
+    web_host: str = Field(default="127.0.0.1", description=_WEB_HOST)
+    token_file: Path | None = Field(default=None, description=_TOKENS)
+
     @field_validator("allowed_to_kill")
     @classmethod
     def _numbers_with_commas(cls, value: str | None) -> str | None:

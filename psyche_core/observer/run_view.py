@@ -25,6 +25,9 @@ from psyche_core.ui.console import describe
 CURVE_BUCKETS = 4096
 SMALL_BUCKETS = 1024
 MAX_NEWS = 300
+NAME_CHARACTERS = 64
+"""Longest name of a member or an event file that is kept."""
+
 MAX_EPOCHS = 256
 MAX_LISTED = 200
 REPORT_REACH = 8
@@ -130,6 +133,7 @@ class RunView:
 
     def handle(self, source: str, time: float, event: Event) -> None:
         """Enter an event. source: name of the member's file or process. time: unix seconds, from the clock of that process."""
+        source = printable(source, at_most=NAME_CHARACTERS)
         self.version += 1
         self.first = time if self.first is None else min(self.first, time)
         self.newest = max(self.newest, time)
@@ -212,7 +216,7 @@ class RunView:
     # ---- parts of handle
 
     def _note_start(self, source: str, time: float, event: told.Started) -> None:
-        member = self.roster.introduce(source, event.id, version=self.version)
+        member = self.roster.introduce(source, printable(event.id, at_most=NAME_CHARACTERS), version=self.version)
         if member is None:
             return
 
@@ -371,7 +375,7 @@ class RunView:
         return self.roster.of_source(source, version=self.version)
 
     def _of_id(self, id: str) -> MemberView | None:  # noqa: A002  # the events' word
-        return self.roster.of_id(id, version=self.version)
+        return self.roster.of_id(printable(id, at_most=NAME_CHARACTERS), version=self.version)
 
     # ---- lists
 
@@ -397,4 +401,4 @@ class RunView:
             level = "error"
         elif isinstance(event, told.WentBack | told.Dropped | told.MemberExited | told.StatementVoided):
             level = "warning"
-        self.news.append(News(self.version, time, printable(source, at_most=64), level, describe(event)))
+        self.news.append(News(self.version, time, source, level, describe(event)))

@@ -16,7 +16,7 @@ def test_smoothing_keeps_every_step() -> None:
     points = [(step, float(step % 2)) for step in range(1, 8)]
     result = smoothed(points, width=3)
     assert [step for step, _ in result] == list(range(1, 8))
-    assert result[3][1] == pytest.approx(1 / 3), "the mean of three, where their slope is none"
+    assert result[3][1] == pytest.approx(2 / 3), "the mean of three, where their slope is none"
 
 
 def test_the_end_of_the_curve_is_as_smooth_as_its_middle() -> None:
