@@ -34,6 +34,7 @@ class Feed:
         self.key = key
         self.view = view
         self.ready: bool = True
+        self._closed = False
         self._start = secrets.token_hex(4)
         self._waiting = anyio.Event()
         self._made: OrderedDict[tuple[str | None, int, int], str] = OrderedDict()
@@ -44,10 +45,9 @@ class Feed:
             self._waiting.set()
             self._waiting = anyio.Event()
 
-    def replace(self, view: RunView) -> None:
-        """Begin anew with another view; readers are sent everything."""
-        self.view, self._start = view, secrets.token_hex(4)
-        self._made.clear()
+    def close(self) -> None:
+        """End all streams; the page is not served any more."""
+        self._closed = True
         self.changed()
 
     def document(self, member: str | None, *, since: int = 0) -> str | None:
@@ -75,16 +75,14 @@ class Feed:
         """Server-sent events: first what changed since a message (`after`, empty for everything), then each change."""
         start, version = self._start, self.version_of(after)
         told_ready = None
-        while True:
-            if start != self._start:
-                start, version = self._start, 0
+        while not self._closed:
             if self.view.version > version or version == 0 or told_ready != self.ready:
                 text = self.document(member, since=version)
                 if text is not None:
                     version, told_ready = self.view.version, self.ready
                     yield f"id: {start}-{version}\ndata: {text}\n\n"
                 await anyio.sleep(PACE_SECONDS)
-                if self.view.version > version:
+                if self.view.version > version or self._closed:
                     continue
             with anyio.move_on_after(BEAT_SECONDS) as beat:
                 await self._waiting.wait()

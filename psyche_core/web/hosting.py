@@ -82,9 +82,12 @@ async def serving(feeds: Feeds, access: Access, listening: socket.socket) -> Asy
             try:
                 yield url_of(listening)
             finally:
+                for feed in feeds:
+                    feed.close()
                 server.should_exit = True
-                tasks.cancel_scope.cancel()
 
 
 async def _serve(server: uvicorn.Server, listening: socket.socket) -> None:
-    await server.serve(sockets=[listening])
+    """Serve until told to end. Not cancelled from outside: connections that nobody closes would outlive the server."""
+    with anyio.CancelScope(shield=True):
+        await server.serve(sockets=[listening])

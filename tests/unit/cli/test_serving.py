@@ -38,7 +38,6 @@ from psyche_core.telemetry.events import (
     MemberWithdrew,
     ModelLost,
     PhaseChanged,
-    Problem,
     Started,
     Stopping,
     TokenFiles,
