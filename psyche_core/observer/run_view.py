@@ -44,6 +44,12 @@ _STATES = {
     ClientState.Withdrawn: "left",
     ClientState.Ejected: "ejected",
 }
+_STANDINGS = (
+    *(told.Joined, told.ModelLoading, told.ModelLoaded, told.WaitsForEpoch, told.Dropped, told.CameBack),
+    *(told.ModelSync, told.Leaving, told.Problem, told.Ended),
+)
+"""What members tell of themselves. A server tells other things before it says that it is one."""
+
 _OVER = ("finished", "failed", "ejected")
 _TRAINING = ("RoundTrain", "RoundWitness")
 
@@ -329,7 +335,7 @@ class RunView:
                 self._enter(other, time, state, why)
                 other.out_epoch = event.epoch
             return
-        if source == self._server:
+        if source == self._server or not isinstance(event, _STANDINGS):
             return
 
         member = self._of_source(source)

@@ -34,7 +34,7 @@ export class Chart {
       button("All", "Show all", () => this.reset()),
     ];
     this.tools = el("div", { class: "tools" }, ...(tools ? buttons : []), this.said);
-    this.rows = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Last values: ${name}` });
+    this.rows = el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Last values: ${name}` });
     this.details = el("details", {}, el("summary", { text: "Last values as a table" }), this.rows);
     this.details.addEventListener("toggle", () => this.tabulate());
     const text = "Arrow keys read out points, plus and minus enlarge, Page Up and Page Down move, Escape shows all.";

@@ -1,6 +1,6 @@
 // A member's page.
 
-import { $, bytes, count, duration, el, figure, fill, link, loss, parameter, table, when } from "./common.js";
+import { $, bytes, count, duration, el, figure, fill, link, loss, notice, parameter, table, when } from "./common.js";
 import { Chart, colour } from "./chart.js";
 import { join, placer, smooth } from "./axis.js";
 import { kindOf, legend, range, stateLabel, track } from "./timeline.js";
@@ -38,6 +38,7 @@ function draw() {
   const member = live.one;
   if (!member) return;
   $("content").hidden = false;
+  notice("");
   $("back").href = link("run", { run });
   $("back").textContent = `← ${live.head.run_id || run}`;
   $("name").textContent = member.label || "?";

@@ -258,7 +258,7 @@ function lists() {
     entry.kind === "paid" ? `${entry.number.toLocaleString("en")} units` : `step ${entry.number}`,
     el("code", { text: entry.text }),
   ]);
-  fill($("entries"), [entries.length ? table("Checkpoints and payments, newest first", [["Time", ""], ["What", ""], ["", ""], ["Where or to whom", ""]], entries) : el("p", { text: "None yet." })]);
+  fill($("entries"), [entries.length ? table("Checkpoints and payments, newest first", [["Time", ""], ["What", ""], ["Which", ""], ["Where or to whom", ""]], entries) : el("p", { text: "None yet." })]);
   const news = [...live.news].reverse().map((line) =>
     el("li", { class: line.level === "info" ? null : line.level }, when(line.time), el("span", { class: "who", text: line.source }), el("span", { class: "text", text: line.text })),
   );

@@ -3,6 +3,7 @@
 import { $, el, notice } from "./common.js";
 
 const NEWS = 300;
+const AGAIN_MS = 3000;
 
 export class Live {
   /** member: key of a member, or null for the whole run. changed: called after each message. */
@@ -42,10 +43,9 @@ export class Live {
       this.tell("off", "not connected");
       const answer = await fetch(`api/run?${asked}`).catch(() => null);
       if (answer?.status === 404) {
-        notice("There is no such run here, or it is private. ", el("a", { href: "./", text: "All runs" }), " · ", el("a", { href: "login", text: "I have a token" }));
-      } else {
-        setTimeout(() => this.open(), 3000);
+        notice("There is no such run here yet, or it is private. ", el("a", { href: "./", text: "All runs" }), " · ", el("a", { href: "login", text: "I have a token" }));
       }
+      setTimeout(() => this.open(), AGAIN_MS); // a run may be about to begin
     };
   }
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_core.coordinator.state import Account, Client, Epoch
@@ -196,15 +196,18 @@ EVENTS = st.one_of(
 )
 
 
+@settings(max_examples=50, deadline=None)
 @given(
-    events=st.lists(st.tuples(st.sampled_from(["server", "client-1", "client-2", ""]), st.floats(0, 1e10), EVENTS), max_size=60),
+    events=st.lists(st.tuples(st.sampled_from(["server", "client-1", "client-2", ""]), st.floats(0, 1e10), EVENTS), max_size=20),
     data=st.data(),
 )
 def test_whatever_is_told_is_a_document_and_increments_add_up_to_it(
     events: list[tuple[str, float, told.Event]], data: st.DataObject
 ) -> None:
     view = RunView()
-    seen, members, rows = 0, {}, {}
+    seen = 0
+    members: dict[str, Any] = {}
+    rows: dict[int, list[Any]] = {}
     for source, time, event in events:
         view.handle(source, time, event)
         if data.draw(st.booleans()):
@@ -233,6 +236,14 @@ def test_text_of_others_is_printable_and_short() -> None:
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert all(len(member["label"]) <= 64 and len(member["id"]) <= 64 for member in run_document(view)["members"])
+
+
+def test_a_server_is_no_member_whatever_it_tells_first() -> None:
+    view = RunView()
+    view.handle("server", 0.0, told.TokenFiles("data", 0, 3, 0, 0.0))
+    view.handle("server", 1.0, told.Started("server", "ff" * 32, "first-light", "x"))
+    view.handle("server", 2.0, told.Problem("warning", "a disk is full"))
+    assert len(view.roster) == 0
 
 
 def test_no_such_member_is_none() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -33,7 +33,7 @@ def served() -> Served:
     return serve
 
 
-async def messages(client: httpx.AsyncClient, url: str, **headers: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+async def messages(client: httpx.AsyncClient, url: str, **headers: str) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
     """(id, data) of server-sent events."""
     identity = ""
     async with client.stream("GET", url, headers=headers) as answer:
