@@ -38,7 +38,7 @@ def run_document(view: RunView, *, since: int = 0) -> Document:
         "series": {
             name: _series(series, since=since)
             for name, series in (
-                ("loss", view.loss if len(view.loss) else view.reported),
+                ("loss", view.loss if view.trained else view.reported),
                 ("validation", view.validation),
                 ("accepted", view.accepted),
                 ("healthy", view.healthy),
@@ -123,7 +123,7 @@ def head(view: RunView) -> Document:
     """A run in a few figures, as a list of runs shows it."""
     phase = view.phase
     members = [member.state for member in view.roster]
-    reported = not len(view.loss) and bool(len(view.reported))
+    reported = not view.trained and bool(len(view.reported))
     newest = _newest_loss(view.reported if reported else view.loss)
     return {
         "run_id": printable(view.run_id, at_most=NAME_CHARACTERS),

@@ -10,6 +10,10 @@ MAX_MEMBERS = 1024
 """Members followed; further ones are left out."""
 
 
+SHORT = 8
+"""Hex digits of an id that are enough to know a member by."""
+
+
 class Roster:
     """Members by key: the name of their first event file, or their id if they have none. changed: version of the newest."""
 
@@ -29,12 +33,18 @@ class Roster:
         return self._known_or_new(self._aliases.get(source, source), name=source, id="", version=version)
 
     def of_id(self, id: str, *, version: int) -> MemberView | None:  # noqa: A002  # the events' word
-        """The member with this id, or with an id that begins so, or the other way round; made if it is not known."""
+        """The member with this id, or with an id that begins so, or the other way round; made if it is not known.
+
+        None for an empty id, or if there are too many members.
+        """
         known = self._find(id)
+        if known is None and not id:
+            return None
         if known is None:
             return self._known_or_new(id, name="", id=id, version=version)
 
-        known.id = max(known.id, id, key=len)
+        if len(id) > len(known.id):
+            known.id, known.changed = id, version
         return known
 
     def introduce(self, source: str, id: str, *, version: int) -> MemberView | None:  # noqa: A002
@@ -60,7 +70,7 @@ class Roster:
         if not id:
             return None
         for known in self.members.values():
-            if known.id and (known.id.startswith(id) or id.startswith(known.id)):
+            if known.id == id or (min(len(known.id), len(id)) >= SHORT and _begins(known.id, id)):
                 return known
 
         return None
@@ -71,3 +81,7 @@ class Roster:
             known = self.members[key] = MemberView(key, name=name, id=id)
             self.changed = version
         return known
+
+
+def _begins(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)

@@ -100,7 +100,8 @@ class Entry:
 class RunView:
     """Everything that is shown of one run.
 
-    version: number of changes so far. newest: unix seconds of the newest event.
+    version: number of changes so far. newest: unix seconds of the newest event. trained: whether members' own losses are known;
+    if not, there may be those that witnesses report.
     """
 
     def __init__(self, *, run_id: str = "", total_steps: int | None = None) -> None:
@@ -127,6 +128,7 @@ class RunView:
         self.stages_changed: int = 0
         self.entries: deque[Entry] = deque(maxlen=MAX_LISTED)
         self.entries_changed: int = 0
+        self.trained: bool = False
         self.last_step: int = 0
         self.tokens: int = 0
         self.parameters: int | None = None
@@ -247,6 +249,8 @@ class RunView:
     def _note_trained(self, source: str, time: float, event: told.StepTrained) -> None:
         member = self._of_source(source)
         weight = max(1, event.tokens)
+        if not self.trained:
+            self.trained, self.loss.reshaped = True, self.version  # it takes the place of what witnesses report
         self.loss.add(event.step, event.loss, time=time, changed=self.version, weight=weight)
         self.tokens += max(0, event.tokens)
         if member is not None:

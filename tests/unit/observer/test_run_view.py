@@ -183,13 +183,21 @@ EVENTS = st.one_of(
         told.StepTrained, st.integers(0, 3), st.integers(0, 300), st.floats(), st.integers(-5, 99), st.floats(), st.integers()
     ),
     st.builds(told.StepApplied, st.integers(0, 3), st.integers(0, 300), st.integers(-1, 9), st.integers(-1, 9), st.floats()),
-    st.builds(told.Started, st.sampled_from(["client", "server"]), st.text(max_size=9), st.text(max_size=9), st.text(max_size=9)),
-    st.builds(told.MemberExited, st.integers(0, 3), st.text("ab12", max_size=8), st.text(max_size=9)),
+    st.builds(
+        told.Started,
+        st.sampled_from(["client", "server"]),
+        st.sampled_from(["a1b2c3d4e5f6", "12345678", "", "x"]),
+        st.text(max_size=9),
+        st.text(max_size=9),
+    ),
+    st.builds(
+        told.MemberExited, st.integers(0, 3), st.sampled_from(["", "a1b2c3d4", "a1b2c3d4e5", "12345678"]), st.text(max_size=9)
+    ),
     st.builds(told.Dropped, st.integers(0, 3), st.integers(0, 9), st.text(max_size=9), st.booleans()),
     st.builds(told.NetworkTotals, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 9)),
     st.builds(told.EpochDigest, st.integers(0, 3), st.integers(0, 300), st.text(max_size=70)),
     st.builds(told.PhaseChanged, st.text(max_size=9), st.integers(0, 3), st.integers(0, 300), st.integers(0, 9)),
-    st.builds(told.RewardPaid, st.text("ab12", max_size=8), st.integers(0, 2**64 - 1)),
+    st.builds(told.RewardPaid, st.sampled_from(["", "a1b2c3d4", "12345678"]), st.integers(0, 2**64 - 1)),
     st.builds(told.WentBack, st.integers(0, 300), st.integers(0, 300), st.booleans()),
     st.builds(told.Ended, st.text(max_size=20), st.booleans()),
     st.builds(told.Problem, st.text(max_size=9), st.text(max_size=20)),
