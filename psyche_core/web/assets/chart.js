@@ -1,7 +1,7 @@
 // A chart by uPlot that can be used by mouse, touch, keyboard and screen reader.
 // Drag selects what to enlarge, wheel enlarges, shift and wheel (or a sideways wheel) moves; buttons and keys do the same.
 
-import { clock, count, el, table } from "./common.js";
+import { clock, count, el, table, tick } from "./common.js";
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const LINES = ["--accent", "--warm", "--good", "--bad", "--late", "--soft"];
@@ -80,7 +80,8 @@ export class Chart {
     const grid = { stroke: () => css("--grid"), width: 1 };
     const font = "12px system-ui, sans-serif";
     const axis = (more) => ({ stroke: () => css("--soft"), grid, ticks: { show: false }, font, ...more });
-    const values = this.axis === "time" ? undefined : (_, ticks) => ticks.map((tick) => (tick === null ? "" : count(tick)));
+    const values = (_, ticks, __, ___, step) =>
+      ticks.map((at) => (at === null ? "" : this.axis === "time" ? tick(at, step) : count(at)));
     this.plot = new uPlot(
       {
         width: this.box.clientWidth || 600,
@@ -92,8 +93,8 @@ export class Chart {
           y: { distr: this.log ? 3 : 1, range: this.log ? undefined : (_, low, high) => this.height_of(low, high) },
         },
         axes: [
-          axis({ values, space: 70, size: this.axis === "time" ? 44 : 30 }),
-          axis({ size: 62, space: this.height > 250 ? 40 : 26, values: (_, ticks, __, ___, step) => ticks.map((tick) => (tick === null ? "" : this.value(tick, step || 1))) }),
+          axis({ values, space: 70, size: 30 }),
+          axis({ size: 62, space: this.height > 250 ? 40 : 26, values: (_, ticks, __, ___, step) => ticks.map((at) => (at === null ? "" : this.value(at, step || 1))) }),
         ],
         series: [
           { label: this.axis === "time" ? "time" : this.axis, value: (_, x) => (x === null ? "–" : this.place_text(x)) },

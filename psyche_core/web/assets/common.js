@@ -59,6 +59,16 @@ export function clock(seconds) {
   return date.getFullYear() === now.getFullYear() ? `${day} ${time}` : `${day} ${date.getFullYear()} ${time}`;
 }
 
+/** A place on a time axis whose ticks are so many seconds apart. */
+export function tick(seconds, apart) {
+  const date = new Date(seconds * 1000);
+  const day = `${date.getDate()} ${MONTHS[date.getMonth()]}`;
+  const time = `${two(date.getHours())}:${two(date.getMinutes())}`;
+  if (apart >= 86400) return day;
+  if (apart < 60) return `${time}:${two(date.getSeconds())}`;
+  return date.getHours() === 0 && date.getMinutes() === 0 ? day : time;
+}
+
 export const when = (seconds) =>
   el("time", { datetime: seconds === null ? null : new Date(seconds * 1000).toISOString(), text: clock(seconds) });
 
