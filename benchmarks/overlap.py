@@ -40,7 +40,7 @@ import anyio
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_backend import MemoryBackend, MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
-from psyche_core.client.runtime.resources import Resources, Start
+from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
@@ -253,7 +253,7 @@ async def play(given: argparse.Namespace, *, to_coordinator: float) -> dict[str,
     async def member(trainer: WaitingTrainer) -> None:
         key = SecretKey.generate()
 
-        async def build(_: Start) -> Resources:
+        async def build(_: ResourcesRequest) -> Resources:
             return Resources(trainer, data)
 
         speed, one_way = given.megabits * 1e6 / 8, given.rtt_ms / 2000

@@ -43,7 +43,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from benchmarks import tcp_flood
 from psyche_backend_tcp.connections.addresses import ServerAddress, parse_address
-from psyche_backend_tcp.connections.dialer import Link, shake_hands
+from psyche_backend_tcp.connections.dialer import DialedConnection, shake_hands
 from psyche_backend_tcp.connections.login import COORDINATOR
 from psyche_backend_tcp.protocol import (
     Answer,
@@ -234,7 +234,7 @@ class Client:
         self.version: Version | None = None
         self.seen: list[tuple[Mark, float]] = []
         self.wire: CountingStream | None = None
-        self._link: Link | None = None
+        self._link: DialedConnection | None = None
         self._decoder = decoder
         self._moved = moved
         self._number = 0

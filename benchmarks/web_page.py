@@ -32,7 +32,7 @@ from typing import Any, TextIO
 
 from psyche_core.observer.documents import run_document
 from psyche_core.observer.run_view import RunView
-from psyche_core.telemetry.event_files import EventFolder
+from psyche_core.telemetry.event_files import EventFolderReader
 from psyche_core.telemetry.events import StepTrained
 
 ROUND_SECONDS = 12.0
@@ -165,7 +165,7 @@ def wait_until_read(page: Any, url: str) -> None:
 
 def measure(folder: Path, page: Any, url: str) -> dict[str, object]:
     view, events, began = RunView(), 0, time.process_time()
-    for told in EventFolder(folder / RUN).read():
+    for told in EventFolderReader(folder / RUN).read():
         view.handle(told.source, told.time, told.event)
         events += 1
     seconds = time.process_time() - began

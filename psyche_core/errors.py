@@ -8,6 +8,7 @@
     ├── CoordinatorError          the coordinator refused a command; `.name` is the protocol's name for the error
     ├── BackendError              the coordinator backend cannot be used
     │   ├── BackendClosed         the connection is lost and all retries failed
+    │   │   └── KeyUsedElsewhere  because another client uses the same key: also a UserError
     │   ├── CommandRefused        the backend answered with a code and a sentence
     │   │   └── AccessRefused     because the given address, run or key is wrong: also a UserError
     │   └── UnknownHost           the host in an address does not exist: also a UserError
@@ -73,6 +74,10 @@ class BackendError(PsycheError):
 
 class BackendClosed(BackendError):
     """The connection to the coordinator is lost and will not be retried."""
+
+
+class KeyUsedElsewhere(BackendClosed, UserError):
+    """Another client has logged in with the same key. Each client needs a key of its own."""
 
 
 class CommandRefused(BackendError):

@@ -16,7 +16,7 @@ Each registration's `settings` is a pydantic model (or None) that validates the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -259,7 +259,6 @@ class ModelContext:
     gradient_checkpointing: bool = False
     parallelism: Parallelism | None = None
     create_engine: Callable[[ShardingContext], ShardingEngine] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ _NOBODY: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ObjectPlugin:
     """An object's registration. module: name of the module with its code, to attribute exceptions to it."""
 
     registration: Registration
@@ -42,7 +42,9 @@ class RegistryWithObjects(PluginRegistry):
     requested. Raises ValueError for a kind that does not exist.
     """
 
-    def __init__(self, registry: PluginRegistry, *, objects: Mapping[str, Given], expected: Mapping[str, str] = _NOBODY) -> None:
+    def __init__(
+        self, registry: PluginRegistry, *, objects: Mapping[str, ObjectPlugin], expected: Mapping[str, str] = _NOBODY
+    ) -> None:
         super().__init__(registry.list())
         unknown = sorted({*objects, *expected} - {*KINDS})
         if unknown:

@@ -27,7 +27,7 @@ from psyche_core.models.hf.replica import COMPUTE_DTYPES, checkpoint_gradients
 from psyche_core.models.hf.weights import load_module, stored_tensors
 
 if TYPE_CHECKING:
-    from psyche_core.models.sharding.crew import Crew
+    from psyche_core.models.sharding.controller import RankController
     from psyche_core.models.sharding.model import ShardedModel
 
 ATTENTIONS: Final = ("auto", "sdpa", "eager")
@@ -50,13 +50,13 @@ def create_auto(context: ModelContext) -> HfModel:
     return _create(context, required_types=MODEL_TYPES["HfAuto"])
 
 
-def divide(context: ModelContext, *, crew: Crew) -> ShardedModel:
+def divide(context: ModelContext, *, controller: RankController) -> ShardedModel:
     """A model of any architecture, divided among running ranks, which keep running. For tests. Raises ModelError."""
-    model: Any = _create(context, required_types=(), crew=crew)
+    model: Any = _create(context, required_types=(), controller=controller)
     return model  # type: ignore[no-any-return]  # the class needs torch.distributed, which others need not import
 
 
-def _create(context: ModelContext, *, required_types: tuple[str, ...], crew: Crew | None = None) -> HfModel:
+def _create(context: ModelContext, *, required_types: tuple[str, ...], controller: RankController | None = None) -> HfModel:
     _check_context(context)
     devices = pick_devices(context.device) if context.parallelism is None else ()
     configuration = read_configuration(context.source, required_types=required_types)
@@ -68,7 +68,7 @@ def _create(context: ModelContext, *, required_types: tuple[str, ...], crew: Cre
         if context.parallelism is not None:
             from psyche_core.models.sharding.model import ShardedModel  # it is based on HfModel
 
-            return ShardedModel(module, configuration=configuration, context=context, crew=crew)
+            return ShardedModel(module, configuration=configuration, context=context, controller=controller)
         return HfModel(module, configuration=configuration, devices=devices, dtype=context.dtype, max_seq_len=context.max_seq_len)
     except ModelError:
         raise
@@ -83,9 +83,6 @@ def _check_context(context: ModelContext) -> None:
         raise ModelError(message)
     if context.attention not in ATTENTIONS:
         message = f"attention must be one of {', '.join(ATTENTIONS)}, got {context.attention!r}"
-        raise ModelError(message)
-    if context.options:
-        message = f"HfLlama, HfDeepseek and HfAuto take no options, got {', '.join(sorted(context.options))}"
         raise ModelError(message)
 
 

@@ -16,7 +16,7 @@ import anyio
 import click
 
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.telemetry.event_files import Told
+from psyche_core.telemetry.event_files import SourcedEvent
 from psyche_core.telemetry.sinks import Sink
 
 _Result = TypeVar("_Result")
@@ -39,7 +39,7 @@ class Page:
     def __init__(self, port: int | None, *, host: str, token_file: Path | None, source: str) -> None:
         self.sinks: tuple[Sink, ...] = ()
         self.follow: Callable[[CoordinatorState], None] | None = None
-        self.enter: Callable[[Told], None] = lambda _: None
+        self.enter: Callable[[SourcedEvent], None] = lambda _: None
         self._serving: Callable[[], AbstractAsyncContextManager[str]] | None = None
         if port is None:
             return
@@ -60,7 +60,7 @@ class Page:
 
         self.sinks = (own_events(feed, source=source),)
 
-        def enter(told: Told) -> None:
+        def enter(told: SourcedEvent) -> None:
             feed.view.handle(told.source, told.time, told.event)
             feed.changed()
 

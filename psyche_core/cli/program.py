@@ -22,7 +22,7 @@ import click
 from psyche_core.cli.failures import Interrupted
 from psyche_core.config.sentences import PrintableFormatter
 from psyche_core.errors import UserError
-from psyche_core.telemetry.event_files import EventParts
+from psyche_core.telemetry.event_files import EventFolderWriter
 from psyche_core.telemetry.events import Ended, Event
 from psyche_core.telemetry.sinks import EventBus, Sink, json_lines
 
@@ -135,7 +135,7 @@ def open_report(
 ) -> Iterator[EventBus]:
     """An event bus for the sinks and, if given, a file of JSON lines, and a folder of them.
 
-    keep_event_files: as for `EventParts`. Raises UserError if the file or folder cannot be written.
+    keep_event_files: as for `EventFolderWriter`. Raises UserError if the file or folder cannot be written.
     """
     with contextlib.ExitStack() as stack:
         if events_file is not None:
@@ -152,6 +152,6 @@ def open_report(
             except OSError as error:
                 message = f"cannot write events into {events_dir}: {error.strerror}; give a folder with --events-dir"
                 raise UserError(message) from error
-            parts = stack.enter_context(contextlib.closing(EventParts(events_dir, keep=keep_event_files)))
+            parts = stack.enter_context(contextlib.closing(EventFolderWriter(events_dir, keep=keep_event_files)))
             sinks = (*sinks, parts)
         yield EventBus(*sinks)

@@ -35,17 +35,17 @@ from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import BackendError, ConfigError, CoordinatorError, UserError
 from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces import BackendServer
-from psyche_core.interfaces.backend import OwnersDoor
+from psyche_core.interfaces.backend import OwnerControl
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.run_events import phase_of
-from psyche_core.storage.held_folder import held_for_state
+from psyche_core.storage.folder_lock import locked_folder
 from psyche_core.storage.model_url import parse_model_url
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as told
 from psyche_core.telemetry.events import Ended, Problem, RewardPaid, Started, Stopping
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import ClientState, RunState
-from psyche_core.ui.preparing import prepare_tokens
+from psyche_core.ui.token_preparation import prepare_tokens
 from psyche_core.wire.signing import SecretKey
 
 KEY_FILE = "server.key"
@@ -66,7 +66,7 @@ async def serve_run(
     files = load_run(settings.state, settings.data_config, registry)
     if settings.save_state_dir is None:
         return await _host(settings, files, registry, report, follow=follow)
-    with held_for_state(settings.save_state_dir, argument="--save-state-dir"):
+    with locked_folder(settings.save_state_dir, argument="--save-state-dir"):
         return await _host(settings, files, registry, report, follow=follow)
 
 
@@ -131,7 +131,7 @@ async def _host(
             name_checkpoint(server, settings.checkpoint)
         _heed_loss(server, report, restart=settings.restart_from_checkpoint)
         async with anyio.create_task_group() as tasks:
-            if isinstance(server, OwnersDoor):
+            if isinstance(server, OwnerControl):
                 tasks.start_soon(_pause_on_signal, server, report)
             try:
                 await server.serve()
@@ -154,7 +154,7 @@ def name_checkpoint(server: BackendServer, url: str) -> None:
     choice = parse_model_url(url).checkpoint()
     state = server.state
     begins = state.from_checkpoint and state.run_state in (RunState.WaitingForMembers, RunState.Warmup)
-    if not (isinstance(server, OwnersDoor) and (begins or state.model_lost)):
+    if not (isinstance(server, OwnerControl) and (begins or state.model_lost)):
         message = (
             f"--checkpoint is for a run that must continue from its stored checkpoint; this run is in {state.run_state.name} "
             f"before step {state.progress.step}, and its members have the model: start the server without this option"
@@ -172,7 +172,7 @@ def name_checkpoint(server: BackendServer, url: str) -> None:
 def _heed_loss(server: BackendServer, report: EventBus, *, restart: bool) -> None:
     """Report that a continued run has lost its model, or apply the owner's decision about it. Raises UserError."""
     state = server.state
-    if restart and not (state.model_lost and isinstance(server, OwnersDoor)):
+    if restart and not (state.model_lost and isinstance(server, OwnerControl)):
         message = (
             f"--restart-from-checkpoint is for a run that has lost its model; this run has not, and is in {state.run_state.name} "
             f"before step {state.progress.step}: start the server without this option"
@@ -180,7 +180,7 @@ def _heed_loss(server: BackendServer, report: EventBus, *, restart: bool) -> Non
         raise UserError(message)
 
     if restart:
-        assert isinstance(server, OwnersDoor)
+        assert isinstance(server, OwnerControl)
         server.submit(Resume(from_checkpoint=True))
     elif state.model_lost:
         report(told.ModelLost(state.progress.step - 1))
@@ -213,7 +213,7 @@ def first_config(run: RunFile, settings: ServerSettings) -> CoordinatorConfig:
     return config
 
 
-async def _pause_on_signal(server: OwnersDoor, report: EventBus) -> None:
+async def _pause_on_signal(server: OwnerControl, report: EventBus) -> None:
     """Pause the run on SIGUSR1, or continue a paused run. Windows has no such signal."""
     number = getattr(signal, "SIGUSR1", None)
     if number is None:

@@ -392,7 +392,7 @@ class WebSettings(_ProgramSettings):
             "are in members' event files only. Needs --run-id. The page joins nothing and sends nothing."
         ),
     )
-    run_id: RunId | None = Field(default=None, description="Name of the run at --server-addr, or on the backend's chain.")
+    run_id: RunId | None = Field(default=None, description="Name of the run at --server-addr.")
     backend: str = Field(default="tcp", description="Backend of the coordinator to follow, by plugin name.")
     reconnect_seconds: float = Field(
         default=300.0,

@@ -14,7 +14,7 @@ import logging
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal
@@ -89,22 +89,6 @@ class SequenceIndex:
         count = len(self)
         order = self._order
         return [index % count for index in indices] if order is None else [order[index % count] for index in indices]
-
-
-def adjacent_runs(places: Iterable[tuple[int, int]], *, at_most: int) -> Iterator[tuple[int, int, int]]:
-    """Join consecutive places of one file into runs (file, first sequence, count), in order, of at most `at_most` sequences."""
-    run: tuple[int, int, int] | None = None
-    for file, sequence in places:
-        if run is not None and (file, sequence) == (run[0], run[1] + run[2]) and run[2] < at_most:
-            run = (file, run[1], run[2] + 1)
-            continue
-
-        if run is not None:
-            yield run
-        run = (file, sequence, 1)
-
-    if run is not None:
-        yield run
 
 
 class TokenFiles:

@@ -138,7 +138,7 @@ class BackendServer(AsyncResource):
 
 
 @runtime_checkable
-class OwnersDoor(Protocol):
+class OwnerControl(Protocol):
     """A server that accepts the owner's commands from this process."""
 
     @property

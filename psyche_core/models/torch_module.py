@@ -55,7 +55,7 @@ class ModuleFactory:
     def __call__(self, context: ModelContext) -> Model:
         """Create the model. Raises ModelError for a module that cannot be trained, and for options it does not support."""
         module = self._prepared()
-        if context.gradient_checkpointing or context.attention != "auto" or context.options:
+        if context.gradient_checkpointing or context.attention != "auto":
             message = "a model given as an object sets attention and gradient checkpointing itself; leave out these options"
             raise ModelError(message)
         if context.dtype not in _DTYPES:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from psyche_core.telemetry.event_files import Told
+from psyche_core.telemetry.event_files import SourcedEvent
 from psyche_core.telemetry.events import PhaseChanged, StepTrained
 
 
 def paced(
-    events: Iterable[Told], *, speed: float, max_pause: float, from_step: int | None = None
-) -> Iterator[tuple[float, Told]]:
+    events: Iterable[SourcedEvent], *, speed: float, max_pause: float, from_step: int | None = None
+) -> Iterator[tuple[float, SourcedEvent]]:
     """(seconds since the beginning of the replay, event), ascending.
 
     events: merged by time. speed: how many times faster than the run was; 0 plays without waiting. max_pause: longest time, in

@@ -106,7 +106,7 @@ class CoordinatorApp:
     async def _state(self, request: Request) -> Response:  # noqa: ARG002  # Starlette's signature
         from starlette.responses import JSONResponse
 
-        return self._not_here() or JSONResponse(described(self.coordinator))
+        return self._not_here() or JSONResponse(run_summary(self.coordinator))
 
     async def _events(self, request: Request) -> Response:
         from starlette.responses import StreamingResponse
@@ -130,7 +130,7 @@ class CoordinatorApp:
         return JSONResponse({"problem": message}, status_code=503)
 
 
-def described(coordinator: Coordinator) -> dict[str, Any]:
+def run_summary(coordinator: Coordinator) -> dict[str, Any]:
     """The answer to `GET /`; see `CoordinatorApp`. JSON types only."""
     state, place = coordinator.state, coordinator.address
     phase = phase_of(state)
@@ -155,7 +155,7 @@ def described(coordinator: Coordinator) -> dict[str, Any]:
     }
 
 
-def spoken(event: RunEvent) -> tuple[str, dict[str, Any]]:
+def event_message(event: RunEvent) -> tuple[str, dict[str, Any]]:
     """The name and the fields of a coordinator's event. The fields have JSON types; bytes become hex."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
     return name, {key: value.hex() if isinstance(value, bytes) else value for key, value in asdict(event).items()}
@@ -166,7 +166,7 @@ async def _stream(coordinator: Coordinator, *, start: str, after: int) -> AsyncI
         if event is None:
             yield ": waiting\n\n"
         else:
-            yield _message(*spoken(event), identity=f"{start}-{number}")
+            yield _message(*event_message(event), identity=f"{start}-{number}")
     yield _message("closed", {"phase": coordinator.state.run_state.name, "problem": _problem(coordinator)})
 
 

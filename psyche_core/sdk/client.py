@@ -22,14 +22,14 @@ from psyche_core.config.settings import ClientSettings, load_settings
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, PluginFailed, PsycheError
 from psyche_core.plugin_faults import brief, explain_plugin, leaves
-from psyche_core.plugin_objects import Given, RegistryWithObjects
+from psyche_core.plugin_objects import ObjectPlugin, RegistryWithObjects
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.address import Address, HostedAddress
-from psyche_core.sdk.checks import arguments_known, folder_of, mapping_of, path_of
+from psyche_core.sdk.argument_checks import arguments_known, folder_of, mapping_of, path_of
+from psyche_core.sdk.event_log import EventLog
 from psyche_core.sdk.held_out import RegistryWithHeldOut
-from psyche_core.sdk.log import EventLog
 from psyche_core.sdk.metrics import Metrics
-from psyche_core.sdk.objects import BackendGiven, OptimizerGiven, TransportGiven, given, module_of, with_address, with_source
+from psyche_core.sdk.objects import BackendGiven, OptimizerGiven, TransportGiven, as_plugin, module_of, with_address, with_source
 from psyche_core.sdk.settings import embedded_settings
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
@@ -121,15 +121,15 @@ class Client:
             message = f"key= takes a SecretKey or the path of a file with one, got a {type(what).__name__}"
             raise TypeError(message)
         kinds = {"model": model, "data": data, "optimizer": optimizer, "transport": transport, "backend": backend}
-        found = {kind: given(kind, value) for kind, value in kinds.items()}
+        found = {kind: as_plugin(kind, value) for kind, value in kinds.items()}
         self._held_out = _held_out(eval_data, options or {})
         place = _place(address, run_id, path_of("base", base), found)
         self._hosted_state = address.state if isinstance(address, HostedAddress) else None
-        self._objects = {kind: each for kind, each in found.items() if isinstance(each, Given)}
+        self._objects = {kind: each for kind, each in found.items() if isinstance(each, ObjectPlugin)}
         if place.server is not None:
-            self._objects.setdefault("backend", Given(place.server.backend(), "psyche_core"))
+            self._objects.setdefault("backend", ObjectPlugin(place.server.backend(), "psyche_core"))
             if transport is None:
-                self._objects["transport"] = Given(place.server.transport(), "psyche_core")
+                self._objects["transport"] = ObjectPlugin(place.server.transport(), "psyche_core")
         elif "backend" in self._objects and place.location:
             self._objects["backend"] = with_address(self._objects["backend"], backend, place.location)
         names = {kind: each for kind, each in found.items() if isinstance(each, str)}
@@ -479,12 +479,12 @@ def _checked_callback(callback: object) -> Callback:
     return callback
 
 
-def _held_out(value: object, options: Mapping[str, Any]) -> Given | None:
+def _held_out(value: object, options: Mapping[str, Any]) -> ObjectPlugin | None:
     """A registration for `eval_data`. Raises TypeError, ConfigError."""
     if isinstance(value, str):
         message = f"eval_data= takes objects, got a string; for token files write options={{'validation_data': {value!r}}}"
         raise TypeError(message)
-    found = given("data", value, argument="eval_data")
+    found = as_plugin("data", value, argument="eval_data")
     if found is not None and "validation_data" in options:
         message = "eval_data= and options={'validation_data': …} both set the held-out data; leave out one of them"
         raise ConfigError(message)
@@ -492,7 +492,7 @@ def _held_out(value: object, options: Mapping[str, Any]) -> Given | None:
     return found
 
 
-def _place(address: object, run_id: str | None, base: Path | None, found: Mapping[str, Given | str | None]) -> Address:
+def _place(address: object, run_id: str | None, base: Path | None, found: Mapping[str, ObjectPlugin | str | None]) -> Address:
     """The address to connect to. Raises TypeError, ConfigError."""
     if isinstance(address, Address):
         if run_id is not None and run_id != address.run_id:

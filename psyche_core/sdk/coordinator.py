@@ -17,14 +17,14 @@ from psyche_core.coordinator.commands import Command, Event, Pause, Resume
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, ConfigError
 from psyche_core.hookspecs import ServerContext
-from psyche_core.interfaces.backend import BackendServer, OwnersDoor
+from psyche_core.interfaces.backend import BackendServer, OwnerControl
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.address import Address, HostedAddress
-from psyche_core.sdk.checks import folder_of, port_of, text_of
-from psyche_core.sdk.log import EventLog
+from psyche_core.sdk.argument_checks import folder_of, port_of, text_of
+from psyche_core.sdk.event_log import EventLog
 from psyche_core.sdk.run_config import RunConfig
-from psyche_core.sdk.run_events import RunEvent, told_of
-from psyche_core.storage.held_folder import held_for_state
+from psyche_core.sdk.run_events import RunEvent, run_events_between
+from psyche_core.storage.folder_lock import locked_folder
 from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
 
@@ -176,7 +176,7 @@ class Coordinator:
         async with AsyncExitStack() as stack:
             server = await self._make()
             if self._state_dir is not None:
-                stack.enter_context(held_for_state(self._state_dir, argument="state_dir"))
+                stack.enter_context(locked_folder(self._state_dir, argument="state_dir"))
             self._server = await stack.enter_async_context(server)
             self._note(server.state, ())
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
@@ -236,7 +236,7 @@ class Coordinator:
 
     def _note(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
         assert self._log is not None
-        for event in told_of(self._told, state, events):
+        for event in run_events_between(self._told, state, events):
             self._log.put(event)
         self._told = state
 
@@ -248,7 +248,7 @@ class Coordinator:
 
     def _submit(self, command: Command) -> None:
         server = self._hosted()
-        if not isinstance(server, OwnersDoor):
+        if not isinstance(server, OwnerControl):
             message = (
                 f"the backend {self._backend} does not accept {type(command).__name__} from this process; use the "
                 "backend's own commands"

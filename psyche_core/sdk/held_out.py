@@ -18,7 +18,7 @@ from psyche_core import plugin_faults
 from psyche_core.errors import PluginError
 from psyche_core.hookspecs import DataContext, DataRegistration
 from psyche_core.interfaces import DataProvider
-from psyche_core.plugin_objects import ORIGIN, Given, RegistryWithObjects
+from psyche_core.plugin_objects import ORIGIN, ObjectPlugin, RegistryWithObjects
 from psyche_core.plugins import PluginRegistry, validate_settings
 
 _LOCAL = "Local"
@@ -47,10 +47,10 @@ class RegistryWithHeldOut(RegistryWithObjects):
         self,
         registry: PluginRegistry,
         *,
-        objects: Mapping[str, Given],
+        objects: Mapping[str, ObjectPlugin],
         expected: Mapping[str, str],
         place: Path,
-        held_out: Given | None,
+        held_out: ObjectPlugin | None,
     ) -> None:
         super().__init__(registry, objects=objects, expected=expected)
         self._plain = registry

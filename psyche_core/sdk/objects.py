@@ -29,7 +29,7 @@ from psyche_core.hookspecs import (
     TransportRegistration,
 )
 from psyche_core.interfaces import Backend, DataProvider, Model, Optimizer, Transport
-from psyche_core.plugin_objects import Given
+from psyche_core.plugin_objects import ObjectPlugin
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ _WANTED: Mapping[str, str] = {
 }
 
 
-class Unread(BaseModel):
+class IgnoredSettings(BaseModel):
     """Ignores all settings: an object replaces a plugin and has its own settings."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
@@ -73,7 +73,7 @@ class NoSettings(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
 
-def given(kind: str, value: object, *, argument: str | None = None) -> Given | str | None:
+def as_plugin(kind: str, value: object, *, argument: str | None = None) -> ObjectPlugin | str | None:
     """A registration for an object, the given name for a string, or None for None. Raises TypeError for any other value.
 
     kind: a plugin kind. argument: name of the argument in the message; `kind` if None.
@@ -85,10 +85,10 @@ def given(kind: str, value: object, *, argument: str | None = None) -> Given | s
     if registration is None:
         message = f"{argument or kind}= takes {_WANTED[kind]}; got {_described(value)}"
         raise TypeError(message)
-    return Given(registration, str(getattr(value, "__module__", None) or type(value).__module__))
+    return ObjectPlugin(registration, str(getattr(value, "__module__", None) or type(value).__module__))
 
 
-def with_source(found: Given, folder: Path) -> Given:
+def with_source(found: ObjectPlugin, folder: Path) -> ObjectPlugin:
     """The registration of a given module, with `source` set to `folder`; any other registration is returned unchanged.
 
     folder: empty, except for checkpoints.
@@ -99,7 +99,7 @@ def with_source(found: Given, folder: Path) -> Given:
     return replace(found, registration=replace(registration, source=folder))
 
 
-def with_address(found: Given, value: object, address: str) -> Given:
+def with_address(found: ObjectPlugin, value: object, address: str) -> ObjectPlugin:
     """A backend's registration for a client that was also given an address, which is passed to a backend function.
 
     value: the object from which `found` was made. Raises ConfigError for a Backend object, which has no use for an address.
@@ -113,9 +113,9 @@ def with_address(found: Given, value: object, address: str) -> Given:
     return replace(found, registration=replace(registration, needs_address=True))
 
 
-def module_factory(found: Given | str | None) -> ModuleFactory | None:
+def module_factory(found: ObjectPlugin | str | None) -> ModuleFactory | None:
     """The factory of the torch module in a model's registration; None if the model is not made from a module."""
-    if "psyche_core.models.torch_module" not in sys.modules or not isinstance(found, Given):
+    if "psyche_core.models.torch_module" not in sys.modules or not isinstance(found, ObjectPlugin):
         return None
 
     from psyche_core.models.torch_module import ModuleFactory
@@ -124,7 +124,7 @@ def module_factory(found: Given | str | None) -> ModuleFactory | None:
     return create if isinstance(create, ModuleFactory) else None
 
 
-def module_of(found: Given | str | None) -> torch.nn.Module | None:
+def module_of(found: ObjectPlugin | str | None) -> torch.nn.Module | None:
     """The torch module of a model's registration; None if there is none, or none yet."""
     factory = module_factory(found)
     return None if factory is None else factory.module
@@ -172,7 +172,7 @@ def _data(value: Any) -> DataRegistration | None:
         create = value
     else:
         return None
-    return DataRegistration(name=_name(value), summary=_SUMMARY, settings=Unread, create=create)
+    return DataRegistration(name=_name(value), summary=_SUMMARY, settings=IgnoredSettings, create=create)
 
 
 def _optimizer(value: Any) -> OptimizerRegistration | None:

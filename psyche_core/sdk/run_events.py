@@ -52,7 +52,9 @@ RunEvent = RuleEvent | PhaseChanged | MemberJoined | MemberLeft
 """Any event of a coordinator."""
 
 
-def told_of(before: CoordinatorState | None, after: CoordinatorState, events: Iterable[RuleEvent]) -> Iterator[RunEvent]:
+def run_events_between(
+    before: CoordinatorState | None, after: CoordinatorState, events: Iterable[RuleEvent]
+) -> Iterator[RunEvent]:
     """All events of one change: members first, then the rules' events, then the phase if it changed.
 
     before: None for a coordinator's first state, whose members and phase are then reported.

@@ -22,8 +22,8 @@ from psyche_core.errors import CoordinatorError
 from psyche_core.simulator.clock import Clock
 from psyche_core.simulator.failure import Broken
 from psyche_core.simulator.invariants.coordinator_watch import CoordinatorWatch
-from psyche_core.simulator.ledger import Ledger
 from psyche_core.simulator.network import Network
+from psyche_core.simulator.sample_tracker import SampleTracker
 from psyche_core.types import RunState
 from psyche_core.wire.codec import decode, encode
 
@@ -41,20 +41,20 @@ ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A past state, its time in virtual seconds, and its ledger where that is needed."""
+class PastState:
+    """A past state, its time in virtual seconds, and its tracker where that is needed."""
 
     time: float
     version: int
     lineage: int
     seen: StateSeen
-    ledger: Ledger | None
+    tracker: SampleTracker | None
 
 
 class Server:
     """See the module. withdraw_after: seconds until a lost member is withdrawn, 0 for never.
 
-    remember: seconds for which older states are kept, 0 for none; with_ledger: whether the server may continue from them.
+    remember: seconds for which older states are kept, 0 for none; with_tracker: whether the server may continue from them.
     lineage: grows with each return to an older state or step; what was decided after it is forgotten.
     """
 
@@ -70,14 +70,14 @@ class Server:
         sealed: bool,
         withdraw_after: float,
         remember: float = 0.0,
-        with_ledger: bool = False,
+        with_tracker: bool = False,
     ) -> None:
         self.lineage: int = 0
         self.went_back: Callable[[int, CoordinatorState, CoordinatorState], None] | None = None
         self.changed: Callable[[CoordinatorState, float], None] | None = None
-        self._history: deque[Kept] = deque()
+        self._history: deque[PastState] = deque()
         self._remember = remember
-        self._with_ledger = with_ledger
+        self._with_tracker = with_tracker
         self.state: CoordinatorState = state
         self.up: bool = True
         self.version: int = 0
@@ -123,23 +123,23 @@ class Server:
         kept = next(
             (item for item in reversed(self._history) if item.time <= wanted), self._history[0] if self._history else None
         )
-        if kept is None or kept.ledger is None or kept.seen.state is self.state or self.finished:
+        if kept is None or kept.tracker is None or kept.seen.state is self.state or self.finished:
             return
 
         self._counts["older-state"] += 1
         before, self.state = self.state, kept.seen.state
         self.version += 1
         self.lineage += 1
-        self._watch.restored(self.state, kept.ledger)
+        self._watch.restored(self.state, kept.tracker)
         if self.went_back is not None:
             self.went_back(self.lineage, before, self.state)
         self._keep()
 
     def _keep(self) -> None:
         """Keep the current state, to show it later as an older one."""
-        ledger = self._watch.ledger.copy() if self._with_ledger else None
+        tracker = self._watch.sample_tracker.copy() if self._with_tracker else None
         history = self._history
-        history.append(Kept(self._clock.now, self.version, self.lineage, self._seen(), ledger))
+        history.append(PastState(self._clock.now, self.version, self.lineage, self._seen(), tracker))
         while len(history) > 2 and history[1].time < self._clock.now - self._remember:
             history.popleft()
 

@@ -83,7 +83,8 @@ class RunResult:
 class World:
     """A run of a script. timeline: if given, gets an entry (virtual seconds, who, what) for everything that happens.
 
-    member: the class of its members; tests use one that they can interfere with.
+    member: the class of its members; tests use one that they can interfere with. all_lost_in: the epoch in which all honest
+    members lost memory and disk at once, None without one.
     """
 
     member: type[Node] = Node
@@ -105,7 +106,7 @@ class World:
         self.coordinator: CoordinatorWatch = CoordinatorWatch(
             honest=honest, announced=self._has_announced, left_behind=self._left_behind, calm=kinds <= set(NO_EXCUSE)
         )
-        self.replicas: ReplicaWatch = ReplicaWatch(lambda: self.coordinator.ledger, initial=self.new_replica().snapshot())
+        self.replicas: ReplicaWatch = ReplicaWatch(lambda: self.coordinator.sample_tracker, initial=self.new_replica().snapshot())
         self.progress: ProgressWatch = ProgressWatch(bound=_bound(script), calm_after=script.calm_after)
         self.network: Network = Network(self.clock, self.stream("network"), seconds=script.shape.link_seconds, counts=self.counts)
         state = new_state(RUN_ID, _config(script), _MODEL, now=EPOCH_OF_TIME, instance=INSTANCE)
@@ -119,7 +120,7 @@ class World:
             sealed=script.sealed,
             withdraw_after=script.shape.withdraw_after,
             remember=REMEMBER if kinds & {"older-state", "slow-rpc"} else 0.0,
-            with_ledger="older-state" in kinds,
+            with_tracker="older-state" in kinds,
         )
         self.server.went_back = self._went_back
         self.times: StepTimes = StepTimes()
@@ -128,6 +129,7 @@ class World:
         self.lies: Lies = Lies(self.clock, self.server, network=self.network, members=script.clients, counts=self.counts)
         self.nodes: list[Node] = [self._node(index, liar=index in liars) for index in range(script.clients)]
         self._finished_at: float | None = None
+        self.all_lost_in: int | None = None
         self.server.take(_RATES)
         faults = Faults(self)
         for fault in script.faults:
@@ -242,12 +244,16 @@ class World:
     def _excused(self, node: Node) -> bool:
         """Whether a member could not be expected to have the final model: the run ended while it was away.
 
-        It was away if it was not healthy in the last epoch, or if a fault hit it shortly before the end or later.
+        It was away if it was not healthy in the last epoch, or if a fault hit it shortly before the end or later. Nor could it
+        if in the last epoch all honest members lost memory and disk at once.
         """
         if not self.server.finished:
             return False
 
         state = self.server.state
+        if self.all_lost_in == state.progress.epoch - 1:
+            return True
+
         slot = state.slot_of(node.identity)
         if slot is None or slot not in state.healthy_slots:
             return True

@@ -1,6 +1,6 @@
 """Where models are stored, written as one URL: `hf://owner/name`, `gs://bucket/prefix`, `s3://bucket/prefix`, `file:///folder`.
 
-Only the text is judged here. Who stores is in `training.checkpoints.stores`, who reads in `training.checkpoints.sources`.
+Only the text is judged here. Who stores is in `training.checkpoints.model_stores`, who reads in `training.checkpoints.sources`.
 """
 
 from __future__ import annotations

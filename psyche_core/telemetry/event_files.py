@@ -31,7 +31,7 @@ MAX_EARLY_LINES = 200
 """Lines kept until a program has said who it is."""
 
 
-class Told(NamedTuple):
+class SourcedEvent(NamedTuple):
     """An event, who told it (name of the source), and when (unix seconds on the clock of that machine)."""
 
     time: float
@@ -44,14 +44,14 @@ def source_of(path: Path) -> str:
     return path.name.removesuffix(SUFFIX).partition(".")[0] or path.name
 
 
-class EventFolder:
+class EventFolderReader:
     """All event files of one run: a folder of them, or files given one by one. `read` returns what is new at each call."""
 
     def __init__(self, *places: Path) -> None:
         self._places = places
         self._sources: dict[str, _Source] = {}
 
-    def read(self) -> Iterator[Told]:
+    def read(self) -> Iterator[SourcedEvent]:
         """The events that were written since the last call, merged by time. Exhaust it before the next call."""
         files = sorted({file for place in self._places for file in event_files(place)})
         for path in files[:MAX_FILES]:
@@ -123,10 +123,10 @@ class _Source:
     def add(self, path: Path) -> None:
         self._files.setdefault(path, 0)
 
-    def read(self) -> Iterator[Told]:
+    def read(self) -> Iterator[SourcedEvent]:
         for path in sorted(self._files):
             for told in self._read_file(path):
-                yield Told(told[0], self._name, told[1])
+                yield SourcedEvent(told[0], self._name, told[1])
 
     def _read_file(self, path: Path) -> Iterator[tuple[float, Event]]:
         """Complete lines from where we were. The place is kept after each chunk, so a half line is read again."""
@@ -151,7 +151,7 @@ class _Source:
                     self._files[path] = stream.tell() - len(kept)
 
 
-class EventParts:
+class EventFolderWriter:
     """A sink that writes a program's events into a folder: `FOLDER/RUN/ROLE-ID.TIME.jsonl`, a new file for each epoch.
 
     keep: how many of the program's newest files are kept; 0 for all. Files of a program that was started again count too. The

@@ -2,9 +2,9 @@
 
     class TestMyBackend(BackendConformance):
         @asynccontextmanager
-        async def arena(self, state, keys):
+        async def harness(self, state, keys):
             async with my_coordinator(state, clock=...) as coordinator, ...:
-                yield BackendArena(backends, pass_time)
+                yield BackendHarness(backends, pass_time)
 
 The coordinator behind the backends must follow the given state and a clock that only `pass_time` moves, so that no test waits
 for real seconds. Backends are entered, one for each key, with the key in both halves of the identity.
@@ -37,7 +37,7 @@ START_TIME = 1_700_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class BackendArena:
+class BackendHarness:
     """A coordinator with clients. backends: in the order of the keys. pass_time: advances its clock by this many seconds."""
 
     backends: Sequence[Backend]
@@ -91,14 +91,14 @@ def in_phase(phase: RunState) -> Callable[[StateUpdate], bool]:
 
 @pytest.mark.anyio
 class BackendConformance:
-    """Inherit from it and write `arena`.
+    """Inherit from it and write `harness`.
 
     renewals: how often a member joins with a new address while another member does not read states.
     """
 
     renewals: ClassVar[int] = 50
 
-    def arena(self, state: CoordinatorState, keys: Sequence[SecretKey]) -> AbstractAsyncContextManager[BackendArena]:
+    def harness(self, state: CoordinatorState, keys: Sequence[SecretKey]) -> AbstractAsyncContextManager[BackendHarness]:
         """A coordinator that starts with `state` and its clock at `state.since`, and an entered backend for each key."""
         raise NotImplementedError
 
@@ -112,16 +112,16 @@ class BackendConformance:
 
     async def test_first_state_is_the_current_one(self, keys: list[SecretKey]) -> None:
         state = small_state()
-        async with self.arena(state, keys) as arena:
-            for backend, key in zip(arena.backends, keys, strict=True):
+        async with self.harness(state, keys) as harness:
+            for backend, key in zip(harness.backends, keys, strict=True):
                 update = await until(backend, lambda _: True)
                 assert update.state == replace(state, instance=update.state.instance)  # a chain sets its own instance
                 assert update.addresses == {}
                 assert (backend.identity.signer, backend.identity.p2p) == (key.public, key.public)
 
     async def test_join_is_idempotent_and_hands_addresses_to_others(self, keys: list[SecretKey]) -> None:
-        async with self.arena(small_state(), keys) as arena:
-            first, second = arena.backends
+        async with self.harness(small_state(), keys) as harness:
+            first, second = harness.backends
             await first.join(b"first", timeout=TIMEOUT)
             await first.join(b"first", timeout=TIMEOUT)
             update = await until(second, lambda update: bool(update.addresses))
@@ -132,8 +132,8 @@ class BackendConformance:
             assert update.addresses == {first.identity.signer: b"first", second.identity.signer: b"second"}
 
     async def test_joining_again_renews_the_address(self, keys: list[SecretKey]) -> None:
-        async with self.arena(small_state(), keys) as arena:
-            first, second = arena.backends
+        async with self.harness(small_state(), keys) as harness:
+            first, second = harness.backends
             await first.join(b"old", timeout=TIMEOUT)
             await until(second, lambda update: update.addresses.get(first.identity.signer) == b"old")
             await first.join(b"new", timeout=TIMEOUT)
@@ -141,14 +141,14 @@ class BackendConformance:
             assert update.state.pending == (first.identity,)
 
     async def test_too_long_address_is_refused(self, keys: list[SecretKey]) -> None:
-        async with self.arena(small_state(), keys) as arena:
+        async with self.harness(small_state(), keys) as harness:
             with pytest.raises(ValueError, match="1024"):
-                await arena.backends[0].join(b"x" * 1025, timeout=TIMEOUT)
-            await arena.backends[0].join(b"x" * 1024, timeout=TIMEOUT)
+                await harness.backends[0].join(b"x" * 1025, timeout=TIMEOUT)
+            await harness.backends[0].join(b"x" * 1024, timeout=TIMEOUT)
 
     async def test_refused_command_has_the_coordinators_name(self, keys: list[SecretKey]) -> None:
-        async with self.arena(small_state(), keys) as arena:
-            backend = arena.backends[0]
+        async with self.harness(small_state(), keys) as harness:
+            backend = harness.backends[0]
             with pytest.raises(CommandRefused) as refused:
                 await backend.send(Withdraw(backend.identity), timeout=TIMEOUT)
             assert refused.value.code == "InvalidWithdraw"
@@ -157,18 +157,18 @@ class BackendConformance:
             assert refused.value.code == "InvalidRunState"
 
     async def test_owners_commands_are_not_for_clients(self, keys: list[SecretKey]) -> None:
-        async with self.arena(small_state(), keys) as arena:
+        async with self.harness(small_state(), keys) as harness:
             with pytest.raises(CommandRefused):
-                await arena.backends[0].send(Pause(), timeout=TIMEOUT)
+                await harness.backends[0].send(Pause(), timeout=TIMEOUT)
 
     async def test_command_in_anothers_name_is_a_mistake(self, keys: list[SecretKey]) -> None:
-        async with self.arena(small_state(), keys) as arena:
+        async with self.harness(small_state(), keys) as harness:
             with pytest.raises(ValueError, match="sender"):
-                await arena.backends[0].send(Withdraw(arena.backends[1].identity), timeout=TIMEOUT)
+                await harness.backends[0].send(Withdraw(harness.backends[1].identity), timeout=TIMEOUT)
 
     async def test_cancelled_next_state_loses_nothing(self, keys: list[SecretKey]) -> None:
-        async with self.arena(small_state(), keys) as arena:
-            first, second = arena.backends
+        async with self.harness(small_state(), keys) as harness:
+            first, second = harness.backends
             await until(second, lambda _: True)
             async with anyio.create_task_group() as group:
                 waiting = anyio.Event()
@@ -187,8 +187,8 @@ class BackendConformance:
             assert update.state.pending == (first.identity,)
 
     async def test_slow_reader_gets_the_newest_state(self, keys: list[SecretKey]) -> None:
-        async with self.arena(small_state(), keys) as arena:
-            first, second = arena.backends
+        async with self.harness(small_state(), keys) as harness:
+            first, second = harness.backends
             for number in range(self.renewals):
                 await first.join(b"%d" % number, timeout=TIMEOUT)
             await second.join(b"me", timeout=TIMEOUT)
@@ -196,16 +196,16 @@ class BackendConformance:
             assert update.addresses[first.identity.signer] == b"%d" % (self.renewals - 1)
 
     async def test_walk_from_waiting_to_the_second_round(self, keys: list[SecretKey]) -> None:
-        async with self.arena(small_state(), keys) as arena:
-            for backend in arena.backends:
+        async with self.harness(small_state(), keys) as harness:
+            for backend in harness.backends:
                 await backend.join(b"address", timeout=TIMEOUT)
-            arena.pass_time(3)
-            for slot, backend in enumerate(arena.backends):
+            harness.pass_time(3)
+            for slot, backend in enumerate(harness.backends):
                 update = await until(backend, in_phase(RunState.Warmup))
                 assert update.state.slot_of(backend.identity) == slot
                 await backend.send(WarmupWitness(backend.identity, 0, slot, b"\1" * 32), timeout=TIMEOUT)
 
-            for slot, backend in enumerate(arena.backends):
+            for slot, backend in enumerate(harness.backends):
                 update = await until(backend, lambda update: update.state.run_state.active)
                 assert update.state.current_round is not None
                 statement = WitnessStatement(0, 0, slot, bitmap([]), bytes(320), bytes(32), bytes(32))
@@ -215,20 +215,20 @@ class BackendConformance:
                         await backend.send(Witness(backend.identity, statement), timeout=TIMEOUT)
                     assert refused.value.code == "DuplicateWitness"
 
-            arena.pass_time(6)
+            harness.pass_time(6)
             heights = [
                 (
                     await until(
                         backend, lambda update: update.state.current_round is not None and update.state.current_round.height == 1
                     )
                 )
-                for backend in arena.backends
+                for backend in harness.backends
             ]
             assert heights[0].state == heights[1].state
 
     async def test_withdrawn_member_is_gone(self, keys: list[SecretKey]) -> None:
-        async with self.arena(small_state(), keys) as arena:
-            first, second = arena.backends
+        async with self.harness(small_state(), keys) as harness:
+            first, second = harness.backends
             await first.join(b"first", timeout=TIMEOUT)
             await until(second, lambda update: bool(update.addresses))
             await first.send(Withdraw(first.identity), timeout=TIMEOUT)
@@ -236,8 +236,8 @@ class BackendConformance:
             assert update.state.pending == ()
 
     async def test_close_is_idempotent_and_final(self, keys: list[SecretKey]) -> None:
-        async with self.arena(small_state(), keys) as arena:
-            first, second = arena.backends
+        async with self.harness(small_state(), keys) as harness:
+            first, second = harness.backends
             await until(first, lambda _: True)
             async with anyio.create_task_group() as group:
 

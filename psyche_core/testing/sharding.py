@@ -30,8 +30,8 @@ from psyche_core.interfaces.data import IGNORED_LABEL, Samples
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.sharding import Axes, RankGroup, ShardingEngine
 from psyche_core.models.hf.configuration import read_configuration
-from psyche_core.models.hf.shell import build_shell
-from psyche_core.models.sharding.crew import Crew
+from psyche_core.models.hf.empty_model import build_empty_model
+from psyche_core.models.sharding.controller import RankController
 from psyche_core.models.sharding.model import ShardedModel
 from psyche_core.testing.model import ModelConformance, gradients_of
 
@@ -74,21 +74,23 @@ class ShardingConformance:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def crew(cls) -> Iterator[Crew]:
+    def controller(cls) -> Iterator[RankController]:
         """The running ranks."""
         torch.set_num_threads(1)
-        crew = Crew(Parallelism(data=cls.ranks, sharding=cls.sharding), device_name="cpu")
-        yield crew
-        crew.close()
+        controller = RankController(Parallelism(data=cls.ranks, sharding=cls.sharding), device_name="cpu")
+        yield controller
+        controller.close()
 
-    def pair(self, crew: Crew, folder: Path, name: str, degree: Degree, **changes: Any) -> tuple[Model, ShardedModel]:
+    def pair(
+        self, controller: RankController, folder: Path, name: str, degree: Degree, **changes: Any
+    ) -> tuple[Model, ShardedModel]:
         """The whole and the divided model."""
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(dict(self.models[name])), encoding="utf-8")
         context = ModelContext(**{"source": folder, "max_seq_len": 16, "seed": bytes(32), "device": "cpu", **changes})
         data, tensor = degree
         parallelism = Parallelism(data=data, tensor=tensor, sharding=self.sharding)
-        divided = divide(replace(context, parallelism=parallelism, create_engine=self.create), crew=crew)
+        divided = divide(replace(context, parallelism=parallelism, create_engine=self.create), controller=controller)
         divided.check_every_time = True
         return create_auto(context), divided
 
@@ -103,24 +105,26 @@ class ShardingConformance:
             assert divided.loss(samples, micro_batch_size=size) == pytest.approx(expected, abs=tolerance)
 
     def test_loss_and_gradients_are_the_whole_models_and_ranks_agree(
-        self, crew: Crew, name: str, degree: Degree, tmp_path: Path
+        self, controller: RankController, name: str, degree: Degree, tmp_path: Path
     ) -> None:
         """With five rows and with one, some ranks have fewer rows than others, or none.
 
         Gradients of replicated parameters are compared bit for bit.
         """
-        whole, divided = self.pair(crew, tmp_path, name, degree)
+        whole, divided = self.pair(controller, tmp_path, name, degree)
         for count in (5, 1):
             self.assert_same_slope(whole, divided, ModelConformance().samples(whole, count=count))
 
-    def test_labels_and_packed_texts_are_the_whole_models(self, crew: Crew, name: str, degree: Degree, tmp_path: Path) -> None:
+    def test_labels_and_packed_texts_are_the_whole_models(
+        self, controller: RankController, name: str, degree: Degree, tmp_path: Path
+    ) -> None:
         """Rows differ in their number of predicted tokens, so the sum must be divided by the number in all rows together."""
-        whole, divided = self.pair(crew, tmp_path, name, degree)
+        whole, divided = self.pair(controller, tmp_path, name, degree)
         self.assert_same_slope(whole, divided, packed(ModelConformance().samples(whole, count=5)))
 
-    def test_weights_are_sent_anew_for_every_call(self, crew: Crew, degree: Degree, tmp_path: Path) -> None:
+    def test_weights_are_sent_anew_for_every_call(self, controller: RankController, degree: Degree, tmp_path: Path) -> None:
         """The optimizer changes the weights on rank 0 between calls, and `loss` is called between two calls of `gradients`."""
-        whole, divided = self.pair(crew, tmp_path, next(iter(self.models)), degree)
+        whole, divided = self.pair(controller, tmp_path, next(iter(self.models)), degree)
         samples = ModelConformance().samples(whole, count=3)
         generator = torch.Generator().manual_seed(1)
         for _ in range(2):
@@ -132,12 +136,12 @@ class ShardingConformance:
             assert divided.loss(samples, micro_batch_size=3) == pytest.approx(expected, abs=TOLERANCE)
             self.assert_same_slope(whole, divided, samples)
 
-    def test_memory_savers_change_nothing(self, crew: Crew, degree: Degree, tmp_path: Path) -> None:
+    def test_memory_savers_change_nothing(self, controller: RankController, degree: Degree, tmp_path: Path) -> None:
         """Gradient checkpointing gives the whole model's gradients; bfloat16 gives them within a larger tolerance."""
         name = next(iter(self.models))
-        whole, divided = self.pair(crew, tmp_path / "checkpointed", name, degree, gradient_checkpointing=True)
+        whole, divided = self.pair(controller, tmp_path / "checkpointed", name, degree, gradient_checkpointing=True)
         self.assert_same_slope(whole, divided, ModelConformance().samples(whole, count=3))
-        whole, divided = self.pair(crew, tmp_path / "rounded", name, degree, dtype="bfloat16")
+        whole, divided = self.pair(controller, tmp_path / "rounded", name, degree, dtype="bfloat16")
         self.assert_same_slope(whole, divided, ModelConformance().samples(whole, count=3), tolerance=0.02)
 
     def test_what_is_divided_wrongly_is_refused_by_name(self, tmp_path: Path) -> None:
@@ -145,7 +149,7 @@ class ShardingConformance:
         for name, config in self.refused.items():
             (tmp_path / "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
             model_type = read_configuration(tmp_path).model_type
-            module, _ = build_shell((tmp_path / "config.json").read_bytes(), attention="auto", gradient_checkpointing=False)
+            module, _ = build_empty_model((tmp_path / "config.json").read_bytes(), attention="auto", gradient_checkpointing=False)
             context = ShardingContext(module=module, model_type=model_type, group=_Nobody(), device=torch.device("cpu"))
             with pytest.raises(ModelError, match=model_type) as raised:
                 self.create(context)

@@ -58,7 +58,7 @@ def by_its_first_bytes(message: bytes) -> Opened:
     return Opened(message[:32], message[32:])
 
 
-class Shelf:
+class ExternalBlob:
     """A blob stored outside a transport. Tests can change the result of `read`, and every read is recorded."""
 
     def __init__(self, blob: bytes = BLOB) -> None:
@@ -381,32 +381,32 @@ class TransportConformance:
 
     async def test_an_offered_blob_is_read_when_it_is_asked_for_and_in_a_worker_thread(self) -> None:
         async with self.make_mesh(2) as (one, other):
-            shelf = Shelf()
-            await one.offer(shelf.blob_hash, size=shelf.size, read=shelf.read, tag=1)
-            assert not shelf.readers
+            external = ExternalBlob()
+            await one.offer(external.blob_hash, size=external.size, read=external.read, tag=1)
+            assert not external.readers
             for _ in range(2):
-                assert await self._got(other, shelf, one) == BLOB
-            assert len(shelf.readers) == 2
-            assert threading.get_ident() not in shelf.readers
+                assert await self._got(other, external, one) == BLOB
+            assert len(external.readers) == 2
+            assert threading.get_ident() not in external.readers
 
     async def test_an_offer_is_compared_with_its_hash_again_when_its_stamp_is_another(self) -> None:
         async with self.make_mesh(2) as (one, other):
             await connected((one, other))
-            shelf, stamps = Shelf(), [1]
-            await one.offer(shelf.blob_hash, size=shelf.size, read=shelf.read, tag=1, stamp=lambda: stamps[0])
+            external, stamps = ExternalBlob(), [1]
+            await one.offer(external.blob_hash, size=external.size, read=external.read, tag=1, stamp=lambda: stamps[0])
             for _ in range(2):
-                assert await self._got(other, shelf, one) == BLOB
-            shelf.holds, stamps[0] = BLOB[:-1] + b"!", 2
+                assert await self._got(other, external, one) == BLOB
+            external.holds, stamps[0] = BLOB[:-1] + b"!", 2
             with anyio.fail_after(TIMEOUT / 2), pytest.raises(BlobNotFound):
-                await self._got(other, shelf, one)
+                await self._got(other, external, one)
 
     async def test_our_own_offer_needs_nobody(self) -> None:
         async with self.make_mesh(1) as (one,):
-            shelf = Shelf(b"mine")
-            await one.offer(shelf.blob_hash, size=4, read=shelf.read, tag=1)
-            assert await one.fetch(shelf.blob_hash, sources=[], max_bytes=4, timeout=TIMEOUT, tag=1) == b"mine"
+            external = ExternalBlob(b"mine")
+            await one.offer(external.blob_hash, size=4, read=external.read, tag=1)
+            assert await one.fetch(external.blob_hash, sources=[], max_bytes=4, timeout=TIMEOUT, tag=1) == b"mine"
             with pytest.raises(BlobRejected):
-                await one.fetch(shelf.blob_hash, sources=[], max_bytes=3, timeout=TIMEOUT, tag=1)
+                await one.fetch(external.blob_hash, sources=[], max_bytes=3, timeout=TIMEOUT, tag=1)
 
     @pytest.mark.parametrize(
         "now",
@@ -417,33 +417,33 @@ class TransportConformance:
         """The peer is not penalised: its next blob is accepted."""
         async with self.make_mesh(2) as (one, other):
             await connected((one, other))
-            shelf, good = Shelf(), Shelf(BLOB[1:])
-            for offered in (shelf, good):
+            external, good = ExternalBlob(), ExternalBlob(BLOB[1:])
+            for offered in (external, good):
                 await one.offer(offered.blob_hash, size=offered.size, read=offered.read, tag=1)
-            shelf.holds = now
+            external.holds = now
             for _ in range(2):
                 with anyio.fail_after(TIMEOUT / 2), pytest.raises(BlobNotFound):
-                    await self._got(other, shelf, one)
-            assert len(shelf.readers) == 1, "an offer that was void is asked again"
+                    await self._got(other, external, one)
+            assert len(external.readers) == 1, "an offer that was void is asked again"
             assert await self._got(other, good, one) == BLOB[1:]
 
     async def test_an_offered_blob_over_the_limit_is_rejected_unread(self) -> None:
         async with self.make_mesh(2) as (one, other):
-            shelf = Shelf()
-            await one.offer(shelf.blob_hash, size=shelf.size, read=shelf.read, tag=1)
+            external = ExternalBlob()
+            await one.offer(external.blob_hash, size=external.size, read=external.read, tag=1)
             with pytest.raises(BlobRejected):
-                await other.fetch(shelf.blob_hash, sources=[one.peer_id], max_bytes=len(BLOB) - 1, timeout=TIMEOUT, tag=1)
-            assert not shelf.readers
+                await other.fetch(external.blob_hash, sources=[one.peer_id], max_bytes=len(BLOB) - 1, timeout=TIMEOUT, tag=1)
+            assert not external.readers
 
     async def test_offers_expire_with_their_tag_and_the_higher_one_counts(self) -> None:
         async with self.make_mesh(2) as (one, other):
             await connected((one, other))
-            old, new, first, second = Shelf(b"old"), Shelf(b"new"), Shelf(b"twice"), Shelf(b"twice")
-            for shelf, tag in ((old, 4), (new, 5), (second, 5), (first, 4)):
-                await one.offer(shelf.blob_hash, size=shelf.size, read=shelf.read, tag=tag)
+            old, new, first, second = ExternalBlob(b"old"), ExternalBlob(b"new"), ExternalBlob(b"twice"), ExternalBlob(b"twice")
+            for external, tag in ((old, 4), (new, 5), (second, 5), (first, 4)):
+                await one.offer(external.blob_hash, size=external.size, read=external.read, tag=tag)
             await one.expire(5)
-            for shelf in (new, second):
-                assert await self._got(other, shelf, one, tag=5) == shelf.holds
+            for external in (new, second):
+                assert await self._got(other, external, one, tag=5) == external.holds
             with pytest.raises(BlobNotFound):
                 await self._got(other, old, one, tag=5)
             with pytest.raises(TransportError):
@@ -455,24 +455,24 @@ class TransportConformance:
         async with self.make_mesh(2) as (one, other):
             kept = await one.publish(b"result", tag=1)
             for number in range(1000):
-                shelf = Shelf(b"%d" % number)
-                await one.offer(shelf.blob_hash, size=2**40, read=shelf.read, tag=9)
+                external = ExternalBlob(b"%d" % number)
+                await one.offer(external.blob_hash, size=2**40, read=external.read, tag=9)
             assert await other.fetch(kept, sources=[one.peer_id], max_bytes=9, timeout=TIMEOUT, tag=1) == b"result"
 
     async def test_what_is_not_to_be_kept_is_handed_over_and_forgotten(self) -> None:
         async with self.make_mesh(3) as (one, other, late):
             await connected((one, other, late))
             await one.publish(BLOB, tag=1)
-            shelf = Shelf()
-            assert await self._got(other, shelf, one) == BLOB
+            external = ExternalBlob()
+            assert await self._got(other, external, one) == BLOB
             await one.aclose()
             await until(lambda: one.peer_id not in late.stats.peers and one.peer_id not in other.stats.peers)
             await late.set_peers({other.peer_id: other.address})
             await other.set_peers({late.peer_id: late.address})
             with pytest.raises(BlobNotFound):
-                await self._got(late, shelf, other)
+                await self._got(late, external, other)
             with pytest.raises(BlobNotFound):
-                await self._got(other, shelf, late)
+                await self._got(other, external, late)
 
     async def test_fetches_that_do_not_keep_share_one_transfer_too(self) -> None:
         async with self.make_mesh(2) as (one, other):
@@ -539,10 +539,10 @@ class TransportConformance:
             pytest.skip("this transport does not check messages, and forwards all of them")
 
     @staticmethod
-    async def _got(endpoint: Transport, shelf: Shelf, source: Transport, *, tag: int = 1) -> bytes:
+    async def _got(endpoint: Transport, external: ExternalBlob, source: Transport, *, tag: int = 1) -> bytes:
         """Offer a blob and fetch it without keeping it."""
         return await endpoint.fetch(
-            shelf.blob_hash, sources=[source.peer_id], max_bytes=shelf.size, timeout=TIMEOUT, tag=tag, keep=False
+            external.blob_hash, sources=[source.peer_id], max_bytes=external.size, timeout=TIMEOUT, tag=tag, keep=False
         )
 
     @staticmethod

@@ -48,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(f"the secret cannot be read: {error}")
     if given.local_ranks > 1:
         return _start_all(given, secret)
-    if given.tethered:
-        threading.Thread(target=_end_with_starter, name="tether", daemon=True).start()
+    if given.end_with_parent:
+        threading.Thread(target=_end_with_parent, name="end with parent", daemon=True).start()
     return _serve(given, secret)
 
 
@@ -110,7 +110,7 @@ def _start_all(given: argparse.Namespace, secret: bytes) -> int:
 
 
 def _secret(given: argparse.Namespace) -> bytes:
-    if given.tethered:
+    if given.end_with_parent:
         line = b""
         while not line.endswith(b"\n"):
             read = os.read(sys.stdin.fileno(), 1)
@@ -126,7 +126,7 @@ def _secret(given: argparse.Namespace) -> bytes:
     return read_secret(given.secret_file)
 
 
-def _end_with_starter() -> NoReturn:
+def _end_with_parent() -> NoReturn:
     """End this process when its parent ends. The system closes the pipe to stdin then, however the parent ends."""
     while os.read(sys.stdin.fileno(), 1):
         pass  # ignore other input
@@ -162,7 +162,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--secret-file", type=Path, metavar="PATH", help="File with the client's secret.")
     options.add_argument("--torch-threads", type=int, metavar="N", help="CPU threads of each rank. [default: 1]")
-    options.add_argument("--tethered", action="store_true", help=argparse.SUPPRESS)
+    options.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
     return options
 
 

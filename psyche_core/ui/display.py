@@ -13,8 +13,8 @@ from rich.text import Text
 from psyche_core.telemetry.events import Event, ModelLoaded, ModelLoading
 from psyche_core.telemetry.sinks import Sink, json_lines
 from psyche_core.ui.console import console_lines, describe
-from psyche_core.ui.ledger import RunLedger
 from psyche_core.ui.live import LiveDisplay
+from psyche_core.ui.run_metrics import RunMetrics
 
 
 @contextlib.contextmanager
@@ -23,7 +23,7 @@ def open_display(logs: str, *, title: str) -> Iterator[Sink]:
     if logs == "auto":
         logs = "live" if sys.stdout.isatty() else "console"
     if logs == "live":
-        with LiveDisplay(RunLedger(run_id=title), Console()) as display:
+        with LiveDisplay(RunMetrics(run_id=title), Console()) as display:
             yield _into(display)
     elif logs == "console":
         yield console_lines(sys.stdout)
@@ -37,7 +37,7 @@ def _into(display: LiveDisplay) -> Sink:
     """A sink that updates the panel of one process, and prints above it what the process waits for."""
 
     def show(event: Event) -> None:
-        display.ledger.handle("here", time.time(), event)
+        display.metrics.handle("here", time.time(), event)
         if isinstance(event, ModelLoading | ModelLoaded):
             display.console.print(Text(describe(event)))
         display.show("here", event)

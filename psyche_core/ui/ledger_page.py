@@ -1,7 +1,7 @@
-"""One client's part of the run's ledger: its reports, the step of its masters, and the reports that are still expected.
+"""One client's part of the run's metrics: its reports, the step of its masters, and the reports that are still expected.
 
-A page covers all processes of a client: figures are summed over them, and obligations end with each process. `ledger` compares
-clients.
+A page covers all processes of a client: figures are summed over them, and obligations end with each process. `run_metrics`
+compares clients.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The live panel of a run: phase, progress, loss curve, one row per client. Plain lines if there is no terminal.
 
-Both displays read a `RunLedger`, and `show` is called after each event. They draw at most a few times per second (panel) or once
+Both displays read a `RunMetrics`, and `show` is called after each event. They draw at most a few times per second (panel) or once
 every few seconds (lines). They use no threads, so a display never continues after its program.
 """
 
@@ -49,8 +49,8 @@ from psyche_core.telemetry.events import (
 )
 from psyche_core.ui.console import describe
 from psyche_core.ui.formatting import bytes_text, count_text, duration_text, sparkline
-from psyche_core.ui.ledger import RunLedger
 from psyche_core.ui.ledger_page import ClientPage
+from psyche_core.ui.run_metrics import RunMetrics
 
 PANEL_SECONDS = 0.25
 LINE_SECONDS = 5.0
@@ -75,20 +75,20 @@ _WORTH_A_LINE = (
 
 
 class Display(ABC):
-    """Shows a ledger while it is entered.
+    """Shows a run's metrics while it is entered.
 
     clock: unix seconds, for how often it draws. now: the same of the run's own time, if that is another (a run that is replayed).
     """
 
     def __init__(
         self,
-        ledger: RunLedger,
+        metrics: RunMetrics,
         console: Console,
         *,
         clock: Callable[[], float] = time.time,
         now: Callable[[], float] | None = None,
     ) -> None:
-        self.ledger = ledger
+        self.metrics = metrics
         self.console = console
         self._clock = clock
         self._now = now or clock
@@ -102,7 +102,7 @@ class Display(ABC):
 
     @abstractmethod
     def show(self, source: str, event: Event | None = None) -> None:
-        """Draw if it is time. event: the event of `source` that was just entered in the ledger; None if only time has passed."""
+        """Draw if it is time. event: the event of `source` that was just entered in the metrics; None if only time has passed."""
 
     def _due(self, seconds: float) -> bool:
         now = self._clock()
@@ -141,7 +141,7 @@ class LiveDisplay(Display):
             self._live.update(self._draw(), refresh=True)
 
     def _draw(self) -> RenderableType:
-        return dashboard(self.ledger, now=self._now(), width=self.console.width)
+        return dashboard(self.metrics, now=self._now(), width=self.console.width)
 
 
 class LineDisplay(Display):
@@ -151,57 +151,57 @@ class LineDisplay(Display):
         """Write the event if it is important, and the figures if it is time."""
         if isinstance(event, _WORTH_A_LINE) or (isinstance(event, ModelSync) and event.pieces_done in (0, event.pieces_total)):
             self._write(f"{source}: {describe(event)}")
-        if self.ledger.phase is not None and self._due(LINE_SECONDS):
-            self._write(figures_line(self.ledger, now=self._now()))
+        if self.metrics.phase is not None and self._due(LINE_SECONDS):
+            self._write(figures_line(self.metrics, now=self._now()))
 
     def _write(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
 
 
-def dashboard(ledger: RunLedger, *, now: float, width: int = 100) -> RenderableType:
+def dashboard(metrics: RunMetrics, *, now: float, width: int = 100) -> RenderableType:
     """The panel as a rich renderable. now: unix seconds."""
-    parts: list[RenderableType] = [_headline(ledger), _progress(ledger, now)]
-    losses = [loss for _, loss in ledger.settled_losses]
+    parts: list[RenderableType] = [_headline(metrics), _progress(metrics, now)]
+    losses = [loss for _, loss in metrics.settled_losses]
     if losses:
         curve = sparkline(losses, max(10, width - 40))
-        validation = f"  validation {ledger.validation[-1][1]:.3f}" if ledger.validation else ""
+        validation = f"  validation {metrics.validation[-1][1]:.3f}" if metrics.validation else ""
         parts.append(Text.assemble(("loss ", "bold"), f"{losses[-1]:.3f} ", (curve, "cyan"), validation))
-    parts.append(_clients_table(ledger))
-    parts.extend(Text(printable(violation), style="bold red") for violation in ledger.violations)
-    return Panel(Group(*parts), title=Text(f"psyche · {printable(ledger.run_id, at_most=64)}"), title_align="left")
+    parts.append(_clients_table(metrics))
+    parts.extend(Text(printable(violation), style="bold red") for violation in metrics.violations)
+    return Panel(Group(*parts), title=Text(f"psyche · {printable(metrics.run_id, at_most=64)}"), title_align="left")
 
 
-def figures_line(ledger: RunLedger, *, now: float) -> str:
+def figures_line(metrics: RunMetrics, *, now: float) -> str:
     """The panel's figures in one line."""
-    assert ledger.phase is not None, "called before the first phase"
-    pages = list(ledger.clients.values())
-    mean = ledger.settled_losses
-    figures = [f"epoch {ledger.phase.epoch} {printable(ledger.phase.phase)}", f"step {_step_text(ledger)}"]
+    assert metrics.phase is not None, "called before the first phase"
+    pages = list(metrics.clients.values())
+    mean = metrics.settled_losses
+    figures = [f"epoch {metrics.phase.epoch} {printable(metrics.phase.phase)}", f"step {_step_text(metrics)}"]
     if mean:
         figures.append(f"loss {mean[-1][1]:.3f}")
     figures += [
         f"{count_text(sum(page.tokens_per_second for page in pages))} tokens/s",
         f"sent {bytes_text(sum(page.network.bytes_sent for page in pages))}",
         f"received {bytes_text(sum(page.network.bytes_received for page in pages))}",
-        _clients(ledger.phase),
+        _clients(metrics.phase),
     ]
-    if ledger.kills:
-        figures.append(_faults(ledger))
-    remaining = ledger.remaining_seconds(now)
+    if metrics.kills:
+        figures.append(_faults(metrics))
+    remaining = metrics.remaining_seconds(now)
     if remaining is not None:
         figures.append(f"{duration_text(remaining)} left")
     return " · ".join(figures)
 
 
-def _headline(ledger: RunLedger) -> Text:
-    if ledger.phase is None:
+def _headline(metrics: RunMetrics) -> Text:
+    if metrics.phase is None:
         return Text("starting …", style="dim")
 
-    phase = ledger.phase
+    phase = metrics.phase
     return Text.assemble(
         (printable(phase.phase), "bold green"),
-        f"  epoch {phase.epoch}  step {_step_text(ledger)}  {_clients(phase)}",
-        f"  {_faults(ledger)}" if ledger.kills else "",
+        f"  epoch {phase.epoch}  step {_step_text(metrics)}  {_clients(phase)}",
+        f"  {_faults(metrics)}" if metrics.kills else "",
     )
 
 
@@ -212,31 +212,31 @@ def _clients(phase: PhaseChanged) -> str:
     return f"{phase.clients} of {phase.needed} clients that are needed to start"
 
 
-def _faults(ledger: RunLedger) -> str:
-    return f"{ledger.kills} kills, {ledger.resyncs} resyncs"
+def _faults(metrics: RunMetrics) -> str:
+    return f"{metrics.kills} kills, {metrics.resyncs} resyncs"
 
 
-def _step_text(ledger: RunLedger) -> str:
-    return f"{ledger.steps}/{ledger.total_steps}" if ledger.total_steps else str(ledger.steps)
+def _step_text(metrics: RunMetrics) -> str:
+    return f"{metrics.steps}/{metrics.total_steps}" if metrics.total_steps else str(metrics.steps)
 
 
-def _progress(ledger: RunLedger, now: float) -> RenderableType:
+def _progress(metrics: RunMetrics, now: float) -> RenderableType:
     line = Table.grid(padding=(0, 1), expand=True)
     line.add_column(ratio=1)
     line.add_column(justify="right", no_wrap=True)
-    remaining = ledger.remaining_seconds(now)
+    remaining = metrics.remaining_seconds(now)
     line.add_row(
-        ProgressBar(total=ledger.total_steps, completed=ledger.steps, animation_time=now, pulse=not ledger.total_steps),
+        ProgressBar(total=metrics.total_steps, completed=metrics.steps, animation_time=now, pulse=not metrics.total_steps),
         "" if remaining is None else f"{duration_text(remaining)} left",
     )
     return line
 
 
-def _clients_table(ledger: RunLedger) -> Table:
+def _clients_table(metrics: RunMetrics) -> Table:
     table = Table(box=None, expand=True, pad_edge=False, header_style="dim")
     for column in ("client", "id", "step", "loss", "tokens/s", "sent", "received", "peers", "digest"):
         table.add_column(column, justify="left" if column in ("client", "id", "digest") else "right", no_wrap=True)
-    for page in ledger.clients.values():
+    for page in metrics.clients.values():
         step, loss = page.losses[-1] if page.losses else (None, None)
         table.add_row(
             Text(printable(page.name)),
@@ -247,17 +247,17 @@ def _clients_table(ledger: RunLedger) -> Table:
             bytes_text(page.network.bytes_sent),
             bytes_text(page.network.bytes_received),
             str(page.network.peers),
-            _digest(ledger, page),
+            _digest(metrics, page),
         )
     return table
 
 
-def _digest(ledger: RunLedger, page: ClientPage) -> Text:
+def _digest(metrics: RunMetrics, page: ClientPage) -> Text:
     """The newest epoch's digest, green if all clients that reported one have the same."""
     if not page.digests:
         return Text("")
 
     epoch = max(page.digests)
-    given = {other.digests[epoch] for other in ledger.clients.values() if epoch in other.digests}
+    given = {other.digests[epoch] for other in metrics.clients.values() if epoch in other.digests}
     sign, style = ("=", "green") if len(given) == 1 else ("≠", "red")
     return Text(f"{epoch}: {printable(page.digests[epoch][:8])} {sign}", style=style)

@@ -2,8 +2,8 @@
 
 Each child leads its own process group, so that stopping also reaches the processes it started, and Ctrl-C reaches only this
 process, which decides what to do. Stopping is SIGTERM, a grace time of some seconds, then SIGKILL. Leaving the context always
-stops all children, also when cancelled. If this process is killed, the children end at once (psyche_core.cli.tethered): their
-stdin is a pipe that closes with this process.
+stops all children, also when cancelled. If this process is killed, the children end at once (psyche_core.cli.end_with_parent):
+their stdin is a pipe that closes with this process.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Children:
         log = self._logs / f"{name}.log"
         with log.open("ab") as stderr:
             process = await anyio.open_process(
-                [sys.executable, "-m", "psyche_core.cli.tethered", *arguments],
+                [sys.executable, "-m", "psyche_core.cli.end_with_parent", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

@@ -13,20 +13,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from psyche_core.ui.ledger import RunLedger
+from psyche_core.ui.run_metrics import RunMetrics
 
 
-def make_report(ledger: RunLedger, *, wall_seconds: float) -> dict[str, Any]:
+def make_report(metrics: RunMetrics, *, wall_seconds: float) -> dict[str, Any]:
     """run_id, steps, epochs, clients, validation, identical, wall_seconds, train_seconds.
 
     Losses are in nats per token, None for one that is not finite. If clients were killed there is also `faults`: kills, resyncs,
     and shares that were not accepted and were assigned again.
     """
-    faults = {"kills": ledger.kills, "resyncs": ledger.resyncs, "requeued_shares": sum(ledger.requeued.values())}
+    faults = {"kills": metrics.kills, "resyncs": metrics.resyncs, "requeued_shares": sum(metrics.requeued.values())}
     report = {
-        "run_id": ledger.run_id,
-        "steps": ledger.steps,
-        "epochs": ledger.epochs,
+        "run_id": metrics.run_id,
+        "steps": metrics.steps,
+        "epochs": metrics.epochs,
         "clients": [
             {
                 "id": page.id,
@@ -34,14 +34,14 @@ def make_report(ledger: RunLedger, *, wall_seconds: float) -> dict[str, Any]:
                 "param_sha256": {str(epoch): digest for epoch, digest in sorted(page.digests.items())},
                 "payload_bytes": list(page.payload_bytes),
             }
-            for page in ledger.clients.values()
+            for page in metrics.clients.values()
         ],
-        "validation": [[step, _finite(loss)] for step, loss in ledger.validation],
-        "identical": ledger.identical,
+        "validation": [[step, _finite(loss)] for step, loss in metrics.validation],
+        "identical": metrics.identical,
         "wall_seconds": round(wall_seconds, 3),
-        "train_seconds": round(ledger.train_seconds, 3),
+        "train_seconds": round(metrics.train_seconds, 3),
     }
-    return report | {"faults": faults} if ledger.kills else report
+    return report | {"faults": faults} if metrics.kills else report
 
 
 def _finite(loss: float) -> float | None:

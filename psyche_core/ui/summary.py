@@ -12,15 +12,15 @@ from rich.text import Text
 
 from psyche_core.config.sentences import printable
 from psyche_core.ui.formatting import bytes_text, duration_text
-from psyche_core.ui.ledger import RunLedger
+from psyche_core.ui.run_metrics import RunMetrics
 
 
-def summary(ledger: RunLedger, report: dict[str, Any], *, files: list[Path]) -> RenderableType:
+def summary(metrics: RunMetrics, report: dict[str, Any], *, files: list[Path]) -> RenderableType:
     """Figures of the run and a row per client, as a rich renderable. files: result files to list."""
     figures = Table.grid(padding=(0, 2))
     figures.add_column(style="bold")
     figures.add_column()
-    figures.add_row("run", Text(printable(ledger.run_id, at_most=64)))
+    figures.add_row("run", Text(printable(metrics.run_id, at_most=64)))
     figures.add_row("steps", f"{report['steps']} in {report['epochs']} epochs")
     figures.add_row("replicas", "identical, bit for bit" if report["identical"] else "NOT shown to be identical")
     faults = report.get("faults")
@@ -37,7 +37,7 @@ def summary(ledger: RunLedger, report: dict[str, Any], *, files: list[Path]) -> 
     clients = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("client", "id", "steps", "loss at first", "at last", "per result", "sent", "received"):
         clients.add_column(column, justify="left" if column in ("client", "id") else "right", no_wrap=True)
-    for page in ledger.clients.values():
+    for page in metrics.clients.values():
         clients.add_row(
             Text(printable(page.name)),
             Text(printable(page.id[:8])),

@@ -35,14 +35,14 @@ from psyche_core.errors import BackendError, UserError
 from psyche_core.hookspecs import MemberContext
 from psyche_core.telemetry.events import Event, Problem, Started
 from psyche_core.ui.console import describe
-from psyche_core.ui.ledger import RunLedger
 from psyche_core.ui.live import Display, LineDisplay, LiveDisplay, SilentDisplay
 from psyche_core.ui.plot import plot_losses
-from psyche_core.ui.preparing import prepare_tokens
 from psyche_core.ui.processes import Child, Children, child_environment
 from psyche_core.ui.random_kills import RandomKills
+from psyche_core.ui.run_metrics import RunMetrics
 from psyche_core.ui.run_report import make_report, unmet, write_report
 from psyche_core.ui.summary import summary
+from psyche_core.ui.token_preparation import prepare_tokens
 from psyche_core.wire.signing import SecretKey
 
 HOST = "127.0.0.1"
@@ -105,7 +105,7 @@ async def run_testnet(
     kills = plan_kills(settings, run)
     out = settings.out if settings.out is not None else Path("runs") / run.run_id
     prepare_folder(out, settings, run)
-    ledger = RunLedger(run_id=run.run_id, total_steps=run.config.total_steps)
+    metrics = RunMetrics(run_id=run.run_id, total_steps=run.config.total_steps)
     console = Console()
     if data is not None and files.data_port is None:
 
@@ -115,7 +115,7 @@ async def run_testnet(
 
         await prepare_tokens(data, tell)
     started = time.monotonic()
-    with _display(settings.logs, ledger, console) as display:
+    with _display(settings.logs, metrics, console) as display:
         testnet = _Testnet(
             settings, files, member_options or _server_address, lose_route=lose_route, kills=kills, out=out, display=display
         )
@@ -123,8 +123,8 @@ async def run_testnet(
             failures = await testnet.play()
 
     if not failures:
-        failures += ledger.unfinished()
-    report = make_report(ledger, wall_seconds=time.monotonic() - started)
+        failures += metrics.unfinished()
+    report = make_report(metrics, wall_seconds=time.monotonic() - started)
     write_report(out / "report.json", report)
     if not failures:
         required = unmet(
@@ -132,12 +132,12 @@ async def run_testnet(
         )
         failures += required
     try:
-        await anyio.to_thread.run_sync(lambda: plot_losses(out / "loss.png", report, epoch_ends=ledger.epoch_ends))
+        await anyio.to_thread.run_sync(lambda: plot_losses(out / "loss.png", report, epoch_ends=metrics.epoch_ends))
     except ModuleNotFoundError as error:
         print(f"no loss.png: {error}; pip install 'psyche-core[plot]'", file=sys.stderr)
 
     if settings.logs != "none":
-        console.print(summary(ledger, report, files=list(_results(out, ledger))))
+        console.print(summary(metrics, report, files=list(_results(out, metrics))))
     for failure in dict.fromkeys(failures):
         print(f"Error: {printable_lines(failure)}", file=sys.stderr)
     return 1 if failures else 0
@@ -224,7 +224,7 @@ class _Testnet:
         self._lose_route = lose_route if settings.lose_route_after is not None else None
         self._out = out.absolute()
         self._display = display
-        self._ledger = display.ledger
+        self._metrics = display.metrics
         self._environment = child_environment(threads=settings.torch_threads)
         self._children = Children(self._out / "logs")
         self._clients: dict[str, Child] = {}
@@ -251,7 +251,7 @@ class _Testnet:
 
                 names = client_names(self._settings)
                 for name in names:
-                    self._ledger.expect(name)
+                    self._metrics.expect(name)
                 for name in names:
                     await anyio.to_thread.run_sync(SecretKey.generate().save, self._key(name))
                     member = MemberContext(run_id=self._run.run_id, address=self._address, key_path=self._key(name))
@@ -278,23 +278,23 @@ class _Testnet:
     async def _follow(self, child: Child) -> bool:
         """Enter a child's events until it ends, and check how it ended. Returns whether to start it again."""
         async for moment, event in child.events():
-            self._ledger.handle(child.name, moment, event)
+            self._metrics.handle(child.name, moment, event)
             self._display.show(child.name, event)
             if isinstance(event, Started) and event.role == "server":
                 self._address = event.address
                 self._listening.set()
-            if self._ledger.violations:
-                self._fail(*self._ledger.violations)
+            if self._metrics.violations:
+                self._fail(*self._metrics.violations)
 
         code = await child.process.wait()
         self._listening.set()
-        over = self._ledger.server_ended is not None
+        over = self._metrics.server_ended is not None
         if child.killed and not over:
             return True
 
         self._running -= 1
         self._first_end = self._first_end or time.monotonic()
-        page = self._ledger.clients.get(child.name)
+        page = self._metrics.clients.get(child.name)
         too_late = over and page is not None and not page.whole
         if code != 0 and not too_late:
             self._fail(f"{child.name} ended with exit code {code}: {self._cause(child)}")
@@ -319,20 +319,20 @@ class _Testnet:
 
     def _kill_some(self, now: float) -> None:
         """Kill the clients that the plan names now, if any."""
-        remaining = self._ledger.remaining_seconds(time.time())
+        remaining = self._metrics.remaining_seconds(time.time())
         if self._kills is None or remaining is None or remaining < LAST_KILL_SECONDS or self._first_end is not None:
             return
 
-        whole = [page.name for page in self._ledger.clients.values() if page.whole and page.losses]
+        whole = [page.name for page in self._metrics.clients.values() if page.whole and page.losses]
         for name in self._kills.victims(now, whole=whole):
-            self._ledger.killed(name)
+            self._metrics.killed(name)
             self._clients[name].kill()
-            self._say(f"killed {name}, kill {self._ledger.kills} of this run")
+            self._say(f"killed {name}, kill {self._metrics.kills} of this run")
 
     async def _lose_a_route(self) -> None:
         """Break one of the routes to the coordinator, once, at the configured time."""
         lose, after = self._lose_route, self._settings.lose_route_after
-        if lose is None or after is None or self._ledger.last_step < after:
+        if lose is None or after is None or self._metrics.last_step < after:
             return
 
         self._lose_route = None
@@ -404,17 +404,17 @@ def held_out(data: DataFile | None) -> Path | None:
     return data.dir / VALIDATION_FOLDER
 
 
-def _display(logs: str, ledger: RunLedger, console: Console) -> Display:
+def _display(logs: str, metrics: RunMetrics, console: Console) -> Display:
     if logs == "none":
-        return SilentDisplay(ledger, console)
+        return SilentDisplay(metrics, console)
 
     live = logs == "auto" and console.is_terminal
-    return LiveDisplay(ledger, console) if live else LineDisplay(ledger, console)
+    return LiveDisplay(metrics, console) if live else LineDisplay(metrics, console)
 
 
-def _results(out: Path, ledger: RunLedger) -> Iterator[Path]:
+def _results(out: Path, metrics: RunMetrics) -> Iterator[Path]:
     yield out / "report.json"
     if (out / "loss.png").exists():
         yield out / "loss.png"
-    if ledger.checkpoints:
-        yield Path(ledger.checkpoints[-1].path)
+    if metrics.checkpoints:
+        yield Path(metrics.checkpoints[-1].path)

@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from psyche_core.errors import BackendClosed
 from psyche_core.interfaces import Backend
-from psyche_core.telemetry.event_files import EventFolder, Told, event_files, find_runs
+from psyche_core.telemetry.event_files import EventFolderReader, SourcedEvent, event_files, find_runs
 from psyche_core.telemetry.events import Event
 from psyche_core.telemetry.sinks import Sink
 from psyche_core.types import RunState
@@ -49,7 +49,7 @@ async def watch_folder(root: Path, feeds: Feeds) -> None:
 
 async def watch_run(folder: Path, feed: Feed) -> None:
     """Enter the events of a run's files, and go on as they grow. Never returns."""
-    files = EventFolder(folder)
+    files = EventFolderReader(folder)
     grew = time.monotonic()
     while True:
         entered = await _read(files, feed)
@@ -62,7 +62,7 @@ async def watch_run(folder: Path, feed: Feed) -> None:
         await anyio.sleep(POLL_SECONDS if now - grew < IDLE_SECONDS else SEARCH_SECONDS)
 
 
-async def _read(files: EventFolder, feed: Feed) -> int:
+async def _read(files: EventFolderReader, feed: Feed) -> int:
     """Enter what is new; returns the number of events. Files are read and parsed in a thread, some at a time."""
     events = files.read()
     entered = 0
@@ -74,7 +74,7 @@ async def _read(files: EventFolder, feed: Feed) -> int:
     return entered
 
 
-def _some(events: Iterator[Told]) -> list[Told]:
+def _some(events: Iterator[SourcedEvent]) -> list[SourcedEvent]:
     return list(itertools.islice(events, BATCH))
 
 

@@ -36,11 +36,6 @@ class FrameDecoder:
         self.limit = limit
         self._buffer = bytearray()
 
-    @property
-    def buffered(self) -> int:
-        """Number of bytes received but not yet returned; at most the limit plus the header and the data of one `feed`."""
-        return len(self._buffer)
-
     def feed(self, data: bytes) -> None:
         """Add received bytes."""
         self._buffer += data

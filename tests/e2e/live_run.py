@@ -1,7 +1,7 @@
-"""A run of real processes in a folder: started, meddled with, waited for by what they tell, and judged by the run's ledger.
+"""A run of real processes in a folder: started, meddled with, waited for by what they tell, and judged by the run's metrics.
 
 Every member writes its events to `NAME.jsonl` and everything else to `NAME.log`. What is done to members is noted with its time,
-so that the ledger, which is filled afterwards from all files in the order of time, knows who was killed, disturbed or asked to
+so that the metrics, which are filled afterwards from all files in the order of time, know who was killed, disturbed or asked to
 leave, and holds everybody to the rest.
 
 The fixture `live_run` makes such runs; conftest.py of each folder whose tests use it imports it, with `pace` beside it, which
@@ -31,7 +31,7 @@ from psyche_core.telemetry.events import Event, PhaseChanged, Started, StepTrain
 from psyche_core.telemetry.sinks import from_json
 from psyche_core.training.checkpoints.checkpoint import checkpoints
 from psyche_core.training.digest import full_digest
-from psyche_core.ui.ledger import RunLedger
+from psyche_core.ui.run_metrics import RunMetrics
 from psyche_core.wire.signing import SecretKey
 
 RUN_ID = "local-testnet"
@@ -60,7 +60,7 @@ _Told = TypeVar("_Told", bound=Event)
 
 @dataclass(frozen=True)
 class Deed:
-    """What was done to a member, and when (unix seconds). what: a method of RunLedger."""
+    """What was done to a member, and when (unix seconds). what: a method of RunMetrics."""
 
     time: float
     what: str
@@ -147,7 +147,7 @@ class LiveRun:
         self.processes[name].send_signal(number)
 
     def note(self, what: str, name: str) -> None:
-        """Note a deed for the ledger: the name of one of its methods."""
+        """Note a deed for RunMetrics: the name of one of its methods."""
         self._deeds.append(Deed(time.time(), what, name))
 
     def close(self) -> None:
@@ -229,31 +229,31 @@ class LiveRun:
                     raise AssertionError(f"{name} still runs\n" + "\n".join(map(self.log, self.processes))) from None
                 assert code == 0, f"{name} ended with {code}\n{self.log(name)}"
 
-    def ledger(self, *, total_steps: int | None = None) -> RunLedger:
+    def metrics(self, *, total_steps: int | None = None) -> RunMetrics:
         """The book of the whole run, filled in the order of time."""
         entries: list[tuple[float, str, Event | Deed]] = [(deed.time, deed.name, deed) for deed in self._deeds]
         for name in self.processes:
             entries += [(moment, name, event) for moment, event in self.events(name)]
-        ledger = RunLedger(run_id=RUN_ID, total_steps=total_steps)
+        metrics = RunMetrics(run_id=RUN_ID, total_steps=total_steps)
         for moment, name, entry in sorted(entries, key=lambda entry: entry[0]):
             if isinstance(entry, Deed):
-                getattr(ledger, entry.what)(name)
+                getattr(metrics, entry.what)(name)
             else:
-                ledger.handle(name, moment, entry)
-        return ledger
+                metrics.handle(name, moment, entry)
+        return metrics
 
-    def assert_kept_its_promises(self, *, steps: int, finishers: Sequence[str]) -> RunLedger:
+    def assert_kept_its_promises(self, *, steps: int, finishers: Sequence[str]) -> RunMetrics:
         """The run was finished; nothing accepted was lost; all replicas were equal at each epoch's end and in the checkpoints.
 
         finishers: clients that saw the end of the last epoch.
         """
-        ledger = self.ledger(total_steps=steps)
-        assert ledger.violations == [], ledger.violations
-        assert ledger.unfinished() == [], ledger.unfinished()
-        assert ledger.identical
-        assert ledger.steps == steps
-        last = max(ledger.epoch_ends)
-        final = {name: ledger.clients[name].digests.get(last) for name in finishers}
+        metrics = self.metrics(total_steps=steps)
+        assert metrics.violations == [], metrics.violations
+        assert metrics.unfinished() == [], metrics.unfinished()
+        assert metrics.identical
+        assert metrics.steps == steps
+        last = max(metrics.epoch_ends)
+        final = {name: metrics.clients[name].digests.get(last) for name in finishers}
         assert None not in final.values(), final
         assert len(set(final.values())) == 1
         for name in finishers:
@@ -263,7 +263,7 @@ class LiveRun:
             )
         strays = [name for name, process in self.processes.items() if process.poll() is None]
         assert strays == []
-        return ledger
+        return metrics
 
 
 # ---------------------------------------------------------------------------------------------------------------- fixtures

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from live_run import PACE, RUN_ID, THREE, LiveRun, StartRun
-from psyche_backend_tcp.server.store import Store, state_file
+from psyche_backend_tcp.server.state_store import StateStore, state_file
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry.events import (
     CheckpointSaved,
@@ -63,7 +63,7 @@ def live_run(live_run: StartRun) -> StartRun:
 
 def saved_state(run: LiveRun) -> CoordinatorState:
     """The coordinator's state as it lies on the disk."""
-    saved = Store(run.folder / "saved", RUN_ID).load()
+    saved = StateStore(run.folder / "saved", RUN_ID).load()
     assert saved is not None
     return saved.update.state
 
@@ -272,7 +272,7 @@ def go_back(run: LiveRun, older: Path) -> int:
 
 def _is_witnessed(older: Path) -> bool:
     """Whether a quorum has stated in the present round of a saved state, which is not over yet."""
-    saved = Store(older.parent / "copied", RUN_ID)
+    saved = StateStore(older.parent / "copied", RUN_ID)
     path = state_file(older.parent / "copied", RUN_ID)
     path.parent.mkdir(exist_ok=True)
     shutil.copyfile(older, path)

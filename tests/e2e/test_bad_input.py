@@ -13,7 +13,7 @@ import pytest
 
 from psyche_core.telemetry.events import Started
 from psyche_core.telemetry.sinks import from_json
-from psyche_core.training.checkpoints.journal import claim, journal_path
+from psyche_core.training.checkpoints.journal_folder import journal_path, lock_journal
 from tests.conftest import LocalTestnet
 from tests.e2e.conftest import Started as Start
 
@@ -144,7 +144,7 @@ def test_a_wrong_key_file(client: StartClient, tmp_path: Path, make: Callable[[P
 
 
 def in_use(folder: Path) -> Iterator[None]:
-    with claim(folder, "local-testnet"):
+    with lock_journal(folder, "local-testnet"):
         yield
 
 

@@ -32,8 +32,8 @@ def test_each_client_is_killed_in_turn_witness_or_not(live_run: StartRun) -> Non
         run.start_again(victim)
         run.wait_for_steps(victim, 1, after=killed)
     run.wait_for_end()
-    ledger = run.assert_kept_its_promises(steps=56, finishers=THREE)
-    assert ledger.kills == 3
+    metrics = run.assert_kept_its_promises(steps=56, finishers=THREE)
+    assert metrics.kills == 3
 
 
 @pytest.mark.soak
@@ -116,6 +116,6 @@ def test_two_leave_when_asked_and_others_join_late(live_run: StartRun) -> None:
             run.start_client(joining)
         run.wait_for_steps(joining, 2, after=asked)
     run.wait_for_end()
-    ledger = run.assert_kept_its_promises(steps=40, finishers=("client-1", "client-2", "client-4"))
-    assert all(epoch > 0 for epoch in ledger.clients["client-4"].trained.values()), "it took part from the next epoch on"
-    assert ledger.resyncs >= 2, "each of the two got the others' model"
+    metrics = run.assert_kept_its_promises(steps=40, finishers=("client-1", "client-2", "client-4"))
+    assert all(epoch > 0 for epoch in metrics.clients["client-4"].trained.values()), "it took part from the next epoch on"
+    assert metrics.resyncs >= 2, "each of the two got the others' model"

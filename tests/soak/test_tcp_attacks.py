@@ -22,7 +22,7 @@ import pytest
 from live_run import RUN_ID, THREE, LiveRun, StartRun
 from psyche_backend_tcp.client.connection import TcpBackend
 from psyche_backend_tcp.connections.addresses import ServerAddress, parse_address
-from psyche_backend_tcp.connections.dialer import Link, dial
+from psyche_backend_tcp.connections.dialer import DialedConnection, dial
 from psyche_backend_tcp.connections.login import COORDINATOR, DATA
 from psyche_backend_tcp.data.protocol import DataBye, SamplesRefusal, SamplesRequest, decode_data
 from psyche_backend_tcp.data.protocol import encode_client as encode_request
@@ -180,7 +180,7 @@ async def talk(server: ServerAddress, service: str, said: list[bytes], answers: 
                 await link.frames.aclose()
 
 
-async def until_answered(link: Link, service: str, answers: Counter[str]) -> None:
+async def until_answered(link: DialedConnection, service: str, answers: Counter[str]) -> None:
     """Read up to the answer to the request that is well formed. Raises what a lost connection raises."""
     while True:
         payload = await link.frames.receive()

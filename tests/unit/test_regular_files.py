@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from psyche_backend_tcp.connections.allow_list import AllowList
-from psyche_backend_tcp.server.store import Store, state_file
+from psyche_backend_tcp.server.state_store import StateStore, state_file
 from psyche_core.cli.program import open_report
 from psyche_core.config.run_config import load_data_file, load_run_file
 from psyche_core.errors import ConfigError, IdentityError, ModelError, UserError
 from psyche_core.regular_files import NotRegular, expect_regular, regular, regular_private
 from psyche_core.telemetry.events import Problem
-from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, Facts, read_manifest, verify, write_manifest
+from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, CheckpointFacts, read_manifest, verify, write_manifest
 from psyche_core.wire.signing import SecretKey
 
 pytestmark = pytest.mark.timeout(20)
@@ -79,7 +79,7 @@ def test_a_regular_file_is_opened_and_made_as_ever(tmp_path: Path) -> None:
 
 
 def load_state(path: Path) -> object:
-    return Store(path, "run").load()
+    return StateStore(path, "run").load()
 
 
 @kinds
@@ -111,7 +111,7 @@ def test_each_file_that_is_read_is_refused_in_one_sentence(
 
 def test_a_pipe_among_a_checkpoints_files_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    facts = Facts(run_id="run", step=1, epoch=0, data_index=0)
+    facts = CheckpointFacts(run_id="run", step=1, epoch=0, data_index=0)
     manifest = write_manifest(tmp_path, facts)
     (tmp_path / "config.json").unlink()
     os.mkfifo(tmp_path / "config.json")

@@ -22,7 +22,7 @@ from solders.pubkey import Pubkey
 from psyche_backend_solana.client_version import asks_for_another
 from psyche_backend_solana.following.address_book import AddressBook
 from psyche_backend_solana.following.chain_clock import ChainClock
-from psyche_backend_solana.following.watcher import Pace, Sight, Watcher
+from psyche_backend_solana.following.watcher import AccountReading, Watcher, WatcherIntervals
 from psyche_backend_solana.layouts import address_record, coordinator
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.program_addresses import Programs
@@ -53,10 +53,10 @@ TICK_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rhythm:
+class PollIntervals:
     """Intervals in seconds.
 
-    tick: between checks whether a tick is due. addresses: between reads of missing addresses. pace: the watcher's.
+    tick: between checks whether a tick is due. addresses: between reads of missing addresses. watcher: the watcher's.
     renewals: between two reads of all addresses, when one may have changed.
     authorization: how long a missing authorization is searched for, since an endpoint may not yet know a new one.
     """
@@ -65,7 +65,7 @@ class Rhythm:
     addresses: float = 20.0
     renewals: float = 5.0
     authorization: float = 10.0
-    pace: Pace = field(default_factory=Pace)
+    watcher: WatcherIntervals = field(default_factory=WatcherIntervals)
 
 
 class SolanaBackend(Backend):
@@ -83,7 +83,7 @@ class SolanaBackend(Backend):
         price: int = 0,
         owner: Pubkey | None = None,
         retry_seconds: float = 300.0,
-        rhythm: Rhythm | None = None,
+        intervals: PollIntervals | None = None,
     ) -> None:
         """Make a backend; nothing is read before entering.
 
@@ -100,8 +100,8 @@ class SolanaBackend(Backend):
         self._price = price
         self._owner = owner
         self._retry_seconds = retry_seconds
-        self._rhythm = rhythm or Rhythm()
-        self._turn = ticker.Turn()
+        self._intervals = intervals or PollIntervals()
+        self._turn = ticker.TickSchedule()
         self._published: bytes | None = None
         self._state: CoordinatorState | None = None
         self._nonce = -1
@@ -143,9 +143,9 @@ class SolanaBackend(Backend):
             self._watcher = Watcher(
                 self._rpc,
                 self._run,
-                on_sight=self._see,
+                on_reading=self._see,
                 on_clock=self._note_clock,
-                pace=self._rhythm.pace,
+                intervals=self._intervals.watcher,
                 patience_seconds=self._retry_seconds,
             )
         except BaseException:
@@ -238,7 +238,7 @@ class SolanaBackend(Backend):
 
     async def _authorization(self, timeout: float) -> Pubkey:
         """The authorization for joining. Raises CommandRefused if none appears for a while, TimeoutError."""
-        give_up = anyio.current_time() + self._rhythm.authorization
+        give_up = anyio.current_time() + self._intervals.authorization
         while True:
             try:
                 return await find_authorization(
@@ -254,7 +254,7 @@ class SolanaBackend(Backend):
             except CommandRefused:
                 if anyio.current_time() >= give_up:
                     raise
-                await anyio.sleep(self._rhythm.authorization / 10)
+                await anyio.sleep(self._intervals.authorization / 10)
 
     async def _submit(self, *instructions: Instruction, timeout: float) -> None:
         """Send instructions and wait for the result, or until the backend is closed.
@@ -304,11 +304,11 @@ class SolanaBackend(Backend):
     def _note_clock(self, clock: ChainClock) -> None:
         self._clock = clock
 
-    def _see(self, sight: Sight) -> None:
+    def _see(self, reading: AccountReading) -> None:
         """Handle a newer account. Raises WireError if it cannot be parsed."""
-        state = sight.state
-        before, self._nonce = self._state, sight.account.nonce
-        self._log_version(sight.account.client_version)
+        state = reading.state
+        before, self._nonce = self._state, reading.account.nonce
+        self._log_version(reading.account.client_version)
         if state is None:
             return  # created, but not configured yet
 
@@ -353,13 +353,13 @@ class SolanaBackend(Backend):
         def members() -> frozenset[NodeIdentity]:
             return frozenset() if self._state is None else _members(self._state)
 
-        pace = self._rhythm
-        await self._book.keep_reading(members, self._publish, seldom=pace.addresses, renewals=pace.renewals)
+        intervals = self._intervals
+        await self._book.keep_reading(members, self._publish, seldom=intervals.addresses, renewals=intervals.renewals)
 
     async def _take_turns(self) -> None:
         """Tick when it is our turn."""
         while True:
-            await anyio.sleep(self._rhythm.tick)
+            await anyio.sleep(self._intervals.tick)
             try:
                 if self._is_our_turn():
                     await self._tick()

@@ -19,7 +19,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
 from psyche_backend_solana.following.chain_clock import ChainClock
-from psyche_backend_solana.following.watcher import Pace, Sight, Watcher
+from psyche_backend_solana.following.watcher import AccountReading, Watcher, WatcherIntervals
 from psyche_backend_solana.layouts import authorizer, coordinator, tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES
 from psyche_backend_solana.localnet.chain import LocalChain
@@ -72,7 +72,7 @@ class LocalRun(BackendServer):
         self._state = context.state
         self._nonce = -1
         self._clock: ChainClock | None = None
-        self._turn = ticker.Turn()
+        self._turn = ticker.TickSchedule()
         self._finished = anyio.Event()
 
     async def __aenter__(self) -> Self:
@@ -99,7 +99,11 @@ class LocalRun(BackendServer):
             self._sender = Sender(self._rpc, self._owner)
             self._run, self._treasury = await self._found() or await make_run(self._sender, self._rpc, context.state)
             self._watcher = Watcher(
-                self._rpc, self._run, on_sight=self._see, on_clock=self._note_clock, pace=Pace(calm=1.0, alert=0.2)
+                self._rpc,
+                self._run,
+                on_reading=self._see,
+                on_clock=self._note_clock,
+                intervals=WatcherIntervals(calm=1.0, alert=0.2),
             )
             await self._watcher.read()
             self._stack = stack.pop_all()
@@ -176,12 +180,12 @@ class LocalRun(BackendServer):
             if self._context.on_paid is not None:
                 self._context.on_paid(account.signer, units)
 
-    def _see(self, sight: Sight) -> None:
-        state = sight.state
+    def _see(self, reading: AccountReading) -> None:
+        state = reading.state
         if state is None:
             return
 
-        before, self._state, self._nonce = self._state, state, sight.account.nonce
+        before, self._state, self._nonce = self._state, state, reading.account.nonce
         if self._context.on_event is not None and state != before:
             self._context.on_event(state, lost(before, state))
         if state.run_state is RunState.Finished:

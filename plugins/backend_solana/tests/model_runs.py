@@ -10,8 +10,8 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
-from psyche_backend_solana.backend import Rhythm, SolanaBackend
-from psyche_backend_solana.following.watcher import Pace
+from psyche_backend_solana.backend import PollIntervals, SolanaBackend
+from psyche_backend_solana.following.watcher import WatcherIntervals
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts import coordinator as program
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES
@@ -25,7 +25,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.wire.signing import SecretKey
 
 TIMEOUT = 20.0
-QUICK = Rhythm(tick=0.02, addresses=1.0, renewals=0.05, authorization=0.2, pace=Pace(calm=0.2, alert=0.05))
+QUICK = PollIntervals(tick=0.02, addresses=1.0, renewals=0.05, authorization=0.2, watcher=WatcherIntervals(calm=0.2, alert=0.05))
 OWNER = Wallet(Keypair.from_seed(bytes([200]) * 32))
 
 
@@ -83,7 +83,7 @@ def backend_of(
     grantees: tuple[Pubkey, ...] | None = None,
     owner: Pubkey | None = None,
     programs: Programs | None = None,
-    rhythm: Rhythm = QUICK,
+    intervals: PollIntervals = QUICK,
 ) -> SolanaBackend:
     """A backend of the wallet with that key, which is its transport's key, too."""
     if wallet_of(key).pubkey not in chain.accounts:
@@ -98,7 +98,7 @@ def backend_of(
         grantees=grantees,
         owner=owner,
         retry_seconds=retry_seconds,
-        rhythm=rhythm,
+        intervals=intervals,
     )
 
 
@@ -109,7 +109,7 @@ def backend_at(
     run_id: str = "conformance",
     retry_seconds: float = 10.0,
     grantees: tuple[Pubkey, ...] | None = None,
-    rhythm: Rhythm = QUICK,
+    intervals: PollIntervals = QUICK,
 ) -> SolanaBackend:
     """The same on any chain."""
     return SolanaBackend(
@@ -119,5 +119,5 @@ def backend_at(
         key=key,
         grantees=grantees,
         retry_seconds=retry_seconds,
-        rhythm=rhythm,
+        intervals=intervals,
     )

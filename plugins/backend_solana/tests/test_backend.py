@@ -18,10 +18,10 @@ from solders.pubkey import Pubkey
 from solders.transaction import Transaction
 
 from psyche_backend_solana import backend as backend_module
-from psyche_backend_solana.backend import Rhythm
+from psyche_backend_solana.backend import PollIntervals
 from psyche_backend_solana.following import watcher
 from psyche_backend_solana.following.address_book import AddressBook
-from psyche_backend_solana.following.watcher import Pace
+from psyche_backend_solana.following.watcher import WatcherIntervals
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts import coordinator as program
 from psyche_backend_solana.program_addresses import Programs
@@ -276,10 +276,10 @@ async def test_one_tick_is_paid_for_by_three_members() -> None:
 async def test_when_the_first_does_not_tick_the_next_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psyche_backend_solana.sending.ticker.FIRST_TURN_SECONDS", 0.2)
     state = small_state(clients=3)
-    lazy = Rhythm(tick=3600.0, addresses=QUICK.addresses, pace=QUICK.pace)
+    lazy = PollIntervals(tick=3600.0, addresses=QUICK.addresses, watcher=QUICK.watcher)
     async with open_chain(unix=state.since) as chain, AsyncExitStack() as stack:
         await make_run(chain, state)
-        sleepers = [await stack.enter_async_context(backend_of(chain, key, rhythm=lazy)) for key in KEYS[:2]]
+        sleepers = [await stack.enter_async_context(backend_of(chain, key, intervals=lazy)) for key in KEYS[:2]]
         awake = await stack.enter_async_context(backend_of(chain, KEYS[2]))
         for backend in (*sleepers, awake):
             await backend.join(b"x", timeout=TIMEOUT)
@@ -293,8 +293,8 @@ async def test_a_clock_that_stands_still_on_the_chain_costs_no_fees() -> None:
     state = small_state(clients=1)
     async with open_chain(unix=state.since) as chain:
         await make_run(chain, state)
-        rhythm = Rhythm(tick=0.02, addresses=1.0, pace=Pace(calm=60.0, alert=60.0))
-        async with backend_of(chain, KEYS[0], rhythm=rhythm) as backend:
+        intervals = PollIntervals(tick=0.02, addresses=1.0, watcher=WatcherIntervals(calm=60.0, alert=60.0))
+        async with backend_of(chain, KEYS[0], intervals=intervals) as backend:
             await backend.join(b"a", timeout=TIMEOUT)
             await until(backend, pending(1))
             reads = chain.providers[0].calls["getMultipleAccounts"]
@@ -338,10 +338,10 @@ def at(signer: bytes, address: bytes) -> Any:
 async def test_a_renewed_address_is_looked_for_at_once() -> None:
     """The state does not say that an address is new; a command that changed nothing may have been a join."""
     state = small_state(clients=3)
-    patient = Rhythm(tick=QUICK.tick, addresses=3600.0, renewals=QUICK.renewals, pace=QUICK.pace)
+    patient = PollIntervals(tick=QUICK.tick, addresses=3600.0, renewals=QUICK.renewals, watcher=QUICK.watcher)
     async with open_chain(unix=state.since) as chain:
         await make_run(chain, state)
-        async with backend_of(chain, KEYS[0]) as mover, backend_of(chain, KEYS[1], rhythm=patient) as watching:
+        async with backend_of(chain, KEYS[0]) as mover, backend_of(chain, KEYS[1], intervals=patient) as watching:
             for address in (b"old", b"new", b"newer"):
                 await mover.join(address, timeout=TIMEOUT)
                 await until(watching, at(mover.identity.signer, address))
@@ -360,14 +360,14 @@ async def test_the_documented_commands_can_be_typed() -> None:
 
 async def test_an_authorization_that_comes_late_is_waited_for() -> None:
     state = small_state()
-    patient = Rhythm(tick=QUICK.tick, addresses=1.0, authorization=30.0, pace=QUICK.pace)
+    patient = PollIntervals(tick=QUICK.tick, addresses=1.0, authorization=30.0, watcher=QUICK.watcher)
     async with (
         open_chain(unix=state.since) as chain,
         Rpc([chain.providers[0].endpoint]) as rpc,
         anyio.create_task_group() as group,
     ):
         await make_run(chain, state, members=[])
-        async with backend_of(chain, KEYS[0], rhythm=patient) as backend:
+        async with backend_of(chain, KEYS[0], intervals=patient) as backend:
             await until(backend, pending(0))
 
             async def grant() -> None:

@@ -13,7 +13,7 @@ from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import ChainSettings
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.testing.backend import BackendArena, BackendConformance
+from psyche_core.testing.backend import BackendConformance, BackendHarness
 from psyche_core.wire.signing import SecretKey
 
 
@@ -21,7 +21,7 @@ class TestSolanaBackend(BackendConformance):
     renewals = 12  # each waits for the chain
 
     @asynccontextmanager
-    async def arena(self, state: CoordinatorState, keys: Sequence[SecretKey]) -> AsyncIterator[BackendArena]:
+    async def harness(self, state: CoordinatorState, keys: Sequence[SecretKey]) -> AsyncIterator[BackendHarness]:
         wallets = [OWNER, *(wallet_of(key) for key in keys)]
         airdrops = {str(wallet.pubkey): 10**11 for wallet in wallets}
         settings = ChainSettings(manual_clock=True, start_time=state.since, airdrops=airdrops, programs=all_programs())
@@ -35,7 +35,7 @@ class TestSolanaBackend(BackendConformance):
             def pass_time(seconds: int) -> None:
                 group.start_soon(chain.advance, seconds)
 
-            yield BackendArena(backends, pass_time)
+            yield BackendHarness(backends, pass_time)
             group.cancel_scope.cancel()
 
 
@@ -43,7 +43,7 @@ class TestSolanaBackendOnAModelChain(BackendConformance):
     renewals = 12  # each waits for the chain
 
     @asynccontextmanager
-    async def arena(self, state: CoordinatorState, keys: Sequence[SecretKey]) -> AsyncIterator[BackendArena]:
+    async def harness(self, state: CoordinatorState, keys: Sequence[SecretKey]) -> AsyncIterator[BackendHarness]:
         async with open_chain(unix=state.since) as chain, AsyncExitStack() as stack:
             await make_run(chain, state)
             backends = [await stack.enter_async_context(backend_of(chain, key, run_id=state.run_id)) for key in keys[:2]]
@@ -52,4 +52,4 @@ class TestSolanaBackendOnAModelChain(BackendConformance):
                 chain.unix += seconds
                 chain.next_slot()
 
-            yield BackendArena(backends, pass_time)
+            yield BackendHarness(backends, pass_time)

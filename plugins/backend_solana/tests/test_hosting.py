@@ -13,8 +13,8 @@ import pytest
 from solders.account import Account as ChainAccount
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.backend import Rhythm, SolanaBackend
-from psyche_backend_solana.following.watcher import Pace
+from psyche_backend_solana.backend import PollIntervals, SolanaBackend
+from psyche_backend_solana.following.watcher import WatcherIntervals
 from psyche_backend_solana.hosting import LocalRun, lost
 from psyche_backend_solana.layouts import tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES
@@ -31,7 +31,7 @@ from psyche_core.types import ClientState, NodeIdentity, RunState
 from psyche_core.wire.signing import SecretKey
 
 SECONDS = 60.0
-QUICK = Rhythm(tick=0.05, pace=Pace(calm=0.5, alert=0.05))
+QUICK = PollIntervals(tick=0.05, watcher=WatcherIntervals(calm=0.5, alert=0.05))
 
 
 @asynccontextmanager
@@ -46,7 +46,7 @@ async def member(server: LocalRun, folder: Path) -> AsyncIterator[SolanaBackend]
     given = dict(zip(options[::2], options[1::2], strict=True))
     wallet = Wallet.load(Path(given["--wallet-private-key-path"]))
     endpoints = (Endpoint.parse(given["--rpc"]), Endpoint.parse(given["--rpc-2"]))
-    async with SolanaBackend(server.state.run_id, endpoints=endpoints, wallet=wallet, key=key, rhythm=QUICK) as backend:
+    async with SolanaBackend(server.state.run_id, endpoints=endpoints, wallet=wallet, key=key, intervals=QUICK) as backend:
         await backend.join(b"somewhere", timeout=SECONDS)
         yield backend
 

@@ -22,7 +22,7 @@ from solders.pubkey import Pubkey
 
 from psyche_backend_solana.localnet import ChainSettings, Instant, Limits, LocalChain
 from psyche_backend_solana.localnet.ledger.snapshot import restore, take_snapshot
-from psyche_backend_solana.localnet.ledger.store import Store
+from psyche_backend_solana.localnet.ledger.state_file import StateFile
 from psyche_backend_solana.programs.addresses import AUTHORIZER
 from psyche_core.errors import UserError
 from psyche_core.wire.codec import encode
@@ -130,7 +130,7 @@ async def test_files_that_cannot_be_used_are_refused_and_left_alone(tmp_path: Pa
             pass
     shapes: list[dict[str, Any]] = [{}, {"unix": 1}, {"unix": "x", "genesis_hash": "", "accounts": []}]
     for shape in shapes:
-        Store(path, max_bytes=10**6).save(shape)
+        StateFile(path, max_bytes=10**6).save(shape)
         with pytest.raises(UserError, match="malformed"):
             async with LocalChain(settings):
                 pass

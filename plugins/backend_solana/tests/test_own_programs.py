@@ -115,7 +115,13 @@ async def test_a_paid_run_lives_at_them(place: tuple[Place, LocalChain]) -> None
     await chain.airdrop(str(member.pubkey), 10**9)
     endpoint = Endpoint(chain.rpc_url, chain.ws_url)
     async with SolanaBackend(
-        "own", endpoints=(endpoint,), wallet=member, key=SecretKey(bytes([3]) * 32), programs=programs, owner=owner, rhythm=QUICK
+        "own",
+        endpoints=(endpoint,),
+        wallet=member,
+        key=SecretKey(bytes([3]) * 32),
+        programs=programs,
+        owner=owner,
+        intervals=QUICK,
     ) as backend:
         await backend.join(b"here", timeout=TIMEOUT)
         update = await until(backend, lambda update: len(update.addresses) == 1)

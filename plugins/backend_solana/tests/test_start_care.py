@@ -17,10 +17,10 @@ from start_parts import notes, until, write_stub
 from psyche_backend_solana.commands.client import supervisor as client_supervisor
 from psyche_backend_solana.commands.client.plan import PipEnvironment, Plan, ThisInstallation
 from psyche_backend_solana.commands.client.process import Launch, Ready, run_tool, succeeds
-from psyche_backend_solana.commands.client.supervisor import Pace, Patience, Versions, take_part
+from psyche_backend_solana.commands.client.supervisor import RestartPolicy, SupervisorTimes, Versions, take_part
 from psyche_core.errors import BackendError, UserError
 
-QUICK = Pace(poll=0.02, restart=0.02, leave=30.0, firm=30.0)
+QUICK = SupervisorTimes(poll=0.02, restart=0.02, leave=30.0, firm=30.0)
 
 
 class Run:
@@ -61,8 +61,8 @@ class Run:
         launch = Launch((str(self._program), str(plan)), environment)
         return lambda: launch
 
-    async def take_part(self, pace: Pace = QUICK) -> int:
-        return await take_part(self.asks, Versions(read=self.read, plan=self.plan, prepare=self.prepare), pace=pace)
+    async def take_part(self, times: SupervisorTimes = QUICK) -> int:
+        return await take_part(self.asks, Versions(read=self.read, plan=self.plan, prepare=self.prepare), times=times)
 
     def started(self) -> list[str]:
         return [note["argv"][0] for note in notes(self.log, "started")]
@@ -78,16 +78,16 @@ def run(tmp_path: Path) -> Run:
 
 @given(st.lists(st.tuples(st.integers(-20, 255), st.floats(0, 1000)), max_size=30))
 def test_no_client_is_started_again_for_ever(ends: list[tuple[int, float]]) -> None:
-    patience, early = Patience(), 0
+    restarts, early = RestartPolicy(), 0
     for code, ran in ends:
-        again = patience.again(code, ran=ran)
+        again = restarts.again(code, ran=ran)
         assert not (again and (code <= 0 or code in (2, 130, 143)))
         early = early + 1 if ran < client_supervisor.HEALTHY_SECONDS else 1
         if early >= client_supervisor.TRIES + len(ends):
             assert not again
-    patience = Patience()
-    assert [patience.again(1, ran=1.0) for _ in range(6)] == [True] * 4 + [False] * 2
-    assert Patience(failures=4).again(1, ran=500.0)
+    restarts = RestartPolicy()
+    assert [restarts.again(1, ran=1.0) for _ in range(6)] == [True] * 4 + [False] * 2
+    assert RestartPolicy(failures=4).again(1, ran=500.0)
 
 
 @pytest.mark.parametrize(("code", "starts", "ended"), [(0, 1, 0), (2, 1, 2), (1, 5, 1)])
@@ -168,7 +168,7 @@ async def test_what_cannot_be_run_at_all_is_said_at_once(run: Run, asks: str) ->
 async def test_a_client_that_does_not_leave_is_ended(tmp_path: Path) -> None:
     run = Run(tmp_path)  # it waits for a file that never comes
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run.take_part, Pace(poll=0.02, restart=0.02, leave=0.05, firm=30.0))
+        tasks.start_soon(run.take_part, SupervisorTimes(poll=0.02, restart=0.02, leave=0.05, firm=30.0))
         await until(run.started)
         run.asks = "9.0"
         await until(lambda: len(run.started()) == 2)
@@ -182,7 +182,7 @@ async def test_a_client_that_ignores_everything_is_killed(tmp_path: Path) -> Non
     run = Run(tmp_path, code=deaf + 'note("started", argv=sys.argv[1:])\nwhile True: time.sleep(9)\n')
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(run.take_part, Pace(poll=0.02, leave=0.02, firm=0.02))
+            tasks.start_soon(run.take_part, SupervisorTimes(poll=0.02, leave=0.02, firm=0.02))
             await until(run.started)
             tasks.cancel_scope.cancel()
     (started,) = notes(run.log, "started")

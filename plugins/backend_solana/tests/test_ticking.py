@@ -43,11 +43,11 @@ def test_everybody_has_a_turn_and_one_is_first(members: int, nonce: int) -> None
     state = joined(members)
     turns = ticker.order(state, nonce)
     assert sorted(turns) == sorted(signer(number) for number in range(members))
-    waits = [ticker.patience(state, nonce, who) for who in turns]
+    waits = [ticker.tick_delay(state, nonce, who) for who in turns]
     assert waits[0] == 0.0
     assert waits == sorted(waits)
     assert len(waits) == 1 or waits[1] >= ticker.FIRST_TURN_SECONDS
-    assert ticker.patience(state, nonce, signer(999)) >= waits[-1]
+    assert ticker.tick_delay(state, nonce, signer(999)) >= waits[-1]
 
 
 def test_turns_change_with_the_nonce() -> None:
@@ -77,7 +77,7 @@ def test_who_is_first_ticks_at_once_and_the_next_when_nothing_happens() -> None:
     state = joined(2)
     first, second = ticker.order(state, 5)
     late = state.since + 10
-    one, other = ticker.Turn(), ticker.Turn()
+    one, other = ticker.TickSchedule(), ticker.TickSchedule()
     assert one.comes(state, 5, signer=first, now=late, local=100.0)
     assert not other.comes(state, 5, signer=second, now=late, local=100.0)
     assert not other.comes(state, 5, signer=second, now=late + 1, local=101.0)
@@ -87,7 +87,7 @@ def test_who_is_first_ticks_at_once_and_the_next_when_nothing_happens() -> None:
 def test_waiting_begins_anew_with_every_change() -> None:
     state = joined(2)
     late = state.since + 10
-    turn = ticker.Turn()
+    turn = ticker.TickSchedule()
     turn.comes(state, 5, signer=b"x" * 32, now=late, local=0.0)
     assert turn.since == 0.0
     turn.comes(state, 6, signer=b"x" * 32, now=late, local=50.0)

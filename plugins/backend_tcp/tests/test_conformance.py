@@ -11,7 +11,7 @@ from psyche_backend_tcp.client.connection import TcpBackend
 from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.hookspecs import BackendContext, ServerContext
-from psyche_core.testing.backend import BackendArena, BackendConformance
+from psyche_core.testing.backend import BackendConformance, BackendHarness
 from psyche_core.wire.signing import SecretKey
 
 
@@ -21,7 +21,7 @@ class TestTcpBackend(BackendConformance):
         self.clock = clock
 
     @asynccontextmanager
-    async def arena(self, state: CoordinatorState, keys: Sequence[SecretKey]) -> AsyncIterator[BackendArena]:
+    async def harness(self, state: CoordinatorState, keys: Sequence[SecretKey]) -> AsyncIterator[BackendHarness]:
         async with AsyncExitStack() as stack:
             server = await stack.enter_async_context(TcpServer(ServerContext(state=state), clock=self.clock))
             group = await stack.enter_async_context(anyio.create_task_group())
@@ -37,5 +37,5 @@ class TestTcpBackend(BackendConformance):
                 self.clock.now += seconds
                 server.tick()
 
-            yield BackendArena(backends, pass_time)
+            yield BackendHarness(backends, pass_time)
             group.cancel_scope.cancel()

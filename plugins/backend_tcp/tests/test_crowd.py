@@ -18,7 +18,7 @@ from psyche_backend_tcp.client.connection import TcpBackend
 from psyche_backend_tcp.connections.addresses import parse_address
 from psyche_backend_tcp.connections.dialer import MOST_TRIES, dial
 from psyche_backend_tcp.connections.login import COORDINATOR, DATA
-from psyche_backend_tcp.connections.preamble import Challenged, Watched
+from psyche_backend_tcp.connections.preamble import Challenged, ChallengeStream
 from psyche_backend_tcp.connections.puzzle import PROOF_MAGIC, Cookies, Proof, encode_challenge, encode_proof, prove, solves
 from psyche_backend_tcp.connections.tls import open_tls
 from psyche_backend_tcp.limits import LOGIN_FRAME, SERVER_FRAME, Limits
@@ -44,7 +44,7 @@ async def opened(server: TcpServer, proof: bytes = b"") -> FramedStream:
     try:
         if proof:
             await stream.send(proof)
-        secure, _ = await open_tls(Watched(stream), expected=address.key)
+        secure, _ = await open_tls(ChallengeStream(stream), expected=address.key)
     except BaseException:
         await stream.aclose()
         raise
@@ -153,7 +153,7 @@ async def test_a_member_that_comes_back_finds_its_place_whatever_others_hold(
                     pass
             async with holding(server, 2, work=True) as held:
                 for count in range(1, 4):
-                    await member._link.frames.aclose()
+                    await member._connection.frames.aclose()
                     await member.join(b"here", timeout=TIMEOUT)
                     assert member.reconnects == count
                 assert server.state.pending == (member.identity,)

@@ -320,13 +320,13 @@ async def test_cancelled_request_is_not_read_on_and_the_next_one_is(serving: Any
 
 async def test_slow_read_is_told_by_signs_of_life(serving: Any, keys: list[SecretKey], monkeypatch: pytest.MonkeyPatch) -> None:
     """The read takes several silences, during which the server only says that it is at work; the connection is kept."""
-    monkeypatch.setattr("psyche_backend_tcp.data.link.SILENCE_SECONDS", 0.6)
+    monkeypatch.setattr("psyche_backend_tcp.data.shared_connection.SILENCE_SECONDS", 0.6)
     state = playing(keys)
     slot = holder(state, 14)
     numbers = Numbers()
     limits = Limits(data_alive_seconds=0.05)
     async with serving(state=state, data=numbers, limits=limits) as server, data_of(server, keys[slot]) as data:
-        link = data._link
+        link = data._connection
         async with anyio.create_task_group() as group:
 
             async def let_go_later() -> None:
@@ -336,7 +336,7 @@ async def test_slow_read_is_told_by_signs_of_life(serving: Any, keys: list[Secre
 
             group.start_soon(let_go_later)
             assert (await data.read([BatchId(14, 14)], timeout=TIMEOUT)).tokens == expected([14])
-        assert data._link is link, "one connection, never given up"
+        assert data._connection is link, "one connection, never given up"
         assert numbers.reads == 1 + 1
 
 
@@ -344,12 +344,12 @@ async def test_idle_connection_is_closed_and_opened_again_unnoticed(serving: Any
     state = playing(keys, samples=12)
     async with serving(state=state, data=Numbers(), limits=Limits(data_idle_seconds=0.05)) as server:
         async with data_of(server, keys[0]) as data:
-            first = data._link
+            first = data._connection
             with anyio.fail_after(TIMEOUT):
                 while server._data._listener._inside:
                     await anyio.sleep(0.01)
             assert (await data.read(own(state, 0), timeout=TIMEOUT)).count == total_samples(own(state, 0))
-            assert data._link is not first
+            assert data._connection is not first
 
 
 async def test_labels_positions_and_lengths_are_carried(
@@ -390,8 +390,8 @@ async def test_server_of_version_1_is_refused(serving: Any, keys: list[SecretKey
 async def test_lost_connection_is_opened_again(serving: Any, keys: list[SecretKey]) -> None:
     state = playing(keys, samples=12)
     async with serving(state=state, data=Numbers()) as server, data_of(server, keys[0]) as data:
-        assert data._link is not None
-        await data._link._frames.aclose()
+        assert data._connection is not None
+        await data._connection._frames.aclose()
         assert (await data.read(own(state, 0), timeout=TIMEOUT)).count == total_samples(own(state, 0))
 
 
@@ -399,7 +399,7 @@ async def test_half_open_connection_is_given_up_after_a_silence(
     serving: Any, keys: list[SecretKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cut link can leave our end of a connection open for ever: the request is sent again on a new one."""
-    monkeypatch.setattr("psyche_backend_tcp.data.link.SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("psyche_backend_tcp.data.shared_connection.SILENCE_SECONDS", 0.5)
     state = playing(keys, samples=12)
     async with serving(state=state, data=Numbers()) as server, silent_relay(server.data_address) as relay:
         context = DataContext(settings=ServerSettings(location=relay.address), sequence_length=LENGTH, key=keys[0])

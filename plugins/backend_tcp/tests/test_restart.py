@@ -16,8 +16,8 @@ import pytest
 from psyche_backend_tcp.connections.addresses import parse_address
 from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.protocol import Bye, Whole, decode_server
-from psyche_backend_tcp.server.hub import Unsaved
-from psyche_backend_tcp.server.store import Store
+from psyche_backend_tcp.server.hub import PendingSave
+from psyche_backend_tcp.server.state_store import StateStore
 from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.coordinator.commands import ClientsExited, Event, HealthCheck, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
@@ -98,7 +98,7 @@ async def test_48_who_comes_back_is_sent_what_changed_and_nothing_else(
                 await watcher.join(b"here", timeout=TIMEOUT)
                 await until(watcher, lambda update: bool(update.addresses))
                 whole = watcher.bytes_received
-                await watcher._link.frames.aclose()
+                await watcher._connection.frames.aclose()
                 await watcher.join(b"here", timeout=TIMEOUT)
                 assert watcher.reconnects == 1
                 again = watcher.bytes_received
@@ -121,28 +121,28 @@ async def test_an_unknown_version_gets_the_whole_state(serving: Any, raw: Any, l
         await frames.aclose()
 
 
-class Held(Store):
+class Held(StateStore):
     """A store whose writes wait until the test lets them through, or fail."""
 
     writing = threading.Event()
     go = threading.Event()
     broken = False
-    written: list[Unsaved]
+    written: list[PendingSave]
 
-    def save(self, unsaved: Unsaved) -> None:
+    def save(self, pending_save: PendingSave) -> None:
         self.writing.set()
         assert self.go.wait(TIMEOUT)
         if self.broken:
             message = "the run's state cannot be saved to disk: No space left on device"
             raise UserError(message)
-        super().save(unsaved)
-        self.written.append(unsaved)
+        super().save(pending_save)
+        self.written.append(pending_save)
 
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> type[Held]:
     fresh = type("Held", (Held,), {"writing": threading.Event(), "go": threading.Event(), "broken": False, "written": []})
-    monkeypatch.setattr("psyche_backend_tcp.server.tcp_server.Store", fresh)
+    monkeypatch.setattr("psyche_backend_tcp.server.tcp_server.StateStore", fresh)
     return fresh
 
 
@@ -171,10 +171,10 @@ async def test_nobody_hears_of_a_change_before_it_is_on_disk(
                 await other.next_state()
                 pytest.fail("the state was told before it was saved")
             assert not answered.is_set()
-            assert Store(tmp_path, first.state.run_id).load() is None
+            assert StateStore(tmp_path, first.state.run_id).load() is None
             held.go.set()
             update = await until(other, lambda update: bool(update.state.pending))
-            saved = Store(tmp_path, first.state.run_id).load()
+            saved = StateStore(tmp_path, first.state.run_id).load()
             assert saved is not None
             assert saved.update == update
             with anyio.fail_after(TIMEOUT):
@@ -209,13 +209,13 @@ async def test_a_full_disk_is_told_once_and_so_is_its_end(
     monkeypatch.setattr("psyche_backend_tcp.server.tcp_server._SAVE_AGAIN_SECONDS", 0.001)
     refused = 0
 
-    def save(store: Store, unsaved: Unsaved) -> None:
+    def save(store: StateStore, pending_save: PendingSave) -> None:
         nonlocal refused
         if refused < 5:
             refused += 1
             message = "the run's state cannot be saved to disk: No space left on device"
             raise UserError(message)
-        Store.save(store, unsaved)
+        StateStore.save(store, pending_save)
 
     monkeypatch.setattr(held, "save", save)
     async with hosting(tmp_path, clock) as server, client(server, keys[0]) as backend:
@@ -266,7 +266,7 @@ async def test_stopping_saves_what_nobody_was_told(client: Any, clock: Any, tmp_
     async with hosting(tmp_path, clock) as server:
         server._hub.connect(identity_of(keys[0]), server._now())
         server._hub._join(identity_of(keys[0]), b"here", server._now(), proof=proof_of(keys[0], server))
-    saved = Store(tmp_path, "conformance").load()
+    saved = StateStore(tmp_path, "conformance").load()
     assert saved is not None
     assert saved.update.state.pending == (identity_of(keys[0]),)
 

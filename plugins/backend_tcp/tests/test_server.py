@@ -34,6 +34,7 @@ from psyche_core.errors import (
     BackendError,
     CommandRefused,
     CoordinatorError,
+    KeyUsedElsewhere,
     UnknownHost,
     UserError,
 )
@@ -158,7 +159,7 @@ async def test_b25_duplicate_login_ends_the_older_and_keeps_the_member(serving: 
     async with serving(limits=Limits(reconnect_seconds=0)) as server, client(server, keys[0]) as older:
         await older.join(b"here", timeout=TIMEOUT)
         async with client(server, keys[0]) as newer:
-            with pytest.raises(BackendClosed, match=r"logged in again.*; each client needs a key of its own: make one"):
+            with pytest.raises(KeyUsedElsewhere, match=r"logged in again.*; each client needs a key of its own: make one"):
                 await until(older, lambda _: False)
             await newer.join(b"here", timeout=TIMEOUT)
             assert server.state.pending == (newer.identity,)
@@ -182,7 +183,7 @@ async def test_that_the_coordinator_is_back_is_said_once_with_how_long_it_was_aw
 ) -> None:
     async with serving() as server, client(server, keys[0]) as backend:
         await backend.join(b"here", timeout=TIMEOUT)
-        await backend._link.frames.aclose()
+        await backend._connection.frames.aclose()
         await backend.join(b"there", timeout=TIMEOUT)
     lost, back = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert re.fullmatch(r"lost the coordinator at 127\.0\.0\.1:\d+: the connection was closed; trying to reconnect", lost)
@@ -200,7 +201,7 @@ async def test_reconnects_keeps_membership_and_joins_again(serving: Any, client:
         await backend.join(b"here", timeout=TIMEOUT)
         for _ in range(3):
             before = backend.reconnects
-            await backend._link.frames.aclose()
+            await backend._connection.frames.aclose()
             await backend.join(b"here", timeout=TIMEOUT)
             assert backend.reconnects == before + 1
         assert server.state.pending == (backend.identity,)
@@ -330,8 +331,8 @@ async def test_a_member_whose_server_s_name_is_gone_for_a_while_comes_back(
         await until(backend, lambda _: True)
         monkeypatch.setattr(socket, "getaddrinfo", forgotten)
         backend._address = replace(backend._address, host="localhost")  # looked up, as 127.0.0.1 is not
-        assert backend._link is not None
-        await backend._link.frames.aclose()
+        assert backend._connection is not None
+        await backend._connection.frames.aclose()
         with anyio.fail_after(TIMEOUT):
             await backend.join(b"here", timeout=TIMEOUT)
     assert backend.reconnects >= 1
@@ -491,7 +492,7 @@ async def test_the_loop_is_never_blocked(serving: Any, client: Any, keys: list[S
             await second.join(b"2", timeout=TIMEOUT)
             await until(first, lambda update: len(update.addresses) == 2)
             await first.send(Withdraw(first.identity), timeout=TIMEOUT)
-            await first._link.frames.aclose()
+            await first._connection.frames.aclose()
             await first.join(b"1", timeout=TIMEOUT)
 
 

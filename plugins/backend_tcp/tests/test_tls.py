@@ -57,8 +57,8 @@ async def impostor_context() -> ssl.SSLContext:
 async def test_the_connection_is_tls_1_3_under_the_servers_own_key(serving: Any, client: Any, keys: list[SecretKey]) -> None:
     async with serving(key=keys[2]) as server, client(server, keys[0]) as backend:
         assert server.address.endswith("#" + keys[2].public.hex())
-        assert backend._link.frames._stream.extra(TLSAttribute.tls_version) == "TLSv1.3"
-        assert backend._link.server_key == keys[2].public
+        assert backend._connection.frames._stream.extra(TLSAttribute.tls_version) == "TLSv1.3"
+        assert backend._connection.server_key == keys[2].public
 
 
 async def test_a_server_with_another_key_is_refused_before_anything_is_said(keys: list[SecretKey]) -> None:

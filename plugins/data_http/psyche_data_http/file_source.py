@@ -1,4 +1,4 @@
-"""Interface of a store: a source of remote files that lists its files and reads bytes of them.
+"""Interface of a source of remote files, which lists its files and reads bytes of them.
 
 A file is identified by its size and its validators (a version, an ETag, a date). Reading fails if any of these changes while
 the file is in use. After a failed attempt, reading continues from the last byte received.
@@ -12,7 +12,7 @@ from hashlib import sha256
 
 from psyche_core.errors import DataError
 from psyche_data_http.addresses import shown
-from psyche_data_http.retries import Backoff, PassingError, Trouble
+from psyche_data_http.retries import Backoff, LastFailure, TransientError
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +53,18 @@ class AccessRefused(DataError):
     """The server refuses us access, with or without credentials."""
 
 
-class Store(ABC):
+class FileSource(ABC):
     """A source of files. Its error messages contain no secrets."""
 
     @abstractmethod
-    async def files(self, trouble: Trouble) -> list[RemoteFile]:
+    async def files(self, last_failure: LastFailure) -> list[RemoteFile]:
         """The files as they are now, in their order. Retries temporary failures. Raises DataError."""
 
     @abstractmethod
     async def receive(self, file: RemoteFile, start: int, wanted: int, received: bytearray) -> None:
         """Append up to `wanted` bytes from `start` to `received`, in one attempt; bytes appended before a failure are valid.
 
-        Raises PassingError for temporary failures, else DataError, also when the file is no longer the one that was found.
+        Raises TransientError for temporary failures, else DataError, also when the file is no longer the one that was found.
         """
 
     def serves_ranges(self, file: RemoteFile) -> bool:  # noqa: ARG002  # subclasses may decide for each file
@@ -72,15 +72,15 @@ class Store(ABC):
         return True
 
 
-async def read_range(store: Store, file: RemoteFile, start: int, length: int, trouble: Trouble) -> bytearray:
+async def read_range(source: FileSource, file: RemoteFile, start: int, length: int, last_failure: LastFailure) -> bytearray:
     """Bytes start .. start + length - 1 of a file. Raises DataError; may retry forever, so call it with a deadline."""
     received = bytearray()
-    pauses = Backoff(trouble)
+    pauses = Backoff(last_failure)
     while len(received) < length:
         before = len(received)
         try:
-            await store.receive(file, start + before, length - before, received)
-        except PassingError as error:
+            await source.receive(file, start + before, length - before, received)
+        except TransientError as error:
             if len(received) > before:
                 pauses.begin_again()
             await pauses.after(error)

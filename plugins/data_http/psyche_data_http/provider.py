@@ -21,18 +21,18 @@ from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.types import BatchId
 from psyche_data_http.fetch.client import RangeClient
 from psyche_data_http.fetch.sequences import SequenceFetcher, TokenFile
-from psyche_data_http.file_source import RemoteFile, Store, read_range
-from psyche_data_http.retries import Trouble, deadline, together
+from psyche_data_http.file_source import FileSource, RemoteFile, read_range
+from psyche_data_http.retries import LastFailure, deadline, gather
 from psyche_data_http.settings import HttpSettings
 from psyche_data_http.shared_resources import SharedResources
-from psyche_data_http.stores.factory import make_store
-from psyche_data_http.stores.web_files import WebFiles
+from psyche_data_http.sources.factory import make_source
+from psyche_data_http.sources.web_files import WebFiles
 
 OPEN_SECONDS = 120.0
 
 
 class HttpData(DataProvider):
-    """Samples from the files of a store; files and sizes are fetched on entering.
+    """Samples from the files of a source; files and sizes are fetched on entering.
 
     resources: entered and left by the provider, may be shared. sequence_length: tokens per sample. token_size: bytes per token,
     2 or 4. seed: 32 bytes for shuffling, None keeps the files' order. open_seconds: timeout for entering. Entering raises
@@ -41,7 +41,7 @@ class HttpData(DataProvider):
 
     def __init__(
         self,
-        store: Store,
+        source: FileSource,
         resources: SharedResources,
         *,
         sequence_length: int,
@@ -49,7 +49,7 @@ class HttpData(DataProvider):
         seed: bytes | None = None,
         open_seconds: float = OPEN_SECONDS,
     ) -> None:
-        self._store = store
+        self._source = source
         self._resources = resources
         self._sequence_length = sequence_length
         self._token_size = token_size
@@ -73,7 +73,7 @@ class HttpData(DataProvider):
         settings: HttpSettings = context.settings
         resources = SharedResources(RangeClient(), cache=context.cache, cache_bytes=settings.cache_bytes)
         return cls(
-            make_store(settings.location, resources.client, base=context.base),
+            make_source(settings.location, resources.client, base=context.base),
             resources,
             sequence_length=context.sequence_length,
             token_size=token_bytes(settings.token_size_in_bytes),
@@ -94,11 +94,11 @@ class HttpData(DataProvider):
         await self._resources.__aenter__()
         self._holds_toolbox = True
         try:
-            async with deadline(self._open_seconds) as trouble:
-                remotes = await self._store.files(trouble)
-                files = await together([partial(self._token_file, remote, trouble) for remote in remotes])
+            async with deadline(self._open_seconds) as last_failure:
+                remotes = await self._source.files(last_failure)
+                files = await gather([partial(self._token_file, remote, last_failure) for remote in remotes])
                 self._index = await self._indexed(files)
-                self._fetcher = SequenceFetcher(self._store, files, size=self._sequence_bytes, cache=self._resources.cache)
+                self._fetcher = SequenceFetcher(self._source, files, size=self._sequence_bytes, cache=self._resources.cache)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.aclose()
@@ -110,8 +110,8 @@ class HttpData(DataProvider):
         """The samples of the intervals in order, concatenated. Raises DataError, TimeoutError."""
         index, fetcher = self._entered
         places = [place for batch in batches for place in index.located(range(batch.first, batch.last + 1))]
-        async with deadline(timeout) as trouble:
-            contents = await fetcher.fetch(places, trouble)
+        async with deadline(timeout) as last_failure:
+            contents = await fetcher.fetch(places, last_failure)
 
         tokens = b"".join([contents[place] for place in places])
         return Samples(tokens, len(places), self._sequence_length, self._token_size)
@@ -135,12 +135,12 @@ class HttpData(DataProvider):
 
         return self._index, self._fetcher
 
-    async def _token_file(self, remote: RemoteFile, trouble: Trouble) -> TokenFile:
+    async def _token_file(self, remote: RemoteFile, last_failure: LastFailure) -> TokenFile:
         """The file and the byte its tokens start at."""
         if not remote.name.endswith(".npy") or remote.size == 0:
             return TokenFile(remote, 0)
 
-        head = await read_range(self._store, remote, 0, min(MAX_NPY_HEADER, remote.size), trouble)
+        head = await read_range(self._source, remote, 0, min(MAX_NPY_HEADER, remote.size), last_failure)
         return TokenFile(remote, npy_data_start(bytes(head), token_size=self._token_size, name=remote.name, size=remote.size))
 
     async def _indexed(self, files: Sequence[TokenFile]) -> SequenceIndex:

@@ -18,12 +18,12 @@ import anyio
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 AT_ONCE = 64
-"""Jobs of one `together` that run at the same time; the others wait without a task."""
+"""Jobs of one `gather` that run at the same time; the others wait without a task."""
 
 _Result = TypeVar("_Result")
 
 
-class PassingError(Exception):
+class TransientError(Exception):
     """A temporary failure. pause: seconds the server asked us to wait, 0 if it did not."""
 
     def __init__(self, message: str, *, pause: float = 0.0) -> None:
@@ -32,54 +32,54 @@ class PassingError(Exception):
 
 
 @dataclass(slots=True)
-class Trouble:
+class LastFailure:
     """The last failure during one of our calls; explains a timeout."""
 
-    last: str = ""
+    message: str = ""
 
 
 class Backoff:
     """The pauses between attempts, growing until `begin_again`."""
 
-    def __init__(self, trouble: Trouble) -> None:
-        self._trouble = trouble
+    def __init__(self, last_failure: LastFailure) -> None:
+        self._last_failure = last_failure
         self._next = FIRST_PAUSE
 
     def begin_again(self) -> None:
         """There was progress: make the next pause short."""
         self._next = FIRST_PAUSE
 
-    async def after(self, error: PassingError) -> None:
+    async def after(self, error: TransientError) -> None:
         """Wait before trying again, at least as long as the server asked."""
-        self._trouble.last = str(error)
+        self._last_failure.message = str(error)
         pause = max(error.pause, self._next * random.uniform(0.5, 1.0))
         self._next = min(2 * self._next, LONGEST_PAUSE)
         await anyio.sleep(pause)
 
 
-async def persist(attempt: Callable[[], Awaitable[_Result]], trouble: Trouble) -> _Result:
-    """The result of the first attempt that raises no PassingError; may retry forever, so call it with a deadline."""
-    pauses = Backoff(trouble)
+async def retry_until_success(attempt: Callable[[], Awaitable[_Result]], last_failure: LastFailure) -> _Result:
+    """The result of the first attempt that raises no TransientError; may retry forever, so call it with a deadline."""
+    pauses = Backoff(last_failure)
     while True:
         try:
             return await attempt()
-        except PassingError as error:
+        except TransientError as error:
             await pauses.after(error)
 
 
 @asynccontextmanager
-async def deadline(seconds: float) -> AsyncIterator[Trouble]:
+async def deadline(seconds: float) -> AsyncIterator[LastFailure]:
     """Raise TimeoutError after `seconds`; its message names the last failure."""
-    trouble = Trouble()
+    last_failure = LastFailure()
     try:
         with anyio.fail_after(seconds):
-            yield trouble
+            yield last_failure
     except TimeoutError as error:
-        message = f"training data did not arrive within {seconds:g} s; {trouble.last or 'the server is slow'}"
+        message = f"training data did not arrive within {seconds:g} s; {last_failure.message or 'the server is slow'}"
         raise TimeoutError(message) from error
 
 
-async def together(jobs: Sequence[Callable[[], Awaitable[_Result]]]) -> list[_Result]:
+async def gather(jobs: Sequence[Callable[[], Awaitable[_Result]]]) -> list[_Result]:
     """Results in the order of the jobs; the first failure stops the other jobs and is raised unchanged."""
     results: dict[int, _Result] = {}
     failures: list[Exception] = []

@@ -29,10 +29,10 @@ from psyche_core.types import BatchId
 from psyche_data_http.addresses import is_private_line, shown, web_address
 from psyche_data_http.fetch.client import RangeClient
 from psyche_data_http.provider import OPEN_SECONDS, HttpData
-from psyche_data_http.retries import deadline, persist
+from psyche_data_http.retries import deadline, retry_until_success
 from psyche_data_http.settings import MixtureTable, OtherSource, TokenSource, WeightedHttpSettings
 from psyche_data_http.shared_resources import SharedResources
-from psyche_data_http.stores.factory import make_store
+from psyche_data_http.sources.factory import make_source
 
 NO_SOURCES = ("WeightedHttp", "Server")
 """A mixture in a mixture might contain itself. A run's server gives a member only its own samples, by the run's numbers."""
@@ -133,7 +133,7 @@ class WeightedHttpData(DataProvider):
     async def _source(self, source: TokenSource | OtherSource) -> DataProvider:
         if isinstance(source, TokenSource):
             return HttpData(
-                make_store(source.location, self._resources.client, base=self._base),
+                make_source(source.location, self._resources.client, base=self._base),
                 self._resources,
                 sequence_length=self._sequence_length,
                 token_size=token_bytes(source.token_size_in_bytes),
@@ -177,8 +177,8 @@ class WeightedHttpData(DataProvider):
             )
             raise DataError(message)
 
-        async with deadline(OPEN_SECONDS) as trouble:
-            return await persist(partial(self._resources.client.document, url, at_most=MAX_JSON_BYTES), trouble)
+        async with deadline(OPEN_SECONDS) as last_failure:
+            return await retry_until_success(partial(self._resources.client.document, url, at_most=MAX_JSON_BYTES), last_failure)
 
 
 def mixture_table(content: bytes, *, name: str) -> MixtureTable:

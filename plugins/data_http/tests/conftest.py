@@ -19,7 +19,7 @@ from psyche_data_http import retries
 from psyche_data_http.fetch.client import RangeClient
 from psyche_data_http.provider import HttpData
 from psyche_data_http.shared_resources import SharedResources
-from psyche_data_http.stores.web_files import WebFiles
+from psyche_data_http.sources.web_files import WebFiles
 
 
 @dataclass

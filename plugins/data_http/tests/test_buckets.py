@@ -25,13 +25,12 @@ from psyche_core.interfaces.data import DataProvider
 from psyche_core.testing.data import DataConformance
 from psyche_core.testing.ports import free_port
 from psyche_core.types import BatchId
-from psyche_data_http.file_source import AccessRefused, RemoteFile, Store, read_range
+from psyche_data_http.file_source import AccessRefused, FileSource, RemoteFile, read_range
 from psyche_data_http.provider import HttpData
-from psyche_data_http.retries import Trouble, deadline
+from psyche_data_http.retries import LastFailure, deadline
 from psyche_data_http.settings import HttpSettings
-from psyche_data_http.stores import bucket_files, google_bucket, object_store
-from psyche_data_http.stores import factory as stores
-from psyche_data_http.stores.object_store import s3_bucket
+from psyche_data_http.sources import bucket_files, factory, google_bucket, obstore_bucket
+from psyche_data_http.sources.obstore_bucket import s3_bucket
 
 obstore = pytest.importorskip("obstore", reason="buckets with credentials need obstore: pip install 'psyche-core[gcs]'")
 
@@ -451,13 +450,13 @@ async def test_a_cut_read_of_a_bucket_goes_on_where_it_stopped(s3: S3Bucket) -> 
         s3.name, "", endpoint=f"http://127.0.0.1:{proxy.port}", region="us-east-1", anonymous=True, stall_seconds=5.0
     )
     with closing(proxy.listener):
-        async with deadline(30.0) as trouble:
+        async with deadline(30.0) as last_failure:
             store._store = store._connect()
-            received = await read_range(store, RemoteFile(f"s3://{s3.name}/a.bin", size), 0, size, trouble)
+            received = await read_range(store, RemoteFile(f"s3://{s3.name}/a.bin", size), 0, size, last_failure)
 
     assert bytes(received) == content
     assert proxy.connections > 1
-    assert trouble.last
+    assert last_failure.message
 
 
 async def test_a_bucket_that_falls_silent_is_a_timeout_with_the_reason(tmp_path: Path) -> None:
@@ -465,15 +464,15 @@ async def test_a_bucket_that_falls_silent_is_a_timeout_with_the_reason(tmp_path:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         store = s3_bucket("tokens", "", endpoint=address, region="us-east-1", anonymous=True, stall_seconds=0.1)
         with pytest.raises(TimeoutError, match=r"s3://tokens sent nothing for 0\.1 s"):
-            async with deadline(0.5) as trouble:
-                await store.files(trouble)
+            async with deadline(0.5) as last_failure:
+                await store.files(last_failure)
 
 
 async def test_nobody_at_a_buckets_address_is_a_timeout_with_the_reason() -> None:
     store = s3_bucket("tokens", "", endpoint="http://127.0.0.1:1", region="us-east-1", anonymous=True)
     with pytest.raises(TimeoutError, match=r"s3://tokens: "):
-        async with deadline(0.3) as trouble:
-            await store.files(trouble)
+        async with deadline(0.3) as last_failure:
+            await store.files(last_failure)
 
 
 @pytest.mark.parametrize(
@@ -506,26 +505,26 @@ async def test_a_listing_too_large_is_refused(other_web: WebServer, monkeypatch:
 
 
 def test_credentials_are_looked_for_where_they_are_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert object_store.google_credentials(tmp_path, None) is None
+    assert obstore_bucket.google_credentials(tmp_path, None) is None
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/etc/key.json")
-    assert str(object_store.google_credentials(tmp_path, None)) == "/etc/key.json"
-    assert object_store.google_credentials(tmp_path, "own.json") == tmp_path / "own.json"
-    assert not object_store.has_aws_credentials()
+    assert str(obstore_bucket.google_credentials(tmp_path, None)) == "/etc/key.json"
+    assert obstore_bucket.google_credentials(tmp_path, "own.json") == tmp_path / "own.json"
+    assert not obstore_bucket.has_aws_credentials()
 
 
 async def test_a_store_that_refuses_is_followed_by_the_next() -> None:
-    class Refusing(Store):
-        async def files(self, trouble: Trouble) -> list[RemoteFile]:
+    class Refusing(FileSource):
+        async def files(self, last_failure: LastFailure) -> list[RemoteFile]:
             raise AccessRefused("b refuses access (403); make it public")
 
         async def receive(self, file: RemoteFile, start: int, wanted: int, received: bytearray) -> None:
             raise NotImplementedError
 
     class Open(Refusing):
-        async def files(self, trouble: Trouble) -> list[RemoteFile]:
+        async def files(self, last_failure: LastFailure) -> list[RemoteFile]:
             return [RemoteFile("s3://b/a.bin", 8)]
 
-    trouble = Trouble()
-    assert await stores.FirstThatLetsIn([Refusing(), Open()], hint="knock").files(trouble) == [RemoteFile("s3://b/a.bin", 8)]
+    last_failure = LastFailure()
+    assert await factory.FallbackSource([Refusing(), Open()], hint="knock").files(last_failure) == [RemoteFile("s3://b/a.bin", 8)]
     with pytest.raises(AccessRefused, match=r"^b refuses access \(403\); knock$"):
-        await stores.FirstThatLetsIn([Refusing(), Refusing()], hint="knock").files(trouble)
+        await factory.FallbackSource([Refusing(), Refusing()], hint="knock").files(last_failure)

@@ -191,18 +191,18 @@ async def test_pauses_grow_to_a_limit_and_begin_again_with_progress(monkeypatch:
 
     monkeypatch.setattr(anyio, "sleep", sleep)
     monkeypatch.setattr(retries, "FIRST_PAUSE", 1.0)
-    between = retries.Backoff(trouble := retries.Trouble())
+    between = retries.Backoff(last_failure := retries.LastFailure())
     for number in range(6):
-        await between.after(retries.PassingError(f"trouble {number}"))
+        await between.after(retries.TransientError(f"trouble {number}"))
     between.begin_again()
-    await between.after(retries.PassingError("again"))
-    await between.after(retries.PassingError("busy", pause=60.0))
+    await between.after(retries.TransientError("again"))
+    await between.after(retries.TransientError("busy", pause=60.0))
 
     for pause, most in zip(pauses, [1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 1.0], strict=False):
         assert most / 2 <= pause <= most
     assert pauses[-1] == 60.0
     assert len(set(pauses)) == len(pauses), "at random, so that clients do not come back together"
-    assert trouble.last == "busy"
+    assert last_failure.message == "busy"
 
 
 @pytest.mark.parametrize(

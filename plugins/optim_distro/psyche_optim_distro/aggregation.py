@@ -82,11 +82,6 @@ class Aggregator:
         self._inverse = IntegerIDCT(sizes, device, workspace=self._workspace, products=products)
         self._means = mean_of_votes(self._bits).to(device)
 
-    @property
-    def fixed_point(self) -> int:
-        """V, the integer that represents a mean of 1 (votes), or the power of two above a chunk's largest mean (values)."""
-        return 1 << self._bits
-
     def direction(self, selections: Sequence[Selection], *, one_bit: bool) -> Tensor:
         """`vote_directions` or `value_directions` of all tiles in one float32 tensor [layout.total]."""
         whole = torch.empty(self._layout.total, device=self._device)

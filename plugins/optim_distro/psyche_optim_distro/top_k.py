@@ -152,15 +152,6 @@ class TopKSelector:
         return indices, candidates.gather(1, place).gather(1, order).to(torch.float32)
 
 
-def top_k(coefficients: Tensor, *, topk: int) -> tuple[Tensor, Tensor]:
-    """Top-k of every block of [chunks, height, width] at once. Returns as `TopKSelector.result`."""
-    chunks, height, width = coefficients.shape
-    whole = Group(start=0, row_blocks=chunks, height=height, columns=width, width=width, topk=topk, first_chunk=0)
-    selector = TopKSelector(whole, coefficients.device, dtype=coefficients.dtype)
-    selector.add(whole, coefficients)
-    return selector.result()
-
-
 def ordered_magnitudes(values: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Numbers in the same order as the magnitudes of float32 or bfloat16 values; NaN is largest.
 

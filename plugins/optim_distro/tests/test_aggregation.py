@@ -197,7 +197,7 @@ def test_worst_case_votes_of_up_to_256_peers_are_exact(senders: int, products: t
     selection = Selection(chunks, indices, np.tile(signs, 2).astype(np.float32))
     aggregator = Aggregator(layout, CPU, products=products)
     got = aggregator.direction([selection] * senders, one_bit=True)
-    assert torch.equal(got, int64_direction(layout, [selection], aggregator.fixed_point))
+    assert torch.equal(got, int64_direction(layout, [selection], 1 << aggregator._bits))
     assert got[0] == 1
 
 
@@ -212,7 +212,7 @@ def test_more_than_256_payloads_are_refused() -> None:
 def test_float_paths_equal_int64_path(senders: int, products: torch.dtype) -> None:
     votes = random_votes(LAYOUT, senders, seed=senders)
     aggregator = Aggregator(LAYOUT, CPU, products=products)
-    assert torch.equal(aggregator.direction(votes, one_bit=True), int64_direction(LAYOUT, votes, aggregator.fixed_point))
+    assert torch.equal(aggregator.direction(votes, one_bit=True), int64_direction(LAYOUT, votes, 1 << aggregator._bits))
 
 
 @pytest.mark.parametrize("products", PRODUCTS)
@@ -220,7 +220,7 @@ def test_float_paths_equal_int64_path(senders: int, products: torch.dtype) -> No
 def test_values_equal_the_int64_path(senders: int, products: torch.dtype) -> None:
     parts = random_votes(LAYOUT, senders, seed=senders, one_bit=False)
     aggregator = Aggregator(LAYOUT, CPU, products=products)
-    bits = aggregator.fixed_point.bit_length() - 1
+    bits = aggregator._bits
     assert torch.equal(aggregator.direction(parts, one_bit=False), int64_direction_of_values(LAYOUT, parts, bits))
 
 

@@ -10,10 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from psyche_optim_distro.layout import build_layout
+from psyche_optim_distro.layout import Group, build_layout
 from psyche_optim_distro.tiles import parts_of
-from psyche_optim_distro.top_k import ordered_magnitudes, top_k, top_k_positions
+from psyche_optim_distro.top_k import TopKSelector, ordered_magnitudes, top_k_positions
 from psyche_optim_distro.transform import add_decoded, as_blocks, chunk_size, dct_basis, decode, encode
+
+
+def top_k(coefficients: Tensor, *, topk: int) -> tuple[Tensor, Tensor]:
+    """Top-k of every block of [chunks, height, width] at once. Returns as `TopKSelector.result`."""
+    chunks, height, width = coefficients.shape
+    whole = Group(start=0, row_blocks=chunks, height=height, columns=width, width=width, topk=topk, first_chunk=0)
+    selector = TopKSelector(whole, coefficients.device, dtype=coefficients.dtype)
+    selector.add(whole, coefficients)
+    return selector.result()
 
 
 def contiguous_blocks(natural: Tensor, width: int) -> Tensor:

@@ -18,7 +18,7 @@ from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
 from psyche_core.cli.program import log_to_stderr, run_program
 from psyche_core.config.settings import ReplaySettings, load_settings
 from psyche_core.errors import InputError
-from psyche_core.telemetry.event_files import EventFolder, Told, event_files, find_runs
+from psyche_core.telemetry.event_files import EventFolderReader, SourcedEvent, event_files, find_runs
 
 
 @click.command(
@@ -69,18 +69,18 @@ async def _play(settings: ReplaySettings, places: list[Path]) -> None:
     from rich.console import Console
 
     from psyche_core.cli.pages import Page
-    from psyche_core.ui.ledger import RunLedger
     from psyche_core.ui.live import Display, LineDisplay, LiveDisplay, SilentDisplay
+    from psyche_core.ui.run_metrics import RunMetrics
     from psyche_core.ui.run_report import make_report
     from psyche_core.ui.summary import summary
 
-    first = await anyio.to_thread.run_sync(lambda: next(EventFolder(*places).read(), None))
+    first = await anyio.to_thread.run_sync(lambda: next(EventFolderReader(*places).read(), None))
     if first is None:
         message = f"no event of a run is in {', '.join(map(str, places))}"
         raise InputError(message)
 
     page = Page(settings.web_port, host=settings.web_host, token_file=settings.token_file, source="replay")
-    ledger, console = RunLedger(run_id=""), Console()
+    metrics, console = RunMetrics(run_id=""), Console()
     newest = first.time
     kinds: dict[str, type[Display]] = {"none": SilentDisplay, "console": LineDisplay}
     kind = kinds.get(settings.logs, LiveDisplay if console.is_terminal else LineDisplay)
@@ -88,15 +88,15 @@ async def _play(settings: ReplaySettings, places: list[Path]) -> None:
     async def run() -> None:
         nonlocal newest
         began = time.monotonic()
-        with kind(ledger, console, now=lambda: newest) as display:
-            async for told in _timed(settings, EventFolder(*places).read(), began=began):
+        with kind(metrics, console, now=lambda: newest) as display:
+            async for told in _timed(settings, EventFolderReader(*places).read(), began=began):
                 newest = max(newest, told.time)
-                _name(ledger, told)
-                ledger.handle(told.source, told.time, told.event)
+                _name(metrics, told)
+                metrics.handle(told.source, told.time, told.event)
                 display.show(told.source, told.event)
                 page.enter(told)
         if settings.logs != "none":
-            console.print(summary(ledger, make_report(ledger, wall_seconds=newest - first.time), files=[]))
+            console.print(summary(metrics, make_report(metrics, wall_seconds=newest - first.time), files=[]))
         if settings.web_port is not None:
             click.echo("the run is over; its page stays until Ctrl-C", err=True)
             await anyio.sleep_forever()
@@ -104,13 +104,13 @@ async def _play(settings: ReplaySettings, places: list[Path]) -> None:
     await page.beside(run)
 
 
-def _name(ledger: Any, told: Told) -> None:
+def _name(metrics: Any, told: SourcedEvent) -> None:
     """What a testnet knows from its run file, a replay learns from the members' first events."""
     from psyche_core.telemetry.events import Started
 
     if isinstance(told.event, Started):
-        ledger.run_id = ledger.run_id or told.event.run_id
-        ledger.total_steps = told.event.total_steps or ledger.total_steps
+        metrics.run_id = metrics.run_id or told.event.run_id
+        metrics.total_steps = told.event.total_steps or metrics.total_steps
 
 
 PATIENCE = 0.02
@@ -120,7 +120,7 @@ BATCH = 500
 """Events that are read at once, and played without a wait before the page's readers have their turn."""
 
 
-async def _timed(settings: ReplaySettings, events: Iterator[Told], *, began: float) -> AsyncIterator[Told]:
+async def _timed(settings: ReplaySettings, events: Iterator[SourcedEvent], *, began: float) -> AsyncIterator[SourcedEvent]:
     """The events, each when its time has come. Files are read as they are needed, in a thread, so a long run begins at once."""
     from psyche_core.observer.pacing import paced
 

@@ -17,7 +17,7 @@ from psyche_core.errors import UserError
 from psyche_core.regular_files import expect_regular
 
 if TYPE_CHECKING:
-    from psyche_core.simulator.fleet import Finding, Order, Tally
+    from psyche_core.simulator.parallel_runs import Finding, RunOptions, Tally
 
 MOST_RUNS_SHOWN = 1_000
 """With more runs than this, `--json` prints only their combined figures."""
@@ -90,14 +90,14 @@ def sim(
     as_json: bool,
 ) -> int:
     """See `_HELP`."""
-    from psyche_core.simulator.fleet import Order
+    from psyche_core.simulator.parallel_runs import RunOptions
     from psyche_core.simulator.shrink import ATTEMPTS
 
     if script_file is not None:
         return _play_script(_read(script_file), trace=trace, compare=compare, as_json=as_json)
 
     seeds, fresh = parse_seeds(seeds_text)
-    order = Order(
+    run_options = RunOptions(
         clients=clients,
         rounds=rounds,
         kinds=parse_faults(faults_text),
@@ -109,11 +109,11 @@ def sim(
         if len(seeds) != 1:
             message = f"--trace shows one run; give one seed, not {len(seeds)}"
             raise UserError(message)
-        return _play_script(order.script(seeds[0]), trace=True, compare=compare, as_json=as_json)
+        return _play_script(run_options.script(seeds[0]), trace=True, compare=compare, as_json=as_json)
 
     if fresh:
         click.echo(f"seeds: {','.join(map(str, seeds))}", err=as_json)
-    return _run_seeds(order, seeds, jobs=jobs, as_json=as_json)
+    return _run_seeds(run_options, seeds, jobs=jobs, as_json=as_json)
 
 
 def parse_seeds(text: str) -> tuple[list[int], bool]:
@@ -191,7 +191,7 @@ def _read(path: Path) -> Any:
 
 
 def _play_script(script: Any, *, trace: bool, compare: bool, as_json: bool) -> int:
-    from psyche_core.simulator.fleet import Tally, finding, pace
+    from psyche_core.simulator.parallel_runs import Tally, finding, pace
     from psyche_core.simulator.world import run_script
 
     timeline: list[tuple[float, str, str]] | None = [] if trace else None
@@ -255,13 +255,13 @@ def _paces(tally: Tally) -> dict[str, Any]:
     return {**over_all, "by_run": each}
 
 
-def _run_seeds(order: Order, seeds: Sequence[int], *, jobs: int, as_json: bool) -> int:
-    from psyche_core.simulator.fleet import Tally, run_seeds
+def _run_seeds(run_options: RunOptions, seeds: Sequence[int], *, jobs: int, as_json: bool) -> int:
+    from psyche_core.simulator.parallel_runs import Tally, run_seeds
 
     tally = Tally()
     interrupted = False
     try:
-        for current in _shown(run_seeds(order, seeds, jobs=jobs), len(seeds)):
+        for current in _shown(run_seeds(run_options, seeds, jobs=jobs), len(seeds)):
             tally = current
     except KeyboardInterrupt:
         interrupted = True
@@ -270,7 +270,7 @@ def _run_seeds(order: Order, seeds: Sequence[int], *, jobs: int, as_json: bool) 
     if as_json:
         click.echo(json.dumps(as_figures(tally)))
     else:
-        _print(tally, order)
+        _print(tally, run_options)
     if tally.findings:
         return 1
     return 130 if interrupted else 0
@@ -294,23 +294,23 @@ def _shown(tallies: Iterator[Tally], total: int) -> Iterator[Tally]:
             yield tally
 
 
-def _print(tally: Tally, order: Order) -> None:
-    struck = sum(count for kind, count in tally.counts.items() if kind in order.kinds)
+def _print(tally: Tally, run_options: RunOptions) -> None:
+    struck = sum(count for kind, count in tally.counts.items() if kind in run_options.kinds)
     click.echo(
         f"{tally.runs} runs in {tally.seconds:.1f} s ({tally.runs_per_minute:.0f} a minute), {tally.steps} steps trained, "
         f"{struck} faults occurred, {len(tally.findings)} runs broke an invariant"
     )
     for found in tally.findings:
-        _print_finding(found, order)
+        _print_finding(found, run_options)
 
 
-def _print_finding(found: Finding, order: Order) -> None:
+def _print_finding(found: Finding, run_options: RunOptions) -> None:
     from psyche_core.simulator.script import KINDS, to_plain
 
-    kinds = "all" if order.kinds == KINDS else ",".join(order.kinds) or "none"
-    options = f"--seeds {found.seed} --clients {order.clients} --rounds {order.rounds} --faults {kinds}"
-    if order.trainer != "hash":
-        options += f" --trainer {order.trainer}"
+    kinds = "all" if run_options.kinds == KINDS else ",".join(run_options.kinds) or "none"
+    options = f"--seeds {found.seed} --clients {run_options.clients} --rounds {run_options.rounds} --faults {kinds}"
+    if run_options.trainer != "hash":
+        options += f" --trainer {run_options.trainer}"
     click.echo(f"\nBROKEN {found.invariant} at {found.time:.2f} s of the shrunk run: {found.sentence}")
     click.echo(f"  again:  psyche sim {options} --trace")
     click.echo(f"  shrunk: {json.dumps(to_plain(found.script))}")

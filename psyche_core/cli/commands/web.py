@@ -9,18 +9,17 @@ import anyio
 import click
 
 from psyche_core.cli.lazy import example
-from psyche_core.cli.options import ENVIRONMENT_NOTE, BackendOptions, settings_options
+from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
 from psyche_core.cli.program import log_to_stderr, run_program
 from psyche_core.config.settings import WebSettings, load_settings
 
 
 @click.command(
-    cls=BackendOptions,
     epilog=example(
         "psyche web --events runs",
         "psyche web --events events --web-host 0.0.0.0 --token-file tokens",
         "psyche web --run-id first-light --server-addr 203.0.113.7:20000#KEY",
-        note=f"{ENVIRONMENT_NOTE} A backend may have further options: `psyche web --backend solana --help`.",
+        note=ENVIRONMENT_NOTE,
     ),
 )
 @settings_options(WebSettings)
@@ -31,14 +30,13 @@ def web(**given: Any) -> int:
     told. It only reads, loads nothing from other hosts, and is at http://127.0.0.1:8420/ unless another address is given. Ctrl-C
     ends it.
     """
-    own = {name: value for name, value in given.items() if name in WebSettings.model_fields}
-    settings = load_settings(WebSettings, own)
+    settings = load_settings(WebSettings, given)
     log_to_stderr()
-    run_program(functools.partial(_serve, settings, {name: value for name, value in given.items() if name not in own}))
+    run_program(functools.partial(_serve, settings))
     return 0
 
 
-async def _serve(settings: WebSettings, others: dict[str, Any]) -> None:
+async def _serve(settings: WebSettings) -> None:
     from psyche_core.cli.pages import say_where
     from psyche_core.errors import UserError
     from psyche_core.hookspecs import BackendContext
@@ -58,14 +56,19 @@ async def _serve(settings: WebSettings, others: dict[str, Any]) -> None:
     backend = None
     if settings.run_id is not None:
         kind = PluginRegistry.discover().load("backend", settings.backend)
-        if kind.needs_address and settings.server_addr is None:
+        if not kind.needs_address:
+            message = (
+                f"a run of the backend {settings.backend} cannot be followed without taking part in it: whoever follows it also "
+                "pays for its ticks; show its members' event files with --events DIR"
+            )
+            raise UserError(message)
+        if settings.server_addr is None:
             message = f"the backend {settings.backend} needs the coordinator's address; give it with --server-addr"
             raise UserError(message)
         context = BackendContext(
             run_id=settings.run_id,
-            address=settings.server_addr or "",
+            address=settings.server_addr,
             key=SecretKey.generate(),
-            settings=None if kind.settings is None else load_settings(kind.settings, others),
             retry_seconds=settings.reconnect_seconds,
         )
         backend = kind.create(context)

@@ -31,7 +31,7 @@ from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path, checkpoints, remove_between, save_checkpoint, set_aside
 from psyche_core.training.checkpoints.journal import Journal
 from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
-from psyche_core.training.checkpoints.manifest import CheckpointManifest, Facts
+from psyche_core.training.checkpoints.manifest import CheckpointFacts, CheckpointManifest
 from psyche_core.training.checkpoints.private_state import private_path
 
 logger: logging.Logger = logging.getLogger("psyche.client")
@@ -259,9 +259,9 @@ class Checkpointer:
             remove_between(bench.checkpoints, self._run_id, after=header.base_step, before=step)
         return directory
 
-    def _facts(self, work: _Made, digest: bytes) -> Facts:
+    def _facts(self, work: _Made, digest: bytes) -> CheckpointFacts:
         at_end = isinstance(work, CloseEpoch) or (isinstance(work, FetchModel) and work.epoch_end)
-        return Facts(
+        return CheckpointFacts(
             run_id=self._run_id,
             step=work.step,
             epoch=work.epoch,

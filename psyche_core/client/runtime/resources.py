@@ -79,14 +79,14 @@ class TrainerLike(ModelHolder, Protocol):
 
 
 class ModelStore(Protocol):
-    """A store for the run's models; psyche_core.training.checkpoints.stores has some."""
+    """A store for the run's models; psyche_core.training.checkpoints.model_stores has some."""
 
     async def put(self, directory: Path, *, run_id: str, step: int) -> Choice:
         """Store a checkpoint's whole folder; returns its location as in a run configuration. Raises StoreError."""
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ResourcesRequest:
     """What to build resources for.
 
     state: of the run. fresh: use the model that the run's checkpoint names, even if we saved one ourselves. folder: the model's

@@ -7,11 +7,12 @@ journal of a history that the run has left is used up to a step that members sig
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from filelock import BaseFileLock
 
 from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.machine.rounds.settled_rounds import decided_otherwise, settled_rounds
@@ -20,7 +21,8 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ModelError
 from psyche_core.training.checkpoints.checkpoint import remove_leftovers, set_aside, take_back
 from psyche_core.training.checkpoints.folder_member import last_member, note_member
-from psyche_core.training.checkpoints.journal import LEAST_LIMIT, Journal, Recovered, claim, default_limit
+from psyche_core.training.checkpoints.journal import LEAST_LIMIT, Journal, Recovered, default_limit
+from psyche_core.training.checkpoints.journal_folder import lock_journal
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
 from psyche_core.training.checkpoints.journal_replay import replay
 from psyche_core.training.checkpoints.origin import held, is_signed
@@ -54,21 +56,21 @@ class Restorer:
     member: bytes | None = None
     lasting: bool = True
     journal: Journal | None = None
-    _guard: io.FileIO | None = None
+    _lock: BaseFileLock | None = None
     _found: Recovered | None = None
 
     def close(self) -> None:
         """Close the journal. Idempotent."""
         if self.journal is not None:
             self.journal.close()
-        if self._guard is not None:
-            self._guard.close()
-        self.journal = self._guard = self._found = None
+        if self._lock is not None:
+            self._lock.release()
+        self.journal = self._lock = self._found = None
 
-    def claim(self, run_id: str) -> None:
-        """Claim the folder for this process before we join; once is enough. Raises ConfigError."""
-        if self._guard is None and self.journal is None:
-            self._guard = claim(self.folder, run_id)
+    def lock_folder(self, run_id: str) -> None:
+        """Lock the folder for this process before we join; once is enough. Raises ConfigError."""
+        if self._lock is None and self.journal is None:
+            self._lock = lock_journal(self.folder, run_id)
             remove_leftovers(self.folder, run_id)
             if self.member is not None:
                 self._look_whose(run_id, self.member)
@@ -160,7 +162,7 @@ class Restorer:
         if self.journal is None:
             limit = self.journal_size or LEAST_LIMIT
             self.journal = Journal.open(
-                self.folder, state.run_id, instance=state.instance, limit_bytes=limit, tell=self.tell, guard=self._guard
+                self.folder, state.run_id, instance=state.instance, limit_bytes=limit, tell=self.tell, lock=self._lock
             )
         return self.journal
 

@@ -25,8 +25,8 @@ from psyche_core.client.machine.machine import ClientMachine, Timeouts
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.download_limiter import Limiter
-from psyche_core.client.runtime.resources import ModelStore, Resources, Start
-from psyche_core.client.runtime.worker import Worker, plainly
+from psyche_core.client.runtime.resources import ModelStore, Resources, ResourcesRequest
+from psyche_core.client.runtime.worker import Worker, describe_exception
 from psyche_core.coordinator.commands import Command, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, BlobRejected, CommandRefused, ModelError, PsycheError, TransportError, WireError
@@ -70,14 +70,14 @@ class ClientRuntime(Actions[Awaitable[None]]):
         key: SecretKey,
         backend: Backend,
         transport: Transport,
-        build: Callable[[Start], Awaitable[Resources]],
+        build: Callable[[ResourcesRequest], Awaitable[Resources]],
         report: EventBus,
         timeouts: Timeouts | None = None,
         store: ModelStore | None = None,
         exchange: ModelExchange | None = None,
         descriptions: DescriptionExchange | None = None,
         downloads_at_once: int = DOWNLOADS_AT_ONCE,
-        explain: Callable[[BaseException], str] = plainly,
+        explain: Callable[[BaseException], str] = describe_exception,
         check: Callable[[CoordinatorState], Awaitable[None]] | None = None,
     ) -> None:
         self._run_id = run_id

@@ -37,6 +37,7 @@ from psyche_core.client.machine.events import (
     PayloadUnjudged,
     SnapshotFailed,
     SnapshotTaken,
+    SourceMissing,
     StoreFailed,
     StoreModel,
     TakeSnapshot,
@@ -47,14 +48,13 @@ from psyche_core.client.machine.events import (
     WorkDone,
     WorkFailed,
 )
-from psyche_core.client.machine.events import SourceMissing as SourceMissingEvent
 from psyche_core.client.machine.scheduler import starts_from_members
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.checkpointing import Checkpointer
 from psyche_core.client.runtime.payloads import PayloadStore, check_own
 from psyche_core.client.runtime.read_ahead import ReadAhead
-from psyche_core.client.runtime.resources import ModelStore, Resources, Start
+from psyche_core.client.runtime.resources import ModelStore, Resources, ResourcesRequest
 from psyche_core.config.run_config import ModelConfig
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.errors import (
@@ -72,7 +72,7 @@ from psyche_core.interfaces import Transport
 from psyche_core.plugin_faults import brief
 from psyche_core.telemetry import events as telemetry
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path
-from psyche_core.training.checkpoints.origin import SourceMissing
+from psyche_core.training.checkpoints.origin import NoModelSource
 from psyche_core.training.checkpoints.sources import model_name
 from psyche_core.types import BatchId
 
@@ -82,7 +82,7 @@ ENDS_THE_CLIENT = (UserError, RanksLost, PluginFailed)
 """Errors that no other member can help with."""
 
 
-def plainly(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """One sentence about an exception, for callers without plugins."""
     return str(error) if isinstance(error, PsycheError) else brief(error)
 
@@ -90,7 +90,7 @@ def plainly(error: BaseException) -> str:
 class Worker:
     """Does work for the machine.
 
-    build: opens everything for a run, called for each Load, may take long; raises SourceMissing when nothing on this machine
+    build: opens everything for a run, called for each Load, may take long; raises NoModelSource when nothing on this machine
     says how the run's model is built. store: where models of epoch ends go. exchange, descriptions: transfer models to others.
     explain: one sentence about an unexpected exception. check: checks everything on this machine but the model before the run
     is joined; None checks nothing.
@@ -98,14 +98,14 @@ class Worker:
 
     def __init__(
         self,
-        build: Callable[[Start], Awaitable[Resources]],
+        build: Callable[[ResourcesRequest], Awaitable[Resources]],
         *,
         transport: Transport,
         tell: Callable[[telemetry.Event], None],
         store: ModelStore | None = None,
         exchange: ModelExchange | None = None,
         descriptions: DescriptionExchange | None = None,
-        explain: Callable[[BaseException], str] = plainly,
+        explain: Callable[[BaseException], str] = describe_exception,
         check: Callable[[CoordinatorState], Awaitable[None]] | None = None,
     ) -> None:
         self._build = build
@@ -196,8 +196,8 @@ class Worker:
             if self._check is not None:
                 await self._check(state)
             if state.progress.step == 1 or starts_from_members(state):
-                with contextlib.suppress(SourceMissing):
-                    self._prepared = state.model, await self._open(Start(state))
+                with contextlib.suppress(NoModelSource):
+                    self._prepared = state.model, await self._open(ResourcesRequest(state))
 
     def _take_prepared(self, state: CoordinatorState, *, keep: bool = False) -> Resources | None:
         """What was opened before joining, if it still fits the run; otherwise it is closed."""
@@ -213,7 +213,7 @@ class Worker:
             self._prepared = None
         return bench
 
-    async def _open(self, start: Start) -> Resources:
+    async def _open(self, start: ResourcesRequest) -> Resources:
         started = perf_counter()
         self._tell(telemetry.ModelLoading(model_name(start.state.model.LLM)))
         bench = await self._build(start)
@@ -226,9 +226,9 @@ class Worker:
             prepared = None if work.fresh else self._take_prepared(work.state)
             self._prepared = None  # never keep a second model in memory
             try:
-                bench = prepared or await self._open(Start(work.state, fresh=work.fresh))
-            except SourceMissing as error:
-                return SourceMissingEvent(str(error))
+                bench = prepared or await self._open(ResourcesRequest(work.state, fresh=work.fresh))
+            except NoModelSource as error:
+                return SourceMissing(str(error))
 
             self._bench = bench
         self._exchange.loaded_anew()
@@ -270,7 +270,7 @@ class Worker:
         for blob_hash, size in work.descriptions:
             try:
                 folder = await self._descriptions.fetch(blob_hash, size, sources=work.sources, tag=work.tag)
-                bench = await self._build(Start(work.build, folder=folder))
+                bench = await self._build(ResourcesRequest(work.build, folder=folder))
             except ENDS_THE_CLIENT:
                 raise  # not the description's fault
             except Exception as error:  # another member's description may be wrong: try the next

@@ -24,8 +24,8 @@ from psyche_core.client.runtime.restoring import Restorer
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.client.setup.model_opener import cache_folder
 from psyche_core.client.setup.model_store import open_store
-from psyche_core.client.setup.own_checks import expect_device, expect_held_out
 from psyche_core.client.setup.parallelism import parallelism_of
+from psyche_core.client.setup.preflight import expect_device, expect_held_out
 from psyche_core.client.setup.resources_builder import ResourcesBuilder
 from psyche_core.config.settings import ClientSettings
 from psyche_core.errors import ConfigError
@@ -75,7 +75,7 @@ async def train_client(
             restorer = open_restorer(settings, tell, member=key.public, lasting=lasting)
             if restorer is not None:
                 stack.callback(restorer.close)
-                await anyio.to_thread.run_sync(restorer.claim, settings.run_id)
+                await anyio.to_thread.run_sync(restorer.lock_folder, settings.run_id)
             backend = await stack.enter_async_context(
                 backend_kind.create(
                     BackendContext(

@@ -15,10 +15,10 @@ import anyio.from_thread
 import anyio.to_thread
 
 from psyche_core.client.machine.epoch import masters_due
-from psyche_core.client.runtime.resources import Start
+from psyche_core.client.runtime.resources import ResourcesRequest
 from psyche_core.client.runtime.restoring import ReplayFailed, Restorer, signed_ends
-from psyche_core.client.setup.own_checks import expect_device
 from psyche_core.client.setup.parallelism import parallelism_of
+from psyche_core.client.setup.preflight import expect_device
 from psyche_core.config.run_config import Choice, LLMConfig
 from psyche_core.config.settings import ClientSettings
 from psyche_core.coordinator.checkpoints import loaded_from_hub
@@ -29,7 +29,7 @@ from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
-from psyche_core.training.checkpoints.origin import Origin, SourceMissing
+from psyche_core.training.checkpoints.origin import NoModelSource, Origin
 
 if TYPE_CHECKING:
     from psyche_core.training.trainer import Trainer
@@ -76,36 +76,36 @@ class ModelOpener:
         self._expect_plugins(state.model.LLM)
         expect_device(self._settings)
         if self._restorer is not None:
-            self._restorer.claim(state.run_id)
+            self._restorer.lock_folder(state.run_id)
 
-    def open(self, start: Start, *, use_journal: bool = True) -> tuple[Trainer, Origin]:
+    def open(self, request: ResourcesRequest, *, use_journal: bool = True) -> tuple[Trainer, Origin]:
         """The trainer, and where its masters come from. use_journal: False after a journal could not be replayed.
 
         Raises UserError, ModelError and PluginError for what prevents it.
         """
         from psyche_core.training.checkpoints.private_state import private_path  # imports torch, which takes seconds
 
-        state = start.state
+        state = request.state
         self._expect_plugins(state.model.LLM)
-        if self._restorer is not None and start.folder is None and use_journal:
+        if self._restorer is not None and request.folder is None and use_journal:
             self._restorer.look_back(state)
-        origin = self._find_model(start)
+        origin = self._find_model(request)
         trainer = self._build(state, origin.folder)
         if origin.step is not None and self._settings.checkpoint_dir is not None:
             try:
                 trainer.load_private(private_path(self._settings.checkpoint_dir, state.run_id))
             except ModelError as error:
                 self._warn(f"{error}; training goes on without it")
-        if self._restorer is None or start.folder is not None:
+        if self._restorer is None or request.folder is not None:
             return trainer, origin
 
         try:
-            step = self._restorer.restore(trainer, state, step=origin.step, use_journal=use_journal and not start.fresh)
+            step = self._restorer.restore(trainer, state, step=origin.step, use_journal=use_journal and not request.fresh)
         except ReplayFailed as error:
             self._warn(f"{error}; going on from the checkpoint before it")
-            return self.open(start, use_journal=False)
+            return self.open(request, use_journal=False)
 
-        if not start.fresh:
+        if not request.fresh:
             self._tell_resumed(state, checkpoint=origin.step, step=step)
         return trainer, replace(origin, step=step)
 
@@ -146,44 +146,44 @@ class ModelOpener:
         if former is not None:
             former.close()
 
-    def _find_model(self, start: Start) -> Origin:
+    def _find_model(self, request: ResourcesRequest) -> Origin:
         """Where the weights are: a folder that another member's model was written to, our disk, or what the run names."""
-        if start.folder is not None:
-            return Origin(start.folder)
+        if request.folder is not None:
+            return Origin(request.folder)
 
-        source = self._registry.load("model", start.state.model.LLM.architecture).source
+        source = self._registry.load("model", request.state.model.LLM.architecture).source
         if source is not None:
-            return self._find_origin(start, source=source)
+            return self._find_origin(request, source=source)
         try:
-            return self._find_origin(start)
-        except SourceMissing:
+            return self._find_origin(request)
+        except NoModelSource:
             if self._restorer is None:
                 raise
-            if not self._restorer.begins_with_stored(start.state):
-                self._tell_resumed(start.state, checkpoint=None, step=None)
+            if not self._restorer.begins_with_stored(request.state):
+                self._tell_resumed(request.state, checkpoint=None, step=None)
                 raise
-            state = replace(start.state, model=loaded_from_hub(start.state.model))
-            return self._find_origin(replace(start, state=state))
+            state = replace(request.state, model=loaded_from_hub(request.state.model))
+            return self._find_origin(replace(request, state=state))
 
-    def _find_origin(self, start: Start, *, source: Path | None = None) -> Origin:
+    def _find_origin(self, request: ResourcesRequest, *, source: Path | None = None) -> Origin:
         """source: folder to use instead of the run's checkpoint, for a model that brings its own first weights."""
         from psyche_core.training.checkpoints.origin import FROM_MEMBERS, find_origin
 
-        checkpoint = start.state.model.LLM.checkpoint
+        checkpoint = request.state.model.LLM.checkpoint
         if source is not None:
             checkpoint = Choice("P2P" if checkpoint.name in FROM_MEMBERS else "Hub", {"repo_id": str(source.absolute())})
         return find_origin(
             checkpoint,
-            run_id=start.state.run_id,
-            instance=start.state.instance,
+            run_id=request.state.run_id,
+            instance=request.state.instance,
             base=self._settings.base,
             cache=cache_folder(self._settings),
             own=self._settings.checkpoint_dir,
-            at_most=masters_due(start.state),
-            fresh=start.fresh,
-            generation=start.state.generation,
-            ends=signed_ends(start.state),
-            stored_step=start.state.stored.step,
+            at_most=masters_due(request.state),
+            fresh=request.fresh,
+            generation=request.state.generation,
+            ends=signed_ends(request.state),
+            stored_step=request.state.stored.step,
             tell=self._warn,
         )
 

@@ -1,4 +1,4 @@
-"""The store for models that the user's settings name. Stores themselves are in `training.checkpoints.stores`."""
+"""The store for models that the user's settings name. Stores themselves are in `training.checkpoints.model_stores`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from psyche_core.errors import ConfigError
 from psyche_core.storage.model_url import parse_model_url
 
 if TYPE_CHECKING:
-    from psyche_core.training.checkpoints.stores import Keep
+    from psyche_core.training.checkpoints.model_stores import RetentionPolicy
 
 
 def open_store(settings: ClientSettings) -> ModelStore | None:
     """The user's store, used when it is our turn after an epoch; None without one. Raises ConfigError."""
-    from psyche_core.training.checkpoints.stores import BucketStore, FolderStore, HubStore, Keep
+    from psyche_core.training.checkpoints.model_stores import BucketStore, FolderStore, HubStore, RetentionPolicy
 
     places = [place for place in (settings.model_store, settings.hub_repo, settings.gcs_bucket) if place is not None]
     if not places:
@@ -27,7 +27,7 @@ def open_store(settings: ClientSettings) -> ModelStore | None:
         message = "storing models needs --checkpoint-dir: a model is saved there, then stored"
         raise ConfigError(message)
 
-    keep = Keep(steps=settings.keep_steps, delete=settings.delete_old_steps)
+    keep = RetentionPolicy(steps=settings.keep_steps, delete=settings.delete_old_steps)
     if settings.gcs_bucket is not None:
         return BucketStore(settings.gcs_bucket, prefix=settings.gcs_prefix, keep=keep)
     if settings.hub_repo is not None:
@@ -42,10 +42,10 @@ def open_store(settings: ClientSettings) -> ModelStore | None:
     return HubStore(url.name) if url.scheme == "hf" else FolderStore(url.name, base=settings.base, keep=keep)
 
 
-def _hub_or_folder(place: str, settings: ClientSettings, *, keep: Keep) -> ModelStore:
+def _hub_or_folder(place: str, settings: ClientSettings, *, keep: RetentionPolicy) -> ModelStore:
     """`--hub-repo` may name a folder that is there, as a run configuration's `repo_id` may."""
+    from psyche_core.training.checkpoints.model_stores import FolderStore, HubStore
     from psyche_core.training.checkpoints.sources import is_hub_name
-    from psyche_core.training.checkpoints.stores import FolderStore, HubStore
 
     if (settings.base / place).is_dir():
         return FolderStore(place, base=settings.base, keep=keep)

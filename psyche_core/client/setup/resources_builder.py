@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from psyche_core.client.machine.epoch import masters_due
-from psyche_core.client.runtime.resources import Resources, Start
+from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.client.runtime.restoring import Restorer
 from psyche_core.client.setup.data_source import (
     check_announced,
@@ -70,10 +70,10 @@ class ResourcesBuilder:
         await self._look_at_items(await self._provider(llm.data_location, llm), llm)
         await self._held_out(llm)
 
-    async def __call__(self, start: Start) -> Resources:
+    async def __call__(self, request: ResourcesRequest) -> Resources:
         """Open all of it. Raises UserError, ModelError, DataError and PluginError for what prevents it."""
-        llm = start.state.model.LLM
-        trainer, origin = await anyio.to_thread.run_sync(self._model.open, start)
+        llm = request.state.model.LLM
+        trainer, origin = await anyio.to_thread.run_sync(self._model.open, request)
         data = await self._provider(llm.data_location, llm)
         check_vocabulary(await self._look_at_items(data, llm), trainer.vocab_size)
         return Resources(
@@ -81,11 +81,11 @@ class ResourcesBuilder:
             data,
             validation=await self._held_out(llm),
             checkpoints=self._settings.checkpoint_dir,
-            keep_checkpoints=self._keeper(start.state.run_id),
+            keep_checkpoints=self._keeper(request.state.run_id),
             step=origin.step,
             stored_step=origin.stored_step,
             journal=None if self._restorer is None else self._restorer.journal,
-            held=await self._held_ends(start.state, origin.step),
+            held=await self._held_ends(request.state, origin.step),
             optimizer_name=self._registry.label("optimizer", llm.optimizer.name),
             data_name=self._registry.label("data", llm.data_location.name),
         )

@@ -18,8 +18,8 @@ import anyio.from_thread
 import anyio.to_thread
 
 from psyche_core.client.setup.data_source import data_source, first_samples, held_out_place, read_samples
-from psyche_core.client.setup.own_checks import expect_device, expect_held_out, expect_tokens
 from psyche_core.client.setup.parallelism import parallelism_of
+from psyche_core.client.setup.preflight import expect_device, expect_held_out, expect_tokens
 from psyche_core.config.run_config import Choice, RunFile, load_run_file
 from psyche_core.config.settings import TrainLocalSettings
 from psyche_core.coordinator.round.schedule import batch_size
@@ -30,7 +30,7 @@ from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path, save_checkpoint
-from psyche_core.training.checkpoints.manifest import Facts
+from psyche_core.training.checkpoints.manifest import CheckpointFacts
 from psyche_core.types import BatchId
 from psyche_core.wire.signing import SecretKey
 
@@ -91,7 +91,7 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
     digest = await anyio.to_thread.run_sync(first.full_digest)
     tell(telemetry.EpochDigest(0, steps, digest.hex()))
     if settings.checkpoint_dir is not None:
-        facts = Facts(run_id=run.run_id, step=steps, epoch=0, data_index=next_sample)
+        facts = CheckpointFacts(run_id=run.run_id, step=steps, epoch=0, data_index=next_sample)
         path = await anyio.to_thread.run_sync(_save, first, settings.checkpoint_dir, facts)
         tell(telemetry.CheckpointSaved(steps, str(path)))
     ended = telemetry.Ended(f"trained {steps} steps", success=True)
@@ -183,7 +183,7 @@ async def _close(trainer: Trainer) -> None:
         await anyio.to_thread.run_sync(trainer.close)
 
 
-def _save(trainer: Trainer, folder: Path, facts: Facts) -> Path:
+def _save(trainer: Trainer, folder: Path, facts: CheckpointFacts) -> Path:
     directory = checkpoint_path(folder, facts.run_id, facts.step)
     save_checkpoint(directory, facts, write=trainer.save)
     return directory

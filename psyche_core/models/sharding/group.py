@@ -1,8 +1,8 @@
 """The connections between ranks: implements the interface RankGroup with torch.distributed's default process group.
 
 gloo is used for CPUs and nccl for CUDA devices, with one rank on each device. The timeout of a collective is half an hour,
-because one rank may have more to compute than another; `watch` detects dead ranks. Ranks without work wait at the store, without
-a timeout. A second group in one process raises ModelError, because torch has only one default group.
+because one rank may have more to compute than another; `failure_detector` detects dead ranks. Ranks without work wait at the
+store, without a timeout. A second group in one process raises ModelError, because torch has only one default group.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from psyche_core.errors import ModelError, WireError
 from psyche_core.interfaces.sharding import Axes, RankGroup
 from psyche_core.models.sharding.commands import MAX_COMMAND_BYTES, Command, decode, encode
-from psyche_core.models.sharding.rendezvous import Meeting, Store
+from psyche_core.models.sharding.rendezvous import GroupSettings, Store
 
 COLLECTIVE_SECONDS: Final = 1800.0
 WAIT_SECONDS: Final = 600.0
@@ -46,12 +46,12 @@ class TorchGroup(RankGroup):
     ModelError if this process already has a group.
     """
 
-    def __init__(self, store: Store, meeting: Meeting, *, rank: int, device: torch.device, local: bool) -> None:
+    def __init__(self, store: Store, settings: GroupSettings, *, rank: int, device: torch.device, local: bool) -> None:
         if dist.is_initialized():
             message = "this process already has a divided model; torch supports one process group at a time"
             raise ModelError(message)
 
-        self._rank, self._data, self._tensor = rank, meeting.world_size, 1
+        self._rank, self._data, self._tensor = rank, settings.world_size, 1
         self._local = local
         self._mesh: Any = None
         self.device = device
@@ -59,10 +59,10 @@ class TorchGroup(RankGroup):
         self._number = 0
         with _interface(local=local), _same_excepthook():
             dist.init_process_group(
-                meeting.backend,
-                store=PrefixStore(meeting.prefix, store),
+                settings.backend,
+                store=PrefixStore(settings.prefix, store),
                 rank=rank,
-                world_size=meeting.world_size,
+                world_size=settings.world_size,
                 timeout=timedelta(seconds=COLLECTIVE_SECONDS),
             )
 

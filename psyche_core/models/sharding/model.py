@@ -17,18 +17,20 @@ from psyche_core.models.hf.batches import Batch
 from psyche_core.models.hf.configuration import CONFIG_FILE, Configuration
 from psyche_core.models.hf.model import HfModel
 from psyche_core.models.sharding.commands import Build, Work
-from psyche_core.models.sharding.crew import Crew
+from psyche_core.models.sharding.controller import RankController
 from psyche_core.models.sharding.devices import rank_device
 
 
 class ShardedModel(HfModel):
     """A transformers causal LM divided among several processes.
 
-    module, configuration: as for HfModel. context: its `parallelism` and `create_engine` must not be None. crew: existing ranks,
-    which are not ended by `close`; None starts new ones. Raises ModelError, and ValueError for an incomplete context.
+    module, configuration: as for HfModel. context: its `parallelism` and `create_engine` must not be None. controller: existing
+    ranks, which are not ended by `close`; None starts new ones. Raises ModelError, and ValueError for an incomplete context.
     """
 
-    def __init__(self, module: Any, *, configuration: Configuration, context: ModelContext, crew: Crew | None = None) -> None:
+    def __init__(
+        self, module: Any, *, configuration: Configuration, context: ModelContext, controller: RankController | None = None
+    ) -> None:
         parallelism, create_engine = context.parallelism, context.create_engine
         if parallelism is None or create_engine is None:
             message = "a divided model needs the context's parallelism and create_engine"
@@ -48,11 +50,11 @@ class ShardedModel(HfModel):
             attention=context.attention,
             gradient_checkpointing=context.gradient_checkpointing,
         )
-        self._own_crew = crew is None
-        self._crew = crew or Crew(parallelism, device_name=context.device)
+        self._own_controller = controller is None
+        self._controller = controller or RankController(parallelism, device_name=context.device)
         try:
-            part = self._crew.build(build, create_engine=create_engine, buffers=dict(module.named_buffers()))
-            shapes = {name: placement.shape for name, placement in part.engine.placements.items()}
+            shard = self._controller.build(build, create_engine=create_engine, buffers=dict(module.named_buffers()))
+            shapes = {name: placement.shape for name, placement in shard.engine.placements.items()}
             if shapes != {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}:
                 message = "the divided model has other parameters than the whole one"
                 raise ModelError(message)
@@ -61,14 +63,14 @@ class ShardedModel(HfModel):
             raise
 
     @property
-    def crew(self) -> Crew:
+    def controller(self) -> RankController:
         """The group of ranks, for code that manages processes."""
-        return self._crew
+        return self._controller
 
     def close(self) -> None:
         """End the other ranks if this model started them. Idempotent."""
-        if self._own_crew:
-            self._crew.close()
+        if self._own_controller:
+            self._controller.close()
 
     def _accumulate(self, batch: Batch, micro_batch_size: int) -> float:
         total = self._compute(batch, micro_batch_size, train=True)
@@ -90,4 +92,4 @@ class ShardedModel(HfModel):
             predictions=batch.predictions,
         )
         weights: dict[str, torch.Tensor] = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        return self._crew.compute(work, batch=batch, weights=weights, into=self._first.parameters if train else None)
+        return self._controller.compute(work, batch=batch, weights=weights, into=self._first.parameters if train else None)

@@ -42,7 +42,7 @@ class LocalRanks:
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
         child = subprocess.Popen(  # noqa: S603 - the same interpreter, with our own arguments
-            [sys.executable, "-m", "psyche_core.training.sidecar", "--tethered", *arguments],
+            [sys.executable, "-m", "psyche_core.training.sidecar", "--end-with-parent", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

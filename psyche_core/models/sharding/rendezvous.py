@@ -3,7 +3,7 @@
     hello            rank 0: protocol, torch's version, number of ranks, backend, a nonce
     join/R           rank R: where it runs, a proof that it knows the secret, and a random number
     answer/R         rank 0: accepted or rejected, and its own proof
-    beat/R, failure  see `watch`; commands to ranks: see `commands` and `group`
+    beat/R, failure  see `failure_detector`; commands to ranks: see `commands` and `group`
 
 The secret is never sent, only HMAC-SHA256 of a nonce with the secret as key. The key prefix under which ranks set up their
 connections also depends on the secret, so a process without the secret does not find it. Ranks with another version of torch are
@@ -45,7 +45,7 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class GroupSettings:
     """Settings that are equal on all ranks of a group.
 
     backend: gloo or nccl. prefix: key prefix in the store under which ranks set up their connections.
@@ -118,7 +118,7 @@ def invite(
     seconds: float,
     problem: Callable[[], str | None],
     joined: Callable[[int, str], None] = lambda _rank, _where: None,
-) -> Meeting:
+) -> GroupSettings:
     """Rank 0: wait until all other ranks have joined. Raises ModelError.
 
     seconds: timeout. problem: returns a sentence if a rank has failed and waiting is useless, else None. joined: called with each
@@ -148,10 +148,10 @@ def invite(
         if time.monotonic() > end:
             raise ModelError(_absent(missing, refused, seconds))
         time.sleep(POLL_SECONDS)
-    return Meeting(world_size=world_size, backend=backend, prefix=_proof(secret, nonce, "group", 0).hex())
+    return GroupSettings(world_size=world_size, backend=backend, prefix=_proof(secret, nonce, "group", 0).hex())
 
 
-def join(store: Store, *, rank: int, world_size: int, secret: bytes, seconds: float) -> Meeting:
+def join(store: Store, *, rank: int, world_size: int, secret: bytes, seconds: float) -> GroupSettings:
     """Other ranks: join the group. seconds: timeout. Raises ModelError."""
     try:
         store.wait(["hello"], timedelta(seconds=seconds))
@@ -188,7 +188,7 @@ def join(store: Store, *, rank: int, world_size: int, secret: bytes, seconds: fl
         store.delete_key(answer)
         message = f"rank {rank} was rejected: its secret differs from the client's; use the same secret file for both"
         raise ModelError(message)
-    return Meeting(world_size=size, backend=backend, prefix=_proof(secret, nonce, "group", 0).hex())
+    return GroupSettings(world_size=size, backend=backend, prefix=_proof(secret, nonce, "group", 0).hex())
 
 
 def _put(store: Store, key: str, fields: list[object]) -> None:

@@ -1,7 +1,7 @@
 """The program of a rank other than 0: join the group, build its part, and execute rank 0's commands until the last one.
 
 On any error a rank ends its process with one sentence on stderr. It reports its own errors to the other ranks at once. If a
-collective fails, it first waits for the watch to report, because the watch may know which rank caused the failure.
+collective fails, it first waits for the detector to report, because the detector may know which rank caused the failure.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from psyche_core.interfaces.sharding import ShardingEngine
 from psyche_core.models.hf.quiet import first_line
 from psyche_core.models.memory import is_out_of_memory
 from psyche_core.models.sharding.commands import Build, Command, End, Work
+from psyche_core.models.sharding.failure_detector import FailureDetector, report_failure
 from psyche_core.models.sharding.group import TorchGroup, is_lost_connection
-from psyche_core.models.sharding.part import Part
+from psyche_core.models.sharding.model_shard import ModelShard
 from psyche_core.models.sharding.rendezvous import join, reach_store
-from psyche_core.models.sharding.watch import Watch, report_failure
 
 FAILED: Final = 1
 WAIT_FOR_REASON: Final = 30.0
@@ -43,18 +43,18 @@ def serve(
     the rank cannot join. After that, every error ends the process with a sentence on stderr.
     """
     store = reach_store(host, port)
-    meeting = join(store, rank=rank, world_size=world_size, secret=secret, seconds=JOIN_SECONDS)
-    watch = Watch(store, rank=rank, others={0: "the client"}, lost=_end)
-    watch.start()
+    settings = join(store, rank=rank, world_size=world_size, secret=secret, seconds=JOIN_SECONDS)
+    detector = FailureDetector(store, rank=rank, others={0: "the client"}, lost=_end)
+    detector.start()
     work_store = reach_store(host, port)
     try:
         work_store.wait(["local"], timedelta(seconds=JOIN_SECONDS))
         local = work_store.get("local") == b"1"
-        group = TorchGroup(work_store, meeting, rank=rank, device=device, local=local)
-        _work(group, engines, ended=watch.stop)
+        group = TorchGroup(work_store, settings, rank=rank, device=device, local=local)
+        _work(group, engines, ended=detector.stop)
     except Exception as error:  # every error must be reported, so that no other rank waits for ever
         if is_lost_connection(error):
-            time.sleep(WAIT_FOR_REASON)  # the watch ends this process meanwhile if another rank reports the cause
+            time.sleep(WAIT_FOR_REASON)  # the detector ends this process meanwhile if another rank reports the cause
         sentence = f"rank {rank}: {describe(error)}"
         report_failure(store, sentence)
         _end(sentence)
@@ -69,27 +69,27 @@ def describe(error: BaseException) -> str:
 
 
 def _work(group: TorchGroup, engines: EngineByName, *, ended: Callable[[], None]) -> None:
-    part: Part | None = None
+    shard: ModelShard | None = None
     while True:
         command: Command = group.receive()
         match command:
             case Build():
-                if part is not None:
-                    part.close()
+                if shard is not None:
+                    shard.close()
                 group.divide(data=command.data, tensor=command.tensor)
-                part = Part(command, group, create_engine=engines(command.sharding))
+                shard = ModelShard(command, group, create_engine=engines(command.sharding))
             case Work():
-                assert part is not None, "rank 0 says how the model is built first"
-                part.work(command)
+                assert shard is not None, "rank 0 says how the model is built first"
+                shard.work(command)
                 if command.train:
-                    part.gradients()
+                    shard.gradients()
                     if command.check:
-                        part.check()
-                    part.drop_gradients()
+                        shard.check()
+                    shard.drop_gradients()
             case End():
                 ended()  # from now on rank 0 may end first, which is no failure
-                if part is not None:
-                    part.close()
+                if shard is not None:
+                    shard.close()
                 group.close()
                 return
 

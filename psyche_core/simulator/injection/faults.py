@@ -47,6 +47,9 @@ class Faults:
     def _all_die(self, fault: Fault) -> None:
         """All members crash at the same moment; each returns within the fault's duration, with or without its disk."""
         self._counts["all-die"] += 1
+        if all(node.liar or node.index in fault.nodes for node in self._nodes):
+            self._world.all_lost_in = self._server.state.progress.epoch
+        self._world.coordinator.sample_tracker.all_died(self._server.state)
         for node in self._nodes:
             if node.running:
                 node.crash()

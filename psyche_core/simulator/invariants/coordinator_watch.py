@@ -14,7 +14,7 @@ from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.committee import drawn_order, witness_slots
 from psyche_core.coordinator.state import MAX_REJOINS, STORED_ROUNDS, Client, CoordinatorState, Round
 from psyche_core.simulator.failure import Broken
-from psyche_core.simulator.ledger import Ledger
+from psyche_core.simulator.sample_tracker import SampleTracker
 from psyche_core.types import MAX_WITNESSES, ClientState, RunState
 
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
@@ -36,7 +36,7 @@ class CoordinatorWatch:
         left_behind: Callable[[bytes], bool],
         calm: bool = False,
     ) -> None:
-        self.ledger: Ledger = Ledger(honest=honest)
+        self.sample_tracker: SampleTracker = SampleTracker(honest=honest)
         self.end_reasons: list[str] = []
         self._honest = honest
         self._announced = announced
@@ -44,10 +44,10 @@ class CoordinatorWatch:
         self._calm = calm
         self._worked: Counter[int] = Counter()
 
-    def restored(self, state: CoordinatorState, ledger: Ledger) -> None:
-        """The coordinator continues from an older state and forgets what came after it. ledger: of that moment."""
-        self.ledger = ledger.copy()
-        self.ledger.balance(state)
+    def restored(self, state: CoordinatorState, tracker: SampleTracker) -> None:
+        """The coordinator continues from an older state and forgets what came after it. tracker: of that moment."""
+        self.sample_tracker = tracker.copy()
+        self.sample_tracker.balance(state)
 
     def changed(
         self,
@@ -67,13 +67,13 @@ class CoordinatorWatch:
         _right(old, command)
         _progress(old, new, events)
         if isinstance(command, commands.Equivocation):
-            self.ledger.evidence(old, new, command)
+            self.sample_tracker.evidence(old, new, command)
         if new.epoch is not old.epoch:
             self._epoch(old, new, command)
         for event in events:
             self._event(event, new)
         if events or new.progress is not old.progress or new.requeue is not old.requeue:
-            self.ledger.balance(new)
+            self.sample_tracker.balance(new)
         if new.accounts is not old.accounts:
             _accounts(old, new, events)
 
@@ -123,16 +123,16 @@ class CoordinatorWatch:
     def _event(self, event: commands.Event, new: CoordinatorState) -> None:
         match event:
             case commands.RoundSettled():
-                self.ledger.settled(event, new)
+                self.sample_tracker.settled(event, new)
                 self._credited(event, new)
             case commands.EpochStarted():
                 self._worked.clear()
             case commands.EpochEnded() if event.success:
-                self.ledger.epoch_ended(new)
+                self.sample_tracker.epoch_ended(new)
                 if self._calm:
                     self._paid(new)
             case commands.WentBack():
-                self.ledger.went_back(new)
+                self.sample_tracker.went_back(new)
             case commands.CooldownStarted():
                 self.end_reasons.append(event.reason)
                 last = new.current_round
@@ -152,7 +152,7 @@ class CoordinatorWatch:
         worked = {slot for slot in shares(state, round_) if self._announced(clients[slot].id.signer, place)} if round_ else set()
         self._worked.update(worked)
         unearned = set(event.accepted) - worked
-        if unearned and place not in self.ledger.vetoed:
+        if unearned and place not in self.sample_tracker.vetoed:
             sentence = f"slots {sorted(unearned)} were credited with results of step {event.step} that their keys never signed"
             raise Broken("points-go-to-who-signed", sentence)
 

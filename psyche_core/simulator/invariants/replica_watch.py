@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.simulator.failure import Broken
-from psyche_core.simulator.ledger import Ledger
 from psyche_core.simulator.replicas.replica import Payload
+from psyche_core.simulator.sample_tracker import SampleTracker
 from psyche_core.types import RunState
 
 SIZE_LIMITS: Mapping[str, int] = {
@@ -41,11 +41,11 @@ class ReplicaWatch:
     when the coordinator goes back. Work for an older lineage is compared only within that lineage.
     """
 
-    def __init__(self, ledger: Callable[[], Ledger], *, initial: object) -> None:
+    def __init__(self, tracker: Callable[[], SampleTracker], *, initial: object) -> None:
         self.applies: int = 0
         self.fetches: int = 0
         self.lineage: int = 0
-        self._ledger = ledger
+        self._tracker = tracker
         self._masters_after: dict[tuple[int, int], object] = {(0, 0): initial}
         self._taken: dict[tuple[int, int], int] = {}
         self._samples_in: dict[object, int] = {initial: 0}
@@ -79,7 +79,7 @@ class ReplicaWatch:
             return
 
         self._first[key] = (masters, name)
-        missing = self._ledger().of_honest_before(step) & ~self._samples_in.get(before, 0) if lineage == self.lineage else 0
+        missing = self._tracker().of_honest_before(step) & ~self._samples_in.get(before, 0) if lineage == self.lineage else 0
         if missing:
             lacking = f"{missing.bit_count()} samples accepted before it"
             sentence = f"{name} applied step {step} to masters without {lacking}, and nobody said that training goes back"
@@ -112,14 +112,14 @@ class ReplicaWatch:
 
         If liars have a veto among the witnesses, less may be applied, but all members must omit the same.
         """
-        ledger, key = self._ledger(), place[1:]
-        accepted = ledger.accepted.get(key, [])
+        tracker, key = self._tracker(), place[1:]
+        accepted = tracker.accepted.get(key, [])
         if taken in accepted:
             return
-        if key in ledger.vetoed and any(not taken & ~samples for samples in accepted):
+        if key in tracker.vetoed and any(not taken & ~samples for samples in accepted):
             return
 
-        if not final and any(not (samples ^ taken) & ~ledger.of_liars[key] for samples in accepted):
+        if not final and any(not (samples ^ taken) & ~tracker.of_liars[key] for samples in accepted):
             self._doubtful.append((name, place, taken))
             return
 
@@ -130,11 +130,13 @@ class ReplicaWatch:
     def over(self) -> None:
         """The run is over: doubtful cases must be settled now.
 
-        Exception: liars' shares of an epoch's last round, which a liar can reveal as void after the cooldown. All members
-        omitted them alike, and nobody can tell the coordinator any more (docs/explanation/simulator.md).
+        Exceptions: liars' shares of an epoch's last round, which a liar can reveal as void after the cooldown, and of rounds
+        stored when all members died. All members omitted them alike, and nobody can tell the coordinator any more
+        (docs/explanation/simulator.md).
         """
+        tracker = self._tracker()
         for name, place, taken in self._doubtful:
-            if place[0] == self.lineage and place[1:] not in self._ledger().last:
+            if place[0] == self.lineage and place[1:] not in tracker.last | tracker.unheard:
                 self._compare(name, place, taken, final=True)
 
     def fetched(self, name: str, *, lineage: int, step: int, masters: object, held: Callable[[object], bool]) -> None:

@@ -20,11 +20,11 @@ from psyche_core.client.machine.rounds.settled_rounds import settled_rounds
 from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.coordinator.commands import Equivocation, Withdraw
 from psyche_core.simulator.failure import Broken
-from psyche_core.simulator.ledger import bits
 from psyche_core.simulator.members.disk import Disk, Saved
 from psyche_core.simulator.members.keys import INSTANCE, key_of, with_real_signatures
 from psyche_core.simulator.members.process import Process
 from psyche_core.simulator.replicas.replica import Payload, Replica, StepOrder
+from psyche_core.simulator.sample_tracker import bits
 from psyche_core.simulator.times import Durations
 from psyche_core.wire.messages import Message, Result, seal, unseal
 

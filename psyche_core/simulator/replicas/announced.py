@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from psyche_core.simulator.ledger import bits
 from psyche_core.simulator.replicas.replica import Payload
+from psyche_core.simulator.sample_tracker import bits
 from psyche_core.wire.messages import Result
 
 Place = tuple[int, int]

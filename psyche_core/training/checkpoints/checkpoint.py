@@ -14,7 +14,7 @@ from pathlib import Path
 
 from psyche_core.errors import ModelError
 from psyche_core.storage.folders import remove_partial, whole_folder, write_inside
-from psyche_core.training.checkpoints.manifest import CheckpointManifest, Facts, read_manifest, write_manifest
+from psyche_core.training.checkpoints.manifest import CheckpointFacts, CheckpointManifest, read_manifest, write_manifest
 
 _ABANDONED = "-abandoned"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
@@ -155,7 +155,7 @@ def name_of(run_id: str) -> str:
     return _UNSAFE.sub("_", run_id)
 
 
-def save_checkpoint(directory: Path, facts: Facts, *, write: Callable[[Path], None]) -> None:
+def save_checkpoint(directory: Path, facts: CheckpointFacts, *, write: Callable[[Path], None]) -> None:
     """Write a checkpoint with its manifest. `directory` appears complete or not at all.
 
     facts: for the manifest. write: writes the model into a folder that it creates itself. Raises ModelError.

@@ -23,9 +23,7 @@ are right. `journal_records` defines the format; `journal_replay` applies the ro
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
-import io
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,11 +32,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
-from psyche_core.errors import ConfigError, ModelError, WireError
-from psyche_core.regular_files import NotRegular, expect_regular, regular
-from psyche_core.storage.folders import flush, lock
-from psyche_core.training.checkpoints.checkpoint import abandoned_name, name_of
+from filelock import BaseFileLock
+
+from psyche_core.errors import ModelError, WireError
+from psyche_core.storage.folders import flush
+from psyche_core.training.checkpoints.checkpoint import abandoned_name
 from psyche_core.training.checkpoints.journal_file import JournalFile, named
+from psyche_core.training.checkpoints.journal_folder import earlier_path, journal_path, lock_journal, replacement_path
 from psyche_core.training.checkpoints.journal_records import MAX_RECORD_BYTES, AppliedRound, Header, StoredResult
 
 LEAST_LIMIT: Final = 64 * 2**20
@@ -56,54 +56,6 @@ def default_limit(model_bytes: int) -> int:
     checkpoint early than to make the journal longer.
     """
     return max(LEAST_LIMIT, 2 * model_bytes)
-
-
-def journal_path(folder: Path, run_id: str) -> Path:
-    """Return the path of a run's journal in our folder of checkpoints."""
-    return folder / f"{name_of(run_id)}-journal.bin"
-
-
-def earlier_path(path: Path) -> Path:
-    """Return the path of the journal before the one at `path`."""
-    return path.with_name(f"{path.stem}-earlier{path.suffix}")
-
-
-def claim(folder: Path, run_id: str) -> io.FileIO:
-    """Lock a run's journal for this process, until the returned file is closed. Creates the folder; does not read the journal.
-
-    Raises ConfigError if another process has the lock, if the folder cannot be written, or if one of the journal's paths is not a
-    regular file.
-    """
-    path = journal_path(folder, run_id)
-    guard = None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        guard = io.FileIO(path.with_name(f".{path.name}.lock"), "a", opener=regular)
-        for each in (path, earlier_path(path), _replacement_path(path)):
-            with contextlib.suppress(FileNotFoundError):
-                expect_regular(each)
-        alone = lock(guard)
-        if alone and not path.exists() and _replacement_path(path).exists():
-            os.replace(_replacement_path(path), path)  # noqa: PTH105 - a process died between the two renames of `begin`
-    except NotRegular as error:
-        if guard is not None:
-            guard.close()
-        message = f"the journal {path} cannot be used: {error.filename} is {error.kind}, expected a regular file; move it away"
-        raise ConfigError(message) from error
-    except OSError as error:
-        if guard is not None:
-            guard.close()
-        message = f"the journal {path} cannot be opened: {_reason(error)}; give a folder that can be written"
-        raise ConfigError(message) from error
-
-    if not alone:
-        guard.close()
-        message = f"another process uses the journal {path}; give each client its own folder of checkpoints"
-        raise ConfigError(message)
-
-    return guard
 
 
 _REWOUND = 2
@@ -133,9 +85,9 @@ class Recovered:
 class Journal:
     """A run's journal, see the module. Made by `open`. As a context manager, it closes itself at the end of the block."""
 
-    def __init__(self, path: Path, guard: io.FileIO, *, instance: bytes, limit_bytes: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, lock: BaseFileLock, *, instance: bytes, limit_bytes: int, tell: Callable[[str], None]) -> None:
         self._path = path
-        self._guard = guard
+        self._lock = lock
         self._instance = instance
         self._limit = limit_bytes
         self._tell = tell
@@ -152,14 +104,14 @@ class Journal:
         instance: bytes,
         limit_bytes: int,
         tell: Callable[[str], None] = lambda _: None,
-        guard: io.FileIO | None = None,
+        lock: BaseFileLock | None = None,
     ) -> Self:
         """Open the journal of a run for this process. Call `read` or `begin` next.
 
         instance: of the run (32 bytes). limit_bytes: see `full`. tell: called with a sentence if data on the disk is damaged or
-        belongs to another run. guard: the result of `claim`, None to call it now. Raises the same errors as `claim`.
+        belongs to another run. lock: the result of `lock_journal`, None to call it now. Raises the same errors as `lock_journal`.
         """
-        taken = claim(folder, run_id) if guard is None else guard
+        taken = lock_journal(folder, run_id) if lock is None else lock
         return cls(journal_path(folder, run_id), taken, instance=instance, limit_bytes=limit_bytes, tell=tell)
 
     def __enter__(self) -> Self:
@@ -173,7 +125,7 @@ class Journal:
     def close(self) -> None:
         """Close the file and release the lock. Data that is not synced is lost. Idempotent."""
         self._adopt(None)
-        self._guard.close()
+        self._lock.release()
 
     # ------------------------------------------------------------------------------------------------------------ figures
 
@@ -421,7 +373,7 @@ class Journal:
 
         keep: whether the old one becomes the earlier one.
         """
-        path, earlier = _replacement_path(self._path), earlier_path(self._path)
+        path, earlier = replacement_path(self._path), earlier_path(self._path)
         try:
             new = JournalFile.create(path, header)
             try:
@@ -466,11 +418,6 @@ class Journal:
 
     def _unreadable(self, error: Exception) -> str:
         return f"the journal {self._path} cannot be read: {_reason(error)}"
-
-
-def _replacement_path(path: Path) -> Path:
-    """Return the path where the new file of a journal is written until it is complete."""
-    return path.with_name(f".{path.name}.new")
 
 
 def _newest(records: Iterable[StoredResult | AppliedRound], *, after: int) -> set[StoredResult | AppliedRound]:

@@ -38,7 +38,7 @@ _FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,200}$")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class CheckpointFacts:
     """Which model a checkpoint contains.
 
     step: the last one applied. epoch: the epoch of that step. data_index: first sample that was never assigned. digest: full
@@ -78,7 +78,7 @@ class FileEntry(_Table):
 
 
 class CheckpointManifest(_Table):
-    """The content of `psyche.json`. The fields are those of `Facts`, and the tensors and other files by name.
+    """The content of `psyche.json`. The fields are those of `CheckpointFacts`, and the tensors and other files by name.
 
     Version 1 has no digest and no generation, versions up to 3 have no instance. They can still be read, but a member does not
     treat its own checkpoints of these versions as part of its run, unless their digest is signed. Version 5 has a public state,
@@ -103,7 +103,7 @@ class CheckpointManifest(_Table):
         return tuple(sorted({*self.files, *(entry.file for entry in self.tensors.values())}))
 
 
-def write_manifest(directory: Path, facts: Facts) -> CheckpointManifest:
+def write_manifest(directory: Path, facts: CheckpointFacts) -> CheckpointManifest:
     """Write and return the manifest for the files in a folder. Raises ModelError, and OSError for errors of the disk."""
     tensors: dict[str, TensorEntry] = {}
     files: dict[str, FileEntry] = {}

@@ -25,7 +25,7 @@ FROM_MEMBERS = ("P2P", "P2PGcs")
 _NO_ENDS: Mapping[int, bytes] = MappingProxyType({})
 
 
-class SourceMissing(ModelError):
+class NoModelSource(ModelError):
     """This machine has no files that say how the run's model is built. The other members can provide them."""
 
 
@@ -62,7 +62,7 @@ def find_origin(
     own: folder of our own checkpoints, None for none. at_most: the newest step that the run can have; a stored model of a later
     one is of a history that the run has left. fresh: ignore our own checkpoints. instance, generation, ends: see `belongs`.
     stored_step: step of the stored model according to the coordinator; None if unknown, then the stored model is read to find
-    out. base, cache, tell: see `sources.find`. Raises SourceMissing, and ModelError with a message that says what to do.
+    out. base, cache, tell: see `sources.find`. Raises NoModelSource, and ModelError with a message that says what to do.
     """
     tell = tell or _silence
     is_stored = checkpoint.name not in FROM_MEMBERS
@@ -81,7 +81,7 @@ def find_origin(
         return Origin(local)
 
     message = f"this machine has no copy of the model of run {run_id}"
-    raise SourceMissing(message)
+    raise NoModelSource(message)
 
 
 def belongs(instance: bytes, generation: int, ends: Mapping[int, bytes]) -> Callable[[CheckpointManifest], bool]:

@@ -26,7 +26,7 @@ def TARGET(data: bytes) -> None:
         decoder.feed(stream[at : at + size])
         while (payload := decoder.next()) is not None:
             out += frame(payload, limit=_LIMIT)
-        assert decoder.buffered < HEADER_BYTES + _LIMIT + size
+        assert len(decoder._buffer) < HEADER_BYTES + _LIMIT + size
 
     assert out + stream[len(out) :] == stream
-    assert decoder.buffered == len(stream) - len(out)
+    assert len(decoder._buffer) == len(stream) - len(out)

@@ -6,7 +6,7 @@ import hashlib
 from random import Random
 
 from psyche_backend_tcp.protocol import make_document, read_document
-from psyche_backend_tcp.server.store import Store
+from psyche_backend_tcp.server.state_store import StateStore
 from psyche_core.config.run_config import to_plain
 from psyche_core.errors import UserError
 from psyche_core.wire.codec import decode, encode
@@ -20,7 +20,7 @@ DOCUMENTED = (UserError,)
 MAX_BYTES = 6000
 MEMORY = (1000, 6_000_000)  # room for the longest file is taken before it is read
 
-_STORE = Store(scratch_folder(), "run")
+_STORE = StateStore(scratch_folder(), "run")
 _TRUE, _GIVEN = b"\1", b"\0"
 
 

@@ -149,7 +149,6 @@ def test_a_model_that_sees_what_it_is_to_predict_is_refused(
         ({"max_seq_len": 65}, "max_position_embeddings 64"),
         ({"dtype": "float16"}, "float32, bfloat16, got 'float16'"),
         ({"attention": "flash"}, "auto, sdpa, eager, got 'flash'"),
-        ({"options": {"colour": 1}}, "no options, got colour"),
         ({"device": "tpu"}, "a device is auto, cpu, mps, cuda, cuda:N or cuda:X,Y, got 'tpu'"),
     ],
 )

@@ -8,7 +8,7 @@ import anyio
 from psyche_core.builtin.memory_backend import MemoryCoordinator
 from psyche_core.coordinator.commands import Event, Pause, Resume, WarmupWitness
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.testing.backend import START_TIME, BackendArena, BackendConformance, small_state
+from psyche_core.testing.backend import START_TIME, BackendConformance, BackendHarness, small_state
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import sign_join
 from psyche_core.wire.signing import SecretKey
@@ -29,7 +29,7 @@ def proof(coordinator: MemoryCoordinator, key: SecretKey) -> bytes:
 
 class TestMemoryBackend(BackendConformance):
     @asynccontextmanager
-    async def arena(self, state: CoordinatorState, keys: Sequence[SecretKey]) -> AsyncIterator[BackendArena]:
+    async def harness(self, state: CoordinatorState, keys: Sequence[SecretKey]) -> AsyncIterator[BackendHarness]:
         clock = Clock()
         coordinator = MemoryCoordinator(state, clock=clock)
 
@@ -37,7 +37,7 @@ class TestMemoryBackend(BackendConformance):
             clock.now += seconds
             coordinator.tick()
 
-        yield BackendArena([coordinator.backend(key) for key in keys], pass_time)
+        yield BackendHarness([coordinator.backend(key) for key in keys], pass_time)
 
     async def test_events_and_owner_commands(self) -> None:
         seen: list[tuple[RunState, tuple[Event, ...]]] = []

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from psyche_core.training.checkpoints.manifest import Facts, write_manifest
+from psyche_core.training.checkpoints.manifest import CheckpointFacts, write_manifest
 from tests.unit.cli.conftest import Psyche
 
 STATE = Path(__file__).parents[3] / "examples/local_testnet/state.toml"
@@ -19,7 +19,7 @@ def make_checkpoint(folder: Path, *, run_id: str = "first-light") -> Path:
     folder.mkdir(parents=True)
     save_file({"w": torch.ones(64, 8)}, folder / "model.safetensors")
     (folder / "config.json").write_text('{"model_type": "llama"}')
-    write_manifest(folder, Facts(run_id=run_id, step=7, epoch=1, data_index=56))
+    write_manifest(folder, CheckpointFacts(run_id=run_id, step=7, epoch=1, data_index=56))
     return folder
 
 

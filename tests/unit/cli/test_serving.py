@@ -18,8 +18,8 @@ import anyio
 import pytest
 
 from psyche_backend_tcp.server.documents import Documents
-from psyche_backend_tcp.server.hub import Unsaved
-from psyche_backend_tcp.server.store import Store
+from psyche_backend_tcp.server.hub import PendingSave
+from psyche_backend_tcp.server.state_store import StateStore
 from psyche_core.cli.failures import Interrupted
 from psyche_core.cli.program import _until_signal
 from psyche_core.cli.run_files import load_run
@@ -31,7 +31,7 @@ from psyche_core.coordinator.commands import ClientsExited, Command
 from psyche_core.coordinator.state import Client, CoordinatorState, Progress
 from psyche_core.errors import ConfigError, IdentityError, UserError
 from psyche_core.plugins import PluginRegistry
-from psyche_core.storage.held_folder import held_for_state
+from psyche_core.storage.folder_lock import locked_folder
 from psyche_core.telemetry.events import (
     Event,
     MemberExited,
@@ -47,7 +47,7 @@ from psyche_core.telemetry.sinks import EventBus
 from psyche_core.testing.backend import small_state
 from psyche_core.types import ClientState, NodeIdentity, RunState
 from psyche_core.ui.console import describe
-from psyche_core.ui.preparing import prepare_tokens
+from psyche_core.ui.token_preparation import prepare_tokens
 from psyche_core.wire.signing import SecretKey
 
 
@@ -212,7 +212,7 @@ async def saved_run(folder: Path, saved: Path, *, model_lost: bool, events: list
     there = replace(start, progress=Progress(1, 7, 60), run_state=RunState.Paused, model_lost=model_lost, from_checkpoint=False)
     draft = Documents(start, {}).draft(there, {})
     assert draft is not None
-    Store(saved, files.run_id).save(Unsaved(1, draft, None))
+    StateStore(saved, files.run_id).save(PendingSave(1, draft, None))
     settings = load_settings(ServerSettings, given | options)
     async with anyio.create_task_group() as group:
         group.start_soon(serve_run, settings, PluginRegistry.discover(), EventBus(sink))
@@ -320,16 +320,16 @@ async def test_a_second_server_of_the_same_folder_is_refused(local_testnet: Any,
             await started.wait()
             with pytest.raises(UserError, match=f"^another server keeps its state in {saved}; stop that server"):
                 await serve_run(options, PluginRegistry.discover(), EventBus())
-            Store(saved, "local-testnet").load()
+            StateStore(saved, "local-testnet").load()
             group.cancel_scope.cancel()
-    with held_for_state(saved, argument="--save-state-dir"):
+    with locked_folder(saved, argument="--save-state-dir"):
         pass
 
 
 def test_a_folder_in_use_is_exit_code_2(psyche: Any, local_testnet: Any, tmp_path: Path) -> None:
     folder = local_testnet()
     files = ("--state", folder / "state.toml", "--data-config", folder / "data.toml", "--save-state-dir", tmp_path)
-    with held_for_state(tmp_path, argument="--save-state-dir"):
+    with locked_folder(tmp_path, argument="--save-state-dir"):
         result = psyche("server", "run", *files, "--server-port", 0, "--logs", "none")
     assert result.code == 2
     assert f"another server keeps its state in {tmp_path}; stop that server" in result.err

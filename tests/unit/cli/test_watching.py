@@ -11,7 +11,7 @@ import pytest
 from psyche_core.cli.program import open_report
 from psyche_core.errors import UserError
 from psyche_core.telemetry import events as told
-from psyche_core.telemetry.event_files import EventFolder, find_runs
+from psyche_core.telemetry.event_files import EventFolderReader, find_runs
 from psyche_core.telemetry.sinks import to_json
 from tests.unit.cli.conftest import Psyche
 
@@ -76,6 +76,10 @@ def test_what_cannot_be_played_is_a_sentence(psyche: Psyche, tmp_path: Path, mak
         ([], "nothing to show: give event files with --events DIR"),
         (["--events", "missing"], "there is no folder missing"),
         (["--run-id", "first-light"], "the backend tcp needs the coordinator's address; give it with --server-addr"),
+        (
+            ["--run-id", "first-light", "--backend", "solana"],
+            "solana cannot be followed without taking part",
+        ),
         (["--events", ".", "--token-file", "missing"], "cannot read the tokens in missing"),
         (["--events", ".", "--web-port", "70000"], "--web-port"),
         (["--run-id", "first-light", "--server-addr", "203.0.113.7:20000"], "#KEY"),
@@ -107,7 +111,7 @@ def test_events_go_into_a_folder_of_runs_too(tmp_path: Path) -> None:
         report(told.Started("client", "ab" * 32, "first-light", "x"))
         report(told.Joined("first-light"))
     assert find_runs(tmp_path / "events") == {"first-light": tmp_path / "events" / "first-light"}
-    read = [each.event for each in EventFolder(tmp_path / "events" / "first-light").read()]
+    read = [each.event for each in EventFolderReader(tmp_path / "events" / "first-light").read()]
     assert read == [told.Started("client", "ab" * 32, "first-light", "x"), told.Joined("first-light")]
     assert len((tmp_path / "all.jsonl").read_text().splitlines()) == 2
 

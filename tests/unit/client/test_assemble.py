@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from psyche_core.builtin.memory_backend import MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.cli.failures import describe_failure
-from psyche_core.client.runtime.resources import Start
+from psyche_core.client.runtime.resources import ResourcesRequest
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.client.setup.assemble import open_restorer, train_client
 from psyche_core.client.setup.resources_builder import ResourcesBuilder
@@ -38,8 +38,8 @@ from psyche_core.telemetry.sinks import EventBus
 from psyche_core.testing.tiny_models import LLAMA
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path, save_checkpoint
 from psyche_core.training.checkpoints.folder_member import last_member, member_file, note_member
-from psyche_core.training.checkpoints.journal import claim, journal_path
-from psyche_core.training.checkpoints.manifest import Facts
+from psyche_core.training.checkpoints.journal_folder import journal_path, lock_journal
+from psyche_core.training.checkpoints.manifest import CheckpointFacts
 from psyche_core.wire.signing import SecretKey
 
 RUN = """
@@ -108,7 +108,7 @@ async def test_a_folder_that_cannot_be_used_is_told_before_anybody_is_connected_
         os.mkfifo(journal_path(saved, "world"))
     settings = ClientSettings(run_id="world", server_addr="127.0.0.1:9", base=tmp_path, checkpoint_dir=saved)
     told: list[telemetry.Event] = []
-    with claim(saved, "world") if what == "use" else contextlib.nullcontext(), pytest.raises(ConfigError, match=said):
+    with lock_journal(saved, "world") if what == "use" else contextlib.nullcontext(), pytest.raises(ConfigError, match=said):
         await train_client(settings, PluginRegistry.discover(), EventBus(told.append))
     assert told == [], "it was never started"
 
@@ -445,7 +445,7 @@ async def test_the_model_that_was_opened_before_joining_is_the_one_that_is_train
 
 async def test_a_micro_batch_that_was_left_to_us_is_told_once(base: Path, stack: AsyncExitStack) -> None:
     client = Client(base, stack, micro_batch_size="auto")
-    benches = [await client.build(Start(client.state)) for _ in range(2)]
+    benches = [await client.build(ResourcesRequest(client.state)) for _ in range(2)]
     assert [event for event in client.told if isinstance(event, telemetry.MicroBatchFound)] == [telemetry.MicroBatchFound(16)]
     assert [bench.trainer.micro_batch_size for bench in benches] == [16, 16]  # type: ignore[attr-defined]
 
@@ -468,7 +468,7 @@ async def test_a_run_that_has_begun_is_not_joined_by_who_cannot_take_part(
     base: Path, stack: AsyncExitStack, settings: dict[str, Any], said: str
 ) -> None:
     """Its model is not opened before joining, for the members may hold another; everything else is looked at."""
-    stack.enter_context(claim(base / "saved", "assembled"))
+    stack.enter_context(lock_journal(base / "saved", "assembled"))
     client = Client(
         base, stack, **{name: base / value if name == "checkpoint_dir" else value for name, value in settings.items()}
     )
@@ -485,20 +485,20 @@ async def test_from_what_a_client_goes_on_is_told(base: Path, stack: AsyncExitSt
     saved = base / "saved"
     client = Client(base, stack, checkpoint_dir=saved)
     begun(client, step=4)
-    trainer: Any = (await client.build(Start(client.state))).trainer
+    trainer: Any = (await client.build(ResourcesRequest(client.state))).trainer
     assert resumed(client) == [telemetry.Resumed(str(saved), None, None, 3)]
 
     digest, instance = trainer.full_digest(), client.state.instance
-    facts = Facts(run_id="assembled", step=2, epoch=0, data_index=8, digest=digest, instance=instance)
+    facts = CheckpointFacts(run_id="assembled", step=2, epoch=0, data_index=8, digest=digest, instance=instance)
     save_checkpoint(checkpoint_path(saved, "assembled", 2), facts, write=trainer.save)
-    await client.build(Start(client.state))
-    await client.build(Start(client.state))
+    await client.build(ResourcesRequest(client.state))
+    await client.build(ResourcesRequest(client.state))
     assert resumed(client)[1:] == [telemetry.Resumed(str(saved), 2, 2, 3)], "once"
 
 
 async def test_a_client_that_begins_with_its_run_goes_on_from_nothing_and_says_nothing(base: Path, stack: AsyncExitStack) -> None:
     client = Client(base, stack, checkpoint_dir=base / "saved")
-    await client.build(Start(client.state))
+    await client.build(ResourcesRequest(client.state))
     assert resumed(client) == []
 
 
@@ -508,7 +508,7 @@ def resumed(client: Client) -> list[telemetry.Resumed]:
 
 async def test_options_reach_the_model(base: Path, stack: AsyncExitStack) -> None:
     client = Client(base, stack, micro_batch_size=3, compute_dtype="bfloat16", attention="eager", gradient_checkpointing=True)
-    trainer: Any = (await client.build(Start(client.state))).trainer
+    trainer: Any = (await client.build(ResourcesRequest(client.state))).trainer
     assert trainer.micro_batch_size == 3
     module = trainer._model._first.module
     assert module.config._attn_implementation == "eager"

@@ -16,7 +16,7 @@ import pytest
 from psyche_core.client.machine.events import Apply, CloseEpoch, FetchModel
 from psyche_core.client.runtime.checkpointing import Checkpointer
 from psyche_core.client.runtime.resources import Resources
-from psyche_core.client.runtime.worker import plainly
+from psyche_core.client.runtime.worker import describe_exception
 from psyche_core.telemetry import events as telemetry
 from psyche_core.training.checkpoints.checkpoint import checkpoints, keep_last
 from psyche_core.training.checkpoints.journal import LEAST_LIMIT, Journal
@@ -63,7 +63,7 @@ class Member:
         self.masters = Masters()
         self.journal = Journal.open(folder, RUN_ID, instance=INSTANCE, limit_bytes=LEAST_LIMIT)
         self.journal.begin(0, digest_of(0), 0)
-        self.checkpointer = Checkpointer(self.told.append, explain=plainly)
+        self.checkpointer = Checkpointer(self.told.append, explain=describe_exception)
         trainer: Any = self.masters
         data: Any = None
         self.checkpointer.use(

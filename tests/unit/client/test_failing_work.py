@@ -17,7 +17,7 @@ from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.machine import Timeouts
-from psyche_core.client.runtime.resources import Resources, Start
+from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.client.runtime.worker import ENDS_THE_CLIENT, Worker
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
@@ -262,7 +262,7 @@ class Shop:
             data_name="the data provider Short (short-data 2.0)",
         )
 
-        async def build(_: Start) -> Resources:
+        async def build(_: ResourcesRequest) -> Resources:
             return bench
 
         self.worker = Worker(build, transport=self.transport, tell=self.told.append)

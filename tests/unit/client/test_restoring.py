@@ -15,7 +15,7 @@ from psyche_core.config.run_config import load_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState, EpochEnd, Progress
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path
-from psyche_core.training.checkpoints.manifest import Facts, write_manifest
+from psyche_core.training.checkpoints.manifest import CheckpointFacts, write_manifest
 from psyche_core.types import RunState
 from tests.unit.training.journal_cases import applied, payload_of, result
 
@@ -70,7 +70,7 @@ class Member:
         assert journal is not None
         place = checkpoint_path(self.folder, RUN, step)
         place.mkdir()
-        write_manifest(place, Facts(run_id=RUN, step=step, epoch=0, data_index=0, digest=digest, instance=INSTANCE))
+        write_manifest(place, CheckpointFacts(run_id=RUN, step=step, epoch=0, data_index=0, digest=digest, instance=INSTANCE))
         journal.begin(step, digest, 0)
 
     def start(self, state: CoordinatorState, *, step: int) -> int | None:
@@ -127,7 +127,7 @@ def test_a_checkpoint_saved_later_than_the_run_is_now_is_set_aside(member: Membe
     member.train(6)
     place = checkpoint_path(tmp_path, RUN, 6)
     place.mkdir()
-    write_manifest(place, Facts(run_id=RUN, step=6, epoch=0, data_index=0, mid_epoch=True, instance=INSTANCE))
+    write_manifest(place, CheckpointFacts(run_id=RUN, step=6, epoch=0, data_index=0, mid_epoch=True, instance=INSTANCE))
     assert member.start(state_at(5), step=0) == 4
     assert not place.exists()
     assert place.with_name(f"{place.name}-abandoned").is_dir()

@@ -22,7 +22,7 @@ from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client.machine import events as ev
 from psyche_core.client.model_sync import exchange, multi_source
 from psyche_core.client.model_sync.exchange import ModelExchange
-from psyche_core.client.runtime.resources import Resources, Start
+from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.client.runtime.worker import Worker
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
@@ -34,7 +34,7 @@ from psyche_core.storage.scratch import Scratch
 from psyche_core.telemetry import events as telemetry
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
 from psyche_core.training.checkpoints.manifest import read_manifest
-from psyche_core.training.checkpoints.origin import SourceMissing
+from psyche_core.training.checkpoints.origin import NoModelSource
 from psyche_core.training.checkpoints.private_state import private_path
 from psyche_core.training.trainer import Trainer
 from psyche_core.types import BatchId
@@ -77,7 +77,7 @@ class Member:
         self.worker = Worker(self._build, transport=self.transport, tell=self.told.append, exchange=self.exchange)
         self.checkpoints: Path | None = None
 
-    async def _build(self, _: Start) -> Resources:
+    async def _build(self, _: ResourcesRequest) -> Resources:
         data = DummyData(sequence_length=16)
         return Resources(self.trainer, data, validation=toy_samples(7), checkpoints=self.checkpoints)
 
@@ -132,11 +132,11 @@ def files(folder: Path) -> list[Path]:
 
 async def test_who_joins_and_loads_at_once_opens_its_model_once() -> None:
     """A process that comes back while it is still a member is asked to load while it joins (end to end: killed in turn)."""
-    opened: list[Start] = []
+    opened: list[ResourcesRequest] = []
     finish = anyio.Event()
 
     class Slow(Member):
-        async def _build(self, start: Start) -> Resources:
+        async def _build(self, start: ResourcesRequest) -> Resources:
             opened.append(start)
             await finish.wait()
             return await super()._build(start)
@@ -569,10 +569,10 @@ class Newcomer(Member):
 
     folders: list[Path]
 
-    async def _build(self, start: Start) -> Resources:
+    async def _build(self, start: ResourcesRequest) -> Resources:
         if start.folder is None:
             message = "this machine has no copy of the model"
-            raise SourceMissing(message)
+            raise NoModelSource(message)
 
         self.folders.append(start.folder)
         if (start.folder / "config.json").read_bytes() != b'{"toy": 1}':

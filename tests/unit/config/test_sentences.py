@@ -14,8 +14,8 @@ from rich.console import Console
 from psyche_core.config.sentences import MAX_PRINTABLE, PrintableFormatter, printable, printable_lines
 from psyche_core.telemetry.events import Ended, Problem
 from psyche_core.ui.console import describe
-from psyche_core.ui.ledger import RunLedger
 from psyche_core.ui.live import LineDisplay, LiveDisplay, dashboard
+from psyche_core.ui.run_metrics import RunMetrics
 from psyche_core.ui.summary import summary
 
 HOSTILE = "run\x1b]0;owned\x07\x1b[2J\x1b[31m\r\n12:00:00 ended well \u202egnp.exe\u2066\u200b\x9b1m [bold]x[/bold][/nothing]"
@@ -82,16 +82,16 @@ def test_events_in_lines() -> None:
 
 def test_the_panel_the_lines_and_the_summary() -> None:
     """Escape sequences, line breaks and rich's own markup in names and reasons are shown, not followed."""
-    ledger = RunLedger(run_id=HOSTILE)
-    ledger.handle("client-1", 0.0, Ended(HOSTILE, success=False))
-    ledger.violations.append(HOSTILE)
+    metrics = RunMetrics(run_id=HOSTILE)
+    metrics.handle("client-1", 0.0, Ended(HOSTILE, success=False))
+    metrics.violations.append(HOSTILE)
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=False, width=400, color_system=None)
-    console.print(dashboard(ledger, now=0.0, width=400))
+    console.print(dashboard(metrics, now=0.0, width=400))
     report = {"steps": 1, "epochs": 1, "identical": True, "validation": [], "train_seconds": 1.0, "wall_seconds": 1.0}
-    console.print(summary(ledger, report, files=[]))
-    LineDisplay(ledger, console).show("client-1", Problem("warning", HOSTILE))
-    with LiveDisplay(ledger, console) as live:
+    console.print(summary(metrics, report, files=[]))
+    LineDisplay(metrics, console).show("client-1", Problem("warning", HOSTILE))
+    with LiveDisplay(metrics, console) as live:
         live.show("client-1", Problem("warning", HOSTILE))
     written = stream.getvalue()
     assert is_safe(written, lines=True)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from psyche_core.data.mapped_files import MappedFiles
 from psyche_core.data.ordering.data_shuffle import shuffled_order
-from psyche_core.data.token_files import SequenceIndex, TokenFiles, adjacent_runs, npy_data_start, token_paths
+from psyche_core.data.token_files import SequenceIndex, TokenFiles, npy_data_start, token_paths
 from psyche_core.errors import DataError
 
 
@@ -266,15 +266,3 @@ def test_every_place_is_found_once(counts: list[int], seed: bytes | None) -> Non
     assert index.locate(len(index) + 1) == places[1 % len(index)]
     if seed is None:
         assert places == sorted(places)
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=40), st.integers(1, 5))
-def test_runs_unfold_to_the_places(places: list[tuple[int, int]], at_most: int) -> None:
-    runs = list(adjacent_runs(places, at_most=at_most))
-
-    assert [(file, first + step) for file, first, count in runs for step in range(count)] == places
-    assert all(count <= at_most for _, _, count in runs)
-
-
-def test_neighbours_are_one_run() -> None:
-    assert list(adjacent_runs([(0, 3), (0, 4), (1, 5), (1, 7)], at_most=10)) == [(0, 3, 2), (1, 5, 1), (1, 7, 1)]

@@ -9,15 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psyche_core.observer.pacing import paced
-from psyche_core.telemetry.event_files import Told
+from psyche_core.telemetry.event_files import SourcedEvent
 from psyche_core.telemetry.events import Joined, StepTrained
 
 
-def at(time: float, step: int | None = None) -> Told:
-    return Told(time, "client-1", Joined("run") if step is None else StepTrained(0, step, 3.0, 1, 1.0, 1))
+def at(time: float, step: int | None = None) -> SourcedEvent:
+    return SourcedEvent(time, "client-1", Joined("run") if step is None else StepTrained(0, step, 3.0, 1, 1.0, 1))
 
 
-def moments(events: list[Told], *, speed: float = 10.0, max_pause: float = 5.0, from_step: int | None = None) -> list[float]:
+def moments(
+    events: list[SourcedEvent], *, speed: float = 10.0, max_pause: float = 5.0, from_step: int | None = None
+) -> list[float]:
     return [moment for moment, _ in paced(events, speed=speed, max_pause=max_pause, from_step=from_step)]
 
 

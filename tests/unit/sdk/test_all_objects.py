@@ -29,8 +29,8 @@ from psyche_core.hookspecs import (
 )
 from psyche_core.interfaces import Model
 from psyche_core.models.torch_module import ModuleFactory
-from psyche_core.plugin_objects import Given
-from psyche_core.sdk.objects import given
+from psyche_core.plugin_objects import ObjectPlugin
+from psyche_core.sdk.objects import as_plugin
 from psyche_core.testing.toy_model import ToyModel
 from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
@@ -186,8 +186,8 @@ def test_an_optimizer_object_that_is_used_again_begins_with_a_public_state_of_ze
     """The model is loaded again, for instance after a return to an earlier step; its checkpoint is read after that."""
     model = ToyModel()
     optimizer = DistroOptimizer(DistroSettings(quantize_1bit=True, second_stage="rmsprop"), model)
-    given_object = given("optimizer", optimizer)
-    assert isinstance(given_object, Given)
+    given_object = as_plugin("optimizer", optimizer)
+    assert isinstance(given_object, ObjectPlugin)
     registration = given_object.registration
     assert isinstance(registration, OptimizerRegistration)
     context = OptimizerContext(settings=registration.settings(), model=model)

@@ -18,7 +18,7 @@ from starlette.routing import Mount
 import psyche_core as psyche
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.sdk import asgi
-from psyche_core.sdk.log import EventLog
+from psyche_core.sdk.event_log import EventLog
 from psyche_core.types import RunState
 
 KEY = psyche.SecretKey.generate()
@@ -181,7 +181,7 @@ async def test_what_stopped_the_server_is_told() -> None:
 
 async def test_bytes_are_hex() -> None:
     event = psyche.run_events.EpochSigned(3, bytes(range(4)))
-    assert asgi.spoken(event) == ("epoch_signed", {"step": 3, "digest": "00010203"})
+    assert asgi.event_message(event) == ("epoch_signed", {"step": 3, "digest": "00010203"})
 
 
 def test_wrong_arguments_are_told_at_once() -> None:

@@ -14,7 +14,7 @@ import psyche_core as psyche
 from psyche_core import run_events
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.coordinator.state import Client, Epoch
-from psyche_core.sdk.log import KEPT, EventLog
+from psyche_core.sdk.event_log import KEPT, EventLog
 from psyche_core.types import ClientState, NodeIdentity, RunState
 from psyche_core.wire.signing import SecretKey
 
@@ -116,20 +116,22 @@ def test_who_leaves_is_told_with_the_reason() -> None:
     one, other = (NodeIdentity(bytes([number]) * 32, bytes([number]) * 32) for number in (1, 2))
     state = replace(make_run().first_state(), run_state=RunState.RoundTrain, pending=(one, other))
     healthy = replace(state, epoch=Epoch(clients=(Client(one), Client(other))))
-    assert [*run_events.told_of(None, healthy, ())][:2] == [
+    assert [*run_events.run_events_between(None, healthy, ())][:2] == [
         run_events.MemberJoined("01" * 32),
         run_events.MemberJoined("02" * 32),
     ]
 
     lost = replace(state, pending=(one,), epoch=Epoch(clients=(Client(one), Client(other, ClientState.Dropped))))
-    events = [*run_events.told_of(healthy, lost, (run_events.ClientsExited(0, (1,)),))]
+    events = [*run_events.run_events_between(healthy, lost, (run_events.ClientsExited(0, (1,)),))]
     assert events == [
         run_events.MemberLeft("02" * 32, "Dropped"),
         run_events.ClientsExited(0, (1,)),
         run_events.PhaseChanged("RoundTrain", 0, 1, 1),
     ]
-    assert [*run_events.told_of(state, replace(state, pending=(one,)), ())] == [run_events.MemberLeft("02" * 32, "Withdrawn")]
-    assert [*run_events.told_of(lost, lost, ())] == []
+    assert [*run_events.run_events_between(state, replace(state, pending=(one,)), ())] == [
+        run_events.MemberLeft("02" * 32, "Withdrawn")
+    ]
+    assert [*run_events.run_events_between(lost, lost, ())] == []
 
 
 def test_the_module_has_every_class() -> None:

@@ -26,14 +26,14 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import UserError
 from psyche_core.simulator.compare import MOST_STEP, cost_of, too_slow, without_faults
 from psyche_core.simulator.failure import SimFailure
-from psyche_core.simulator.fleet import Order, one_run, run_seeds
 from psyche_core.simulator.generate import LONE_EVERY, generate, lone_liar
-from psyche_core.simulator.ledger import bits
 from psyche_core.simulator.members.keys import INSTANCE, identity_of, key_of, signed_by, with_real_signatures
 from psyche_core.simulator.members.node import EMPTY_RESULT, Node
 from psyche_core.simulator.owner import Owner
+from psyche_core.simulator.parallel_runs import RunOptions, one_run, run_seeds
 from psyche_core.simulator.replicas.announced import Announced
 from psyche_core.simulator.replicas.replica import Payload
+from psyche_core.simulator.sample_tracker import bits
 from psyche_core.simulator.script import KINDS, LIES, Fault, Script, from_json, from_plain, to_plain
 from psyche_core.simulator.shrink import shrunk
 from psyche_core.simulator.world import World, run_script
@@ -240,7 +240,7 @@ def test_a_failure_of_the_honest_run_beside_a_liar_comes_back_from_another_proce
     seed = 700199
     script = generate(seed)
     monkeypatch.setattr("psyche_core.simulator.world.MUCH_SLOWER", 2.0)  # this run has a member that is left behind
-    _, found, _ = one_run(Order(kinds=KINDS, shrink=0), seed)
+    _, found, _ = one_run(RunOptions(kinds=KINDS, shrink=0), seed)
     assert found is not None
     assert (found.invariant, found.script.faults, found.original.faults) == ("no-honest-member-dropped", (), ())
     failure = SimFailure(invariant="one", time=1.5, sentence="two", script=script)
@@ -257,7 +257,7 @@ def test_who_is_much_slower_than_all_others_is_left_behind_and_that_is_no_failur
 def test_a_lone_liar_that_costs_much_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psyche_core.simulator.compare.MOST_TIME", 1.0)
     seed = LONE_EVERY - 1
-    _, found, pace = one_run(Order(kinds=("never-states",), shrink=0), seed)
+    _, found, pace = one_run(RunOptions(kinds=("never-states",), shrink=0), seed)
     assert found is not None
     assert found.invariant == "a-liar-costs-little-time"
     assert pace is None
@@ -457,7 +457,7 @@ def test_a_slice_of_seeds_breaks_no_invariant() -> None:
     first = int(os.environ.get("PSYCHE_SIM_SEED", FIRST_SEED))
     runs = int(os.environ.get("PSYCHE_SIM_RUNS", SLICE_RUNS))
     print(f"seeds {first}:{first + runs}")
-    *_, tally = run_seeds(Order(kinds=KINDS, shrink=20), range(first, first + runs), jobs=2)
+    *_, tally = run_seeds(RunOptions(kinds=KINDS, shrink=20), range(first, first + runs), jobs=2)
     assert tally.runs == runs
     told = [
         f"seed {found.seed}: {found.invariant}: {found.sentence} {json.dumps(to_plain(found.script))}" for found in tally.findings

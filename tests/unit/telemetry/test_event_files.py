@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psyche_core.telemetry import events as told
-from psyche_core.telemetry.event_files import MAX_LINE_BYTES, EventFolder, EventParts, event_files, find_runs, source_of
+from psyche_core.telemetry.event_files import (
+    MAX_LINE_BYTES,
+    EventFolderReader,
+    EventFolderWriter,
+    event_files,
+    find_runs,
+    source_of,
+)
 from psyche_core.telemetry.sinks import from_json, to_json
 
 
@@ -20,14 +27,14 @@ def line(time: float, step: int) -> str:
     return json.dumps({"event": "validated", "time": time, "step": step, "loss": 1.0}) + "\n"
 
 
-def steps(folder: EventFolder) -> list[tuple[str, int]]:
+def steps(folder: EventFolderReader) -> list[tuple[str, int]]:
     return [(each.source, each.event.step) for each in folder.read() if isinstance(each.event, told.Validated)]
 
 
 def test_files_are_merged_by_time_and_followed(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(line(1, 1) + line(3, 3))
     (tmp_path / "b.jsonl").write_text(line(2, 2) + line(4, 4))
-    folder = EventFolder(tmp_path)
+    folder = EventFolderReader(tmp_path)
     assert steps(folder) == [("a", 1), ("b", 2), ("a", 3), ("b", 4)]
     assert steps(folder) == []
     with (tmp_path / "a.jsonl").open("a") as stream:
@@ -41,7 +48,7 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: Path, cut: int) -> None:
     whole = line(1, 1) + line(2, 2)
     path = tmp_path / "a.jsonl"
     path.write_text(whole[:-cut])
-    folder = EventFolder(tmp_path)
+    folder = EventFolderReader(tmp_path)
     assert steps(folder) == [("a", 1)]
     with path.open("a") as stream:
         stream.write(whole[-cut:])
@@ -53,13 +60,13 @@ def test_lines_that_are_no_events_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(
         bad + line(1, 1).encode() + b'{"event": "of a newer version", "time": 2}\n' + line(3, 2).encode()
     )
-    assert steps(EventFolder(tmp_path)) == [("a", 1), ("a", 2)]
+    assert steps(EventFolderReader(tmp_path)) == [("a", 1), ("a", 2)]
 
 
 def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(line(1, 1) + line(2, 2))
-    folder = EventFolder(tmp_path)
+    folder = EventFolderReader(tmp_path)
     assert len(steps(folder)) == 2
     path.write_text(line(9, 9))
     assert steps(folder) == [("a", 9)]
@@ -68,7 +75,7 @@ def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
 def test_a_pipe_in_the_folder_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "b.jsonl")
     (tmp_path / "a.jsonl").write_text(line(1, 1))
-    assert steps(EventFolder(tmp_path)) == [("a", 1)]
+    assert steps(EventFolderReader(tmp_path)) == [("a", 1)]
 
 
 def test_runs_are_found_where_our_programs_leave_them(tmp_path: Path) -> None:
@@ -89,11 +96,11 @@ def test_runs_are_found_where_our_programs_leave_them(tmp_path: Path) -> None:
 def test_parts_of_a_file_are_one_source_in_their_order(tmp_path: Path) -> None:
     (tmp_path / "client-1.20260102T000000Z.jsonl").write_text(line(5, 2))
     (tmp_path / "client-1.20260101T000000Z.jsonl").write_text(line(6, 1))  # its clock was ahead
-    assert steps(EventFolder(tmp_path)) == [("client-1", 1), ("client-1", 2)]
+    assert steps(EventFolderReader(tmp_path)) == [("client-1", 1), ("client-1", 2)]
     assert source_of(Path("client-1.jsonl")) == "client-1"
 
 
-def write_run(sink: EventParts, *, epochs: int, id_: str = "ab" * 32, run_id: str = "first-light") -> None:
+def write_run(sink: EventFolderWriter, *, epochs: int, id_: str = "ab" * 32, run_id: str = "first-light") -> None:
     sink(told.TokenFiles("data", 0, 3, 0, 0.0))
     sink(told.Started("client", id_, run_id, "127.0.0.1:1"))
     for epoch in range(epochs):
@@ -104,27 +111,27 @@ def write_run(sink: EventParts, *, epochs: int, id_: str = "ab" * 32, run_id: st
 
 
 def test_a_program_writes_a_file_for_each_epoch(tmp_path: Path, ticking: Callable[[], None]) -> None:
-    write_run(EventParts(tmp_path), epochs=3)
+    write_run(EventFolderWriter(tmp_path), epochs=3)
     assert list(find_runs(tmp_path)) == ["first-light"]
     files = sorted((tmp_path / "first-light").iterdir())
     assert len(files) == 3
     assert {source_of(path) for path in files} == {"client-" + "ab" * 8}
-    kinds = [type(each.event).__name__ for each in EventFolder(tmp_path / "first-light").read()]
+    kinds = [type(each.event).__name__ for each in EventFolderReader(tmp_path / "first-light").read()]
     assert kinds == ["TokenFiles", "Started", *["PhaseChanged", "Validated"] * 3, "Ended"]
 
 
 def test_only_the_newest_files_of_this_program_are_kept(tmp_path: Path, ticking: Callable[[], None]) -> None:
-    write_run(EventParts(tmp_path, keep=2), epochs=5)
-    write_run(EventParts(tmp_path, keep=2), epochs=1, id_="cd" * 32)
+    write_run(EventFolderWriter(tmp_path, keep=2), epochs=5)
+    write_run(EventFolderWriter(tmp_path, keep=2), epochs=1, id_="cd" * 32)
     mine = sorted((tmp_path / "first-light").glob("client-abab*"))
     assert len(mine) == 2
     assert len(list((tmp_path / "first-light").glob("client-cdcd*"))) == 1
-    assert [each.event for each in EventFolder(mine[-1]).read()][-1] == told.Ended("over", success=True)
+    assert [each.event for each in EventFolderReader(mine[-1]).read()][-1] == told.Ended("over", success=True)
 
 
 @pytest.mark.parametrize("run_id", ["..", ".", "a/b", "x\0y", "Zürich 2"])
 def test_a_runs_name_never_leads_out_of_the_folder(tmp_path: Path, run_id: str, ticking: Callable[[], None]) -> None:
-    write_run(EventParts(tmp_path / "events"), epochs=1, run_id=run_id)
+    write_run(EventFolderWriter(tmp_path / "events"), epochs=1, run_id=run_id)
     (folder,) = (tmp_path / "events").iterdir()
     assert folder.is_dir()
     assert len(list(folder.glob("*.jsonl"))) == 1

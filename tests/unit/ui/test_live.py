@@ -22,33 +22,33 @@ from psyche_core.telemetry.events import (
     Validated,
 )
 from psyche_core.ui.display import open_display
-from psyche_core.ui.ledger import RunLedger
 from psyche_core.ui.live import LINE_SECONDS, LineDisplay, LiveDisplay, dashboard, figures_line
+from psyche_core.ui.run_metrics import RunMetrics
 
 
-def a_ledger() -> RunLedger:
-    ledger = RunLedger(run_id="first-light", total_steps=10)
-    ledger.handle("server", 0.0, Started("server", "", "first-light", "x"))
-    ledger.handle("server", 1.0, PhaseChanged("RoundTrain", 1, 3, 2, 2))
+def some_metrics() -> RunMetrics:
+    metrics = RunMetrics(run_id="first-light", total_steps=10)
+    metrics.handle("server", 0.0, Started("server", "", "first-light", "x"))
+    metrics.handle("server", 1.0, PhaseChanged("RoundTrain", 1, 3, 2, 2))
     for number, name in enumerate(("client-1", "client-2")):
-        ledger.handle(name, 0.0, Started("client", f"{number}fedcba987654321", "first-light", "x"))
+        metrics.handle(name, 0.0, Started("client", f"{number}fedcba987654321", "first-light", "x"))
         for step in (1, 2):
-            ledger.handle(name, 2.0 * step, StepTrained(0, step, 5.0 - step, 3000, 1.0, 500))
-            ledger.handle(name, 2.0 * step, StepApplied(0, step, 2, 2, 0.1))
-        ledger.handle(name, 5.0, NetworkTotals(1_500_000, 2_500_000, 1))
-        ledger.handle(name, 5.0, EpochDigest(0, 2, "abcd" * 16))
-    ledger.handle("client-1", 5.0, Validated(2, 3.125))
-    return ledger
+            metrics.handle(name, 2.0 * step, StepTrained(0, step, 5.0 - step, 3000, 1.0, 500))
+            metrics.handle(name, 2.0 * step, StepApplied(0, step, 2, 2, 0.1))
+        metrics.handle(name, 5.0, NetworkTotals(1_500_000, 2_500_000, 1))
+        metrics.handle(name, 5.0, EpochDigest(0, 2, "abcd" * 16))
+    metrics.handle("client-1", 5.0, Validated(2, 3.125))
+    return metrics
 
 
-def drawn(ledger: RunLedger, *, now: float = 5.0, width: int = 100) -> str:
+def drawn(metrics: RunMetrics, *, now: float = 5.0, width: int = 100) -> str:
     stream = io.StringIO()
-    Console(file=stream, width=width, color_system=None).print(dashboard(ledger, now=now, width=width))
+    Console(file=stream, width=width, color_system=None).print(dashboard(metrics, now=now, width=width))
     return stream.getvalue()
 
 
 def test_the_panel_says_all_that_was_promised() -> None:
-    text = drawn(a_ledger())
+    text = drawn(some_metrics())
     for part in (
         "first-light", "RoundTrain", "epoch 1", "step 2/10", "2 clients",  # phase, epoch, step of total
         "16 s left",  # 4 s for 2 steps, 8 to go
@@ -60,38 +60,38 @@ def test_the_panel_says_all_that_was_promised() -> None:
 
 def test_a_step_that_some_have_not_reported_is_not_the_end_of_the_curve() -> None:
     """The curve's end jumped with each client that reported the step first."""
-    ledger = a_ledger()
-    ledger.handle("client-1", 6.0, StepTrained(1, 3, 9.0, 3000, 1.0, 500))
-    assert [step for step, _ in ledger.mean_losses] == [1, 2, 3]
-    assert "loss 3.000" in drawn(ledger)
-    assert "loss 3.000" in figures_line(ledger, now=6.0)
-    ledger.handle("client-2", 7.0, StepTrained(1, 3, 1.0, 3000, 1.0, 500))
-    assert "loss 5.000" in drawn(ledger)
+    metrics = some_metrics()
+    metrics.handle("client-1", 6.0, StepTrained(1, 3, 9.0, 3000, 1.0, 500))
+    assert [step for step, _ in metrics.mean_losses] == [1, 2, 3]
+    assert "loss 3.000" in drawn(metrics)
+    assert "loss 3.000" in figures_line(metrics, now=6.0)
+    metrics.handle("client-2", 7.0, StepTrained(1, 3, 1.0, 3000, 1.0, 500))
+    assert "loss 5.000" in drawn(metrics)
 
 
 def test_who_waits_for_members_is_shown_how_many_are_needed() -> None:
-    ledger = RunLedger(run_id="first-light", total_steps=10)
-    ledger.handle("server", 1.0, PhaseChanged("WaitingForMembers", 0, 1, 1, None, 2))
-    assert "1 of 2 clients that are needed to start" in drawn(ledger)
-    assert figures_line(ledger, now=2.0).endswith("1 of 2 clients that are needed to start")
-    ledger.handle("server", 1.0, PhaseChanged("WaitingForMembers", 0, 1, 2, None, 2))
-    assert figures_line(ledger, now=2.0).endswith(" 2 clients")
+    metrics = RunMetrics(run_id="first-light", total_steps=10)
+    metrics.handle("server", 1.0, PhaseChanged("WaitingForMembers", 0, 1, 1, None, 2))
+    assert "1 of 2 clients that are needed to start" in drawn(metrics)
+    assert figures_line(metrics, now=2.0).endswith("1 of 2 clients that are needed to start")
+    metrics.handle("server", 1.0, PhaseChanged("WaitingForMembers", 0, 1, 2, None, 2))
+    assert figures_line(metrics, now=2.0).endswith(" 2 clients")
 
 
 def test_kills_and_resyncs_are_counted_where_there_are_any() -> None:
-    ledger = a_ledger()
-    assert "kills" not in drawn(ledger) + figures_line(ledger, now=5.0)
-    ledger.killed("client-2")
-    ledger.handle("client-2", 6.0, Started("client", "x", "first-light", "x"))
-    ledger.handle("client-2", 7.0, Resynced(1, 2))
-    assert "1 kills, 1 resyncs" in drawn(ledger)
-    assert " · 1 kills, 1 resyncs · " in figures_line(ledger, now=7.0)
+    metrics = some_metrics()
+    assert "kills" not in drawn(metrics) + figures_line(metrics, now=5.0)
+    metrics.killed("client-2")
+    metrics.handle("client-2", 6.0, Started("client", "x", "first-light", "x"))
+    metrics.handle("client-2", 7.0, Resynced(1, 2))
+    assert "1 kills, 1 resyncs" in drawn(metrics)
+    assert " · 1 kills, 1 resyncs · " in figures_line(metrics, now=7.0)
 
 
 def test_of_a_model_being_fetched_only_begin_and_end_are_worth_a_line() -> None:
     stream = io.StringIO()
-    ledger = RunLedger(run_id="r")
-    display = LineDisplay(ledger, Console(file=stream, width=80))
+    metrics = RunMetrics(run_id="r")
+    display = LineDisplay(metrics, Console(file=stream, width=80))
     for pieces in range(5):
         display.show("client-1", ModelSync(3, pieces, 4, 10 * pieces))
     first, last = stream.getvalue().splitlines()
@@ -100,27 +100,27 @@ def test_of_a_model_being_fetched_only_begin_and_end_are_worth_a_line() -> None:
 
 
 def test_replicas_that_differ_are_shown_as_such() -> None:
-    ledger = a_ledger()
-    ledger.handle("client-2", 6.0, EpochDigest(1, 4, "11" * 32))
-    ledger.handle("client-1", 6.0, EpochDigest(1, 4, "22" * 32))
-    text = drawn(ledger)
+    metrics = some_metrics()
+    metrics.handle("client-2", 6.0, EpochDigest(1, 4, "11" * 32))
+    metrics.handle("client-1", 6.0, EpochDigest(1, 4, "22" * 32))
+    text = drawn(metrics)
     assert "1: 22222222 ≠" in text
     assert "replicas differ at the end of epoch 1" in text
 
 
 def test_an_empty_book_can_be_drawn() -> None:
-    assert "starting" in drawn(RunLedger(run_id="r"))
+    assert "starting" in drawn(RunMetrics(run_id="r"))
 
 
 def test_no_line_of_the_panel_is_wider_than_the_terminal() -> None:
-    assert max(map(len, drawn(a_ledger(), width=80).splitlines())) <= 80
+    assert max(map(len, drawn(some_metrics(), width=80).splitlines())) <= 80
 
 
 def test_lines_come_every_few_seconds_and_at_once_for_what_matters() -> None:
     now = [100.0]
     stream = io.StringIO()
-    ledger = a_ledger()
-    display = LineDisplay(ledger, Console(file=stream, width=80), clock=lambda: now[0])
+    metrics = some_metrics()
+    display = LineDisplay(metrics, Console(file=stream, width=80), clock=lambda: now[0])
     display.show("testnet")
     now[0] += LINE_SECONDS / 2
     display.show("testnet")
@@ -138,7 +138,7 @@ def test_lines_come_every_few_seconds_and_at_once_for_what_matters() -> None:
 def test_the_live_panel_prints_complaints_above_itself_and_ends_complete() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=100, height=40, force_terminal=True, color_system=None)
-    with LiveDisplay(a_ledger(), console) as display:
+    with LiveDisplay(some_metrics(), console) as display:
         display.show("client-2", Problem("warning", "a peer is slow"))
     text = stream.getvalue()
     assert "client-2: warning: a peer is slow" in text

@@ -8,29 +8,29 @@ from pathlib import Path
 from rich.console import Console
 
 from psyche_core.telemetry.events import EpochDigest, NetworkTotals, Started, StepApplied, StepTrained, Validated
-from psyche_core.ui.ledger import RunLedger
+from psyche_core.ui.run_metrics import RunMetrics
 from psyche_core.ui.run_report import make_report
 from psyche_core.ui.summary import summary
 
 
-def printed(ledger: RunLedger) -> str:
+def printed(metrics: RunMetrics) -> str:
     stream = io.StringIO()
-    report = make_report(ledger, wall_seconds=132.0)
-    Console(file=stream, width=80).print(summary(ledger, report, files=[Path("runs/demo/report.json")]))
+    report = make_report(metrics, wall_seconds=132.0)
+    Console(file=stream, width=80).print(summary(metrics, report, files=[Path("runs/demo/report.json")]))
     return stream.getvalue()
 
 
 def test_a_finished_run_in_eighty_columns() -> None:
-    ledger = RunLedger(run_id="first-light", total_steps=2)
-    ledger.handle("client-1", 0.0, Started("client", "ab" * 32, "first-light", "x"))
-    ledger.handle("client-1", 0.0, Validated(0, 6.962))
+    metrics = RunMetrics(run_id="first-light", total_steps=2)
+    metrics.handle("client-1", 0.0, Started("client", "ab" * 32, "first-light", "x"))
+    metrics.handle("client-1", 0.0, Validated(0, 6.962))
     for step, loss in ((1, 6.955), (2, 4.462)):
-        ledger.handle("client-1", 10.0 * step, StepTrained(0, step, loss, 1000, 1.0, 21_200))
-        ledger.handle("client-1", 10.0 * step, StepApplied(0, step, 1, 1, 0.1))
-    ledger.handle("client-1", 20.0, EpochDigest(0, 2, "cd" * 32))
-    ledger.handle("client-1", 20.0, Validated(2, 4.548))
-    ledger.handle("client-1", 20.0, NetworkTotals(13_000_000, 12_000_000, 2))
-    text = printed(ledger)
+        metrics.handle("client-1", 10.0 * step, StepTrained(0, step, loss, 1000, 1.0, 21_200))
+        metrics.handle("client-1", 10.0 * step, StepApplied(0, step, 1, 1, 0.1))
+    metrics.handle("client-1", 20.0, EpochDigest(0, 2, "cd" * 32))
+    metrics.handle("client-1", 20.0, Validated(2, 4.548))
+    metrics.handle("client-1", 20.0, NetworkTotals(13_000_000, 12_000_000, 2))
+    text = printed(metrics)
     assert "2 in 1 epochs" in text
     assert "identical, bit for bit" in text
     assert "6.962 (step 0) → 4.548 (step 2), -2.414 nats per token" in text
@@ -42,16 +42,16 @@ def test_a_finished_run_in_eighty_columns() -> None:
 
 
 def test_kills_and_what_came_of_them_are_told() -> None:
-    ledger = RunLedger(run_id="r")
-    ledger.handle("client-1", 0.0, Started("client", "ab" * 32, "r", "x"))
-    assert "kills" not in printed(ledger)
-    ledger.killed("client-1")
-    assert "1 kills, 0 resyncs, 0 shares handed out again" in printed(ledger)
+    metrics = RunMetrics(run_id="r")
+    metrics.handle("client-1", 0.0, Started("client", "ab" * 32, "r", "x"))
+    assert "kills" not in printed(metrics)
+    metrics.killed("client-1")
+    assert "1 kills, 0 resyncs, 0 shares handed out again" in printed(metrics)
 
 
 def test_a_run_of_which_nothing_is_known_claims_nothing() -> None:
-    ledger = RunLedger(run_id="r")
-    ledger.expect("client-1")
-    text = printed(ledger)
+    metrics = RunMetrics(run_id="r")
+    metrics.expect("client-1")
+    text = printed(metrics)
     assert "NOT shown to be identical" in text
     assert "validation" not in text

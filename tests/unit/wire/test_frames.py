@@ -58,7 +58,7 @@ def test_any_cutting_of_the_stream_gives_the_same_frames(payloads: list[bytes], 
             got.append(payload)
 
     assert got == payloads
-    assert decoder.buffered == 0
+    assert len(decoder._buffer) == 0
 
 
 def test_header_is_big_endian() -> None:

@@ -144,7 +144,7 @@ def run_manager(ctx: click.Context, /, env_file: Path | None, authorizer: str | 
         return 0
 
     from psyche_backend_solana.commands.client.start import StartOptions, start
-    from psyche_backend_solana.commands.client.supervisor import Pace
+    from psyche_backend_solana.commands.client.supervisor import SupervisorTimes
     from psyche_backend_solana.commands.context import ADDRESS
 
     options = StartOptions(
@@ -158,6 +158,6 @@ def run_manager(ctx: click.Context, /, env_file: Path | None, authorizer: str | 
         coordinator_program_id=given["coordinator_program_id"],
         grantor=None if authorizer is None else ADDRESS.convert(authorizer, None, ctx),
         more=(*given["more"], *ctx.meta.get(FOR_CLIENT, ())),
-        pace=Pace(poll=given["version_interval"]),
+        times=SupervisorTimes(poll=given["version_interval"]),
     )
     return start(env_file, options)

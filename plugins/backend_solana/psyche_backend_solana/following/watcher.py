@@ -36,7 +36,7 @@ BEHIND_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class WatcherIntervals:
     """Seconds between polls: calm while a socket is open, alert while none is."""
 
     calm: float = 10.0
@@ -44,7 +44,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class AccountReading:
     """One reading of the account, the clock of the same slot, and the state (None before the run's first configuration)."""
 
     account: CoordinatorAccount
@@ -53,23 +53,23 @@ class Sight:
 
 
 class Watcher:
-    """Watches one run. on_sight: called with every newer account. on_clock: called with every reading of the clock."""
+    """Watches one run. on_reading: called with every newer account. on_clock: called with every reading of the clock."""
 
     def __init__(
         self,
         rpc: Rpc,
         run: Run,
         *,
-        on_sight: Callable[[Sight], None],
+        on_reading: Callable[[AccountReading], None],
         on_clock: Callable[[ChainClock], None],
-        pace: Pace | None = None,
+        intervals: WatcherIntervals | None = None,
         patience_seconds: float = 300.0,
     ) -> None:
         self._rpc = rpc
         self._run = run
-        self._on_sight = on_sight
+        self._on_reading = on_reading
         self._on_clock = on_clock
-        self._pace = pace or Pace()
+        self._intervals = intervals or WatcherIntervals()
         self._patience = patience_seconds
         self._call_seconds = min(CALL_SECONDS, max(1.0, patience_seconds))
         self._subscriptions = [Subscription(endpoint, run.account, on_nonce=self.heard) for endpoint in rpc.endpoints]
@@ -104,19 +104,19 @@ class Watcher:
         """Read now, because we have changed something ourselves."""
         self._wake.set()
 
-    async def read(self) -> Sight | None:
+    async def read(self) -> AccountReading | None:
         """Read account and clock now, and pass on newer values. Raises RpcError, RpcUnavailable, WireError, BackendClosed."""
-        copy, reading = await self._follower.read(heard=max(self._heard, self._polled))
-        self._on_clock(reading)
+        copy, clock = await self._follower.read(heard=max(self._heard, self._polled))
+        self._on_clock(clock)
         if copy.nonce <= self._seen:
             self._answered = anyio.current_time()
             return None
 
-        sight = Sight(copy.account, reading, copy.state)
-        self._on_sight(sight)
+        reading = AccountReading(copy.account, clock, copy.state)
+        self._on_reading(reading)
         self._seen = copy.nonce
         self._answered = anyio.current_time()
-        return sight
+        return reading
 
     async def read_clock(self) -> ChainClock:
         """Read the clock, and the nonce with it. Raises RpcError, RpcUnavailable, BackendClosed."""
@@ -176,12 +176,12 @@ class Watcher:
                     message = f"the coordinator could not be read for {silent:.0f} s: {error}"
                     raise BackendClosed(message) from error
                 logger.info("reading the coordinator failed: %s", error)
-                await anyio.sleep(min(self._pace.alert, 1.0))
+                await anyio.sleep(min(self._intervals.alert, 1.0))
 
     def _pause(self) -> float:
         if max(self._heard, self._polled) > self._seen:
-            return min(BEHIND_SECONDS, self._pace.alert)  # the endpoint that was read is behind another one
+            return min(BEHIND_SECONDS, self._intervals.alert)  # the endpoint that was read is behind another one
         if self._untold is not None:
-            return min(DEAF_SECONDS, self._pace.calm)
+            return min(DEAF_SECONDS, self._intervals.calm)
 
-        return self._pace.calm if self.listening else self._pace.alert
+        return self._intervals.calm if self.listening else self._intervals.alert

@@ -27,7 +27,7 @@ from psyche_backend_solana.localnet.ledger.clock import ChainClock, Instant
 from psyche_backend_solana.localnet.ledger.genesis import FIRST_SLOT
 from psyche_backend_solana.localnet.ledger.ledger import Ledger, Refused
 from psyche_backend_solana.localnet.ledger.snapshot import restore, take_snapshot
-from psyche_backend_solana.localnet.ledger.store import Store
+from psyche_backend_solana.localnet.ledger.state_file import StateFile
 from psyche_backend_solana.localnet.ledger.transaction_errors import error_sentence
 from psyche_backend_solana.localnet.rpc.faults import FaultSwitch
 from psyche_backend_solana.localnet.serving.engine import Engine
@@ -71,7 +71,7 @@ class LocalChain:
         self._numbers = itertools.count(1)
         self._engine = Engine(self._outboxes.deliver)
         self._clock = ChainClock(FIRST_SLOT, wall(), slot_ms=self.settings.slot_ms, steady=None)
-        self._store: Store | None = None
+        self._state_file: StateFile | None = None
         self._saved_changes = -1
         self._stack = AsyncExitStack()
         self.restored: bool = False
@@ -95,7 +95,7 @@ class LocalChain:
             await self.open_provider(settings.rpc_port, settings.ws_port)
             if not settings.manual_clock:
                 stack.push_async_callback(_ending(self._keep_time()))
-            if self._store is not None:
+            if self._state_file is not None:
                 stack.push_async_callback(_ending(self._keep_saved()))
             self._stack = stack.pop_all()
         return self
@@ -192,12 +192,12 @@ class LocalChain:
 
     async def save(self) -> None:
         """Save the state to disk. Raises UserError if no file is configured or it cannot be saved."""
-        if self._store is None:
+        if self._state_file is None:
             message = "this chain keeps no state; give ChainSettings a `state` file"
             raise UserError(message)
 
         changes, plain = await self._on_ledger(lambda ledger: (ledger.changes, take_snapshot(ledger)))
-        await anyio.to_thread.run_sync(self._store.save, plain)
+        await anyio.to_thread.run_sync(self._state_file.save, plain)
         self._saved_changes = changes
 
     async def _on_ledger(self, action: Callable[[Ledger], T]) -> T:
@@ -217,8 +217,8 @@ class LocalChain:
         if settings.state is None:
             return None, programs
 
-        self._store = Store(settings.state, max_bytes=settings.limits.state_bytes)
-        return None if settings.reset else self._store.load(), programs
+        self._state_file = StateFile(settings.state, max_bytes=settings.limits.state_bytes)
+        return None if settings.reset else self._state_file.load(), programs
 
     def _make(self, saved: Any, programs: Mapping[str, bytes]) -> Node:
         """In the node's thread."""
@@ -244,16 +244,16 @@ class LocalChain:
             ledger,
             settings.limits,
             admin=settings.allow_faults,
-            save=self._save_now if self._store else None,
+            save=self._save_now if self._state_file else None,
             providers=lambda: [(provider.rpc_place, provider.ws_place) for provider in tuple(self.providers)],
         )
 
     def _go_on(self, saved: Any, wall: float) -> tuple[Ledger, Instant, float]:
-        assert self._store is not None, "what is saved came from a store"
+        assert self._state_file is not None, "what is saved came from a store"
         try:
             ledger = restore(saved, history=self.settings.limits.history)
         except WireError as error:
-            raise self._store.unusable(error) from error
+            raise self._state_file.unusable(error) from error
 
         self.restored = True
         if self.settings.manual_clock:
@@ -284,11 +284,11 @@ class LocalChain:
 
     def _save_now(self) -> None:
         """Save, in the node's thread, for `psyche_saveState`."""
-        assert self._store is not None, "served only where there is a store"
-        self._store.save(take_snapshot(self._engine.node.ledger))
+        assert self._state_file is not None, "served only where there is a store"
+        self._state_file.save(take_snapshot(self._engine.node.ledger))
 
     async def _save_at_end(self) -> None:
-        if self._store is not None:
+        if self._state_file is not None:
             self._saved_changes = -1  # the time and the blockhashes always change
             await self._save_changes()
 

@@ -62,7 +62,7 @@ def order(state: CoordinatorState, nonce: int) -> tuple[bytes, ...]:
     return (*sorted(first, key=draw), *sorted(rest, key=draw))
 
 
-def patience(state: CoordinatorState, nonce: int, signer: bytes) -> float:
+def tick_delay(state: CoordinatorState, nonce: int, signer: bytes) -> float:
     """Seconds that a signer waits before it sends a due tick: 0 for the first in the order, then 2, 4, 8 … up to 30."""
     members = order(state, nonce)
     place = members.index(signer) if signer in members else max(len(members), OUTSIDERS_TURN)
@@ -73,7 +73,7 @@ def patience(state: CoordinatorState, nonce: int, signer: bytes) -> float:
 
 
 @dataclass(slots=True)
-class Turn:
+class TickSchedule:
     """Remembers since when a tick is due in the current state, by local monotonic time."""
 
     nonce: int = -1
@@ -87,4 +87,4 @@ class Turn:
         if self.nonce != nonce:
             self.nonce, self.since = nonce, local
 
-        return local - self.since >= patience(state, nonce, signer)
+        return local - self.since >= tick_delay(state, nonce, signer)

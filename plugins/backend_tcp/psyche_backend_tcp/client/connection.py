@@ -27,16 +27,24 @@ from typing import Self
 
 import anyio
 
-from psyche_backend_tcp.client.session import Received, Session
+from psyche_backend_tcp.client.session import ClientSession, Received
 from psyche_backend_tcp.connections.addresses import parse_address, reason
-from psyche_backend_tcp.connections.dialer import Link, dial
+from psyche_backend_tcp.connections.dialer import DialedConnection, dial
 from psyche_backend_tcp.connections.listener import CONNECTION_LOST
 from psyche_backend_tcp.connections.login import COORDINATOR
 from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES
 from psyche_backend_tcp.protocol import Answer, CommandRequest, JoinRequest, encode_client, encode_command
 from psyche_core.config.sentences import printable
 from psyche_core.coordinator.commands import Command, Withdraw
-from psyche_core.errors import AccessRefused, BackendClosed, BackendError, CommandRefused, UnknownHost, WireError
+from psyche_core.errors import (
+    AccessRefused,
+    BackendClosed,
+    BackendError,
+    CommandRefused,
+    KeyUsedElsewhere,
+    UnknownHost,
+    WireError,
+)
 from psyche_core.hookspecs import BackendContext
 from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_command
 from psyche_core.types import NodeIdentity, RunState
@@ -73,11 +81,15 @@ class _Request:
 
 
 class _Lost(Exception):
-    """This connection ended; final: so did the backend. silent: seconds since something was received on it."""
+    """This connection ended; final: so did the backend. silent: seconds since something was received on it.
 
-    def __init__(self, sentence: str, *, final: bool = False, silent: float = 0.0) -> None:
+    replaced: whether another client took our place with the same key.
+    """
+
+    def __init__(self, sentence: str, *, final: bool = False, silent: float = 0.0, replaced: bool = False) -> None:
         super().__init__(sentence)
         self.final = final
+        self.replaced = replaced
         self.silent = silent
 
 
@@ -97,9 +109,10 @@ class TcpBackend(Backend):
         self._unread = False
         self._changed = anyio.Event()
         self._closed: str | None = None
+        self._replaced = False
         self._task: asyncio.Task[None] | None = None
-        self._link: Link | None = None
-        self._session = Session()
+        self._connection: DialedConnection | None = None
+        self._session = ClientSession()
         self._jitter = random.SystemRandom()
         self.reconnects: int = 0
 
@@ -114,8 +127,8 @@ class TcpBackend(Backend):
         Raises BackendError (`cannot connect to host:port: reason`), CommandRefused (Busy, …); AccessRefused (WrongServer,
         WrongRun, …) and UnknownHost at once.
         """
-        self._link = link = await self._first_dial()
-        self._task = asyncio.create_task(self._run(link), name=f"tcp backend {self._identity}")
+        self._connection = connection = await self._first_dial()
+        self._task = asyncio.create_task(self._run(connection), name=f"tcp backend {self._identity}")
         return self
 
     @property
@@ -126,7 +139,7 @@ class TcpBackend(Backend):
     @property
     def bytes_received(self) -> int:
         """Bytes received from the server over the current connection."""
-        return self._link.frames.bytes_received if self._link is not None else 0
+        return self._connection.frames.bytes_received if self._connection is not None else 0
 
     async def join(self, address: bytes, *, timeout: float) -> None:
         """Ask to be a member of the next epochs. Raises CommandRefused, BackendClosed, TimeoutError, ValueError."""
@@ -144,7 +157,7 @@ class TcpBackend(Backend):
         """The run's instance, known after its first state. Raises BackendClosed."""
         while self._update is None:
             if self._closed is not None:
-                raise BackendClosed(self._reason)
+                raise self._ended()
 
             await self._changed.wait()
         return self._update.state.instance
@@ -157,7 +170,7 @@ class TcpBackend(Backend):
         """The newest state not yet returned. Raises BackendClosed when there will be no more."""
         while not self._unread:
             if self._closed is not None:
-                raise BackendClosed(self._reason)
+                raise self._ended()
 
             await self._changed.wait()
 
@@ -181,14 +194,14 @@ class TcpBackend(Backend):
             task.cancel()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([task])
-                if self._link is not None:
-                    await self._link.frames.aclose()  # a task cancelled before its first step has not closed it
+                if self._connection is not None:
+                    await self._connection.frames.aclose()  # a task cancelled before its first step has not closed it
 
     # ------------------------------------------------------------ requests
 
     async def _ask(self, number: int, payload: bytes, timeout: float) -> None:
         if self._closed is not None:
-            raise BackendClosed(self._reason)
+            raise self._ended()
 
         request = self._requests[number] = _Request(payload)
         self._wake.set()
@@ -199,13 +212,12 @@ class TcpBackend(Backend):
             self._requests.pop(number, None)
 
         if request.answer is None:
-            raise BackendClosed(self._reason)
+            raise self._ended()
         if request.answer.code:
             raise CommandRefused(printable(request.answer.code), printable(request.answer.sentence))
 
-    @property
-    def _reason(self) -> str:
-        return self._closed or "the connection is open"
+    def _ended(self) -> BackendClosed:
+        return (KeyUsedElsewhere if self._replaced else BackendClosed)(self._closed or "the connection is open")
 
     def _close(self, sentence: str) -> None:
         if self._closed is None:
@@ -216,7 +228,7 @@ class TcpBackend(Backend):
 
     # ------------------------------------------------------------ the background task
 
-    async def _dial(self, timeout: float) -> Link:
+    async def _dial(self, timeout: float) -> DialedConnection:
         return await dial(
             self._address,
             service=COORDINATOR,
@@ -226,7 +238,7 @@ class TcpBackend(Backend):
             known=self._session.begin(),
         )
 
-    async def _first_dial(self) -> Link:
+    async def _first_dial(self) -> DialedConnection:
         """The first connection: retries while the server is not up or full; raises at once what the user can fix."""
         pause, seconds, told = RETRY_SECONDS, self._context.retry_seconds, False
         deadline = anyio.current_time() + seconds
@@ -267,18 +279,19 @@ class TcpBackend(Backend):
 
         return BackendError(f"{why}; {tried}{_CHECK}")
 
-    async def _run(self, link: Link) -> None:
+    async def _run(self, connection: DialedConnection) -> None:
         server = str(self._address)
         try:
             while True:
-                lost = await self._converse(link)
+                lost = await self._converse(connection)
                 if lost.final:
+                    self._replaced = lost.replaced
                     self._close(str(lost))
                     return
 
                 logger.warning("lost the coordinator at %s: %s; trying to reconnect", server, lost)
                 since = anyio.current_time() - lost.silent
-                link = await self._reconnect(lost)
+                connection = await self._reconnect(lost)
                 self.reconnects += 1
                 away = anyio.current_time() - since
                 logger.warning("connected to the coordinator at %s again after %.0f s", server, max(away, 1.0))
@@ -290,7 +303,7 @@ class TcpBackend(Backend):
         finally:
             self._close("the backend's task was cancelled")
 
-    async def _reconnect(self, lost: _Lost) -> Link:
+    async def _reconnect(self, lost: _Lost) -> DialedConnection:
         pause = RETRY_SECONDS
         deadline = anyio.current_time() + self._context.retry_seconds
         last: Exception = lost
@@ -311,9 +324,9 @@ class TcpBackend(Backend):
         message = f"the coordinator was lost ({lost}) and did not come back within {self._context.retry_seconds:g} s: {last}"
         raise BackendClosed(message)
 
-    async def _converse(self, link: Link) -> _Lost:
+    async def _converse(self, connection: DialedConnection) -> _Lost:
         """Read and write one connection until it ends; returns why it ended."""
-        self._link = link
+        self._connection = connection
         replies: deque[bytes] = deque()
         result = _Lost("the connection ended")
         if self._joined is not None and self._update is not None:
@@ -325,25 +338,25 @@ class TcpBackend(Backend):
 
                 async def read() -> None:
                     nonlocal result
-                    result = await self._read(link, replies)
+                    result = await self._read(connection, replies)
                     group.cancel_scope.cancel()
 
                 group.start_soon(read)
-                await self._write(link, replies)
+                await self._write(connection, replies)
                 group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                await link.frames.aclose()
+                await connection.frames.aclose()
 
         return result
 
-    async def _read(self, link: Link, replies: deque[bytes]) -> _Lost:
+    async def _read(self, connection: DialedConnection, replies: deque[bytes]) -> _Lost:
         while True:
             try:
-                with anyio.fail_after(SILENT_PINGS * link.ping_seconds):
-                    received = self._session.receive(await link.frames.receive())
+                with anyio.fail_after(SILENT_PINGS * connection.ping_seconds):
+                    received = self._session.receive(await connection.frames.receive())
             except TimeoutError:
-                silent = SILENT_PINGS * link.ping_seconds
+                silent = SILENT_PINGS * connection.ping_seconds
                 return _Lost(f"nothing was received for {silent:g} s", silent=silent)
             except CONNECTION_LOST:
                 if self._update is not None and self._update.state.run_state is RunState.Finished:
@@ -354,7 +367,8 @@ class TcpBackend(Backend):
                 return _Lost(str(error))
 
             if received.bye is not None:
-                return _Lost(printable(received.bye.sentence), final=received.bye.code in _FINAL)
+                code = received.bye.code
+                return _Lost(printable(received.bye.sentence), final=code in _FINAL, replaced=code == "Replaced")
 
             self._take_in(received, replies)
 
@@ -378,7 +392,7 @@ class TcpBackend(Backend):
             self._changed.set()
             self._changed = anyio.Event()
 
-    async def _write(self, link: Link, replies: deque[bytes]) -> None:
+    async def _write(self, connection: DialedConnection, replies: deque[bytes]) -> None:
         sent: set[int] = set()
         while True:
             self._wake = anyio.Event()
@@ -393,8 +407,8 @@ class TcpBackend(Backend):
                 continue
 
             with contextlib.suppress(*CONNECTION_LOST):
-                with anyio.move_on_after(SILENT_PINGS * link.ping_seconds):
-                    await link.frames.send(*payloads)
+                with anyio.move_on_after(SILENT_PINGS * connection.ping_seconds):
+                    await connection.frames.send(*payloads)
                 continue
 
             await anyio.sleep_forever()  # the reader finds the reason, maybe in a bye

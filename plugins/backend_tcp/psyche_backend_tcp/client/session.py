@@ -38,7 +38,7 @@ class Received:
     bye: Bye | None = None
 
 
-class Session:
+class ClientSession:
     """Follows the server's document."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from psyche_backend_tcp.connections.login import (
     decode_hello,
     encode_login,
 )
-from psyche_backend_tcp.connections.preamble import Challenged, Watched
+from psyche_backend_tcp.connections.preamble import Challenged, ChallengeStream
 from psyche_backend_tcp.connections.puzzle import encode_proof, prove
 from psyche_backend_tcp.connections.tls import WrongServer, open_tls
 from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, SERVER_FRAME
@@ -51,7 +51,7 @@ _NO_SUCH_HOST = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class DialedConnection:
     """A logged-in connection. ping_seconds: the server sends something at least this often. server_key: the key it proved."""
 
     frames: FramedStream
@@ -62,7 +62,7 @@ class Link:
 
 async def dial(
     address: ServerAddress, *, service: str, key: SecretKey, run_id: str | None, timeout: float, known: bytes = b""
-) -> Link:
+) -> DialedConnection:
     """Connect and log in.
 
     run_id: the run we take part in; None takes the one that the server names. known: hash of the document we still have. Raises
@@ -74,12 +74,12 @@ async def dial(
     try:
         with anyio.fail_after(timeout):
             for _ in range(MOST_TRIES):
-                stream, link = await anyio.connect_tcp(address.host, address.port), None
+                stream, connection = await anyio.connect_tcp(address.host, address.port), None
                 try:
-                    link = await shake_hands(
+                    connection = await shake_hands(
                         stream, expected=address.key, service=service, key=key, run_id=run_id, known=known, proof=proof
                     )
-                    return link
+                    return connection
                 except Challenged as challenged:
                     cookie, lost = challenged.cookie, challenged
                 except ssl.SSLError:
@@ -87,7 +87,7 @@ async def dial(
                 except CONNECTION_LOST as error:  # the server may have ended it for another client
                     cookie, lost = None, error
                 finally:
-                    if link is None:
+                    if connection is None:
                         with anyio.CancelScope(shield=True):
                             await stream.aclose()
                 if cookie is None:
@@ -120,14 +120,14 @@ async def shake_hands(
     run_id: str | None,
     known: bytes = b"",
     proof: bytes = b"",
-) -> Link:
+) -> DialedConnection:
     """TLS and login over a connected stream. proof: an encoded proof to send first, see `puzzle`.
 
     Raises WrongServer, Challenged, LoginRefused, WireError, and what a lost stream raises.
     """
     if proof:
         await stream.send(proof)
-    secure, server_key = await open_tls(Watched(stream), expected=expected)
+    secure, server_key = await open_tls(ChallengeStream(stream), expected=expected)
     frames = FramedStream(secure, receive_limit=LOGIN_FRAME, send_limit=CLIENT_FRAME)
     hello = decode_hello(await frames.receive(), service=service)
     login = Login(key.public, secrets.token_bytes(NONCE_BYTES), known)
@@ -137,7 +137,7 @@ async def shake_hands(
         case Welcome(ping_seconds, signature):
             check_welcome(signature, hello, login, server_key=server_key)
             frames.set_receive_limit(SERVER_FRAME)
-            return Link(frames, hello, ping_seconds, server_key)
+            return DialedConnection(frames, hello, ping_seconds, server_key)
         case Bye(code, sentence):
             raise LoginRefused(printable(code), printable(sentence))
         case _:

@@ -50,7 +50,7 @@ CONNECTION_LOST = (EndOfStream, BrokenResourceError, ClosedResourceError, BusyRe
 
 
 @dataclass(frozen=True, slots=True)
-class Visitor:
+class AcceptedConnection:
     """A logged-in connection. public: its key, 32 bytes; known: hash of the document that it still has, or empty."""
 
     public: bytes
@@ -132,7 +132,7 @@ class Listener:
         """Connections that have not logged in."""
         return self._admission.waiting
 
-    async def serve(self, handle: Callable[[Visitor], Awaitable[None]]) -> None:
+    async def serve(self, handle: Callable[[AcceptedConnection], Awaitable[None]]) -> None:
         """Accept until cancelled or closed; `handle` runs in a separate task for each connection, which is closed afterwards."""
         async with create_task_group() as group:
 
@@ -166,21 +166,21 @@ class Listener:
         for sock in self._sockets:
             await sock.aclose()
 
-    async def _attend(self, stream: SocketStream, handle: Callable[[Visitor], Awaitable[None]]) -> None:
+    async def _attend(self, stream: SocketStream, handle: Callable[[AcceptedConnection], Awaitable[None]]) -> None:
         self._count += 1
         number = self._count
         try:
-            visitor = await self._admit(number, stream)
-            if visitor is not None:
+            accepted = await self._admit(number, stream)
+            if accepted is not None:
                 try:
                     with anyio.CancelScope() as scope:
-                        self._inside[number] = visitor.public, scope
-                        await handle(visitor)
+                        self._inside[number] = accepted.public, scope
+                        await handle(accepted)
                 finally:
                     del self._inside[number]
-                    self._admission.leave(visitor.public)
+                    self._admission.leave(accepted.public)
                     with anyio.CancelScope(shield=True):
-                        await visitor.frames.aclose()
+                        await accepted.frames.aclose()
         except CONNECTION_LOST:
             return
         except Exception:  # one connection must never stop the others
@@ -189,7 +189,7 @@ class Listener:
             with anyio.CancelScope(shield=True):
                 await stream.aclose()
 
-    async def _admit(self, number: int, stream: SocketStream) -> Visitor | None:
+    async def _admit(self, number: int, stream: SocketStream) -> AcceptedConnection | None:
         """First bytes, TLS and login; None when it failed or timed out."""
         with anyio.move_on_after(self._limits.handshake_seconds) as scope:
             self._waiting[number] = scope
@@ -250,7 +250,7 @@ class Listener:
             self._admission.done(number)
             self._waiting[number].cancel()
 
-    async def _log_in(self, frames: FramedStream) -> Visitor | None:
+    async def _log_in(self, frames: FramedStream) -> AcceptedConnection | None:
         hello = Hello(self._service, self._run_id, secrets.token_bytes(NONCE_BYTES), self.facts)
         await frames.send(encode_hello(hello))
         try:
@@ -271,7 +271,7 @@ class Listener:
             self._admission.leave(login.public)
             raise
 
-        return Visitor(login.public, frames, login.known)
+        return AcceptedConnection(login.public, frames, login.known)
 
 
 def _host(stream: SocketStream) -> str:

@@ -73,7 +73,7 @@ class _Begun(_Wrapped):
         return await self._stream.receive(max_bytes)
 
 
-class Watched(_Wrapped):
+class ChallengeStream(_Wrapped):
     """The client's stream for TLS. If its first bytes are a challenge, `receive` raises Challenged, or WireError."""
 
     def __init__(self, stream: ByteStream) -> None:

@@ -18,8 +18,8 @@ from psyche_backend_tcp.connections.dialer import dial
 from psyche_backend_tcp.connections.listener import CONNECTION_LOST
 from psyche_backend_tcp.connections.login import DATA
 from psyche_backend_tcp.data.body import join
-from psyche_backend_tcp.data.link import Errand, SharedLink
 from psyche_backend_tcp.data.protocol import DATA_VERSION, MAX_INTERVALS, NOT_IN_EPOCH, RequestRefused
+from psyche_backend_tcp.data.shared_connection import ReadRequest, SharedConnection
 from psyche_core.errors import BackendError, CommandRefused, DataError, NothingForUs, WireError
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider, Samples
@@ -62,7 +62,7 @@ class ServerData(DataProvider):
         self._num_sequences = 0
         self._token_size = 0
         self._piece_samples = 1
-        self._link: SharedLink | None = None
+        self._connection: SharedConnection | None = None
         self._connecting = anyio.Lock()
         self._closed = False
 
@@ -93,15 +93,15 @@ class ServerData(DataProvider):
 
     async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
         """The samples in order. Raises DataError (refused, or no connection within the timeout), TimeoutError."""
-        errand = Errand(self._pieces(batches))
+        request = ReadRequest(self._pieces(batches))
         lost: BaseException | None = None
         try:
             with anyio.fail_after(timeout):
                 pause = 0.0  # no pause before the first retry: a long idle connection is often closed
                 while batches:
                     try:
-                        link = await self._connected(timeout)
-                        await link.fetch(errand)
+                        connection = await self._connected(timeout)
+                        await connection.fetch(request)
                         break
                     except (*CONNECTION_LOST, WireError, BackendError, RequestRefused) as error:
                         if _is_final(error):
@@ -121,7 +121,7 @@ class ServerData(DataProvider):
             return Samples(b"", 0, self._sequence_length, self._token_size)
 
         try:
-            parts = [(arrival.head, arrival.chunks) for _, arrival in sorted(errand.arrived.items())]
+            parts = [(arrival.head, arrival.chunks) for _, arrival in sorted(request.arrived.items())]
             return join(parts, sequence_length=self._sequence_length)
         except WireError as error:
             message = f"the data server at {self._location} sent invalid data: {error}"
@@ -130,9 +130,9 @@ class ServerData(DataProvider):
     async def aclose(self) -> None:
         """Close the connection; idempotent."""
         self._closed = True
-        link, self._link = self._link, None
-        if link is not None:
-            await link.aclose()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.aclose()
 
     def _pieces(self, batches: Sequence[BatchId]) -> Iterator[tuple[BatchId, ...]]:
         """The batches, split and grouped into requests that the server allows."""
@@ -151,29 +151,29 @@ class ServerData(DataProvider):
         if piece:
             yield tuple(piece)
 
-    async def _connected(self, timeout: float) -> SharedLink:
+    async def _connected(self, timeout: float) -> SharedConnection:
         """The connection; a new one if there is none that works."""
         async with self._connecting:
-            if self._link is not None and self._link.lost is not None:
-                link, self._link = self._link, None
-                await link.aclose()
-            if self._link is None:
-                self._link = await self._connect(min(timeout, CONNECT_SECONDS))
-            return self._link
+            if self._connection is not None and self._connection.lost is not None:
+                connection, self._connection = self._connection, None
+                await connection.aclose()
+            if self._connection is None:
+                self._connection = await self._connect(min(timeout, CONNECT_SECONDS))
+            return self._connection
 
-    async def _connect(self, timeout: float) -> SharedLink:
+    async def _connect(self, timeout: float) -> SharedConnection:
         if self._closed:
             message = "the data provider is closed"
             raise DataError(message)
 
-        link = await dial(self._address, service=DATA, key=self._key, run_id=None, timeout=timeout)
+        connection = await dial(self._address, service=DATA, key=self._key, run_id=None, timeout=timeout)
         try:
-            window = self._learn(link.hello.facts)
+            window = self._learn(connection.hello.facts)
         except DataError:
-            await link.frames.aclose()
+            await connection.frames.aclose()
             raise
 
-        return SharedLink(link.frames, sequence_length=self._sequence_length, window=window)
+        return SharedConnection(connection.frames, sequence_length=self._sequence_length, window=window)
 
     def _learn(self, facts: Mapping[str, int]) -> int:
         """Check and store a server's facts; returns the window, in requests. Raises DataError when they do not suit us."""

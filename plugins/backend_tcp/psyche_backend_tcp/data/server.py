@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 import anyio
 
-from psyche_backend_tcp.connections.listener import CONNECTION_LOST, Listener, Visitor
+from psyche_backend_tcp.connections.listener import CONNECTION_LOST, AcceptedConnection, Listener
 from psyche_backend_tcp.connections.login import DATA
 from psyche_backend_tcp.data.body import largest_sample, pack
 from psyche_backend_tcp.data.protocol import (
@@ -99,7 +99,7 @@ class DataServer:
 
     async def serve(self) -> None:
         """Answer requests until cancelled or closed."""
-        await self._listener.serve(lambda visitor: _Visit(visitor, self._limits, self._read).run())
+        await self._listener.serve(lambda accepted: _Visit(accepted, self._limits, self._read).run())
 
     def expel(self, may: Callable[[bytes], bool]) -> None:
         """Close the connections of keys that are no longer allowed."""
@@ -134,10 +134,10 @@ class _Visit:
     """One connection: receives requests, has them read one after the other, and sends what is ready, all concurrently."""
 
     def __init__(
-        self, visitor: Visitor, limits: Limits, read: Callable[[NodeIdentity, SamplesRequest], Awaitable[Samples]]
+        self, accepted: AcceptedConnection, limits: Limits, read: Callable[[NodeIdentity, SamplesRequest], Awaitable[Samples]]
     ) -> None:
-        self._frames = visitor.frames
-        self._identity = NodeIdentity(visitor.public, visitor.public)
+        self._frames = accepted.frames
+        self._identity = NodeIdentity(accepted.public, accepted.public)
         self._limits = limits
         self._read = read
         self._answers = DataServerState(

@@ -52,7 +52,7 @@ _REPLACED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class ClockTime:
     """monotonic: seconds, for timeouts; unix: whole seconds since 1970, for the coordinator."""
 
     monotonic: float
@@ -60,7 +60,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsaved:
+class PendingSave:
     """What must be on disk before anybody is told. version counts changes; draft is None when they cancelled each other out.
 
     opening: the run's own configuration, while the state has another one for its first epoch.
@@ -88,7 +88,7 @@ class Hub:
 
     draw_seed: called for each command, returns an unpredictable u64. opening: the configuration that replaces the state's at
     the first round. addresses: of the members of a resumed state; began: when it was resumed. After any call the caller
-    collects `take_unsaved` (to be written and confirmed with `saved`), then `take_stirred` (connections whose `outgoing` may
+    collects `take_pending_save` (to be written and confirmed with `saved`), then `take_stirred` (connections whose `outgoing` may
     have frames) and `take_changes`.
     """
 
@@ -101,7 +101,7 @@ class Hub:
         withdraw_on_disconnect: bool = True,
         opening: CoordinatorConfig | None = None,
         addresses: Mapping[bytes, bytes] | None = None,
-        began: Moment | None = None,
+        began: ClockTime | None = None,
     ) -> None:
         self._state = state
         self._limits = limits
@@ -142,25 +142,20 @@ class Hub:
         """Connections that are not closed yet."""
         return len(self._connections)
 
-    @property
-    def reopening(self) -> bool:
-        """Whether the coordinator's clock stands still after a restart."""
-        return self._reopening_until is not None
-
-    def take_unsaved(self) -> Unsaved | None:
+    def take_pending_save(self) -> PendingSave | None:
         """What changed since the last call, None when nothing did. Nobody is told of it before `saved`."""
         if self._taken == self._version:
             return None
 
         self._taken = self._version
         draft = self._documents.draft(self._state, self._key_records.addresses(self._members()))
-        return Unsaved(self._version, draft, self._opening)
+        return PendingSave(self._version, draft, self._opening)
 
-    def saved(self, unsaved: Unsaved) -> None:
+    def saved(self, pending_save: PendingSave) -> None:
         """A change is on disk: its answers and its document may be sent."""
-        self._saved = unsaved.version
-        if unsaved.draft is not None:
-            self._documents.publish(unsaved.draft)
+        self._saved = pending_save.version
+        if pending_save.draft is not None:
+            self._documents.publish(pending_save.draft)
             self._stirred.update(self._connections)
         self._stirred.update(number for number, connection in self._connections.items() if connection.held)
 
@@ -182,35 +177,35 @@ class Hub:
         taken, self._withdrawn = self._withdrawn, []
         return taken
 
-    # ------------------------------------------------------------ connections
-
     def take_figures(self) -> list[tuple[bytes, WitnessMetadata]]:
         """Signers of witnesses whose statements were accepted since the last call, and the unverified figures they sent."""
         taken, self._figures = self._figures, []
         return taken
 
-    def connect(self, identity: NodeIdentity, moment: Moment, *, known: bytes = b"") -> int:
+    # ------------------------------------------------------------ connections
+
+    def connect(self, identity: NodeIdentity, now: ClockTime, *, known: bytes = b"") -> int:
         """A key has logged in; returns the number of its connection. An older connection of the key gets a bye and is closed.
 
         known: hash of the document that the client still has.
         """
         number = self._next_number
         self._next_number += 1
-        entry = self._key_records.known(identity.signer, moment.monotonic)
+        entry = self._key_records.known(identity.signer, now.monotonic)
         if entry.connection is not None:
             self._say_bye(entry.connection, "Replaced", _REPLACED)
 
         entry.connection = number
         entry.lost_at = None
         limits = self._limits
-        bucket = TokenBucket(rate=limits.bytes_per_second, burst=limits.burst_bytes, now=moment.monotonic)
+        bucket = TokenBucket(rate=limits.bytes_per_second, burst=limits.burst_bytes, now=now.monotonic)
         self._connections[number] = _Connection(
-            identity, bucket, heard=moment.monotonic, pinged=moment.monotonic, known=self._documents.named(known)
+            identity, bucket, heard=now.monotonic, pinged=now.monotonic, known=self._documents.named(known)
         )
         self._stirred.add(number)
         return number
 
-    def disconnect(self, number: int, moment: Moment) -> None:
+    def disconnect(self, number: int, now: ClockTime) -> None:
         """A connection ended. Its member is withdrawn unless it returns in time; the end of a replaced one does not count."""
         connection = self._connections.pop(number, None)
         if connection is None:
@@ -221,28 +216,28 @@ class Hub:
             return
 
         entry.connection = None
-        entry.lost_at = moment.monotonic
-        self._settle_lost(moment)
+        entry.lost_at = now.monotonic
+        self._settle_lost(now)
 
-    def expel(self, may: Callable[[bytes], bool], moment: Moment) -> None:
+    def expel(self, may: Callable[[bytes], bool], now: ClockTime) -> None:
         """Close the connections of keys that are no longer allowed, and withdraw those members."""
         for number, connection in self._connections.items():
             if not may(connection.identity.signer):
                 self._say_bye(number, "NotAllowed", "the run's owner removed your key from the list of those who may take part")
         for signer in self._members():
             if not may(signer):
-                self._withdraw_member(signer, moment, why="not allowed")
+                self._withdraw_member(signer, now, why="not allowed")
 
-    def receive(self, number: int, payload: bytes, moment: Moment) -> float:
+    def receive(self, number: int, payload: bytes, now: ClockTime) -> float:
         """Handle a frame; returns seconds to wait before reading the next. A bad frame closes only this connection."""
         connection = self._connections.get(number)
         if connection is None or connection.closing:
             return 0.0
 
-        connection.heard = moment.monotonic
+        connection.heard = now.monotonic
         try:
             message = decode_client(payload)
-            self._handle(number, connection, message, moment)
+            self._handle(number, connection, message, now)
         except WireError as error:
             self._say_bye(number, "BadMessage", str(error))
             return 0.0
@@ -255,7 +250,7 @@ class Hub:
 
         requests = self._key_records[connection.identity.signer].requests
         cost = WHOLE_COST if isinstance(message, WholeRequest) else 1.0
-        return max(requests.take(moment.monotonic, cost), connection.sizes.take(moment.monotonic, len(payload)))
+        return max(requests.take(now.monotonic, cost), connection.sizes.take(now.monotonic, len(payload)))
 
     def refuse(self, number: int, sentence: str) -> None:
         """A connection broke the protocol below the level of messages."""
@@ -311,43 +306,43 @@ class Hub:
         """Whether the run is over."""
         return self._state.run_state is RunState.Finished
 
-    def submit(self, command: Command, moment: Moment) -> None:
+    def submit(self, command: Command, now: ClockTime) -> None:
         """Apply a command of the run's owner. Raises CoordinatorError."""
-        self._apply(command, moment)
-        self._tick(moment)
+        self._apply(command, now)
+        self._tick(now)
 
-    def tick(self, moment: Moment) -> None:
+    def tick(self, now: ClockTime) -> None:
         """Advance time: the coordinator's, and that of the connections' pings and timeouts."""
-        self._settle_lost(moment)
-        self._tick(moment)
+        self._settle_lost(now)
+        self._tick(now)
         for number, connection in self._connections.items():
-            silent = moment.monotonic - connection.heard
+            silent = now.monotonic - connection.heard
             if silent >= self._limits.silence_seconds:
                 self._say_bye(number, "Silent", f"no complete frame came from you for {silent:.0f} s")
-            elif min(silent, moment.monotonic - connection.pinged) >= self._limits.ping_seconds:
-                connection.pinged = moment.monotonic
+            elif min(silent, now.monotonic - connection.pinged) >= self._limits.ping_seconds:
+                connection.pinged = now.monotonic
                 self._send(number, encode_server(Heartbeat()))
 
-    def _tick(self, moment: Moment) -> None:
-        if not self._state.run_state.halted and not self._clock_stands(moment):
-            self._apply(Tick(), moment)
+    def _tick(self, now: ClockTime) -> None:
+        if not self._state.run_state.halted and not self._clock_stands(now):
+            self._apply(Tick(), now)
 
-    def _clock_stands(self, moment: Moment) -> bool:
+    def _clock_stands(self, now: ClockTime) -> bool:
         if self._reopening_until is None:
             return False
 
         waiting = {identity.signer for identity in self._state.pending}
         healthy = {client.id.signer for client in self._state.epoch.clients if client.state is ClientState.Healthy}
         absent = [signer for signer in waiting | healthy if not self._key_records.connected(signer)]
-        if absent and moment.monotonic < self._reopening_until:
+        if absent and now.monotonic < self._reopening_until:
             return True
 
         self._reopening_until = None
         logger.info("the run continues; %d of its members have not returned", len(absent))
         return False
 
-    def _apply(self, command: Command, moment: Moment) -> None:
-        state, events = apply(self._state, command, moment.unix, self._draw_seed())
+    def _apply(self, command: Command, now: ClockTime) -> None:
+        state, events = apply(self._state, command, now.unix, self._draw_seed())
         if state == self._state and not events:
             return
 
@@ -358,20 +353,20 @@ class Hub:
         self._version += 1
         self._changes.append((self._version, state, events))
 
-    def _settle_lost(self, moment: Moment) -> None:
+    def _settle_lost(self, now: ClockTime) -> None:
         """Withdraw members that did not return in time."""
-        overdue = list(self._key_records.overdue(self._members(), moment.monotonic))
-        if self._withdraw and not self._clock_stands(moment):
+        overdue = list(self._key_records.overdue(self._members(), now.monotonic))
+        if self._withdraw and not self._clock_stands(now):
             for signer in overdue:
-                self._withdraw_member(signer, moment, why="lost")
+                self._withdraw_member(signer, now, why="lost")
 
-    def _withdraw_member(self, signer: bytes, moment: Moment, *, why: str) -> None:
+    def _withdraw_member(self, signer: bytes, now: ClockTime, *, why: str) -> None:
         identity = NodeIdentity(signer, signer)
         healthy = any(client.id.signer == signer and client.state is ClientState.Healthy for client in self._state.epoch.clients)
         self._version += 1  # its address is removed too
         self._key_records.forget(signer)
         try:
-            self._apply(Withdraw(identity), moment)
+            self._apply(Withdraw(identity), now)
         except CoordinatorError as error:
             logger.debug("no withdrawal of %s: %s", identity, error)
         else:
@@ -379,7 +374,7 @@ class Hub:
             if healthy:
                 self._withdrawn.append((signer, why))
 
-        self._tick(moment)
+        self._tick(now)
 
     def _members(self) -> set[bytes]:
         """Signers of all clients that wait for an epoch or take part in the current one."""
@@ -388,7 +383,7 @@ class Hub:
 
     # ------------------------------------------------------------ requests
 
-    def _handle(self, number: int, connection: _Connection, message: ClientMessage, moment: Moment) -> None:
+    def _handle(self, number: int, connection: _Connection, message: ClientMessage, now: ClockTime) -> None:
         match message:
             case Heartbeat():
                 return
@@ -399,22 +394,22 @@ class Hub:
                 entry = self._key_records[connection.identity.signer]
                 answer = entry.answered(message.number)
                 if answer is None:
-                    answer = self._answer(connection.identity, message, moment)
+                    answer = self._answer(connection.identity, message, now)
                     entry.remember(answer)
                 connection.held.append((self._version, encode_server(answer)))
                 self._stirred.add(number)
 
-    def _answer(self, identity: NodeIdentity, request: JoinRequest | CommandRequest, moment: Moment) -> Answer:
+    def _answer(self, identity: NodeIdentity, request: JoinRequest | CommandRequest, now: ClockTime) -> Answer:
         try:
             match request:
                 case JoinRequest(number, address, proof):
-                    self._join(identity, address, moment, proof=proof)
+                    self._join(identity, address, now, proof=proof)
                 case CommandRequest(number, plain):
                     command, before = decode_command(plain, identity), self._version
-                    self._apply(command, moment)
+                    self._apply(command, now)
                     if isinstance(command, Witness) and command.metadata is not None and self._version != before:
                         self._figures.append((identity.signer, command.metadata))
-            self._tick(moment)
+            self._tick(now)
         except CoordinatorError as error:
             return Answer(number, error.name, error.message)
         except WireError as error:
@@ -425,12 +420,12 @@ class Hub:
 
         return Answer(number, "", "")
 
-    def _join(self, identity: NodeIdentity, address: bytes, moment: Moment, *, proof: bytes) -> None:
+    def _join(self, identity: NodeIdentity, address: bytes, now: ClockTime, *, proof: bytes) -> None:
         if len(address) > MAX_ADDRESS_BYTES:
             message = f"a transport address has at most {MAX_ADDRESS_BYTES} bytes, got {len(address)}"
             raise WireError(message)
 
-        self._apply(Join(identity, proof), moment)
+        self._apply(Join(identity, proof), now)
         entry = self._key_records[identity.signer]
         if entry.address != address:
             entry.address = address

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from psyche_backend_tcp.server.store import Saved
+from psyche_backend_tcp.server.state_store import Saved
 from psyche_core.config.run_config import Choice, CoordinatorConfig, to_plain
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError

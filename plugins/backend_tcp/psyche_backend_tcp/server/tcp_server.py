@@ -13,13 +13,13 @@ import anyio
 import anyio.to_thread
 
 from psyche_backend_tcp.connections.allow_list import AllowList
-from psyche_backend_tcp.connections.listener import CONNECTION_LOST, Listener, Visitor
+from psyche_backend_tcp.connections.listener import CONNECTION_LOST, AcceptedConnection, Listener
 from psyche_backend_tcp.connections.login import COORDINATOR
 from psyche_backend_tcp.data.server import DataServer
 from psyche_backend_tcp.limits import Limits
-from psyche_backend_tcp.server.hub import Hub, Moment, Unsaved
+from psyche_backend_tcp.server.hub import ClockTime, Hub, PendingSave
 from psyche_backend_tcp.server.initial_state import InitialState, begin
-from psyche_backend_tcp.server.store import Store
+from psyche_backend_tcp.server.state_store import StateStore
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, UserError, WireError
@@ -49,7 +49,7 @@ class TcpServer(BackendServer):
         self._clock = clock
         self._key = context.key or SecretKey.generate()
         self._hub = self._make_hub(InitialState(context.state, context.opening))
-        self._store: Store | None = None
+        self._store: StateStore | None = None
         self._allow_list: AllowList | None = None
         self._listener: Listener | None = None
         self._data: DataServer | None = None
@@ -57,7 +57,7 @@ class TcpServer(BackendServer):
         self._stirred = anyio.Event()
         self._unsaved = anyio.Event()
         self._saving = anyio.Lock()
-        self._writing: Unsaved | None = None
+        self._writing: PendingSave | None = None
         self._resumed = False
         self._serving: anyio.CancelScope | None = None
 
@@ -183,7 +183,7 @@ class TcpServer(BackendServer):
         context = self._context
         saved = None
         if context.state_dir is not None:
-            self._store = Store(context.state_dir, context.state.run_id)
+            self._store = StateStore(context.state_dir, context.state.run_id)
             saved = self._store.load()
         path = self._store.path if self._store is not None else None
         data_key = self._key.public if context.data is not None else None
@@ -216,12 +216,12 @@ class TcpServer(BackendServer):
 
         return self._listener
 
-    def _now(self) -> Moment:
+    def _now(self) -> ClockTime:
         try:
             monotonic = anyio.current_time()
         except anyio.NoEventLoopError:  # made before the loop runs, or in a worker thread
             monotonic = time.monotonic()
-        return Moment(monotonic, int(self._clock()))
+        return ClockTime(monotonic, int(self._clock()))
 
     # ------------------------------------------------------------ time, changes, disk
 
@@ -263,14 +263,14 @@ class TcpServer(BackendServer):
 
     async def _save(self) -> None:
         async with self._saving:
-            self._writing = unsaved = self._writing or self._hub.take_unsaved()
-            if unsaved is None:
+            self._writing = pending_save = self._writing or self._hub.take_pending_save()
+            if pending_save is None:
                 return
 
-            if self._store is not None and unsaved.draft is not None:
-                await anyio.to_thread.run_sync(self._store.save, unsaved)
+            if self._store is not None and pending_save.draft is not None:
+                await anyio.to_thread.run_sync(self._store.save, pending_save)
             self._writing = None
-            self._hub.saved(unsaved)
+            self._hub.saved(pending_save)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while True:
@@ -311,18 +311,18 @@ class TcpServer(BackendServer):
 
     # ------------------------------------------------------------ connections
 
-    async def _attend(self, visitor: Visitor) -> None:
-        number = self._hub.connect(NodeIdentity(visitor.public, visitor.public), self._now(), known=visitor.known)
+    async def _attend(self, accepted: AcceptedConnection) -> None:
+        number = self._hub.connect(NodeIdentity(accepted.public, accepted.public), self._now(), known=accepted.known)
         self._stir()
         try:
             async with anyio.create_task_group() as group:
 
                 async def read() -> None:
-                    await self._read(number, visitor.frames)
+                    await self._read(number, accepted.frames)
                     group.cancel_scope.cancel()
 
                 group.start_soon(read)
-                await self._write(number, visitor.frames)
+                await self._write(number, accepted.frames)
                 group.cancel_scope.cancel()
         finally:
             self._wakes.pop(number, None)

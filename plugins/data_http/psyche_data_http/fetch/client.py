@@ -2,7 +2,7 @@
 
 Connections are kept and reused, at most `connections` at once. A connection that is silent for `stall_seconds` counts as lost;
 there is no other timeout for an answer. Bodies are never decompressed. Redirects are followed, but not from https to http.
-Proxies come from the usual environment variables. An attempt fails with PassingError if another may succeed; retries are made
+Proxies come from the usual environment variables. An attempt fails with TransientError if another may succeed; retries are made
 in `retries`.
 """
 
@@ -29,7 +29,7 @@ from psyche_data_http.fetch.range_responses import (
     stated_whole,
 )
 from psyche_data_http.file_source import RemoteFile, changed
-from psyche_data_http.retries import PassingError
+from psyche_data_http.retries import TransientError
 
 CONNECT_SECONDS = 10.0
 STALL_SECONDS = 20.0
@@ -42,7 +42,7 @@ _IDENTITY = {"Accept-Encoding": "identity"}
 class RangeClient:
     """Connections to web servers. connections: most at once; stall_seconds: silence after which one counts as lost.
 
-    Its methods make one attempt each and have no total timeout; they raise PassingError and DataError.
+    Its methods make one attempt each and have no total timeout; they raise TransientError and DataError.
     """
 
     def __init__(self, *, connections: int = CONNECTIONS, stall_seconds: float = STALL_SECONDS) -> None:
@@ -104,7 +104,7 @@ class RangeClient:
 
             if taken < sent:
                 message = f"{file.name} ended after {taken} of {sent} bytes"
-                raise PassingError(message)
+                raise TransientError(message)
 
     async def document(self, url: str, *, at_most: int) -> bytes:
         """A whole small file. Raises DataError if it is longer than `at_most` bytes."""
@@ -148,7 +148,7 @@ class RangeClient:
                 raise DataError(message) from error
             except httpx.TransportError as error:
                 message = f"{shown(url)}: {_sentence(error)}"
-                raise PassingError(message) from error
+                raise TransientError(message) from error
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 message = f"{shown(url)} cannot be read: {_sentence(error)}; check the address in data_location"
                 raise DataError(message) from error

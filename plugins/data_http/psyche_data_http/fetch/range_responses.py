@@ -13,7 +13,7 @@ from email.utils import parsedate_to_datetime
 from psyche_core.errors import DataError
 from psyche_data_http.addresses import shown
 from psyche_data_http.file_source import AccessRefused, RemoteFile, changed
-from psyche_data_http.retries import PassingError
+from psyche_data_http.retries import TransientError
 
 MAX_WHOLE_BYTES = 64 << 20
 """A server that ignores ranges sends the whole file each time; only files up to this size are read from it."""
@@ -32,13 +32,13 @@ Headers = Mapping[str, str]
 
 
 def refuse_failure(url: str, status: int, headers: Headers) -> None:
-    """Raise for every status but 200 and 206: PassingError for temporary failures, else DataError."""
+    """Raise for every status but 200 and 206: TransientError for temporary failures, else DataError."""
     if status in (200, 206):
         return
 
     if status in _PASSING or status >= 500:
         message = f"{shown(url)}: the server answered {status}"
-        raise PassingError(message, pause=_asked_pause(headers.get("Retry-After", "")))
+        raise TransientError(message, pause=_asked_pause(headers.get("Retry-After", "")))
 
     match status:
         case 404 | 410:

@@ -16,8 +16,8 @@ import anyio.to_thread
 
 from psyche_data_http.fetch.cache import Block, BlockCache, Buffer
 from psyche_data_http.fetch.range_plan import Place, Run, joined
-from psyche_data_http.file_source import RemoteFile, Store, read_range
-from psyche_data_http.retries import Trouble, together
+from psyche_data_http.file_source import FileSource, RemoteFile, read_range
+from psyche_data_http.retries import LastFailure, gather
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +38,20 @@ class _Flight:
 
 
 class SequenceFetcher:
-    """Fetches sequences of `size` bytes from the files of a store. Concurrent calls are allowed.
+    """Fetches sequences of `size` bytes from the files of a source. Concurrent calls are allowed.
 
     cache: None caches nothing.
     """
 
-    def __init__(self, store: Store, files: Sequence[TokenFile], *, size: int, cache: BlockCache | None) -> None:
-        self._store = store
+    def __init__(self, source: FileSource, files: Sequence[TokenFile], *, size: int, cache: BlockCache | None) -> None:
+        self._source = source
         self._files = files
         self._size = size
         self._cache = cache
         self._flights: dict[Place, _Flight] = {}
         self._block_files = [self._block_file(file) if cache is not None else None for file in files]
 
-    async def fetch(self, places: Iterable[Place], trouble: Trouble) -> dict[Place, Buffer]:
+    async def fetch(self, places: Iterable[Place], last_failure: LastFailure) -> dict[Place, Buffer]:
         """The content of every place. Raises DataError; may retry forever, so call it with a deadline."""
         missing = sorted(set(places))
         found = await self._cached(missing)
@@ -61,7 +61,7 @@ class SequenceFetcher:
             theirs = list({id(flight): flight for place in missing if (flight := flying.get(place))}.values()) if flying else []
             ours = self._listed([place for place in missing if place not in flying] if theirs else missing)
             try:
-                await together([partial(self._fly, flight, trouble) for flight in ours])
+                await gather([partial(self._fly, flight, last_failure) for flight in ours])
             finally:
                 for flight in ours:
                     self._land(flight)
@@ -75,17 +75,17 @@ class SequenceFetcher:
         return found
 
     def _listed(self, places: Iterable[Place]) -> list[_Flight]:
-        runs = joined(places, size=self._size, serves_ranges=lambda file: self._store.serves_ranges(self._files[file].remote))
+        runs = joined(places, size=self._size, serves_ranges=lambda file: self._source.serves_ranges(self._files[file].remote))
         flights = [_Flight(run) for run in runs]
         for flight in flights:
             self._flights.update(dict.fromkeys(flight.run.places, flight))
 
         return flights
 
-    async def _fly(self, flight: _Flight, trouble: Trouble) -> None:
+    async def _fly(self, flight: _Flight, last_failure: LastFailure) -> None:
         run, size = flight.run, self._size
         file = self._files[run.file]
-        received = await read_range(self._store, file.remote, file.start + run.first * size, run.count * size, trouble)
+        received = await read_range(self._source, file.remote, file.start + run.first * size, run.count * size, last_failure)
         content, begins = memoryview(received).toreadonly(), run.first
         flight.contents = {place: content[(place[1] - begins) * size : (place[1] - begins + 1) * size] for place in run.places}
 

@@ -22,13 +22,13 @@ from psyche_core.builtin.hf_models import divide
 from psyche_core.errors import ModelError, RanksLost, WireError
 from psyche_core.hookspecs import ModelContext, Parallelism
 from psyche_core.models.sharding import group as group_module
-from psyche_core.models.sharding import part
-from psyche_core.models.sharding.crew import Crew
+from psyche_core.models.sharding import model_shard
+from psyche_core.models.sharding.controller import RankController
 from psyche_core.models.sharding.dtensor import DTensorEngine
+from psyche_core.models.sharding.failure_detector import FailureDetector, report_failure
 from psyche_core.models.sharding.group import TorchGroup
 from psyche_core.models.sharding.model import ShardedModel
-from psyche_core.models.sharding.rendezvous import Meeting, invite, join, reach_store, serve_store, split_address
-from psyche_core.models.sharding.watch import Watch, report_failure
+from psyche_core.models.sharding.rendezvous import GroupSettings, invite, join, reach_store, serve_store, split_address
 from psyche_core.testing.model import ModelConformance
 from psyche_core.testing.tiny_models import LLAMA
 
@@ -37,22 +37,22 @@ SECRET = b"only for those who know it"
 OTHERS = b"somebody else's secret ..."
 
 samples = ModelConformance().samples
-StartCrew = Callable[..., Crew]
+StartController = Callable[..., RankController]
 
 
 @pytest.fixture
-def start_crew() -> Iterator[StartCrew]:
+def start_controller() -> Iterator[StartController]:
     """A function that starts ranks; whatever still runs is ended."""
     torch.set_num_threads(1)
-    crews: list[Crew] = []
+    controllers: list[RankController] = []
 
-    def start(parallelism: Parallelism) -> Crew:
-        crews.append(Crew(parallelism, device_name="cpu"))
-        return crews[-1]
+    def start(parallelism: Parallelism) -> RankController:
+        controllers.append(RankController(parallelism, device_name="cpu"))
+        return controllers[-1]
 
     yield start
-    for crew in crews:
-        crew.close()
+    for controller in controllers:
+        controller.close()
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def context(tmp_path: Path) -> ModelContext:
     return ModelContext(source=tmp_path, max_seq_len=16, seed=bytes(32), device="cpu", create_engine=DTensorEngine)
 
 
-def model_of(context: ModelContext, crew: Crew, parallelism: Parallelism) -> ShardedModel:
+def model_of(context: ModelContext, controller: RankController, parallelism: Parallelism) -> ShardedModel:
     given = {name: getattr(context, name) for name in ("source", "max_seq_len", "seed", "device", "create_engine")}
-    return divide(ModelContext(**given, parallelism=parallelism), crew=crew)
+    return divide(ModelContext(**given, parallelism=parallelism), controller=controller)
 
 
 def wait_for(found: Callable[[], bool], what: str) -> None:
@@ -79,11 +79,11 @@ def is_gone(process: int) -> bool:
     return True
 
 
-def test_a_rank_killed_while_idle_ends_all_with_one_sentence(start_crew: StartCrew, context: ModelContext) -> None:
+def test_a_rank_killed_while_idle_ends_all_with_one_sentence(start_controller: StartController, context: ModelContext) -> None:
     parallelism = Parallelism(data=3)
-    crew = start_crew(parallelism)
-    model = model_of(context, crew, parallelism)
-    processes = crew.processes
+    controller = start_controller(parallelism)
+    model = model_of(context, controller, parallelism)
+    processes = controller.processes
     os.kill(processes[2], signal.SIGKILL)
     for _ in range(2):  # it stays so
         with pytest.raises(RanksLost, match=rf"rank 2 \(process {processes[2]}\) was ended by SIGKILL; if memory ran out, try"):
@@ -95,14 +95,14 @@ def test_a_rank_killed_while_idle_ends_all_with_one_sentence(start_crew: StartCr
 
 
 def test_m13_a_rank_killed_in_the_middle_of_a_step_hangs_nobody(
-    start_crew: StartCrew, context: ModelContext, monkeypatch: pytest.MonkeyPatch
+    start_controller: StartController, context: ModelContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference waits for up to two hours. Here rank 1 stops, rank 0 waits for it in a collective, then rank 1 is killed."""
     parallelism = Parallelism(tensor=2)
-    crew = start_crew(parallelism)
-    model = model_of(context, crew, parallelism)
-    (process,) = crew.processes.values()
-    sent, group = threading.Event(), crew._group
+    controller = start_controller(parallelism)
+    model = model_of(context, controller, parallelism)
+    (process,) = controller.processes.values()
+    sent, group = threading.Event(), controller._group
     assert group is not None
     broadcast = TorchGroup.broadcast
 
@@ -120,13 +120,13 @@ def test_m13_a_rank_killed_in_the_middle_of_a_step_hangs_nobody(
             step.result(timeout=SECONDS)
 
 
-def test_an_exception_in_a_rank_is_the_sentence_all_end_with(start_crew: StartCrew, context: ModelContext) -> None:
+def test_an_exception_in_a_rank_is_the_sentence_all_end_with(start_controller: StartController, context: ModelContext) -> None:
     parallelism = Parallelism(data=2, sharding="no-such-engine")
-    crew = start_crew(parallelism)
-    (process,) = crew.processes.values()
+    controller = start_controller(parallelism)
+    (process,) = controller.processes.values()
 
     def train() -> None:
-        model = model_of(context, crew, parallelism)
+        model = model_of(context, controller, parallelism)
         model.gradients(samples(model), micro_batch_size=2)
 
     with pytest.raises(RanksLost, match=r"rank 1: .*no-such-engine") as raised:
@@ -136,12 +136,12 @@ def test_an_exception_in_a_rank_is_the_sentence_all_end_with(start_crew: StartCr
 
 
 def test_ranks_that_disagree_about_a_gradient_train_nothing(
-    start_crew: StartCrew, context: ModelContext, monkeypatch: pytest.MonkeyPatch
+    start_controller: StartController, context: ModelContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One bit in one value of one rank's piece, at the first step."""
     parallelism = Parallelism(tensor=2)
-    model = model_of(context, start_crew(parallelism), parallelism)
-    digest = part._digest
+    model = model_of(context, start_controller(parallelism), parallelism)
+    digest = model_shard._digest
 
     def off_by_a_bit(gradient: torch.Tensor | None) -> bytes:
         assert gradient is not None
@@ -150,7 +150,7 @@ def test_ranks_that_disagree_about_a_gradient_train_nothing(
             changed.view(torch.int32)[3] ^= 1
         return digest(changed)
 
-    monkeypatch.setattr(part, "_digest", off_by_a_bit)
+    monkeypatch.setattr(model_shard, "_digest", off_by_a_bit)
     with pytest.raises(RanksLost, match=r"the ranks disagree about the gradient of model\.layers\.0\.input_layernorm\.weight"):
         model.gradients(samples(model), micro_batch_size=2)
     assert all(parameter.grad is None for parameter in model.parameters.values())
@@ -160,9 +160,9 @@ def test_ranks_end_when_the_client_is_killed(context: ModelContext) -> None:
     script = (
         "import sys, time\n"
         "from psyche_core.hookspecs import Parallelism\n"
-        "from psyche_core.models.sharding.crew import Crew\n"
-        "crew = Crew(Parallelism(data=2), device_name='cpu')\n"
-        "print(crew.processes[1], flush=True)\n"
+        "from psyche_core.models.sharding.controller import RankController\n"
+        "controller = RankController(Parallelism(data=2), device_name='cpu')\n"
+        "print(controller.processes[1], flush=True)\n"
         "time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as client:
@@ -177,7 +177,7 @@ def test_ranks_end_when_the_client_is_killed(context: ModelContext) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["end", pytest.param("kill", marks=pytest.mark.soak)])
 def test_ranks_of_another_machine_join_by_command(
-    start_crew: StartCrew, context: ModelContext, free_port: Callable[[], int], tmp_path: Path, ending: str
+    start_controller: StartController, context: ModelContext, free_port: Callable[[], int], tmp_path: Path, ending: str
 ) -> None:
     """Two ranks, as another machine's user starts them; without files of the model."""
     port = free_port()
@@ -189,11 +189,11 @@ def test_ranks_of_another_machine_join_by_command(
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as sidecars:
         try:
             parallelism = Parallelism(data=3, bind=f"127.0.0.1:{port}", local_ranks=1, secret=SECRET)
-            crew = start_crew(parallelism)
-            model = model_of(context, crew, parallelism)
+            controller = start_controller(parallelism)
+            model = model_of(context, controller, parallelism)
             assert model.gradients(samples(model), micro_batch_size=2) > 0
             if ending == "end":
-                crew.close()
+                controller.close()
                 assert sidecars.wait(SECONDS) == 0
             else:
                 sidecars.kill()  # its ranks end with it
@@ -263,22 +263,22 @@ def test_a_silent_rank_is_lost_and_the_sentence_is_for_all() -> None:
         lost.append(sentence)
         found.set()
 
-    watch = Watch(reach_store(host, port), rank=0, others={1: "machine-b"}, lost=note, silent_seconds=0.1)
-    watch.start()
+    detector = FailureDetector(reach_store(host, port), rank=0, others={1: "machine-b"}, lost=note, silent_seconds=0.1)
+    detector.start()
     assert found.wait(SECONDS)
     assert lost == ["rank 1 (machine-b) has been silent for 0.1 s; is its machine still there?"]
     assert store.get("failure").decode() == lost[0]
     report_failure(store, "a later one")
     assert store.get("failure").decode() == lost[0], "the first sentence is the one all end with"
-    watch.stop()
+    detector.stop()
 
 
 def test_ranks_wait_for_work_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hours pass between two steps when a run is paused: a wait that runs out is begun again."""
     monkeypatch.setattr(group_module, "WAIT_SECONDS", 0.01)
     store, host, port = serve_store(None)
-    meeting = Meeting(world_size=1, backend="gloo", prefix="p")
-    group = TorchGroup(reach_store(host, port), meeting, rank=0, device=torch.device("cpu"), local=True)
+    settings = GroupSettings(world_size=1, backend="gloo", prefix="p")
+    group = TorchGroup(reach_store(host, port), settings, rank=0, device=torch.device("cpu"), local=True)
     try:
         waits: list[None] = []
         wait = group._store.wait
@@ -295,7 +295,7 @@ def test_ranks_wait_for_work_without_a_limit(monkeypatch: pytest.MonkeyPatch) ->
             group.receive()
         assert len(waits) == 5
         with pytest.raises(ModelError, match="torch supports one process group at a time"):
-            TorchGroup(reach_store(host, port), meeting, rank=0, device=torch.device("cpu"), local=True)
+            TorchGroup(reach_store(host, port), settings, rank=0, device=torch.device("cpu"), local=True)
     finally:
         group.close()
 

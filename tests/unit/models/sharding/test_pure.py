@@ -14,9 +14,9 @@ from psyche_core.errors import ModelError, WireError
 from psyche_core.interfaces.data import IGNORED_LABEL
 from psyche_core.interfaces.sharding import Place, Placement
 from psyche_core.models.hf.batches import Batch
+from psyche_core.models.sharding.batch_split import pass_count, passes_of, shard_rows
 from psyche_core.models.sharding.commands import MAX_SIZE, Build, Command, End, Work, decode, encode
 from psyche_core.models.sharding.plans import PLANS, plan_of
-from psyche_core.models.sharding.shares import pass_count, passes_of, rows_of
 from psyche_core.wire.codec import encode as encode_cbor
 
 
@@ -105,7 +105,10 @@ def test_every_row_is_worked_once_and_all_ranks_pass_equally_often(rows: int, sh
             if part.predictions:
                 worked += part.ids[:, 0].tolist()
     assert worked == given_rows.ids[:, 0].tolist()
-    assert {len(rows_of(rows, number=number, shares=shares)) for number in range(shares)} <= {rows // shares, rows // shares + 1}
+    assert {len(shard_rows(rows, number=number, shares=shares)) for number in range(shares)} <= {
+        rows // shares,
+        rows // shares + 1,
+    }
 
 
 def test_m15_no_row_is_added_to_what_is_trained_on() -> None:

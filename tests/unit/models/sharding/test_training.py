@@ -15,13 +15,13 @@ from psyche_core.hookspecs import ModelContext, Parallelism
 from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.model import Model
 from psyche_core.models.hf.model import HfModel
-from psyche_core.models.sharding.crew import Crew
+from psyche_core.models.sharding.controller import RankController
 from psyche_core.models.sharding.dtensor import DTensorEngine
 from psyche_core.models.sharding.model import ShardedModel
 from psyche_core.testing.model import ModelConformance, gradients_of
 from psyche_core.testing.tiny_models import TIED_LLAMA
 from psyche_core.training.checkpoints.checkpoint import save_checkpoint
-from psyche_core.training.checkpoints.manifest import Facts
+from psyche_core.training.checkpoints.manifest import CheckpointFacts
 from psyche_core.training.trainer import Trained, Trainer
 from psyche_optim_distro import codec
 from psyche_optim_distro.optimizer import DistroOptimizer
@@ -35,11 +35,11 @@ ROUNDS = 20
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
+def controller() -> Iterator[RankController]:
     torch.set_num_threads(1)
-    crew = Crew(Parallelism(tensor=2), device_name="cpu")
-    yield crew
-    assert crew.close() == {1: 0}, "ranks that are told to end do so in good order"
+    controller = RankController(Parallelism(tensor=2), device_name="cpu")
+    yield controller
+    assert controller.close() == {1: 0}, "ranks that are told to end do so in good order"
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def context(tmp_path: Path) -> ModelContext:
     return ModelContext(source=tmp_path / "source", max_seq_len=16, seed=bytes(32), device="cpu")
 
 
-def divided(context: ModelContext, crew: Crew, *, data: int = 1, tensor: int = 2) -> ShardedModel:
+def divided(context: ModelContext, controller: RankController, *, data: int = 1, tensor: int = 2) -> ShardedModel:
     parallelism = Parallelism(data=data, tensor=tensor)
     return divide(
         ModelContext(
@@ -60,7 +60,7 @@ def divided(context: ModelContext, crew: Crew, *, data: int = 1, tensor: int = 2
             parallelism=parallelism,
             create_engine=DTensorEngine,
         ),
-        crew=crew,
+        controller=controller,
     )
 
 
@@ -95,10 +95,12 @@ def chosen(optimizer: DistroOptimizer, payload: bytes) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("degree", [(1, 2), (2, 1)], ids=["tensor", "data"])
-def test_twenty_rounds_are_those_of_one_process(context: ModelContext, crew: Crew, degree: tuple[int, int]) -> None:
+def test_twenty_rounds_are_those_of_one_process(
+    context: ModelContext, controller: RankController, degree: tuple[int, int]
+) -> None:
     """Here all payloads are equal, byte for byte. Elsewhere rounding may swap coefficients of nearly equal size, and with each
     the sign of some steps: so a few may differ, and masters in some values by a step or two of the learning rate."""
-    whole, parted = create_auto(context), divided(context, crew, data=degree[0], tensor=degree[1])
+    whole, parted = create_auto(context), divided(context, controller, data=degree[0], tensor=degree[1])
     payloads, losses, masters = train(whole)
     others, other_losses, other_masters = train(parted)
     _, optimizer = trainer_of(whole)
@@ -112,25 +114,25 @@ def test_twenty_rounds_are_those_of_one_process(context: ModelContext, crew: Cre
     assert losses[-1] != losses[0]
 
 
-def test_the_transform_runs_once(context: ModelContext, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_transform_runs_once(context: ModelContext, controller: RankController, monkeypatch: pytest.MonkeyPatch) -> None:
     """On rank 0 alone: other ranks know of gradients only. (In the reference every rank encodes everything.)"""
-    model = divided(context, crew)
+    model = divided(context, controller)
     trainer, optimizer = trainer_of(model)
     assert {name: tuple(tensor.shape) for name, tensor in optimizer.masters.items()} == {
         name: tuple(tensor.shape) for name, tensor in create_auto(context).parameters.items()
     }
     sent: list[str] = []
-    send = crew._group.send  # type: ignore[union-attr]
-    monkeypatch.setattr(crew._group, "send", lambda command: (sent.append(type(command).__name__), send(command))[1])
+    send = controller._group.send  # type: ignore[union-attr]
+    monkeypatch.setattr(controller._group, "send", lambda command: (sent.append(type(command).__name__), send(command))[1])
     trainer.train(1, shares(model)[0])
     assert sent == ["Work"]
 
 
-def test_a_checkpoint_of_a_divided_model_is_any_models(context: ModelContext, crew: Crew, tmp_path: Path) -> None:
-    model = divided(context, crew)
+def test_a_checkpoint_of_a_divided_model_is_any_models(context: ModelContext, controller: RankController, tmp_path: Path) -> None:
+    model = divided(context, controller)
     trainer, optimizer = trainer_of(model)
     trainer.apply(0, [trainer.train(1, shares(model)[0]).payload], own_accepted=False)
-    save_checkpoint(tmp_path / "saved", Facts(run_id="run", step=1, epoch=0, data_index=4), write=trainer.save)
+    save_checkpoint(tmp_path / "saved", CheckpointFacts(run_id="run", step=1, epoch=0, data_index=4), write=trainer.save)
     again = ModelContext(source=tmp_path / "saved", max_seq_len=16, seed=bytes(32), device="cpu")
     given = samples(model, count=3)
     optimizer.load_masters()
@@ -139,12 +141,14 @@ def test_a_checkpoint_of_a_divided_model_is_any_models(context: ModelContext, cr
     for name, tensor in optimizer.masters.items():
         assert torch.equal(tensor, whole.parameters[name]), name
     assert whole.loss(given, micro_batch_size=3) == pytest.approx(expected, abs=1e-6)
-    assert divided(again, crew).loss(given, micro_batch_size=3) == expected
+    assert divided(again, controller).loss(given, micro_batch_size=3) == expected
     assert whole.description == model.description
 
 
-def test_what_is_refused_is_refused_as_by_the_whole_model_and_the_ranks_live_on(context: ModelContext, crew: Crew) -> None:
-    whole, model = create_auto(context), divided(context, crew)
+def test_what_is_refused_is_refused_as_by_the_whole_model_and_the_ranks_live_on(
+    context: ModelContext, controller: RankController
+) -> None:
+    whole, model = create_auto(context), divided(context, controller)
     good = samples(model, count=2)
     for bad in (Samples((61).to_bytes(4, "little") * 4, 1, 4, 4), samples(model, count=1, sequence_length=17)):
         with pytest.raises(ModelError) as expected:
@@ -162,8 +166,8 @@ def test_what_is_refused_is_refused_as_by_the_whole_model_and_the_ranks_live_on(
     assert model.gradients(good, micro_batch_size=1) == pytest.approx(whole.gradients(good, micro_batch_size=1), abs=1e-6)
 
 
-def test_gradients_of_a_batch_are_the_same_bits_each_time(context: ModelContext, crew: Crew) -> None:
-    model = divided(context, crew)
+def test_gradients_of_a_batch_are_the_same_bits_each_time(context: ModelContext, controller: RankController) -> None:
+    model = divided(context, controller)
     given = samples(model, count=3)
     loss, first = model.gradients(given, micro_batch_size=2), gradients_of(model)
     model.loss(given, micro_batch_size=1)
@@ -171,7 +175,7 @@ def test_gradients_of_a_batch_are_the_same_bits_each_time(context: ModelContext,
     assert all(torch.equal(tensor, first[name]) for name, tensor in gradients_of(model).items())
 
 
-def test_closing_a_model_leaves_a_crew_that_is_not_its_own(context: ModelContext, crew: Crew) -> None:
-    divided(context, crew).close()
-    assert isinstance(divided(context, crew), HfModel)
-    assert crew.processes
+def test_closing_a_model_leaves_a_crew_that_is_not_its_own(context: ModelContext, controller: RankController) -> None:
+    divided(context, controller).close()
+    assert isinstance(divided(context, controller), HfModel)
+    assert controller.processes

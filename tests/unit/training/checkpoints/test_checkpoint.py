@@ -13,7 +13,7 @@ from psyche_core.training.checkpoints.checkpoint import (
     remove_leftovers,
     set_aside,
 )
-from psyche_core.training.checkpoints.manifest import Facts, write_manifest
+from psyche_core.training.checkpoints.manifest import CheckpointFacts, write_manifest
 from psyche_core.training.checkpoints.origin import belongs
 
 
@@ -27,7 +27,9 @@ def make(folder: Path, run_id: str, *steps: int) -> None:
 def make_in_mid_epoch(folder: Path, *steps: int) -> None:
     make(folder, "run", *steps)
     for step in steps:
-        write_manifest(folder / f"run-step{step}", Facts(run_id="run", step=step, epoch=0, data_index=0, mid_epoch=True))
+        write_manifest(
+            folder / f"run-step{step}", CheckpointFacts(run_id="run", step=step, epoch=0, data_index=0, mid_epoch=True)
+        )
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -124,7 +126,7 @@ def test_what_is_of_another_history_is_set_aside_whatever_its_step(tmp_path: Pat
     """We were away when the run went back to step 3; it is at step 30 now."""
     make(tmp_path, "run", 3, 6, 9, 12)
     for step, digest, generation in ((3, b"e" * 32, 0), (6, b"f" * 32, 0), (9, b"", 1)):
-        facts = Facts(run_id="run", step=step, epoch=0, data_index=0, digest=digest, generation=generation)
+        facts = CheckpointFacts(run_id="run", step=step, epoch=0, data_index=0, digest=digest, generation=generation)
         write_manifest(tmp_path / f"run-step{step}", facts)
     (tmp_path / "run-step12/psyche.json").write_text("damaged, which says nothing")
     moved = set_aside(tmp_path, "run", above=30, trusted=belongs(b"", 1, {3: b"e" * 32}))

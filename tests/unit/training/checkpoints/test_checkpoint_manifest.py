@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from psyche_core.errors import ModelError
 from psyche_core.training.checkpoints.manifest import (
     MANIFEST_FILE,
-    Facts,
+    CheckpointFacts,
     parse_manifest,
     read_manifest,
     total_bytes,
@@ -25,7 +25,7 @@ from psyche_core.training.checkpoints.manifest import (
     write_manifest,
 )
 
-FACTS = Facts(run_id="run", step=40, epoch=2, data_index=320)
+FACTS = CheckpointFacts(run_id="run", step=40, epoch=2, data_index=320)
 TENSORS = {"a": torch.arange(12, dtype=torch.float32).reshape(3, 4), "b": torch.ones(5, dtype=torch.bfloat16)}
 
 
@@ -53,7 +53,7 @@ def test_every_part_has_its_digest(folder: Path) -> None:
 
 
 def test_two_sets_of_masters_of_one_step_are_told_apart(folder: Path) -> None:
-    facts = Facts(run_id="run", step=40, epoch=2, data_index=320, digest=bytes(range(32)), generation=3)
+    facts = CheckpointFacts(run_id="run", step=40, epoch=2, data_index=320, digest=bytes(range(32)), generation=3)
     manifest = write_manifest(folder, facts)
     assert read_manifest(folder) == manifest
     assert (manifest.version, manifest.digest, manifest.generation) == (4, bytes(range(32)).hex(), 3)

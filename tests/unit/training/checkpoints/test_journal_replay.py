@@ -24,7 +24,7 @@ from psyche_core.training.checkpoints.checkpoint import checkpoint_path, save_ch
 from psyche_core.training.checkpoints.journal import Journal, Recovered
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
 from psyche_core.training.checkpoints.journal_replay import replay
-from psyche_core.training.checkpoints.manifest import Facts
+from psyche_core.training.checkpoints.manifest import CheckpointFacts
 from psyche_core.training.checkpoints.public_state import load_public_state
 from psyche_core.training.trainer import Trainer
 from psyche_optim_distro.optimizer import DistroOptimizer
@@ -126,7 +126,7 @@ class Run:
             )
         )
         if step == BASE:
-            facts = Facts(run_id="a run", step=step, epoch=0, data_index=0, digest=self.digests[step])
+            facts = CheckpointFacts(run_id="a run", step=step, epoch=0, data_index=0, digest=self.digests[step])
             save_checkpoint(self.checkpoint, facts, write=first.save)
             journal.begin(step, self.digests[step], 0)
 

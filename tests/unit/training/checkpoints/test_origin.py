@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path, checkpoints, save_checkpoint
-from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, Facts, read_manifest, verify
-from psyche_core.training.checkpoints.origin import FROM_MEMBERS, Origin, SourceMissing, find_origin, held
+from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, CheckpointFacts, read_manifest, verify
+from psyche_core.training.checkpoints.origin import FROM_MEMBERS, NoModelSource, Origin, find_origin, held
 
 P2P = Choice("P2P", {"repo_id": "nowhere"})
 
@@ -31,7 +31,9 @@ def save(
         (folder / "config.json").write_text("{}")
 
     directory = checkpoint_path(own, run_id, step)
-    facts = Facts(run_id=run_id, step=step, epoch=0, data_index=0, digest=digest, generation=generation, instance=instance)
+    facts = CheckpointFacts(
+        run_id=run_id, step=step, epoch=0, data_index=0, digest=digest, generation=generation, instance=instance
+    )
     save_checkpoint(directory, facts, write=write)
     return directory
 
@@ -91,7 +93,7 @@ def test_what_fails_while_saving_leaves_nothing_and_keeps_the_older(tmp_path: Pa
         raise ModelError(message)
 
     with pytest.raises(ModelError, match="no space"):
-        save_checkpoint(directory, Facts(run_id="a run", step=7, epoch=0, data_index=0), write=write)
+        save_checkpoint(directory, CheckpointFacts(run_id="a run", step=7, epoch=0, data_index=0), write=write)
     assert (directory / MANIFEST_FILE).read_bytes() == before
     assert checkpoints(tmp_path / "own", "a run") == [directory]
 
@@ -128,7 +130,7 @@ def test_without_a_copy_a_local_folder_says_how_the_model_is_built(tmp_path: Pat
 
 
 def test_without_anything_the_members_are_asked(tmp_path: Path) -> None:
-    with pytest.raises(SourceMissing, match="no copy of the model of run a run"):
+    with pytest.raises(NoModelSource, match="no copy of the model of run a run"):
         find(tmp_path)
 
 
@@ -140,9 +142,9 @@ def test_a_checkpoint_of_a_history_that_the_run_has_left_is_told_and_passed_over
     assert origin == Origin(tmp_path / "own/a_run-step3", 3)
     assert len(told) == 1
     assert "a_run-step9 is ignored: it belongs to an earlier run" in told[0]
-    with pytest.raises(SourceMissing):
+    with pytest.raises(NoModelSource):
         find(tmp_path, at_most=20, generation=1, ends={3: b"f" * 32})
-    with pytest.raises(SourceMissing):
+    with pytest.raises(NoModelSource):
         find(tmp_path, at_most=20, generation=1)
 
 

@@ -17,13 +17,13 @@ from psyche_core.config.run_config import ModelConfig
 from psyche_core.errors import ModelError
 from psyche_core.training.build import build_trainer
 from psyche_core.training.checkpoints.checkpoint import save_checkpoint
-from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, STATE_FILE, Facts, read_manifest, verify
+from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, STATE_FILE, CheckpointFacts, read_manifest, verify
 from psyche_core.training.digest import full_digest
 from psyche_core.training.trainer import Trainer
 from psyche_optim_distro import hooks as distro_hooks
 from tests.unit.training.trainer_cases import LLAMA, samples
 
-FACTS = Facts(run_id="a run", step=6, epoch=0, data_index=48)
+FACTS = CheckpointFacts(run_id="a run", step=6, epoch=0, data_index=48)
 WITH_STATE = {"Distro": {"compression_topk": 4, "compression_chunk": 16, "quantize_1bit": True, "second_stage": "rmsprop"}}
 WITHOUT = {"Distro": {"compression_topk": 4, "compression_chunk": 16, "quantize_1bit": True}}
 

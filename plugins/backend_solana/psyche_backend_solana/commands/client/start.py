@@ -25,7 +25,7 @@ from psyche_backend_solana.commands.client.environment import prepare_environmen
 from psyche_backend_solana.commands.client.image import Containers, prepare_image
 from psyche_backend_solana.commands.client.plan import Image, PipEnvironment, Plan, Trust, plan, read_trust
 from psyche_backend_solana.commands.client.process import Launch, Ready
-from psyche_backend_solana.commands.client.supervisor import Pace, Versions, take_part
+from psyche_backend_solana.commands.client.supervisor import SupervisorTimes, Versions, take_part
 from psyche_backend_solana.commands.context import CALL_SECONDS, CommandContext, load, open_context
 from psyche_backend_solana.commands.status import runs_on_chain
 from psyche_backend_solana.layouts.coordinator import Run
@@ -59,7 +59,7 @@ class StartOptions:
     coordinator_program_id: str | None = None
     grantor: Pubkey | None = None
     more: tuple[str, ...] = ()
-    pace: Pace = field(default_factory=Pace)
+    times: SupervisorTimes = field(default_factory=SupervisorTimes)
 
 
 async def choose_run(
@@ -185,7 +185,7 @@ async def _start(given: Mapping[str, str], options: StartOptions) -> int:
 
         versions = Versions(read=VersionReader(context, run_id).read, plan=decide, prepare=prepare)
         click.echo(f"taking part in {run_id!r} with the wallet {wallet}, with {decide(asked)}", err=True)
-        return await take_part(asked, versions, pace=options.pace)
+        return await take_part(asked, versions, times=options.times)
 
 
 def load_from(given: Mapping[str, str]) -> SolanaSettings:

@@ -29,7 +29,7 @@ LONGEST_POLL_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class SupervisorTimes:
     """Times in seconds.
 
     poll: between checks of the version. restart: before a failed client is started again. leave: time that a client has to leave
@@ -56,7 +56,7 @@ class Versions:
 
 
 @dataclass(slots=True)
-class Patience:
+class RestartPolicy:
     """Decides whether a client that ended is started again."""
 
     failures: int = 0
@@ -70,21 +70,21 @@ class Patience:
         return self.failures < TRIES
 
 
-async def take_part(version: str, versions: Versions, *, pace: Pace | None = None) -> int:
+async def take_part(version: str, versions: Versions, *, times: SupervisorTimes | None = None) -> int:
     """Run clients until the run is over or we are stopped.
 
     Returns the last client's exit code, 128 + the number for a signal.
 
     version: the version that the run asks for at first. Raises UserError for one that is not allowed or cannot be prepared.
     """
-    return await _Care(version, versions, pace or Pace()).run()
+    return await _Care(version, versions, times or SupervisorTimes()).run()
 
 
 class _Care:
-    def __init__(self, version: str, versions: Versions, pace: Pace) -> None:
+    def __init__(self, version: str, versions: Versions, times: SupervisorTimes) -> None:
         self._version = version
         self._versions = versions
-        self._pace = pace
+        self._times = times
         self._plan = versions.plan(version)
         self._ready: Ready | None = None
         self._client: Client | None = None
@@ -114,7 +114,7 @@ class _Care:
     # ------------------------------------------------------------------------------------------------ the client
 
     async def _keep(self) -> int:
-        patience = Patience()
+        restarts = RestartPolicy()
         while True:
             assert self._ready is not None
             ready, began = self._ready, anyio.current_time()
@@ -122,14 +122,14 @@ class _Care:
             if self._is_over():
                 return code
             if self._ready is not ready:
-                patience = Patience()
+                restarts = RestartPolicy()
                 continue
-            if not patience.again(code, ran=anyio.current_time() - began):
+            if not restarts.again(code, ran=anyio.current_time() - began):
                 return code
 
-            say(f"the client ended with {code}; starting it again in {self._pace.restart:g} s")
+            say(f"the client ended with {code}; starting it again in {self._times.restart:g} s")
             self._changed = anyio.Event()
-            with anyio.move_on_after(self._pace.restart):
+            with anyio.move_on_after(self._times.restart):
                 await self._changed.wait()
             if self._is_over():
                 return code
@@ -145,12 +145,12 @@ class _Care:
         finally:
             self._client = None
             with anyio.CancelScope(shield=True):  # after any error, the client is not left running
-                await client.leave(grace=self._pace.leave, firm=self._pace.firm)
+                await client.leave(grace=self._times.leave, firm=self._times.firm)
 
     async def _end_one(self) -> None:
         self._changed.set()
         if self._client is not None:
-            await self._client.leave(grace=self._pace.leave, firm=self._pace.firm)
+            await self._client.leave(grace=self._times.leave, firm=self._times.firm)
 
     # ------------------------------------------------------------------------------------------------ stopping
 
@@ -175,7 +175,7 @@ class _Care:
     # ------------------------------------------------------------------------------------------------ versions
 
     async def _watch(self) -> None:
-        pause, silent = self._pace.poll, False
+        pause, silent = self._times.poll, False
         while True:
             await anyio.sleep(pause)
             try:
@@ -194,7 +194,7 @@ class _Care:
     async def _follow(self, version: str, *, pause: float) -> float:
         """Prepare and start another version if the run asks for one. Returns the seconds until the next check."""
         if version == self._version:
-            return self._pace.poll
+            return self._times.poll
 
         try:
             plan = self._versions.plan(version)
@@ -207,7 +207,7 @@ class _Care:
             try:
                 ready = await self._versions.prepare(plan)
             except PsycheError as error:
-                longer = min(2 * pause, max(LONGEST_POLL_SECONDS, self._pace.poll))
+                longer = min(2 * pause, max(LONGEST_POLL_SECONDS, self._times.poll))
                 say(f"it could not be prepared; the client continues unchanged; trying again in {longer:g} s: {error}")
                 return longer
 
@@ -215,4 +215,4 @@ class _Care:
             self._plan, self._ready, self._version = plan, ready, version
             await self._end_one()
         self._version = version
-        return self._pace.poll
+        return self._times.poll

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from psyche_core.errors import ConfigError
-from psyche_core.storage.held_folder import LOCK_FILE, held_for_state
+from psyche_core.storage.folder_lock import LOCK_FILE, locked_folder
 
 HOLDER = """
 import sys
 from pathlib import Path
-from psyche_core.storage.held_folder import held_for_state
-with held_for_state(Path(sys.argv[1]), argument="--save-state-dir"):
+from psyche_core.storage.folder_lock import locked_folder
+with locked_folder(Path(sys.argv[1]), argument="--save-state-dir"):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -28,25 +28,25 @@ def test_another_process_s_folder_is_refused_at_once_until_that_is_killed(tmp_pa
         assert holder.stdout.readline() == b"held\n"
         with (
             pytest.raises(ConfigError, match=rf"^another server keeps its state in {folder}; .* another --save-state-dir$"),
-            held_for_state(folder, argument="--save-state-dir"),
+            locked_folder(folder, argument="--save-state-dir"),
         ):
             pass
         assert [path.name for path in folder.iterdir()] == [LOCK_FILE]
         holder.kill()
         holder.wait()
-        with held_for_state(folder, argument="--save-state-dir"):
+        with locked_folder(folder, argument="--save-state-dir"):
             pass
 
 
 def test_a_file_in_its_place_is_refused_by_the_argument_s_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     sentence = rf"^state_dir {tmp_path / 'file'} is a file; give a folder \(created if missing\)$"
-    with pytest.raises(ConfigError, match=sentence), held_for_state(tmp_path / "file", argument="state_dir"):
+    with pytest.raises(ConfigError, match=sentence), locked_folder(tmp_path / "file", argument="state_dir"):
         pass
 
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     sentence = "^cannot keep the run's state in .*: Not a directory; choose another state_dir$"
-    with pytest.raises(ConfigError, match=sentence), held_for_state(tmp_path / "file" / "below", argument="state_dir"):
+    with pytest.raises(ConfigError, match=sentence), locked_folder(tmp_path / "file" / "below", argument="state_dir"):
         pass

@@ -25,8 +25,15 @@ from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError, NoSuchModel, StoreError
 from psyche_core.storage.object_store import ObjectStore, open_bucket
 from psyche_core.training.checkpoints import sources
-from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, STATE_FILE, Facts, read_manifest, verify, write_manifest
-from psyche_core.training.checkpoints.stores import BucketStore, FolderStore, HubStore, Keep
+from psyche_core.training.checkpoints.manifest import (
+    MANIFEST_FILE,
+    STATE_FILE,
+    CheckpointFacts,
+    read_manifest,
+    verify,
+    write_manifest,
+)
+from psyche_core.training.checkpoints.model_stores import BucketStore, FolderStore, HubStore, RetentionPolicy
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +45,7 @@ def make_checkpoint(folder: Path, step: int, *, state: bool = True) -> Path:
         save_file({"public_state/v": torch.full((64, 8), step + 0.5)}, folder / STATE_FILE)
     (folder / "config.json").write_text('{"model_type": "llama"}')
     (folder / "tokenizer.json").write_text("{}")
-    write_manifest(folder, Facts(run_id="a run", step=step, epoch=1, data_index=8 * step))
+    write_manifest(folder, CheckpointFacts(run_id="a run", step=step, epoch=1, data_index=8 * step))
     return folder
 
 
@@ -58,7 +65,7 @@ async def test_a_folder_store_gives_a_location_that_is_read_back(tmp_path: Path)
 
 
 async def test_old_steps_go_only_when_asked_for(tmp_path: Path) -> None:
-    for keep, left in ((Keep(steps=2), {1, 2, 3, 4}), (Keep(steps=2, delete=True), {3, 4})):
+    for keep, left in ((RetentionPolicy(steps=2), {1, 2, 3, 4}), (RetentionPolicy(steps=2, delete=True), {3, 4})):
         where = f"kept-{keep.delete}"
         for step in (1, 2, 3, 4):
             checkpoint = make_checkpoint(tmp_path / f"{where}-{step}", step)
@@ -127,7 +134,7 @@ async def test_an_s3_bucket_is_read_back(s3: str, tmp_path: Path) -> None:
 
 
 async def test_a_bucket_deletes_old_steps_of_its_run_only(s3: str, tmp_path: Path) -> None:
-    store = BucketStore(s3, prefix="p", keep=Keep(steps=1, delete=True))
+    store = BucketStore(s3, prefix="p", keep=RetentionPolicy(steps=1, delete=True))
     await BucketStore(s3, prefix="p").put(make_checkpoint(tmp_path / "other", 1), run_id="other", step=1)
     for step in (1, 2):
         await store.put(make_checkpoint(tmp_path / str(step), step), run_id="r", step=step)
@@ -148,7 +155,7 @@ async def test_old_steps_that_cannot_be_deleted_do_not_undo_what_was_stored(
             raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(ObjectStore, "delete", refuses)
-    keep = Keep(steps=1, delete=True)
+    keep = RetentionPolicy(steps=1, delete=True)
     for store in (BucketStore(f"file://{bucket_folder}/b", keep=keep), FolderStore("shared", base=tmp_path, keep=keep)):
         with monkeypatch.context() as patch:
             for step in (1, 2):

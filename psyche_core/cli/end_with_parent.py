@@ -1,4 +1,4 @@
-"""`python -m psyche_core.cli.tethered ARGUMENTS`: runs `psyche ARGUMENTS` and ends when its parent process ends.
+"""`python -m psyche_core.cli.end_with_parent ARGUMENTS`: runs `psyche ARGUMENTS` and ends when its parent process ends.
 
 The starter keeps a pipe to its stdin open and writes nothing. The system closes that pipe when the starter ends, however it ends,
 kill -9 included; then this process kills itself. This works wherever there are pipes, unlike asking the kernel for a signal, and
@@ -15,12 +15,12 @@ import threading
 from psyche_core.cli import main
 
 
-def _end_with_starter() -> None:
+def _end_with_parent() -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass  # not for us
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_starter, name="tether", daemon=True).start()
+    threading.Thread(target=_end_with_parent, name="end with parent", daemon=True).start()
     main()

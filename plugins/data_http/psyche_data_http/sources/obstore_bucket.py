@@ -20,9 +20,9 @@ import anyio
 
 from psyche_core.errors import DataError
 from psyche_data_http.fetch.client import CONNECT_SECONDS, CONNECTIONS, STALL_SECONDS
-from psyche_data_http.file_source import AccessRefused, RemoteFile, Store, changed
-from psyche_data_http.retries import PassingError, Trouble, persist
-from psyche_data_http.stores.bucket_files import MAX_OBJECTS, folder_prefix, is_token_file, place_in_order, refuse_none
+from psyche_data_http.file_source import AccessRefused, FileSource, RemoteFile, changed
+from psyche_data_http.retries import LastFailure, TransientError, retry_until_success
+from psyche_data_http.sources.bucket_files import MAX_OBJECTS, folder_prefix, is_token_file, place_in_order, refuse_none
 
 if TYPE_CHECKING:
     from obstore.store import GCSStore, S3Store
@@ -41,7 +41,7 @@ _AWS_CREDENTIALS = (
 )
 
 
-class ObjectStore(Store):
+class BucketSource(FileSource):
     """The token files of a bucket. connect: makes obstore's store. name: the bucket as shown in messages, such as s3://bucket."""
 
     def __init__(
@@ -60,17 +60,17 @@ class ObjectStore(Store):
         self._slots = anyio.Semaphore(connections)
         self._store: Any = None
 
-    async def files(self, trouble: Trouble) -> list[RemoteFile]:
+    async def files(self, last_failure: LastFailure) -> list[RemoteFile]:
         """List the bucket, and check that its objects may be read."""
         self._store = self._connect()
-        found = await persist(self._list, trouble)
+        found = await retry_until_success(self._list, last_failure)
         where = f"{self._name}/{folder_prefix(self._directory)}"
         refuse_none((file.url for file in found), where=where)
-        await persist(lambda: self._look(found[0]), trouble)
+        await retry_until_success(lambda: self._look(found[0]), last_failure)
         return found
 
     async def receive(self, file: RemoteFile, start: int, wanted: int, received: bytearray) -> None:
-        """See Store."""
+        """See FileSource."""
         import obstore
 
         try:
@@ -85,7 +85,7 @@ class ObjectStore(Store):
                     raise DataError(message)
 
                 await self._take(answer.stream(min_chunk_size=0).__aiter__(), wanted, received)
-        except PassingError:
+        except TransientError:
             await self._look(file)  # failures of a changed or shortened object look temporary
             raise
 
@@ -96,7 +96,7 @@ class ObjectStore(Store):
                 chunk = await anext(chunks, None)
             if chunk is None:
                 message = f"{self._name} ended {end - len(received)} bytes early"
-                raise PassingError(message)
+                raise TransientError(message)
             received += memoryview(chunk)[: end - len(received)]
 
     async def _list(self) -> list[RemoteFile]:
@@ -153,7 +153,7 @@ class ObjectStore(Store):
                 raise DataError(message) from error
             except TimeoutError as error:
                 message = f"{name} sent nothing for {self._stall_seconds:g} s"
-                raise PassingError(message) from error
+                raise TransientError(message) from error
             except exceptions.BaseError as error:
                 raise _passing_or_not(name, error) from error
 
@@ -166,7 +166,7 @@ def s3_bucket(
     region: str | None,
     anonymous: bool,
     stall_seconds: float = STALL_SECONDS,
-) -> ObjectStore:
+) -> BucketSource:
     """A bucket of S3 or a compatible service. Without `anonymous`, uses the credentials of the environment."""
 
     def connect() -> S3Store:
@@ -179,12 +179,12 @@ def s3_bucket(
             config["endpoint"] = endpoint
         return store(bucket, config=config, **_options(stall_seconds, plain=bool(endpoint and endpoint.startswith("http:"))))  # type: ignore[no-any-return]  # loaded late
 
-    return ObjectStore(connect, f"s3://{bucket}", directory, stall_seconds=stall_seconds)
+    return BucketSource(connect, f"s3://{bucket}", directory, stall_seconds=stall_seconds)
 
 
 def private_google_bucket(
     bucket: str, directory: str, credentials: Path | None, *, stall_seconds: float = STALL_SECONDS
-) -> ObjectStore:
+) -> BucketSource:
     """A bucket of Google Cloud Storage, read with a key file (service account or user); None uses the machine's own account."""
 
     def connect() -> GCSStore:
@@ -199,7 +199,7 @@ def private_google_bucket(
                 config["service_account_key"] = json.dumps(key)
         return _obstore_module().GCSStore(bucket, config=config, **_options(stall_seconds, plain=plain))  # type: ignore[no-any-return]  # loaded late
 
-    return ObjectStore(connect, f"gs://{bucket}", directory, stall_seconds=stall_seconds)
+    return BucketSource(connect, f"gs://{bucket}", directory, stall_seconds=stall_seconds)
 
 
 def google_credentials(base: Path, name: str | None) -> Path | None:
@@ -259,7 +259,7 @@ def _passing_or_not(name: str, error: Exception) -> Exception:
             f"{name} cannot be read (the server answered {lasting.group(1)}); check bucket, folder, region and endpoint"
         )
 
-    return PassingError(f"{name}: {first.rpartition(' - ')[2]}")
+    return TransientError(f"{name}: {first.rpartition(' - ')[2]}")
 
 
 def _bare(etag: str) -> str:

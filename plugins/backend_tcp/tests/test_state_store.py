@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psyche_backend_tcp.server.documents import Documents
-from psyche_backend_tcp.server.hub import Unsaved
+from psyche_backend_tcp.server.hub import PendingSave
 from psyche_backend_tcp.server.initial_state import begin
-from psyche_backend_tcp.server.store import Store, state_file
+from psyche_backend_tcp.server.state_store import StateStore, state_file
 from psyche_core.config.run_config import Choice, CoordinatorConfig
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, UserError
@@ -22,10 +22,10 @@ ALICE = NodeIdentity(b"a" * 32, b"a" * 32)
 ADDRESSES = {ALICE.signer: b"here"}
 
 
-def unsaved(state: CoordinatorState, *, opening: CoordinatorConfig | None = None) -> Unsaved:
+def pending_save(state: CoordinatorState, *, opening: CoordinatorConfig | None = None) -> PendingSave:
     draft = Documents(small_state(clients=200), {}).draft(state, ADDRESSES)
     assert draft is not None
-    return Unsaved(1, draft, opening)
+    return PendingSave(1, draft, opening)
 
 
 def joined(step: int = 1) -> CoordinatorState:
@@ -37,11 +37,11 @@ def joined(step: int = 1) -> CoordinatorState:
 def test_b5_any_run_id_gives_a_file_name_that_can_be_written(tmp_path: Path, run_id: str) -> None:
     """The reference named its file after the debug form of the run id; the slash in it made every save fail (defect B5)."""
     state = replace(joined(), run_id=run_id)
-    store = Store(tmp_path / "new" / "folder", run_id)
-    store.save(unsaved(state))
+    store = StateStore(tmp_path / "new" / "folder", run_id)
+    store.save(pending_save(state))
     assert store.path.parent == tmp_path / "new" / "folder"
     assert not set(store.path.name) & set('/\\:"<>|?* ')
-    loaded = Store(tmp_path / "new" / "folder", run_id).load()
+    loaded = StateStore(tmp_path / "new" / "folder", run_id).load()
     assert loaded is not None
     assert (loaded.update.state, loaded.update.addresses, loaded.opening) == (state, ADDRESSES, None)
 
@@ -53,13 +53,13 @@ def test_two_runs_never_share_a_file(one: str, other: str) -> None:
 
 
 def test_nothing_saved_is_no_state(tmp_path: Path) -> None:
-    assert Store(tmp_path, "run").load() is None
+    assert StateStore(tmp_path, "run").load() is None
 
 
 def test_the_file_before_is_kept_and_used_only_where_there_is_no_newer(tmp_path: Path) -> None:
-    store = Store(tmp_path, "conformance")
-    store.save(unsaved(joined(step=1)))
-    store.save(unsaved(joined(step=2)))
+    store = StateStore(tmp_path, "conformance")
+    store.save(pending_save(joined(step=1)))
+    store.save(pending_save(joined(step=2)))
     previous = store.path.with_name(store.path.name + ".previous")
     assert previous.exists()
     store.path.unlink()  # killed between the two renames
@@ -69,8 +69,8 @@ def test_the_file_before_is_kept_and_used_only_where_there_is_no_newer(tmp_path:
 
 
 def test_a_file_half_written_is_never_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(tmp_path, "conformance")
-    store.save(unsaved(joined(step=1)))
+    store = StateStore(tmp_path, "conformance")
+    store.save(pending_save(joined(step=1)))
 
     def power_cut(_: int) -> None:
         message = "power cut"
@@ -79,11 +79,11 @@ def test_a_file_half_written_is_never_the_file(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", power_cut)
         with pytest.raises(UserError, match="cannot be saved to"):
-            store.save(unsaved(joined(step=2)))
+            store.save(pending_save(joined(step=2)))
     loaded = store.load()
     assert loaded is not None
     assert loaded.update.state.progress.step == 1
-    store.save(unsaved(joined(step=3)))
+    store.save(pending_save(joined(step=3)))
     assert store.load() is not None
 
 
@@ -92,17 +92,17 @@ def test_everything_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: 
     fsync, rename = os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (order.append("sync"), fsync(handle))[1])
     monkeypatch.setattr(Path, "replace", lambda self, to: (order.append("rename " + self.suffix), rename(self, to))[1])
-    store = Store(tmp_path, "conformance")
-    store.save(unsaved(joined()))
-    store.save(unsaved(joined()))
+    store = StateStore(tmp_path, "conformance")
+    store.save(pending_save(joined()))
+    store.save(pending_save(joined()))
     assert order == ["sync", "rename .new", "sync", "sync", "rename .state", "rename .new", "sync"]
 
 
 @pytest.mark.parametrize("place", [0, 14, 15, 46, 47, 60, -1])
 def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, place: int) -> None:
-    store = Store(tmp_path, "conformance")
-    store.save(unsaved(joined()))
-    store.save(unsaved(joined()))
+    store = StateStore(tmp_path, "conformance")
+    store.save(pending_save(joined()))
+    store.save(pending_save(joined()))
     content = bytearray(store.path.read_bytes())
     content[place] ^= 1
     store.path.write_bytes(content)
@@ -111,7 +111,7 @@ def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, place: int) -
 
 
 def test_another_releases_file_is_told_apart(tmp_path: Path) -> None:
-    store = Store(tmp_path, "conformance")
+    store = StateStore(tmp_path, "conformance")
     store.path.write_bytes(b"psyche state 2\nwhatever")
     with pytest.raises(UserError, match="another release of this program wrote it; use that one"):
         store.load()
@@ -119,35 +119,35 @@ def test_another_releases_file_is_told_apart(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_in_a_sentence(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    store = Store(tmp_path_factory.getbasetemp(), "bytes")
+    store = StateStore(tmp_path_factory.getbasetemp(), "bytes")
     store.path.write_bytes(content)
     with pytest.raises(UserError, match="cannot be used: "):
         store.load()
 
 
 def test_a_file_is_for_its_owner_only(tmp_path: Path) -> None:
-    store = Store(tmp_path, "conformance")
-    store.save(unsaved(joined()))
+    store = StateStore(tmp_path, "conformance")
+    store.save(pending_save(joined()))
     assert store.path.stat().st_mode & 0o077 == 0
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="choose another --save-state-dir"):
-        Store(tmp_path / "file" / "below", "run")
+        StateStore(tmp_path / "file" / "below", "run")
 
 
 def test_the_saved_run_goes_on_under_its_own_configuration(tmp_path: Path) -> None:
-    store = Store(tmp_path, "conformance")
-    store.save(unsaved(joined(step=7)))
+    store = StateStore(tmp_path, "conformance")
+    store.save(pending_save(joined(step=7)))
     beginning = begin(small_state(), None, store.load(), path=store.path, data_key=None)
     assert beginning.resumed
     assert (beginning.state, beginning.addresses) == (joined(step=7), ADDRESSES)
 
 
 def test_another_configuration_is_refused_with_the_difference_and_what_to_do(tmp_path: Path) -> None:
-    store = Store(tmp_path, "conformance")
-    store.save(unsaved(joined(step=7)))
+    store = StateStore(tmp_path, "conformance")
+    store.save(pending_save(joined(step=7)))
     given_state = small_state()
     other = replace(given_state, config=given_state.config.model_copy(update={"total_steps": 20}))
     with pytest.raises(
@@ -161,8 +161,8 @@ def test_the_checkpoint_a_run_moved_by_itself_is_no_difference(tmp_path: Path) -
     state = joined()
     llm = state.model.LLM.model_copy(update={"checkpoint": Choice("Dummy", {"repo_id": "newer"})})
     moved = replace(state, model=state.model.model_copy(update={"LLM": llm}))
-    store = Store(tmp_path, "conformance")
-    store.save(unsaved(moved))
+    store = StateStore(tmp_path, "conformance")
+    store.save(pending_save(moved))
     assert begin(small_state(), None, store.load(), path=store.path, data_key=None).state == moved
 
 
@@ -172,13 +172,13 @@ def first_epoch(state: CoordinatorState, **changes: int) -> CoordinatorState:
 
 def test_first_epochs_settings_are_kept_apart_and_may_change_until_it_begins(tmp_path: Path) -> None:
     own = small_state().config
-    store = Store(tmp_path, "conformance")
-    store.save(unsaved(first_epoch(joined(), warmup_time=900), opening=own))
+    store = StateStore(tmp_path, "conformance")
+    store.save(pending_save(first_epoch(joined(), warmup_time=900), opening=own))
     again = begin(first_epoch(small_state(), warmup_time=300), own, store.load(), path=store.path, data_key=None)
     assert (again.state.config.warmup_time, again.opening) == (300, own)
     without = begin(small_state(), None, store.load(), path=store.path, data_key=None)
     assert (without.state.config, without.opening) == (own, None)
-    store.save(unsaved(replace(joined(), run_state=RunState.Cooldown)))
+    store.save(pending_save(replace(joined(), run_state=RunState.Cooldown)))
     late = begin(first_epoch(small_state(), warmup_time=300), own, store.load(), path=store.path, data_key=None)
     assert (late.state.config, late.opening) == (own, None)
 
@@ -190,7 +190,7 @@ def test_data_this_server_serves_is_published_with_its_key(tmp_path: Path) -> No
     pinned = begin(state, None, None, path=None, data_key=b"k" * 32).state
     place = pinned.model.LLM.data_location.settings
     assert place == {"location": "data.example.org:20001#" + "6b" * 32}
-    store = Store(tmp_path, "conformance")
-    store.save(unsaved(pinned))
+    store = StateStore(tmp_path, "conformance")
+    store.save(pending_save(pinned))
     renewed = begin(state, None, store.load(), path=store.path, data_key=b"n" * 32).state
     assert renewed.model.LLM.data_location.settings == {"location": "data.example.org:20001#" + "6e" * 32}

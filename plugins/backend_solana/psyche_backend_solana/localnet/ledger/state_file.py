@@ -23,7 +23,7 @@ _DIGEST_BYTES = 32
 _MAX_ITEMS = 10_000_000
 
 
-class Store:
+class StateFile:
     """One chain's file. Blocking: use it in a worker thread.
 
     max_bytes: maximum size of the file, checked before anything is decoded.

@@ -1,6 +1,6 @@
-"""The ledger of samples: every sample is in exactly one place from its assignment to the end of the run (protocol F2 and F14).
+"""Tracks the state of every sample: each is in exactly one place from its assignment to the end of the run (protocol F2 and F14).
 
-Samples are bits of integers, so a few operations compare a whole run's ledger.
+Samples are bits of integers, so a few operations compare a whole run's samples.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ def bits(batches: Iterable[BatchId]) -> int:
     return found
 
 
-class Ledger:
+class SampleTracker:
     """The state of every sample. honest: signers of members that never lie.
 
     accepted: by (height, step) of a round, its accepted samples, once per settled round; of_liars: those of them that are
-    liars'. last: rounds settled when their epoch ended; evidence about them is accepted in the cooldown only. vetoed: rounds
-    attested by a committee whose honest witnesses alone were no quorum, so that a liar could void any part of them.
+    liars'. last: rounds settled when their epoch ended; evidence about them is accepted in the cooldown only. unheard: rounds
+    stored when all members died at once, and with them the evidence that only they had. vetoed: rounds attested by a committee whose honest witnesses alone were no quorum, so that a liar could void any part of them.
     """
 
     def __init__(self, *, honest: frozenset[bytes]) -> None:
         self.accepted: dict[tuple[int, int], list[int]] = {}
         self.of_liars: dict[tuple[int, int], int] = {}
         self.last: set[tuple[int, int]] = set()
+        self.unheard: set[tuple[int, int]] = set()
         self.vetoed: set[tuple[int, int]] = set()
         self._honest = honest
         self._accepted_ever = 0
@@ -65,12 +66,16 @@ class Ledger:
         self.accepted = {key: known for key, known in self.accepted.items() if key[1] <= step}
         self._settled_height = self._epoch = -1
 
-    def copy(self) -> Ledger:
+    def all_died(self, state: CoordinatorState) -> None:
+        """All members died at once: evidence about the stored rounds may be gone."""
+        self.unheard.update((stored.height, stored.step) for stored in state.epoch.rounds)
+
+    def copy(self) -> SampleTracker:
         """A copy, to continue from later."""
-        other = Ledger(honest=self._honest)
+        other = SampleTracker(honest=self._honest)
         other.accepted = {key: list(known) for key, known in self.accepted.items()}
         other.of_liars = dict(self.of_liars)
-        other.last, other.vetoed = set(self.last), set(self.vetoed)
+        other.last, other.unheard, other.vetoed = set(self.last), set(self.unheard), set(self.vetoed)
         other._accepted_ever = self._accepted_ever
         other._settled_height, other._epoch = self._settled_height, self._epoch
         other._at_step = dict(self._at_step)

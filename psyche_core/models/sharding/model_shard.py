@@ -16,16 +16,16 @@ from psyche_core.errors import ModelError
 from psyche_core.hookspecs import ShardingContext
 from psyche_core.interfaces.sharding import ShardingEngine
 from psyche_core.models.hf.batches import Batch
+from psyche_core.models.hf.empty_model import build_empty_model, write_buffers
 from psyche_core.models.hf.replica import Replica
-from psyche_core.models.hf.shell import build_shell, write_buffers
+from psyche_core.models.sharding.batch_split import passes_of
 from psyche_core.models.sharding.commands import Build, Work
 from psyche_core.models.sharding.group import TorchGroup
-from psyche_core.models.sharding.shares import passes_of
 
 _DIGEST_BYTES = 32
 
 
-class Part:
+class ModelShard:
     """One rank's part, see the module. buffers: of the whole model, by name, on rank 0; None on others. Raises ModelError."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Part:
     ) -> None:
         self._group = group
         with self._on_device():
-            module, configuration = build_shell(
+            module, configuration = build_empty_model(
                 build.config, attention=build.attention, gradient_checkpointing=build.gradient_checkpointing
             )
             write_buffers(module, self._buffers(module, buffers))

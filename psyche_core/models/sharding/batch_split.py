@@ -15,7 +15,7 @@ from psyche_core.interfaces.data import IGNORED_LABEL
 from psyche_core.models.hf.batches import Batch
 
 
-def rows_of(count: int, *, number: int, shares: int) -> range:
+def shard_rows(count: int, *, number: int, shares: int) -> range:
     """Return the rows of share `number` (from 0) of `shares` in a batch of `count` rows; may be empty."""
     size, larger = divmod(count, shares)
     start = number * size + min(number, larger)
@@ -24,12 +24,12 @@ def rows_of(count: int, *, number: int, shares: int) -> range:
 
 def pass_count(count: int, *, shares: int, micro_batch_size: int) -> int:
     """Return the number of passes of every share, which is that of the largest share."""
-    return -(-len(rows_of(count, number=0, shares=shares)) // micro_batch_size)
+    return -(-len(shard_rows(count, number=0, shares=shares)) // micro_batch_size)
 
 
 def passes_of(batch: Batch, *, number: int, shares: int, micro_batch_size: int) -> Iterator[Batch]:
     """Yield the micro-batches of share `number`: the same number of micro-batches for every share."""
-    rows = rows_of(batch.count, number=number, shares=shares)
+    rows = shard_rows(batch.count, number=number, shares=shares)
     left = pass_count(batch.count, shares=shares, micro_batch_size=micro_batch_size)
     if rows:
         for micro in _rows(batch, rows).split(micro_batch_size):

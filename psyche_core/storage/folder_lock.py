@@ -19,7 +19,7 @@ LOCK_FILE = ".server.lock"
 
 
 @contextmanager
-def held_for_state(folder: Path, *, argument: str) -> Iterator[None]:
+def locked_folder(folder: Path, *, argument: str) -> Iterator[None]:
     """Lock a folder for the state of this server until the block ends. Creates the folder if necessary.
 
     argument: the option or argument that named the folder, for error messages. Raises ConfigError if another server has the lock,

@@ -20,12 +20,12 @@ from psyche_core.models.hf.quiet import first_line, quiet
 from psyche_core.models.hf.replica import checkpoint_gradients
 
 
-def build_shell(config: bytes, *, attention: str, gradient_checkpointing: bool) -> tuple[Any, Configuration]:
+def build_empty_model(config: bytes, *, attention: str, gradient_checkpointing: bool) -> tuple[Any, Configuration]:
     """Return the module on the CPU, float32, in eval mode, and its configuration. Parameters and buffers are not initialised.
 
     config: content of config.json. attention: `auto` for the model's default. Raises ModelError.
     """
-    with tempfile.TemporaryDirectory(prefix="psyche-shell-") as folder:
+    with tempfile.TemporaryDirectory(prefix="psyche-empty-model-") as folder:
         (Path(folder) / CONFIG_FILE).write_bytes(config)
         configuration = read_configuration(Path(folder))
     auto: Any = transformers.AutoModelForCausalLM
@@ -53,6 +53,6 @@ def build_shell(config: bytes, *, attention: str, gradient_checkpointing: bool) 
 
 
 def write_buffers(module: torch.nn.Module, values: dict[str, torch.Tensor]) -> None:
-    """Write the buffers of a module built by `build_shell`. values: by name, exactly those of the module."""
+    """Write the buffers of a module built by `build_empty_model`. values: by name, exactly those of the module."""
     for name, buffer in module.named_buffers():
         buffer.copy_(values[name])

@@ -21,11 +21,11 @@ from psyche_core.interfaces.sharding import ShardingEngine
 from psyche_core.models.hf.batches import Batch
 from psyche_core.models.sharding.commands import Build, End, Work
 from psyche_core.models.sharding.devices import rank_device
+from psyche_core.models.sharding.failure_detector import FailureDetector, report_failure
 from psyche_core.models.sharding.group import TorchGroup, is_lost_connection
-from psyche_core.models.sharding.part import Part
+from psyche_core.models.sharding.model_shard import ModelShard
 from psyche_core.models.sharding.processes import LocalRanks
 from psyche_core.models.sharding.rendezvous import invite, reach_store, serve_store
-from psyche_core.models.sharding.watch import Watch, report_failure
 from psyche_core.models.sharding.worker import describe
 
 LOCAL_JOIN_SECONDS: Final = 600.0
@@ -33,7 +33,7 @@ OTHERS_JOIN_SECONDS: Final = 1800.0
 _WAIT_FOR_REASON: Final = 30.0
 
 
-class Crew:
+class RankController:
     """The ranks of a group, see the module. device_name: as given by the user. Raises ModelError if the ranks cannot start."""
 
     def __init__(self, parallelism: Parallelism, *, device_name: str) -> None:
@@ -41,9 +41,9 @@ class Crew:
         self._losing = threading.Lock()
         self._found = threading.Event()
         self._local = LocalRanks()
-        self._watch: Watch | None = None
+        self._detector: FailureDetector | None = None
         self._group: TorchGroup | None = None
-        self._part: Part | None = None
+        self._shard: ModelShard | None = None
         self._closed = False
         local_ranks = _local_ranks(parallelism)
         device = rank_device(device_name, 0)
@@ -71,19 +71,19 @@ class Crew:
         *,
         create_engine: Callable[[ShardingContext], ShardingEngine],
         buffers: Mapping[str, torch.Tensor],
-    ) -> Part:
+    ) -> ModelShard:
         """Build a model's parts on all ranks, replacing earlier ones, and return rank 0's part.
 
         buffers: of the whole module, by name. Raises RanksLost.
         """
         with self._together():
-            assert self._group is not None, "made with the crew"
-            if self._part is not None:
-                self._part.close()
+            assert self._group is not None, "made with the controller"
+            if self._shard is not None:
+                self._shard.close()
             self._group.send(build)
             self._group.divide(data=build.data, tensor=build.tensor)
-            self._part = Part(build, self._group, create_engine=create_engine, buffers=buffers)
-        return self._part
+            self._shard = ModelShard(build, self._group, create_engine=create_engine, buffers=buffers)
+        return self._shard
 
     @property
     def processes(self) -> dict[int, int]:
@@ -103,28 +103,28 @@ class Crew:
         batch, weights: complete. into: parameters whose `.grad` is set to the gradients. Raises RanksLost.
         """
         with self._together():
-            assert self._group is not None, "made with the crew"
-            assert self._part is not None, "a model is built first"
+            assert self._group is not None, "made with the controller"
+            assert self._shard is not None, "a model is built first"
             self._group.send(work)
-            total = self._part.work(work, batch=batch, weights=weights)
+            total = self._shard.work(work, batch=batch, weights=weights)
             if work.train:
-                self._part.gradients(into)
+                self._shard.gradients(into)
                 if work.check:
-                    self._part.check()
-                self._part.drop_gradients()
+                    self._shard.check()
+                self._shard.drop_gradients()
             return total
 
     def close(self) -> dict[int, int]:
         """End all ranks in an orderly way. Returns the exit codes of those started here, by rank. Idempotent."""
-        if self._closed or self._lost or self._group is None or self._watch is None:
+        if self._closed or self._lost or self._group is None or self._detector is None:
             self._give_up()
             return {}
 
-        self._watch.stop()  # first, because the end of a rank is no failure from now on
+        self._detector.stop()  # first, because the end of a rank is no failure from now on
         try:
             self._group.send(End())
-            if self._part is not None:
-                self._part.close()
+            if self._shard is not None:
+                self._shard.close()
             self._group.close()
         except Exception:  # a rank has just failed: only the others remain to be ended
             self._give_up()
@@ -138,7 +138,7 @@ class Crew:
     ) -> None:
         alone = local == parallelism.ranks
         others: dict[int, str] = {}
-        meeting = invite(
+        settings = invite(
             self._store,
             world_size=parallelism.ranks,
             backend=backend,
@@ -147,13 +147,15 @@ class Crew:
             problem=self._local.problem,
             joined=others.__setitem__,
         )
-        self._watch = Watch(reach_store(*address), rank=0, others=others, lost=self._on_loss, problem=self._local.problem)
-        self._watch.start()
+        self._detector = FailureDetector(
+            reach_store(*address), rank=0, others=others, lost=self._on_loss, problem=self._local.problem
+        )
+        self._detector.start()
         self._store.set("local", str(int(alone)))
         with self._together():
             self._group = TorchGroup(
                 reach_store(*address),
-                meeting,
+                settings,
                 rank=0,
                 device=device,
                 local=alone,
@@ -176,7 +178,7 @@ class Crew:
             raise RanksLost(self._lost) from error
 
     def _on_loss(self, sentence: str) -> None:
-        """Record the first failure and end all ranks. Called in the watch's thread or in the caller's."""
+        """Record the first failure and end all ranks. Called in the detector's thread or in the caller's."""
         with self._losing:
             if self._lost:
                 return
@@ -191,8 +193,8 @@ class Crew:
         if self._closed:
             return
         self._closed = True
-        if self._watch is not None:
-            self._watch.stop()
+        if self._detector is not None:
+            self._detector.stop()
         self._on_loss("the client ended")
 
 

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from psyche_backend_tcp.limits import SERVER_FRAME
 from psyche_backend_tcp.protocol import MAX_PATCH_DEPTH, read_document
-from psyche_backend_tcp.server.hub import Unsaved
+from psyche_backend_tcp.server.hub import PendingSave
 from psyche_core.config.run_config import CoordinatorConfig, from_plain, to_plain
 from psyche_core.errors import ConfigError, UserError, WireError
 from psyche_core.interfaces.backend import StateUpdate
@@ -49,7 +49,7 @@ def state_file(folder: Path, run_id: str) -> Path:
     return folder / f"{quote(run_id, safe='')}-{digest}.state"
 
 
-class Store:
+class StateStore:
     """One run's file. Blocking: use it in a worker thread, one call at a time."""
 
     def __init__(self, folder: Path, run_id: str) -> None:
@@ -81,11 +81,11 @@ class Store:
             message = f"the saved state {path} cannot be used: {error}. {self._advice(path)}"
             raise UserError(message) from error
 
-    def save(self, unsaved: Unsaved) -> None:
+    def save(self, pending_save: PendingSave) -> None:
         """Write a change durably. Raises UserError (disk full, no rights); then nobody may be told of the change."""
-        assert unsaved.draft is not None, "changes that cancelled out are on disk already"
-        opening = to_plain(unsaved.opening) if unsaved.opening is not None else None
-        body = encode([unsaved.draft.encoded, opening])
+        assert pending_save.draft is not None, "changes that cancelled out are on disk already"
+        opening = to_plain(pending_save.opening) if pending_save.opening is not None else None
+        body = encode([pending_save.draft.encoded, opening])
         temporary = self.path.with_name(self.path.name + ".new")
         try:
             with open(temporary, "wb", opener=regular_private) as file:

@@ -4,7 +4,7 @@ It only turns events into figures and uses no processes, files or clock, so that
 the same figures. A broken guarantee (replicas that differ, accepted work lost) is recorded when its event arrives and never
 removed.
 
-The ledger follows each client's masters step by step. A client applies one step after the other, or downloads the others'
+`RunMetrics` follows each client's masters step by step. A client applies one step after the other, or downloads the others'
 masters, and must have an epoch's last step when it closes the epoch. So an accepted result that is left out or applied twice is
 always noticed. A share that was not accepted also breaks a guarantee, unless a member is known to have been disturbed before.
 From then on such shares are only counted, since their samples are assigned again (protocol F14). A disturbed member need not
@@ -34,7 +34,7 @@ from psyche_core.telemetry.events import (
 from psyche_core.ui.ledger_page import ClientPage
 
 
-class RunLedger:
+class RunMetrics:
     """The pages of all members, and the figures of the run.
 
     violations: sentences about broken guarantees, in the order of their detection. problems: problems that members reported.

@@ -32,7 +32,7 @@ MAX_NAME_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
+class RetentionPolicy:
     """Which stored steps are kept. steps: number of newest steps to keep. delete: whether older ones are deleted at all."""
 
     steps: int = 3
@@ -83,13 +83,13 @@ class HubStore:
 class BucketStore:
     """A bucket of Google Cloud Storage, or of S3 (`s3://name`), or a folder by URL (`file:///…`), with one prefix per step.
 
-    bucket: its name or URL. prefix: folder in the bucket, None for its top. keep: which steps are kept, default `Keep()`.
+    bucket: its name or URL. prefix: folder in the bucket, None for its top. keep: which steps are kept; the default keeps three.
     """
 
-    def __init__(self, bucket: str, *, prefix: str | None = None, keep: Keep | None = None) -> None:
+    def __init__(self, bucket: str, *, prefix: str | None = None, keep: RetentionPolicy | None = None) -> None:
         self._bucket = bucket
         self._prefix = (prefix or "").strip("/")
-        self._keep = keep or Keep()
+        self._keep = keep or RetentionPolicy()
 
     async def put(self, directory: Path, *, run_id: str, step: int) -> Choice:
         """Store all files under `PREFIX/RUN-stepN`, the manifest last, and return the location. Raises StoreError."""
@@ -126,10 +126,10 @@ class FolderStore:
     location: as written in the run configuration. base: folder at which a relative location starts. keep: which steps are kept.
     """
 
-    def __init__(self, location: str, *, base: Path, keep: Keep | None = None) -> None:
+    def __init__(self, location: str, *, base: Path, keep: RetentionPolicy | None = None) -> None:
         self._location = location.rstrip("/")
         self._base = base
-        self._keep = keep or Keep()
+        self._keep = keep or RetentionPolicy()
 
     async def put(self, directory: Path, *, run_id: str, step: int) -> Choice:
         """Copy the folder to `LOCATION/RUN-stepN` and return the location. Raises StoreError."""

@@ -32,8 +32,8 @@ def report_failure(store: Store, sentence: str) -> None:
         return
 
 
-class Watch:
-    """The watch of one process, see the module.
+class FailureDetector:
+    """The failure detector of one process, see the module.
 
     store: a connection that no other thread uses. others: where each rank runs whose heartbeat is checked, by rank. lost: called
     once, in the watching thread, with the sentence with which all ranks end. problem: returns a sentence if a local process has
@@ -57,7 +57,7 @@ class Watch:
         self._problem = problem
         self._silent_seconds = silent_seconds
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"watch of rank {rank}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"failure detector of rank {rank}", daemon=True)
 
     def start(self) -> None:
         """Start the watching thread."""

@@ -15,9 +15,9 @@ from pydantic import BaseModel, Field, ValidationError
 from psyche_core.errors import DataError
 from psyche_data_http.fetch.client import RangeClient
 from psyche_data_http.file_source import RemoteFile
-from psyche_data_http.retries import Trouble, persist
-from psyche_data_http.stores.bucket_files import MAX_OBJECTS, folder_prefix, is_token_file, place_in_order, refuse_none
-from psyche_data_http.stores.web_files import WebStore
+from psyche_data_http.retries import LastFailure, retry_until_success
+from psyche_data_http.sources.bucket_files import MAX_OBJECTS, folder_prefix, is_token_file, place_in_order, refuse_none
+from psyche_data_http.sources.web_files import WebSource
 
 ENDPOINT = "https://storage.googleapis.com"
 PAGE_OBJECTS = 1000
@@ -36,7 +36,7 @@ class _Page(BaseModel):
     nextPageToken: str | None = None  # noqa: N815  # Google's name
 
 
-class GoogleBucket(WebStore):
+class GoogleBucket(WebSource):
     """The token files of a public bucket. endpoint: of the API, for emulators."""
 
     def __init__(self, bucket: str, directory: str, client: RangeClient, *, endpoint: str | None = None) -> None:
@@ -45,12 +45,12 @@ class GoogleBucket(WebStore):
         self._directory = directory
         self._endpoint = (endpoint or ENDPOINT).rstrip("/")
 
-    async def files(self, trouble: Trouble) -> list[RemoteFile]:
+    async def files(self, last_failure: LastFailure) -> list[RemoteFile]:
         """List the bucket, page by page. Raises AccessRefused if the bucket is not public."""
         found: dict[str, _Object] = {}
         token: str | None = None
         for _ in range(MAX_PAGES):
-            page = await persist(partial(self._page, token), trouble)
+            page = await retry_until_success(partial(self._page, token), last_failure)
             found |= {item.name: item for item in page.items if is_token_file(item.name)}
             token = page.nextPageToken
             if not token or len(found) > MAX_OBJECTS:

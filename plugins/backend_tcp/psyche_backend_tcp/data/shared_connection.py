@@ -29,7 +29,7 @@ SEND_SECONDS = 5.0
 _SECOND_LOOK_SECONDS = 0.5  # if we were blocked ourselves, data has arrived already
 
 
-class Errand:
+class ReadRequest:
     """The pieces that one read wants, and those that have arrived, by their index."""
 
     def __init__(self, pieces: Iterable[tuple[BatchId, ...]]) -> None:
@@ -46,7 +46,7 @@ class Errand:
         self._again.append((place, piece))
 
 
-class SharedLink:
+class SharedConnection:
     """A logged-in connection. window: most requests in flight, of all reads together."""
 
     def __init__(self, frames: FramedStream, *, sequence_length: int, window: int) -> None:
@@ -60,8 +60,8 @@ class SharedLink:
         self._heard_at = 0.0
         self.lost: Exception | None = None
 
-    async def fetch(self, errand: Errand) -> None:
-        """Fetch all pieces of an errand. If it fails, arrived pieces stay, and the rest may be fetched on another connection.
+    async def fetch(self, request: ReadRequest) -> None:
+        """Fetch all pieces of a request. If it fails, arrived pieces stay, and the rest may be fetched on another connection.
 
         Raises RequestRefused when the server refuses a piece or says bye, WireError, and what a lost connection raises.
         """
@@ -69,7 +69,7 @@ class SharedLink:
         self._reads += 1
         try:
             while True:
-                await self._ask(errand, asked)
+                await self._ask(request, asked)
                 if not asked:
                     return
 
@@ -80,11 +80,11 @@ class SharedLink:
                 for place in [place for place, arrival in asked.items() if arrival.over]:
                     if (refusal := asked[place].refusal) is not None:
                         raise refusal
-                    errand.arrived[place] = asked.pop(place)
+                    request.arrived[place] = asked.pop(place)
         finally:
             self._reads -= 1
             for place, arrival in asked.items():
-                errand.put_back(place, arrival.request.batches)
+                request.put_back(place, arrival.request.batches)
             await self._give_up(asked.values())
 
     async def aclose(self) -> None:
@@ -93,7 +93,7 @@ class SharedLink:
         with anyio.CancelScope(shield=True):
             await self._frames.aclose()
 
-    async def _ask(self, errand: Errand, asked: dict[int, Arrival]) -> None:
+    async def _ask(self, request: ReadRequest, asked: dict[int, Arrival]) -> None:
         """Request as many pieces as the window allows; at least one is always in flight while there are any."""
         if len(asked) >= self._own_window:
             return
@@ -102,7 +102,7 @@ class SharedLink:
             if not self._dialogue.outstanding:
                 self._heard_at = anyio.current_time()
             frames = []
-            while len(asked) < self._own_window and (piece := errand.next()) is not None:
+            while len(asked) < self._own_window and (piece := request.next()) is not None:
                 asked[piece[0]], frame = self._dialogue.ask(piece[1])
                 frames.append(frame)
             if frames:

@@ -30,7 +30,7 @@ CHUNK = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RunOptions:
     """What to run for each seed.
 
     kinds: faults that may happen; shrink: most runs to make a failure smaller, 0 for none; compare: whether each run is also
@@ -95,9 +95,9 @@ class Tally:
         return 60.0 * self.runs / self.seconds if self.seconds else 0.0
 
 
-def one_run(order: Order, seed: int) -> tuple[RunResult, Finding | None, RunTimes | None]:
+def one_run(options: RunOptions, seed: int) -> tuple[RunResult, Finding | None, RunTimes | None]:
     """Run a seed; shrink its failure."""
-    script = order.script(seed)
+    script = options.script(seed)
     try:
         result = run_script(script)
     except Exception as error:  # a simulator bug with one seed must not end a test of thousands
@@ -113,9 +113,9 @@ def one_run(order: Order, seed: int) -> tuple[RunResult, Finding | None, RunTime
     if slow is not None:
         return result, finding(slow, original=script), None
     if result.failure is None:
-        return result, None, pace(script, result, compare=order.compare)
+        return result, None, pace(script, result, compare=options.compare)
 
-    small = shrunk(result.failure, attempts=order.shrink) if order.shrink else result.failure
+    small = shrunk(result.failure, attempts=options.shrink) if options.shrink else result.failure
     return replace(result, failure=None), finding(small, original=script), None
 
 
@@ -130,11 +130,11 @@ def finding(failure: SimFailure, *, original: Script) -> Finding:
     return Finding(failure.seed, failure.invariant, failure.time, failure.sentence, failure.script, original)
 
 
-def run_seeds(order: Order, seeds: Sequence[int], *, jobs: int = 1) -> Iterator[Tally]:
+def run_seeds(options: RunOptions, seeds: Sequence[int], *, jobs: int = 1) -> Iterator[Tally]:
     """Run all seeds; yields the growing tally after each chunk. Closing the iterator ends the workers."""
     tally = Tally()
     started = time.monotonic()
-    for done in _chunks_done(order, seeds, jobs=jobs):
+    for done in _chunks_done(options, seeds, jobs=jobs):
         for result, found, took in done:
             tally.runs += 1
             tally.steps += result.steps
@@ -148,8 +148,8 @@ def run_seeds(order: Order, seeds: Sequence[int], *, jobs: int = 1) -> Iterator[
         yield tally
 
 
-def _chunks_done(order: Order, seeds: Sequence[int], *, jobs: int) -> Iterator[list[Done]]:
-    chunks = [(order, tuple(seeds[place : place + CHUNK])) for place in range(0, len(seeds), CHUNK)]
+def _chunks_done(options: RunOptions, seeds: Sequence[int], *, jobs: int) -> Iterator[list[Done]]:
+    chunks = [(options, tuple(seeds[place : place + CHUNK])) for place in range(0, len(seeds), CHUNK)]
     if jobs <= 1 or len(chunks) <= 1:
         yield from map(_chunk, chunks)
         return
@@ -159,13 +159,13 @@ def _chunks_done(order: Order, seeds: Sequence[int], *, jobs: int) -> Iterator[l
         yield from pool.imap_unordered(_chunk, chunks)
 
 
-def _chunk(task: tuple[Order, Iterable[int]]) -> list[Done]:
+def _chunk(task: tuple[RunOptions, Iterable[int]]) -> list[Done]:
     """Run a few seeds. Runs make much garbage but no leaks, so garbage is collected only between chunks."""
-    order, seeds = task
+    options, seeds = task
     collecting = gc.isenabled()
     gc.disable()
     try:
-        return [one_run(order, seed) for seed in seeds]
+        return [one_run(options, seed) for seed in seeds]
     finally:
         if collecting:
             gc.enable()

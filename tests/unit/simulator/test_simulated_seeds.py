@@ -1,0 +1,50 @@
+"""The count of fresh seeds is of one engine, and no seed is played twice."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
+import simulated_seeds
+
+
+@pytest.fixture(autouse=True)
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "seeds.csv"
+    monkeypatch.setattr(simulated_seeds, "RECORD", path)
+    monkeypatch.setattr(simulated_seeds, "CHUNK", 2)
+    return path
+
+
+def _call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["simulated_seeds.py", *arguments])
+    return simulated_seeds.main()
+
+
+def test_each_call_goes_on_where_the_last_one_ended(
+    record: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = simulated_seeds.FIRST_SEED
+    assert _call(monkeypatch, "--runs", "3", "--jobs", "1") == 0
+    assert _call(monkeypatch, "--runs", "1", "--jobs", "1") == 0
+    assert [(row["first"], row["last"], row["runs"]) for row in simulated_seeds.rows()] == [
+        (str(first), str(first + 1), "2"),
+        (str(first + 2), str(first + 2), "1"),
+        (str(first + 3), str(first + 3), "1"),
+    ]
+    assert "4 seeds played, 0 broken" in capsys.readouterr().out
+
+
+def test_another_engine_begins_a_new_count(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record.write_text(",".join(simulated_seeds.COLUMNS) + "\n2026-01-01,0123,3.11.7,10,19,10,1,900\n")
+    assert simulated_seeds.passed("0123") == (10, 1)
+    assert simulated_seeds.passed(simulated_seeds.engine_digest()) == (0, 0)
+
+
+def test_docstrings_and_comments_are_not_part_of_the_engine() -> None:
+    code = simulated_seeds._code
+    assert code('"""A."""\nx = 1  # one\ndef f():\n    """B."""\n') == code("x = 1\ndef f():\n    pass\n")
+    assert code("x = 1\n") != code("x = 2\n")
