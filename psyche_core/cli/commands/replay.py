@@ -32,10 +32,9 @@ from psyche_core.telemetry.event_files import EventFolderReader, SourcedEvent, e
 @click.argument("events", nargs=-1, required=True, type=click.Path(path_type=Path))
 @settings_options(ReplaySettings)
 def replay(events: tuple[Path, ...], **given: Any) -> int:
-    """Play a finished run again.
+    """Play a finished run from its event files, at any speed. EVENTS are its members' files, or a folder of them.
 
-    EVENTS are its members' event files, or a folder of them, as `psyche testnet start` and --events-dir write them. All files are
-    merged by the times in them. The run is shown as it was when it ran: as a live panel, and with --web-port also on a web page,
+    `psyche testnet start` and --events-dir write them. All files are merged by the times in them. The run is shown as it was when it ran: as a live panel, and with --web-port also on a web page,
     which stays until Ctrl-C.
     """
     settings = load_settings(ReplaySettings, given)

@@ -24,11 +24,10 @@ from psyche_core.config.settings import WebSettings, load_settings
 )
 @settings_options(WebSettings)
 def web(**given: Any) -> int:
-    """Show runs live on a web page.
+    """Show runs live on a web page: curves, members, epochs, checkpoints. It only reads.
 
-    It shows losses against steps, tokens and time, members and when they took part, epochs, checkpoints, payments, and what was
-    told. It only reads, loads nothing from other hosts, and is at http://127.0.0.1:8420/ unless another address is given. Ctrl-C
-    ends it.
+    Losses are drawn against steps, tokens and time; members have pages of their own. The page loads nothing from other hosts, and
+    is at http://127.0.0.1:8420/ unless another address is given. Ctrl-C ends it.
     """
     settings = load_settings(WebSettings, given)
     log_to_stderr()

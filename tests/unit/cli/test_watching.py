@@ -19,17 +19,12 @@ from tests.unit.cli.conftest import Psyche
 def written(folder: Path, *, steps: int = 8, seconds: float = 3600.0) -> Path:
     """A run of two members whose steps lie this far apart."""
     folder.mkdir(parents=True)
-    started = told.Started("server", "ff" * 32, "first-light", "x", steps)
-    for name, events in {
-        "server": [started, *(told.PhaseChanged("RoundTrain", 0, step, 2) for step in range(1, steps + 1))],
-        **{
-            f"client-{n}": [
-                told.Started("client", f"a{n}" * 32, "first-light", "x"),
-                *(told.StepTrained(0, step, 5.0 - step / 10, 100, 1.0, 800) for step in range(1, steps + 1)),
-            ]
-            for n in (1, 2)
-        },
-    }.items():
+    members: dict[str, list[told.Event]] = {"server": [told.Started("server", "ff" * 32, "first-light", "x", steps)]}
+    members["server"] += [told.PhaseChanged("RoundTrain", 0, step, 2) for step in range(1, steps + 1)]
+    for n in (1, 2):
+        members[f"client-{n}"] = [told.Started("client", f"a{n}" * 32, "first-light", "x")]
+        members[f"client-{n}"] += [told.StepTrained(0, step, 5.0 - step / 10, 100, 1.0, 800) for step in range(1, steps + 1)]
+    for name, events in members.items():
         lines = [json.dumps(json.loads(to_json(event)) | {"time": 1e9 + at * seconds}) for at, event in enumerate(events)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     return folder
