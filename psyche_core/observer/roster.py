@@ -21,6 +21,7 @@ class Roster:
         self.members: dict[str, MemberView] = {}
         self.changed: int = 0
         self._aliases: dict[str, str] = {}
+        self._found: dict[str, MemberView] = {}
 
     def __iter__(self) -> Iterator[MemberView]:
         return iter(self.members.values())
@@ -62,18 +63,24 @@ class Roster:
         if by_id is not None and by_id is not member and not by_id.starts:
             member.absorb(by_id)
             del self.members[by_id.key]
+            self._found.clear()
             self.changed = version
-        member.id = id
+        if member.id != id:
+            member.id = id
+            self._found.clear()
         return member
 
     def _find(self, id: str) -> MemberView | None:  # noqa: A002
+        """The member with an id, remembered: a coordinator's states name every member each time."""
         if not id:
             return None
-        for known in self.members.values():
-            if known.id == id or (min(len(known.id), len(id)) >= SHORT and _begins(known.id, id)):
-                return known
-
-        return None
+        found = self._found.get(id)
+        if found is None:
+            for known in self.members.values():
+                if known.id == id or (min(len(known.id), len(id)) >= SHORT and _begins(known.id, id)):
+                    found = self._found[id] = known
+                    break
+        return found
 
     def _known_or_new(self, key: str, *, name: str, id: str, version: int) -> MemberView | None:  # noqa: A002
         known = self.members.get(key)

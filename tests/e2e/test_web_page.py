@@ -16,6 +16,7 @@ import pytest
 from browser import OpenPage, axe_violations, chromium, open_page, url_said
 from psyche_core.telemetry import events as told
 from psyche_core.telemetry.sinks import to_json
+from psyche_core.ui.plot import smoothed
 from tests.conftest import LocalTestnet
 from tests.e2e.conftest import SHORT, Started
 
@@ -116,6 +117,17 @@ def test_the_axis_is_steps_tokens_or_time(site: str, open_page: OpenPage) -> Non
     page.get_by_label("Each member").check()
     page.locator("#loss .u-series").nth(8).wait_for(state="attached")
     assert page.evaluate("psyche.charts.loss.data.length") == 6 + 3
+
+
+def test_the_smoothed_curve_is_the_one_of_the_png(site: str, open_page: OpenPage) -> None:
+    """Two programs, one arithmetic; its ends are tested in tests/unit/ui/test_plot.py."""
+    page = open_page(site)
+    chance = random.Random(1)
+    for length, width in ((200, 31), (40, 9), (12, 31), (3, 3)):
+        values = [5 - step / 50 + chance.gauss(0, 0.3) for step in range(length)]
+        smooth = "async ([values, width]) => (await import('./assets/axis.js')).smooth(values, width)"
+        drawn = page.evaluate(smooth, [values, width])
+        assert drawn == pytest.approx([value for _, value in smoothed(list(enumerate(values)), width=width)])
 
 
 def test_a_chart_can_be_used_by_keyboard_and_read_as_a_table(site: str, open_page: OpenPage) -> None:

@@ -34,8 +34,8 @@ from psyche_core.telemetry.event_files import EventFolderReader, SourcedEvent, e
 def replay(events: tuple[Path, ...], **given: Any) -> int:
     """Play a finished run from its event files, at any speed. EVENTS are its members' files, or a folder of them.
 
-    `psyche testnet start` and --events-dir write them. All files are merged by the times in them. The run is shown as it was when it ran: as a live panel, and with --web-port also on a web page,
-    which stays until Ctrl-C.
+    `psyche testnet start` and --events-dir write them. All files are merged by the times in them. The run is shown as it was when
+    it ran: as a live panel, and with --web-port also on a web page, which stays until Ctrl-C.
     """
     settings = load_settings(ReplaySettings, given)
     log_to_stderr()
