@@ -6,7 +6,9 @@ markup is the page's part. Numbers that are not finite become None.
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from typing import Any
 
 from psyche_core.config.sentences import printable
@@ -150,6 +152,14 @@ def head(view: RunView) -> Document:
         "differ": view.differ,
         "ended": None if view.ended is None else {"reason": _text(view.ended.reason), "success": view.ended.success},
     }
+
+
+def outline(view: RunView, *, points: int = 60) -> list[float]:
+    """The shape of the loss curve in few points, for a list of runs: means of equal parts, oldest first."""
+    means = [bucket.mean for bucket in (view.loss if view.trained else view.reported).rows() if bucket.mean is not None]
+    count = min(points, len(means))
+    edges = [index * len(means) // count for index in range(count + 1)] if count else []
+    return [round(statistics.fmean(means[first:last]), 4) for first, last in itertools.pairwise(edges)]
 
 
 def _member(member: MemberView) -> Document:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from psyche_core.errors import UserError
-from psyche_core.observer.documents import FORMAT, head, losses_document
+from psyche_core.observer.documents import FORMAT, head, losses_document, outline
 from psyche_core.web.access import COOKIE, Access
 from psyche_core.web.feeds import Feed, Feeds, compact
 
@@ -90,7 +90,7 @@ class WebApp:
 
     async def _runs(self, request: Request) -> Response:
         shown = [feed for feed in self._feeds if self._may(request, feed.key)]
-        runs = [{"key": feed.key, "ready": feed.ready, **head(feed.view)} for feed in shown]
+        runs = [{"key": feed.key, "ready": feed.ready, "outline": outline(feed.view), **head(feed.view)} for feed in shown]
         hidden = self._access.restricted and len(shown) < len(list(self._feeds))
         return _json({"format": FORMAT, "runs": runs, "login": self._access.restricted and (hidden or not shown)})
 

@@ -12,6 +12,7 @@ function card(run) {
     "article",
     { class: "card" },
     el("div", { class: "head" }, el("h2", {}, el("a", { href: link("run", { run: run.key }), text: named })), el("span", { class: `chip ${kind}`, text: run.ready ? phase : "reading …" })),
+    run.outline.length > 1 ? sketch(run.outline) : null,
     el(
       "dl",
       {},
@@ -23,6 +24,20 @@ function card(run) {
       pair("Last heard", clock(run.newest || null)),
     ),
   );
+}
+
+/** A small curve without axes; the loss stands beside it in words. */
+function sketch(values) {
+  const svg = (name, attributes) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    return made;
+  };
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const points = values.map((value, at) => `${(100 * at) / (values.length - 1)},${high > low ? 2 + (28 * (high - value)) / (high - low) : 16}`);
+  const drawn = svg("svg", { viewBox: "0 0 100 32", preserveAspectRatio: "none", class: "sketch", "aria-hidden": "true" });
+  drawn.append(svg("polyline", { points: points.join(" "), "vector-effect": "non-scaling-stroke" }));
+  return drawn;
 }
 
 async function show() {

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_core.coordinator.state import Account, Client, Epoch
-from psyche_core.observer.documents import head, losses_document, member_document, run_document
+from psyche_core.observer.documents import head, losses_document, member_document, outline, run_document
 from psyche_core.observer.members import MAX_SPANS
 from psyche_core.observer.roster import MAX_MEMBERS
 from psyche_core.observer.run_view import RunView
@@ -49,6 +49,17 @@ def test_the_loss_is_that_of_all_members_by_their_tokens() -> None:
     assert document["head"]["tokens"] == 40
     assert document["head"]["total_steps"] == 100
     assert [each["rows"] for each in losses_document(view)["members"]] == [[[1, 2.0]], [[1, 4.0]]]
+
+
+def test_the_outline_has_few_points_and_the_curves_shape() -> None:
+    view = begun()
+    assert outline(view) == []
+    for step in range(1, 1001):
+        train(view, "client-1", step, 10.0 - step / 200)
+    shape = outline(view)
+    assert len(shape) == 60
+    assert shape == sorted(shape, reverse=True)
+    assert (shape[0], shape[-1]) == (pytest.approx(9.96, abs=0.05), pytest.approx(5.04, abs=0.05))
 
 
 def test_members_stand_where_their_events_say() -> None:

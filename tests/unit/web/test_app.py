@@ -184,7 +184,7 @@ def test_pages_load_nothing_from_elsewhere_and_have_no_script_inside() -> None:
         assert "onclick" not in text, path.name
     for path in ASSETS.glob("*.js"):
         if ".min." not in path.name:
-            text = path.read_text()
+            text = path.read_text().replace("http://www.w3.org/2000/svg", "")  # a name, not an address
             assert "://" not in text, path.name
             assert not any(word in text for word in ("insertAdjacentHTML", "outerHTML", "document.write", "eval(")), path.name
             assert ".innerHTML =" not in text.replace(".innerHTML ===", ""), path.name
