@@ -59,7 +59,7 @@ def test_the_outline_has_few_points_and_the_curves_shape() -> None:
     shape = outline(view)
     assert len(shape) == 60
     assert shape == sorted(shape, reverse=True)
-    assert (shape[0], shape[-1]) == (pytest.approx(9.96, abs=0.05), pytest.approx(5.04, abs=0.05))
+    assert [shape[0], shape[-1]] == pytest.approx([9.96, 5.04], abs=0.05)
 
 
 def test_members_stand_where_their_events_say() -> None:
