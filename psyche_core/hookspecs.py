@@ -38,6 +38,7 @@ from psyche_core.interfaces import (
     ShardingEngine,
     Transport,
 )
+from psyche_core.types import WitnessMetadata
 from psyche_core.wire.signing import SecretKey
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class ServerContext:
         on_withdrawn: called before the matching on_event when the server withdraws a healthy member without its request; gets the
             signer and the reason (`lost`, `not allowed`).
         relays: URLs of relays that the server offers its clients, beside those of the run's configuration.
+        on_figures: called like on_event, with a witness's signer and the unverified figures of its statement.
     """
 
     state: CoordinatorState
@@ -105,6 +107,7 @@ class ServerContext:
     on_event: Callable[[CoordinatorState, tuple[Event, ...]], None] | None = None
     on_paid: Callable[[bytes, int], None] | None = None
     on_withdrawn: Callable[[bytes, str], None] | None = None
+    on_figures: Callable[[bytes, WitnessMetadata], None] | None = None
     tick_seconds: float = 0.25
     relays: tuple[str, ...] = ()
 

@@ -132,6 +132,8 @@ def _click_type(annotation: Any) -> Any:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         parts = [part for part in typing.get_args(annotation) if part is not type(None)]
         annotation = parts[0] if len(parts) == 1 else str
+        if typing.get_origin(annotation) is typing.Annotated:
+            annotation = typing.get_args(annotation)[0]
     if typing.get_origin(annotation) is Literal:
         return click.Choice(list(typing.get_args(annotation)))
     if annotation is Path:

@@ -10,6 +10,7 @@ import contextlib
 import secrets
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import anyio
@@ -57,16 +58,27 @@ KEY_FILE = "server.key"
 """Name of the server's own key in the folder with the saved state."""
 
 
-async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: EventBus) -> Ended:
-    """Host a run until it is finished. Raises UserError for problems that the user can correct, BackendError otherwise."""
+Follow = Callable[[CoordinatorState], None]
+"""Called with each state of the coordinator."""
+
+
+async def serve_run(
+    settings: ServerSettings, registry: PluginRegistry, report: EventBus, *, follow: Follow | None = None
+) -> Ended:
+    """Host a run until it is finished. follow: called with each state, from the event loop; must not block.
+
+    Raises UserError for problems that the user can correct, BackendError otherwise.
+    """
     files = load_run(settings.state, settings.data_config, registry)
     if settings.save_state_dir is None:
-        return await _host(settings, files, registry, report)
+        return await _host(settings, files, registry, report, follow=follow)
     with locked_folder(settings.save_state_dir, argument="--save-state-dir"):
-        return await _host(settings, files, registry, report)
+        return await _host(settings, files, registry, report, follow=follow)
 
 
-async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegistry, report: EventBus) -> Ended:
+async def _host(
+    settings: ServerSettings, files: RunFiles, registry: PluginRegistry, report: EventBus, *, follow: Follow | None
+) -> Ended:
     """The same, with the folder of its state, if any, for this process alone."""
     create_server = registry.load("backend", settings.backend).create_server
     if create_server is None:
@@ -81,7 +93,7 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
     if files.data is not None:
         await prepare_tokens(files.data, report)
         data = LocalData.from_data_file(files.data, cache=cache)
-    reporter = ChangeReporter(report)
+    reporter = ChangeReporter(report, follow=follow)
     progress = files.run.progress
     state = new_state(
         files.run.run_id,
@@ -111,6 +123,9 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
         opening=files.run.config if config != files.run.config else None,
         on_event=on_event,
         on_withdrawn=reporter.note_withdrawn,
+        on_figures=lambda signer, figures: report(
+            told.WitnessReported(signer.hex()[:8], figures.step, figures.loss, figures.tokens_per_sec, figures.bandwidth_per_sec)
+        ),
         on_paid=lambda signer, units: report(RewardPaid(signer.hex()[:8], units)),
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -125,10 +140,12 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
             message = f"cannot listen on {settings.host}:{settings.server_port}: {error.strerror}; choose another --server-port"
             raise UserError(message) from error
 
-        report(Started("server", key.public.hex(), files.run.run_id, server.address))
+        report(Started("server", key.public.hex(), files.run.run_id, server.address, server.state.config.total_steps))
         if relay is not None:
             relay.set_members(transport_keys(server.state))
             report(told.RelayStarted(relay.url))
+        if follow is not None:
+            follow(server.state)
         if settings.checkpoint is not None:
             name_checkpoint(server, settings.checkpoint)
         _heed_loss(server, report, restart=settings.restart_from_checkpoint)
@@ -252,26 +269,23 @@ async def _pause_on_signal(server: OwnerControl, report: EventBus) -> None:
                 report(Problem("warning", f"the command {type(command).__name__} was rejected: {error.message}"))
 
 
-_WITHDRAWN = {
-    "lost": "lost {}: its connection was lost, and it did not reconnect in time (--reconnect-seconds)",
-    "not allowed": "withdrew {}: its key is no longer in the list of allowed clients (--allow-list)",
-}
-
-
 class ChangeReporter:
     """Reports phase changes, and members that left, were dropped or were ejected."""
 
-    def __init__(self, report: EventBus) -> None:
+    def __init__(self, report: EventBus, *, follow: Follow | None = None) -> None:
         self._report = report
+        self._follow = follow
         self._seen: tuple[object, ...] | None = None
         self._withdrawn: dict[bytes, str] = {}
 
     def note_withdrawn(self, signer: bytes, why: str) -> None:
         """Handle `on_withdrawn`: remember that the server withdraws this member without its request."""
-        self._withdrawn[signer] = _WITHDRAWN.get(why, f"withdrew {{}}: {why}")
+        self._withdrawn[signer] = why
 
     def tell(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
         """Handle `on_event`."""
+        if self._follow is not None:
+            self._follow(state)
         self._tell_phase(state)
         for event in events:
             match event:
@@ -304,10 +318,8 @@ class ChangeReporter:
         if client.state is ClientState.Withdrawn and withdrawn is None:
             return told.MemberWithdrew(epoch, member)
         if client.state is ClientState.Ejected:
-            return Problem("warning", f"epoch {epoch}: ejected {member}: it signed two different results for one share")
+            return told.MemberExited(epoch, member, "ejected")
         if withdrawn is not None:
-            return Problem("warning", f"epoch {epoch}: {withdrawn.format(member)}")
+            return told.MemberExited(epoch, member, withdrawn)
 
-        unready = "it was not ready when the first round began"
-        late = "it sent no result, or sent it much later than all others"
-        return Problem("warning", f"epoch {epoch}: dropped {member}: {late if slot in state.epoch.ready else unready}")
+        return told.MemberExited(epoch, member, "late" if slot in state.epoch.ready else "unready")

@@ -18,12 +18,14 @@ class Started:
         role: `client` or `server`.
         id: signer in hex.
         address: where it listens, or the server it uses.
+        total_steps: of the run, if the program knows it.
     """
 
     role: str
     id: str
     run_id: str
     address: str
+    total_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +386,34 @@ class MemberWithdrew:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberExited:
+    """The coordinator no longer counts on a member in this epoch. member: first digits of its key.
+
+    why: `unready` (it was not ready when the first round began), `late` (it sent no result, or much later than all others),
+    `ejected` (it signed two different results for one share), `lost` (its connection was lost for too long), `not allowed` (its
+    key is no longer in the list of allowed clients).
+    """
+
+    epoch: int
+    member: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessReported:
+    """Figures of its own training that a witness sent the coordinator with its statement. Nobody has verified them.
+
+    member: first digits of its key. step: of the round before. loss: nats per token.
+    """
+
+    member: str
+    step: int
+    loss: float
+    tokens_per_second: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """A signal asked the client to leave, and it now leaves cleanly.
 
@@ -463,6 +493,8 @@ Event = (
     | ModelLost
     | StatementVoided
     | MemberWithdrew
+    | MemberExited
+    | WitnessReported
     | Leaving
     | Problem
     | Mended

@@ -18,6 +18,7 @@ from psyche_core.telemetry.events import (
     Event,
     Joined,
     Leaving,
+    MemberExited,
     MemberWithdrew,
     Mended,
     MicroBatchFound,
@@ -43,6 +44,7 @@ from psyche_core.telemetry.events import (
     Validated,
     WaitsForEpoch,
     WentBack,
+    WitnessReported,
     WitnessSent,
 )
 from psyche_core.telemetry.sinks import Sink
@@ -63,6 +65,15 @@ _WHY_DROPPED = {
     "too slow for this run",
     "unstated": "as a witness it repeatedly did not send its statement in time",
     "lost": "its connection to the coordinator was lost for too long",
+}
+
+
+_WHY_EXITED = {
+    "unready": "dropped {}: it was not ready when the first round began",
+    "late": "dropped {}: it sent no result, or sent it much later than all others",
+    "ejected": "ejected {}: it signed two different results for one share",
+    "lost": "lost {}: its connection was lost, and it did not reconnect in time (--reconnect-seconds)",
+    "not allowed": "withdrew {}: its key is no longer in the list of allowed clients (--allow-list)",
 }
 
 
@@ -118,10 +129,10 @@ def _sentence(event: Event) -> str:
         case MicroBatchFound():
             return f"a micro-batch of {event.size} sequences fits into memory"
         case StepTrained():
-            rate = event.tokens / event.seconds if event.seconds > 0 else 0.0
+            speed = event.tokens / event.seconds if event.seconds > 0 else 0.0
             return (
                 f"trained step {event.step}: loss {event.loss:.4f}, {event.tokens} tokens in {event.seconds:.2f} s "
-                f"({count_text(rate)}/s), result {bytes_text(event.payload_bytes)}"
+                f"({count_text(speed)}/s), result {bytes_text(event.payload_bytes)}"
             )
         case StepApplied(accepted=0):
             none = f"no quorum of witnesses received any of its {event.trained} results"
@@ -175,6 +186,11 @@ def _sentence(event: Event) -> str:
             return f"epoch {event.epoch}, round {event.height}: {event.member} attested results of members without a share"
         case MemberWithdrew():
             return f"epoch {event.epoch}: {event.member} left the run cleanly"
+        case MemberExited():
+            return f"warning: epoch {event.epoch}: {_exited(event)}"
+        case WitnessReported():
+            rate = count_text(event.tokens_per_second)
+            return f"{event.member} reports of step {event.step}: loss {event.loss:.4f}, {rate} tokens/s"
         case Leaving():
             last = " after saving a checkpoint" if event.saves else ""
             return f"{event.signal}: leaving the run cleanly{last}; a second {event.signal} ends this process at once"
@@ -184,6 +200,12 @@ def _sentence(event: Event) -> str:
             return event.message
         case Ended():
             return event.reason
+
+
+def _exited(event: MemberExited) -> str:
+    """What happened to a member, as the server tells it."""
+    known = _WHY_EXITED.get(event.why)
+    return f"dropped {event.member}: {event.why}" if known is None else known.format(event.member)
 
 
 def _token_files(event: TokenFiles) -> str:
@@ -244,6 +266,8 @@ def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic
         sentence: str | None
         if isinstance(event, NetworkTotals):
             sentence = meter.read(event)
+        elif isinstance(event, WitnessReported):
+            sentence = None  # one a round and witness: for curves
         elif isinstance(event, ModelSync) and event.pieces_done < event.pieces_total and clock() - fetched_at < FETCH_SECONDS:
             sentence = None
         elif isinstance(event, PeerPaths):

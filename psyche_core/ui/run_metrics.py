@@ -176,6 +176,21 @@ class RunMetrics:
                 by_step.setdefault(step, []).append(loss)
         return [(step, statistics.fmean(losses)) for step, losses in sorted(by_step.items())]
 
+    @property
+    def settled_losses(self) -> list[tuple[int, float]]:
+        """`mean_losses` without a newest step that some clients have not reported yet, for curves.
+
+        The mean of the first who report a step would make the end of the curve jump with each of them.
+        """
+        counts: dict[int, int] = {}
+        for page in self.clients.values():
+            for step, _ in page.losses[-2:]:
+                counts[step] = counts.get(step, 0) + 1
+        means = self.mean_losses
+        if len(means) > 1 and counts.get(means[-1][0], 0) < counts.get(means[-2][0], 0) and self.server_ended is None:
+            means.pop()
+        return means
+
     def remaining_seconds(self, now: float) -> float | None:
         """Estimated seconds until the last step at the speed so far; None before the speed is known. now: unix seconds."""
         if not self.total_steps or not self.steps or self.train_started is None:

@@ -54,7 +54,13 @@ def train(**given: Any) -> int:
     )
     with (
         open_display(settings.logs, title=settings.run_id) as sink,
-        open_report(sink, remember_failure(settings.logs), events_file=settings.events_file) as report,
+        open_report(
+            sink,
+            remember_failure(settings.logs),
+            events_file=settings.events_file,
+            events_dir=settings.events_dir,
+            keep_event_files=settings.keep_event_files,
+        ) as report,
     ):
         ended = anyio.run(
             functools.partial(

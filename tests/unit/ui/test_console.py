@@ -144,6 +144,15 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
     ),
     (telemetry.Problem("warning", "a peer is slow"), "warning: a peer is slow"),
     (telemetry.MemberWithdrew(2, "3ae20e59"), "epoch 2: 3ae20e59 left the run cleanly"),
+    (
+        telemetry.MemberExited(2, "3ae20e59", "ejected"),
+        "warning: epoch 2: ejected 3ae20e59: it signed two different results for one share",
+    ),
+    (telemetry.MemberExited(2, "3ae20e59", "{0.__class__}"), "warning: epoch 2: dropped 3ae20e59: {0.__class__}"),
+    (
+        telemetry.WitnessReported("3ae20e59", 7, 3.25, 5200.0, 9.0),
+        "3ae20e59 reports of step 7: loss 3.2500, 5.2 k tokens/s",
+    ),
     (telemetry.Mended("checkpoints are saved again"), "checkpoints are saved again"),
     (telemetry.Ended("the run finished", success=True), "the run finished"),
 ]

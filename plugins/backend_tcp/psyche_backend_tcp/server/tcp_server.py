@@ -303,6 +303,10 @@ class TcpServer(BackendServer):
                 except Exception:  # an error of an observer must not stop the run
                     logger.exception("on_event failed")
 
+        for signer, figures in self._hub.take_figures():
+            if self._context.on_figures is not None:
+                self._context.on_figures(signer, figures)
+
         self._stirred.set()
         self._stirred = anyio.Event()
 
