@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from psyche_core.cli.lazy import example
-from psyche_core.cli.options import BackendOptions
+from psyche_core.cli.options import PluginOptions
 from psyche_core.errors import ConfigError, NoSuchModel
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _BACKEND = "solana"
 """The backend whose runs can be read without taking part."""
 
 
-class _Predownload(BackendOptions):
+class _Predownload(PluginOptions):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """A run that is named without a backend is one on a chain."""
         names = {word.partition("=")[0] for word in args}

@@ -96,6 +96,8 @@ class Restorer:
         """
         journal = self._open(state)
         journal.set_limit(self.journal_size or default_limit(trainer.parameter_count * _FLOAT32))
+        if step is None and state.stored.digest == trainer.full_digest():
+            step = state.stored.step  # the stored model is that of a signed end: our journal may lead on from there
         at = self._replayed(journal, trainer, state, step=step) if use_journal else None
         if at is not None:
             return at

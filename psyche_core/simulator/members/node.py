@@ -289,9 +289,9 @@ class Node(Process):
             own = None
             if stored is not None:
                 self.replica.restore(stored[0])
-        step = self._restored(work, None if own is None else own.step, lineage)
-        if step is None and not from_members and state.stored.digest == self.replica.digest():
-            step = state.stored.step  # the stored model is that of a signed end
+        signed_stored = own is None and not from_members and state.stored.digest == self.replica.digest()
+        loaded = own.step if own is not None else state.stored.step if signed_stored else None
+        step = self._restored(work, loaded, lineage)
         held = self.disk.held(state) if step is None or step < masters_due(state) else ()
         return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, step, held, journalled=True)
 

@@ -35,6 +35,7 @@ LEAVES = [
     ("client", "show-identity"),
     ("client", "create-identity"),
     ("doctor",),
+    ("replay",),
     ("server", "run"),
     ("server", "validate-config"),
     ("testnet", "start"),
@@ -47,6 +48,7 @@ LEAVES = [
     ("sidecar",),
     ("sim",),
     ("train-local",),
+    ("web",),
 ]
 
 

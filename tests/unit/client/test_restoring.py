@@ -239,3 +239,14 @@ def test_a_full_disk_costs_the_journal_and_not_the_client(
     assert journal.broken, "the next checkpoint begins one"
     if writes == "rewind":
         assert journal_path(tmp_path, RUN).read_bytes() == kept
+
+
+def test_a_stored_model_of_a_signed_end_is_followed_by_the_journal_that_covers_it(member: Member) -> None:
+    """Whose disk could save no checkpoint loads the run's stored model, and its journal leads on from there."""
+    member.train(9)
+    member.restorer.close()
+    masters = Masters(step=6, content=member.contents[6])
+    stored = replace(state_at(10).stored, step=6, digest=masters.full_digest())
+    trainer: Any = masters
+    assert member.restorer.restore(trainer, replace(state_at(10), stored=stored), step=None, use_journal=True) == 9
+    assert masters.content == member.contents[9]

@@ -47,6 +47,7 @@ CLIENT_NAMES = (
     "DATA_PARALLELISM",
     "DELETE_OLD_STEPS",
     "DEVICE",
+    "EVENTS_DIR",
     "EVENTS_FILE",
     "GCS_BUCKET",
     "GCS_PREFIX",
@@ -54,6 +55,7 @@ CLIENT_NAMES = (
     "HUB_REPO",
     "IDENTITY_SECRET_KEY_PATH",
     "JOURNAL_SIZE",
+    "KEEP_EVENT_FILES",
     "KEEP_STEPS",
     "LOGS",
     "MAX_CONCURRENT_DOWNLOADS",
@@ -79,7 +81,6 @@ ALIASES = {"WALLET_PATH": "WALLET_PRIVATE_KEY_PATH", "WALLET_FILE": "WALLET_PRIV
 """Other spellings in guides and programs of the reference implementation."""
 _NOT_READ = {
     "BACKEND": "a client that run-manager starts always uses the backend solana",
-    "EVENTS_DIR": "use EVENTS_FILE, a file to which every event is appended",
     "EVAL_TASKS": "evaluations are not built yet",
     "PROMPT_TASK": "prompts are not built yet",
     "SERVER_ADDR": "a client that run-manager starts reads the run from the chain; use RPC",
