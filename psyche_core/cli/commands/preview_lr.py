@@ -27,7 +27,7 @@ BAR_WIDTH = 40
 @click.option("--plot", type=click.Path(path_type=Path), help="Also draw the schedule into this PNG file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
 def preview_lr(state: Path, rows: int, plot: Path | None, as_json: bool) -> None:
-    """Show a run's learning rates, as a table or a picture.
+    """Show a run's learning rates, as a table or a picture. Nothing is trained.
 
     The table has evenly spaced steps from 1 to total_steps, and each step at which the schedule changes. With
     cold_start_warmup_steps each epoch that starts cold begins with less; that depends on the run and is not shown.
