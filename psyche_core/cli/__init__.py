@@ -46,7 +46,7 @@ class Switches:
         "plugins": ("psyche_core.cli.commands.plugins:plugins", "List the installed plugins, and say which are broken and why."),
         "preview-lr": (
             "psyche_core.cli.commands.preview_lr:preview_lr",
-            "Show the learning rates of a run, as a table or a picture.",
+            "Show a run's learning rates, as a table or a picture.",
         ),
         "predownload": (
             "psyche_core.cli.commands.predownload:predownload",
