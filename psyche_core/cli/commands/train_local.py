@@ -27,7 +27,7 @@ from psyche_core.config.settings import TrainLocalSettings, load_settings
 )
 @settings_options(TrainLocalSettings)
 def train_local(**given: Any) -> int:
-    """Train a run's model on this machine alone: no server, no network, the same steps.
+    """Train a run's model on this machine alone: no server, no network, the same steps. One process does all of it.
 
     With --state the run is that of a run file; with --model and --data it is made from the options.
     """
