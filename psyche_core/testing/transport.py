@@ -224,8 +224,8 @@ class TransportConformance:
                 await author.broadcast(author.peer_id + text, tag=9)
             await received(keeper, 2)
             await keeper.expire(2)
-            await author.aclose()
             everybody = {e.peer_id: e.address for e in (author, keeper, late)}
+            await author.aclose()
             await keeper.set_peers(everybody)
             await late.set_peers(everybody)
             assert [incoming.message for incoming in await received(late, 1)] == [author.peer_id + b"of round 9"]
