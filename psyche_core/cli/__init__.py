@@ -44,6 +44,7 @@ class Switches:
             "psyche_core.cli.commands.predownload:predownload",
             "Download and verify a model now, so that joining its run later needs no download.",
         ),
+        "replay": ("psyche_core.cli.commands.replay:replay", "Play a finished run from its event files, at any speed."),
         "server": ("psyche_core.cli.commands.server:server", "Host the coordinator of a run."),
         "sim": ("psyche_core.cli.commands.sim:sim", "Test the protocol with faults and lies, in virtual time."),
         "train-local": (
@@ -51,6 +52,7 @@ class Switches:
             "Train a run's model on this machine alone: no server, no network, the same steps.",
         ),
         "testnet": ("psyche_core.cli.commands.testnet:testnet", "Try a whole run on this machine: a server and several clients."),
+        "web": ("psyche_core.cli.commands.web:web", "Show runs live on a web page: curves, members, epochs, checkpoints."),
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

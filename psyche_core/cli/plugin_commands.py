@@ -17,7 +17,7 @@ from psyche_core.cli.lazy import LazyGroup
 _GROUP, _KIND = "psyche.plugins", "command."
 """As in psyche_core.hookspecs, which is too slow to import for `psyche --help`; a test compares them."""
 
-FIRST_PARTY = {"run-manager": "solana", "solana": "solana"}
+FIRST_PARTY = {"doctor": "quic", "relay": "quic", "run-manager": "solana", "solana": "solana"}
 """Commands of our own plugins, with the extra that installs each."""
 
 

@@ -22,6 +22,7 @@ import click
 from psyche_core.cli.failures import Interrupted
 from psyche_core.config.sentences import PrintableFormatter
 from psyche_core.errors import UserError
+from psyche_core.telemetry.event_files import EventFolderWriter
 from psyche_core.telemetry.events import Ended, Event
 from psyche_core.telemetry.sinks import EventBus, Sink, json_lines
 
@@ -129,8 +130,13 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 @contextlib.contextmanager
-def open_report(*sinks: Sink, events_file: Path | None = None) -> Iterator[EventBus]:
-    """An event bus for the sinks and, if given, a file of JSON lines. Raises UserError if that file cannot be written."""
+def open_report(
+    *sinks: Sink, events_file: Path | None = None, events_dir: Path | None = None, keep_event_files: int = 0
+) -> Iterator[EventBus]:
+    """An event bus for the sinks and, if given, a file of JSON lines, and a folder of them.
+
+    keep_event_files: as for `EventFolderWriter`. Raises UserError if the file or folder cannot be written.
+    """
     with contextlib.ExitStack() as stack:
         if events_file is not None:
             try:
@@ -140,4 +146,12 @@ def open_report(*sinks: Sink, events_file: Path | None = None) -> Iterator[Event
                 message = f"cannot write events to {events_file}: {unread if error.errno == errno.ENXIO else error.strerror}"
                 raise UserError(message) from error
             sinks = (*sinks, json_lines(stream))
+        if events_dir is not None:
+            try:
+                events_dir.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                message = f"cannot write events into {events_dir}: {error.strerror}; give a folder with --events-dir"
+                raise UserError(message) from error
+            parts = stack.enter_context(contextlib.closing(EventFolderWriter(events_dir, keep=keep_event_files)))
+            sinks = (*sinks, parts)
         yield EventBus(*sinks)

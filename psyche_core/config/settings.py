@@ -58,6 +58,19 @@ _SIDECAR_BIND = (
 )
 _SIDECAR_LOCAL_RANKS = "Number of processes on this machine, including this one; default: all of them."
 _SIDECAR_FILE = "File with the shared secret of the processes, at least 16 bytes (`openssl rand -hex 32`)."
+_EVENTS_DIR = (
+    "Folder for this program's events, as JSON lines: FOLDER/RUN/ROLE-ID.TIME.jsonl, a new file for each epoch. "
+    "`psyche web --events FOLDER` shows them as pages, `psyche replay` plays them."
+)
+_KEEP_EVENT_FILES = "Number of this program's newest files to keep in --events-dir; 0 keeps all."
+_WEB_PORT = "Port of a web page that shows the run live; 0 picks a free one. Default: no page. Needs the extra `web`."
+_WEB_HOST = (
+    "Address to serve the page on; 0.0.0.0 for every interface. Put a web server with TLS in front of a page for the internet."
+)
+_TOKENS = (
+    "File of tokens that visitors of the page must know, one a line: TOKEN for everything, RUN TOKEN for one run. Without it "
+    "everybody who reaches the page may read it (`openssl rand -hex 24 > tokens && chmod 600 tokens`)."
+)
 
 
 class _ProgramSettings(BaseSettings):
@@ -94,7 +107,11 @@ class ClientSettings(_ProgramSettings):
     )
     transport: str = Field(default="quic", description="Transport between clients, by plugin name.")
     bind_p2p_interface: str = Field(
-        default="auto", description="Address to bind for peers; auto: the local address from which the server is reached."
+        default="auto",
+        description=(
+            "What to bind for peers: an address, or the name of a network interface (eth0, lo) for its addresses of both IP "
+            "families. auto: the interface from which the server is reached."
+        ),
     )
     bind_p2p_port: int = Field(default=0, ge=0, le=65535, description="Port to bind for peers; 0 picks a free one.")
     device: str = Field(
@@ -172,6 +189,8 @@ class ClientSettings(_ProgramSettings):
     validation_sequences: int = Field(default=64, ge=1, description="Number of held-out sequences for each measurement.")
     logs: Logs = Field(default="auto", description=_LOGS)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
+    events_dir: Path | None = Field(default=None, description=_EVENTS_DIR)
+    keep_event_files: int = Field(default=0, ge=0, description=_KEEP_EVENT_FILES)
     base: Path = Field(
         default_factory=Path.cwd,
         description=(
@@ -243,6 +262,33 @@ class ServerSettings(_ProgramSettings):
         json_schema_extra=_SECONDS,
         description="How long a disconnected client may take to reconnect. It is 20 after a restart of the server.",
     )
+    with_relay: bool = Field(
+        default=False,
+        description=(
+            "Also run a relay, so that members behind routers reach each other. Only members of the run may use it. It listens "
+            "on the address of --host."
+        ),
+    )
+    relay_port: int = Field(
+        default=3340,
+        ge=0,
+        le=65535,
+        description="TCP port of the relay, and UDP port of its address observer; 0 picks a free one.",
+    )
+    relay_url: str | None = Field(
+        default=None,
+        description=(
+            "URL of the relay for members, such as http://relay.example.org:3340. Default: made from --host and --relay-port."
+        ),
+    )
+    relay_tls_cert: Path | None = Field(
+        default=None,
+        description=(
+            "File with the relay's TLS certificate and its chain, in PEM; it must be one that browsers accept. Without TLS, "
+            "members' keys, addresses and traffic volumes can be read on the way; what they send cannot."
+        ),
+    )
+    relay_tls_key: Path | None = Field(default=None, description="File with the private key of --relay-tls-cert, in PEM.")
     restart_from_checkpoint: bool = Field(
         default=False,
         description=(
@@ -268,6 +314,11 @@ class ServerSettings(_ProgramSettings):
     )
     logs: Logs = Field(default="auto", description="auto and console: lines; json: one event per line; none: nothing")
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
+    events_dir: Path | None = Field(default=None, description=_EVENTS_DIR)
+    keep_event_files: int = Field(default=0, ge=0, description=_KEEP_EVENT_FILES)
+    web_port: int | None = Field(default=None, ge=0, le=65535, description=_WEB_PORT)
+    web_host: str = Field(default="127.0.0.1", description=_WEB_HOST)
+    token_file: Path | None = Field(default=None, description=_TOKENS)
 
 
 class TestnetSettings(_ProgramSettings):
@@ -336,6 +387,10 @@ class TestnetSettings(_ProgramSettings):
         default="auto", description="auto: live panel on a terminal, otherwise lines; console: lines; none: nothing"
     )
 
+    web_port: int | None = Field(default=None, ge=0, le=65535, description=_WEB_PORT)
+    web_host: str = Field(default="127.0.0.1", description=_WEB_HOST)
+    token_file: Path | None = Field(default=None, description=_TOKENS)
+
     @field_validator("allowed_to_kill")
     @classmethod
     def _numbers_with_commas(cls, value: str | None) -> str | None:
@@ -349,6 +404,60 @@ class TestnetSettings(_ProgramSettings):
     def mortal(self) -> frozenset[int] | None:
         """Numbers of the clients that may be killed, or None for all."""
         return None if self.allowed_to_kill is None else frozenset(map(int, self.allowed_to_kill.split(",")))
+
+
+class WebSettings(_ProgramSettings):
+    """All options of `psyche web`."""
+
+    events: Path | None = Field(
+        default=None,
+        description=(
+            "Folder of one run's event files (*.jsonl), or of runs: what `psyche testnet start --out`, --events-dir or "
+            "--events-file wrote. Runs and members that come later are shown too, and files are followed as they grow."
+        ),
+    )
+    server_addr: str | None = Field(
+        default=None,
+        description=(
+            "Address of a coordinator to follow, as for `psyche client train`: phases, members and points, but no losses, which "
+            "are in members' event files only. Needs --run-id. The page joins nothing and sends nothing."
+        ),
+    )
+    run_id: RunId | None = Field(default=None, description="Name of the run at --server-addr.")
+    backend: str = Field(default="tcp", description="Backend of the coordinator to follow, by plugin name.")
+    reconnect_seconds: float = Field(
+        default=300.0,
+        ge=0,
+        json_schema_extra=_SECONDS,
+        description="How long to try to reach the coordinator before giving up, at the start and after each lost connection.",
+    )
+    web_port: int = Field(default=8420, ge=0, le=65535, description="Port of the page; 0 picks a free one.")
+    web_host: str = Field(default="127.0.0.1", description=_WEB_HOST)
+    token_file: Path | None = Field(default=None, description=_TOKENS)
+
+
+class ReplaySettings(_ProgramSettings):
+    """All options of `psyche replay`."""
+
+    speed: float = Field(
+        default=10.0,
+        ge=0,
+        json_schema_extra={"unit": "TIMES"},
+        description="How many times faster than the run was; 1 for its own speed, 0 for as fast as this machine can.",
+    )
+    from_step: int | None = Field(default=None, ge=0, description="Begin at this step; everything before is shown at once.")
+    max_pause: float = Field(
+        default=5.0,
+        ge=0,
+        json_schema_extra=_SECONDS,
+        description="Longest wait between two events: a night in which a run was paused is played in this time.",
+    )
+    logs: Literal["auto", "console", "none"] = Field(
+        default="auto", description="auto: live panel on a terminal, otherwise lines; console: lines; none: nothing"
+    )
+    web_port: int | None = Field(default=None, ge=0, le=65535, description="Play on a web page at this port, too; 0 picks one.")
+    web_host: str = Field(default="127.0.0.1", description=_WEB_HOST)
+    token_file: Path | None = Field(default=None, description=_TOKENS)
 
 
 class TrainLocalSettings(_ProgramSettings):

@@ -6,23 +6,38 @@ Needs matplotlib (extra `plot`), imported when called. Draws off screen whatever
 from __future__ import annotations
 
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
 from psyche_core.config.sentences import printable
 
 SMOOTHING_STEPS = 9
-"""Width of the moving average, in steps."""
+"""Width of the smoothing window, in points."""
 
 
 def smoothed(points: list[tuple[int, float]], *, width: int = SMOOTHING_STEPS) -> list[tuple[int, float]]:
-    """Centred moving average; the window shrinks at both ends, so that the number of points does not change."""
-    half = width // 2
+    """Local straight lines: each value becomes that of the line that fits the `width` points around it best.
+
+    At both ends the window keeps its width and lies to one side. So the ends are as smooth as the rest: the last point of the
+    curve is not just the last measurement, and it does not lag behind a slope as a mean of the points before would. Values that
+    are not finite are left out.
+    """
+    known = [(step, value) for step, value in points if math.isfinite(value)]
+    width = min(width, len(known))
+    if width < 3:
+        return known
+
     result = []
-    for index, (step, _) in enumerate(points):
-        reach = min(half, index, len(points) - 1 - index)
-        window = [value for _, value in points[index - reach : index + reach + 1]]
-        result.append((step, sum(window) / len(window)))
+    for index, (step, _) in enumerate(known):
+        first = min(max(index - width // 2, 0), len(known) - width)
+        window = known[first : first + width]
+        middle = statistics.fmean(place for place, _ in window)
+        mean = statistics.fmean(value for _, value in window)
+        slope = sum((place - middle) * (value - mean) for place, value in window) / sum(
+            (place - middle) ** 2 for place, _ in window
+        )
+        result.append((step, mean + slope * (step - middle)))
     return result
 
 

@@ -8,6 +8,7 @@ identity they had. If a client is killed so late that the run ends before its re
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -15,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -67,6 +68,7 @@ _OURS = ("events", "logs", "keys", "checkpoint", "report.json", "loss.png", MARK
 
 MemberOptions = Callable[[MemberContext], list[str]]
 LoseRoute = Callable[[str], str]
+Beside = Callable[[Path], AbstractAsyncContextManager[None]]
 
 
 class RunFiles(Protocol):
@@ -91,10 +93,12 @@ async def run_testnet(
     member_options: MemberOptions | None = None,
     *,
     lose_route: LoseRoute | None = None,
+    beside: Beside | None = None,
 ) -> int:
     """Run the testnet. Returns the exit code: 0, or 1 if a member failed, a guarantee was broken or a figure was not reached.
 
-    member_options, lose_route: of the backend's registration. Raises UserError for problems that the user can correct.
+    member_options, lose_route: of the backend's registration. beside: gets the folder of the results and is entered for as long
+    as members run. Raises UserError for problems that the user can correct.
     """
     run, data = files.run, files.data
     check_port(settings.server_port)
@@ -115,7 +119,8 @@ async def run_testnet(
         testnet = _Testnet(
             settings, files, member_options or _server_address, lose_route=lose_route, kills=kills, out=out, display=display
         )
-        failures = await testnet.play()
+        async with contextlib.nullcontext() if beside is None else beside(out):
+            failures = await testnet.play()
 
     if not failures:
         failures += metrics.unfinished()

@@ -30,6 +30,12 @@ def _create(context: BackendContext) -> Backend:
     return SolanaBackend.from_context(context)
 
 
+def _observe(context: BackendContext) -> Backend:
+    from psyche_backend_solana.backend import SolanaBackend
+
+    return SolanaBackend.observer(context)
+
+
 def _create_server(context: ServerContext) -> BackendServer:
     from psyche_backend_solana.hosting import LocalRun
 
@@ -81,6 +87,7 @@ def psyche_register_backends() -> list[BackendRegistration]:
             summary="a coordinator program on a Solana chain",
             create=_create,
             create_server=_create_server,
+            observe=_observe,
             testnet=BackendTestnet(member_options=_member_options, lose_route=_lose_route),
             settings=SolanaSettings,
             needs_address=False,

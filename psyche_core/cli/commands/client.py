@@ -10,7 +10,7 @@ import anyio
 import click
 
 from psyche_core.cli.lazy import example
-from psyche_core.cli.options import ENVIRONMENT_NOTE, BackendOptions, settings_options
+from psyche_core.cli.options import ENVIRONMENT_NOTE, PluginOptions, settings_options
 from psyche_core.cli.program import log_to_stderr, open_report, remember_failure
 from psyche_core.config.settings import ClientSettings, load_settings
 
@@ -21,11 +21,11 @@ def client() -> None:
 
 
 @client.command(
-    cls=BackendOptions,
+    cls=PluginOptions,
     epilog=example(
         "psyche client train --run-id first-light --server-addr 203.0.113.7:20000#KEY -i me.key --checkpoint-dir checkpoints",
         "psyche client train --run-id first-light --backend solana -w wallet.json --rpc https://api.devnet.solana.com",
-        note=f"{ENVIRONMENT_NOTE} A backend may have further options: `psyche client train --backend solana --help`.",
+        note=f"{ENVIRONMENT_NOTE} A backend or transport may have further options: `psyche client train --backend NAME --help`.",
     ),
 )
 @settings_options(ClientSettings)
@@ -45,14 +45,33 @@ def train(**given: Any) -> int:
 
     keep_freed_memory()
     registry = PluginRegistry.discover()
-    backend_class = registry.load("backend", settings.backend).settings
-    others = {name: value for name, value in given.items() if name not in own}
-    backend_settings = None if backend_class is None else load_settings(backend_class, others)
+    backend_settings, transport_settings = (
+        None if cls is None else load_settings(cls, {name: value for name, value in given.items() if name in cls.model_fields})
+        for cls in (
+            registry.load("backend", settings.backend).settings,
+            registry.load("transport", settings.transport).settings,
+        )
+    )
     with (
         open_display(settings.logs, title=settings.run_id) as sink,
-        open_report(sink, remember_failure(settings.logs), events_file=settings.events_file) as report,
+        open_report(
+            sink,
+            remember_failure(settings.logs),
+            events_file=settings.events_file,
+            events_dir=settings.events_dir,
+            keep_event_files=settings.keep_event_files,
+        ) as report,
     ):
-        ended = anyio.run(functools.partial(train_client, settings, registry, report, backend_settings=backend_settings))
+        ended = anyio.run(
+            functools.partial(
+                train_client,
+                settings,
+                registry,
+                report,
+                backend_settings=backend_settings,
+                transport_settings=transport_settings,
+            )
+        )
     return 0 if ended.success else 1
 
 

@@ -20,7 +20,7 @@ def testnet() -> None:
 
 @testnet.command(
     epilog=example(
-        "psyche testnet start --num-clients 3 --config-path examples/local_testnet",
+        "psyche testnet start --num-clients 3 --config-path examples/local_testnet --web-port 8420",
         note="The folder given with --out then contains report.json, loss.png, events/, logs/ and the checkpoint.",
     )
 )
@@ -29,6 +29,7 @@ def start(**given: Any) -> int:
     """Start a server and clients, wait until they end, and check that all replicas are equal at each epoch's end."""
     settings = load_settings(TestnetSettings, given)
     log_to_stderr()
+    from psyche_core.cli.pages import page_of_folder
     from psyche_core.cli.run_files import load_run
     from psyche_core.errors import UserError
     from psyche_core.plugins import PluginRegistry
@@ -56,4 +57,5 @@ def start(**given: Any) -> int:
         )
         raise UserError(message)
     member_options = None if testnet is None else testnet.member_options
-    return run_program(functools.partial(run_testnet, settings, files, member_options, lose_route=lose_route))
+    page = page_of_folder(settings.web_port, host=settings.web_host, token_file=settings.token_file)
+    return run_program(functools.partial(run_testnet, settings, files, member_options, lose_route=lose_route, beside=page))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -30,6 +29,7 @@ from psyche_core.client.setup.resources_builder import ResourcesBuilder
 from psyche_core.config.settings import ClientSettings
 from psyche_core.errors import ConfigError
 from psyche_core.hookspecs import BackendContext, BackendRegistration, TransportContext
+from psyche_core.p2p.local_address import interface_towards
 from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.scratch import Scratch, default_folder
 from psyche_core.telemetry import events as telemetry
@@ -50,12 +50,14 @@ async def train_client(
     tell: EventBus,
     *,
     backend_settings: BaseModel | None = None,
+    transport_settings: BaseModel | None = None,
     key: SecretKey | None = None,
     beside: Beside | None = None,
 ) -> telemetry.Ended:
     """Take part in a run until it ends, or until SIGINT or SIGTERM asks us to leave in order. A second signal kills the process.
 
-    backend_settings: of the chosen backend's own class. key: our transport's, instead of the one from settings and backend.
+    backend_settings, transport_settings: of the chosen backend's and transport's own classes; None for the defaults.
+    key: our transport's, instead of the one from settings and backend.
     beside: runs instead of the wait for signals; see Beside. Raises UserError for what the user can fix, BackendError,
     DataError and ModelError for what stops the client.
     """
@@ -89,11 +91,19 @@ async def train_client(
             )
             route = address if backend_kind.route is None else backend_kind.route(backend_settings)
             interface = settings.bind_p2p_interface
-            if interface == "auto":
-                interface = await anyio.to_thread.run_sync(_interface_towards, route)
+            found = interface == "auto"
+            if found:
+                interface = await anyio.to_thread.run_sync(interface_towards, route)
             transport = await stack.enter_async_context(
                 create_transport(
-                    TransportContext(run_id=settings.run_id, key=key, interface=interface, port=settings.bind_p2p_port)
+                    TransportContext(
+                        run_id=settings.run_id,
+                        key=key,
+                        interface=interface,
+                        port=settings.bind_p2p_port,
+                        whole_interface=found,
+                        settings=transport_settings,
+                    )
                 )
             )
             build = ResourcesBuilder(
@@ -192,18 +202,6 @@ def _open_scratch(folder: Path | None) -> Scratch:
         return Scratch(default_folder())
     except (ConfigError, RuntimeError):  # RuntimeError: this user has no home
         return Scratch()
-
-
-def _interface_towards(address: str) -> str:
-    """The local address from which `host:port#KEY` is reached; loopback if that is unknown. Sends nothing."""
-    host, _, port = address.partition("#")[0].rpartition(":")
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except (OSError, ValueError):
-        return "127.0.0.1"
 
 
 async def _leave_on_signal(runtime: ClientRuntime, told: Callable[[signal.Signals], None]) -> None:

@@ -33,6 +33,7 @@ LEAVES = [
     ("bench", "convergence"),
     ("client", "train"),
     ("client", "show-identity"),
+    ("replay",),
     ("server", "run"),
     ("server", "validate-config"),
     ("testnet", "start"),
@@ -43,6 +44,7 @@ LEAVES = [
     ("predownload",),
     ("sim",),
     ("train-local",),
+    ("web",),
 ]
 
 
