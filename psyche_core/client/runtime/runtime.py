@@ -207,7 +207,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
                     break
 
             self._inbox.close()  # tasks that wait for queue space continue
-            if self._stopped is not None and self._stopped.success and self._machine.model_awaited:
+            if self._stopped is not None and self._stopped.success and not self._left:
                 await self._serve_on()
             if self._withdrawn is not None:
                 with anyio.move_on_after(WITHDRAW_TIMEOUT):
@@ -216,9 +216,10 @@ class ClientRuntime(Actions[Awaitable[None]]):
         return self._stopped
 
     async def _serve_on(self) -> None:
-        """Wait while much is fetched from us, for a bounded time: a member may be getting the run's last model."""
-        with anyio.move_on_after(self._timeouts.payload):
-            await self._idle.wait()
+        """Wait while much is fetched from us, for a bounded time, if a member may be getting the run's last model."""
+        if self._machine.model_awaited and not self._leave_asked:
+            with anyio.move_on_after(self._timeouts.payload):
+                await self._idle.wait()
 
     async def _put(self, event: ev.Event) -> None:
         """Queue an event for the machine; waits for space."""

@@ -158,8 +158,12 @@ def test_who_asks_for_the_final_model_and_never_says_its_digest_is_not_waited_fo
     *honest, liar = world.members
     liar.liar = True
     world.deaf = lambda source, target, message: source is liar and isinstance(message, ModelDigest) and message.ended
-    over = lambda member: world.state.run_state is RunState.Finished and member.machine.notes.closed  # noqa: E731
-    world.run(until=lambda: all(over(member) for member in honest))
+    world.run(
+        until=lambda: (
+            world.state.run_state is RunState.Finished
+            and all(member.machine.notes is not None and member.machine.notes.closed for member in honest)
+        )
+    )
     closed, timeouts = world.now, honest[0].machine._state.timeouts
     for member in honest:
         notes = member.machine.notes
