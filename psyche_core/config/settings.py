@@ -331,7 +331,8 @@ class TestnetSettings(_ProgramSettings):
     backend: str = Field(default="tcp", description="Coordinator backend to host, by plugin name.")
     server_port: int = Field(default=20000, ge=0, le=65535, description="Port of the server; 0 picks a free one.")
     with_relay: bool = Field(
-        default=False, description="The server also runs a relay, which the clients use, as `psyche server run --with-relay` does."
+        default=False,
+        description="The server also runs a relay, which the clients use, as with `psyche server run --with-relay`.",
     )
     relay_port: int = Field(
         default=3340,

@@ -61,7 +61,7 @@ def test_members_behind_routers_of_their_own_train_one_model_and_a_late_one_gets
 
 @pytest.mark.slow
 def test_members_that_only_the_relay_connects_move_to_one_that_replaces_it(lab: Lab, live_run: StartRun) -> None:
-    """The server is killed and started again with its relay at another port, which it offers then. Steps need everybody's results."""
+    """The server is killed and started again with its relay at another port, which it offers then."""
     run = live_run(
         server=("--with-relay", "--save-state-dir", "saved"),
         inside=lab.relay.space.command(),

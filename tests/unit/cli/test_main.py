@@ -33,6 +33,7 @@ LEAVES = [
     ("bench", "convergence"),
     ("client", "train"),
     ("client", "show-identity"),
+    ("client", "status"),
     ("replay",),
     ("server", "run"),
     ("server", "validate-config"),
