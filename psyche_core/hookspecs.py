@@ -16,7 +16,7 @@ Each registration's `settings` is a pydantic model (or None) that validates the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 from pydantic import BaseModel
 
-from psyche_core.config.run_config import CoordinatorConfig
+from psyche_core.config.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.coordinator.commands import Event
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.interfaces import (
@@ -156,6 +156,8 @@ class BackendRegistration:
         observe: like create, for a program that only follows the run: it never joins and sends nothing; None if `create` gives
             that.
         testnet: what `psyche testnet` needs besides that; None if a member needs only the address.
+        read_model: reads the `[model]` of a run from its name and the settings, without taking part; raises UserError and
+            BackendError. None if that is not possible.
     """
 
     name: str
@@ -168,6 +170,7 @@ class BackendRegistration:
     transport_key: Callable[[str, Any], SecretKey] | None = None
     route: Callable[[Any], str] | None = None
     testnet: BackendTestnet | None = None
+    read_model: Callable[[str, Any], Awaitable[ModelConfig]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

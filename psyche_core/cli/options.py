@@ -17,6 +17,7 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from psyche_core.cli.reference_options import SettingsCommand
 from psyche_core.config.settings import ENVIRONMENT_PREFIX, ClientSettings
 from psyche_core.errors import UserError
 
@@ -34,7 +35,7 @@ def settings_options(cls: type[BaseModel]) -> Callable[[_Command], _Command]:
     """A decorator that adds one option per field of a settings class, in the order of the fields.
 
     A field's `json_schema_extra` may say `{"short": "-w"}` for a one-letter form, `{"unit": "SECONDS"}` for the unit of its
-    number, or `{"option": False}` for a field without a command line option.
+    number, `{"aliases": ["--other-name"]}` for further names, or `{"option": False}` for a field without a command line option.
     """
 
     def decorate(command: _Command) -> _Command:
@@ -46,7 +47,7 @@ def settings_options(cls: type[BaseModel]) -> Callable[[_Command], _Command]:
     return decorate
 
 
-class PluginOptions(click.Command):
+class PluginOptions(SettingsCommand):
     """A command whose `--backend` and `--transport` add options: those of the plugin's settings class.
 
     They are available, and shown in the help, only if an option, the environment or the option's default names that plugin. A
@@ -108,6 +109,7 @@ def _option(name: str, field: FieldInfo) -> Callable[[_Command], _Command]:
     dashed = name.replace("_", "-")
     kind = _click_type(field.annotation)
     flags = [f"--{dashed}/--no-{dashed}"] if kind is bool else [f"--{dashed}"]
+    flags += _extra(field).get("aliases", ())
     short = _extra(field).get("short", SHORT.get(name))
     if short is not None:
         flags.insert(0, str(short))

@@ -61,7 +61,7 @@ class PluginGroup(LazyGroup):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Like click's method, with a hint if an unknown name is a first-party command that is not installed."""
-        if args and args[0] in FIRST_PARTY and args[0] not in plugin_commands():
+        if args and args[0] not in self.own and args[0] in FIRST_PARTY and args[0] not in plugin_commands():
             ctx.fail(f"{args[0]} is not installed; install it with: pip install 'psyche-core[{FIRST_PARTY[args[0]]}]'")
 
         return super().resolve_command(ctx, args)

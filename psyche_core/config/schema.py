@@ -37,6 +37,8 @@ MAX_SETTINGS_DEPTH = 8
 """Maximum nesting of a plugin's settings table. It is below the limit of the wire format, which counts the levels around it."""
 
 MAX_CHECKPOINTERS = 16
+WAITING_SECONDS = 5
+"""Default of waiting_for_members_extra_time: once enough members wait, others have a few seconds to come, too."""
 
 MAX_RELAYS = 8
 MAX_RELAY_BYTES = 255
@@ -315,7 +317,7 @@ class CoordinatorConfig(Table):
     global_batch_size_start: U16
     global_batch_size_end: U16
     verification_percent: U8
-    waiting_for_members_extra_time: U8
+    waiting_for_members_extra_time: U8 = WAITING_SECONDS
     rounds_per_epoch: U32 = 0
     restart_from_checkpoint: bool = False
     checkpointers: Checkpointers = ()
@@ -325,7 +327,7 @@ class LLMConfig(Table):
     """`[model.LLM]`. max_seq_len in tokens. architecture, data_location and optimizer are names of plugins."""
 
     max_seq_len: U32
-    cold_start_warmup_steps: U32
+    cold_start_warmup_steps: U32 = 0
     architecture: PluginName
     checkpoint: CheckpointChoice
     data_type: Literal["Pretraining", "Finetuning"]

@@ -11,17 +11,20 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, Field, JsonValue, PlainValidator, ValidationError, field_validator
+from pydantic import AliasChoices, BaseModel, Field, JsonValue, PlainValidator, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from psyche_core.config.schema import RunId
 from psyche_core.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "PSYCHE_"
+RAW_IDENTITY = "RAW_IDENTITY_SECRET_KEY"
+"""Environment variable with an identity's secret key, also read with the prefix."""
 
 _SECONDS: dict[str, JsonValue] = {"unit": "SECONDS"}
 """Placeholder for the value in a command's help, read by `cli.options`. A field without a unit is shown as a plain number."""
 
+_WRITE_LOG = "File to append the log lines to that --logs console shows, whatever --logs says."
 Logs = Literal["auto", "console", "json", "none"]
 _LOGS = "auto: live panel on a terminal, otherwise lines; console: lines; json: one event per line; none: nothing"
 
@@ -53,7 +56,7 @@ _TENSOR_PARALLELISM = (
 )
 _SHARDING = "Plugin that divides the model among processes: dtensor (part of torch) or deepspeed."
 _SIDECAR_BIND = (
-    "HOST:PORT where processes on other machines connect (`python -m psyche_core.training.sidecar --help`). Use a trusted "
+    "HOST:PORT where processes on other machines connect (`psyche sidecar --help`); HOST alone means port 34567. Use a trusted "
     "network: everyone who can reach this address can disturb training. Without this option all processes run on this machine."
 )
 _SIDECAR_LOCAL_RANKS = "Number of processes on this machine, including this one; default: all of them."
@@ -95,8 +98,16 @@ class ClientSettings(_ProgramSettings):
         default=None,
         description=(
             "File with this client's 32-byte Ed25519 key. Only its owner may have permission to read it. Default: a key derived "
-            "from the wallet if the backend has one, otherwise a new key, and so a new identity, at each start."
+            "from the wallet if the backend has one, otherwise a new key, and so a new identity, at each start. Instead, the "
+            "environment variable RAW_IDENTITY_SECRET_KEY may hold the key, as 64 hex digits."
         ),
+    )
+    raw_identity_secret_key: SecretStr | None = Field(
+        default=None,
+        description="The key itself.",
+        validation_alias=AliasChoices(ENVIRONMENT_PREFIX + RAW_IDENTITY, RAW_IDENTITY),
+        repr=False,
+        json_schema_extra={"option": False},
     )
     backend: str = Field(default="tcp", description="Coordinator backend, by plugin name.")
     reconnect_seconds: float = Field(
@@ -113,7 +124,9 @@ class ClientSettings(_ProgramSettings):
             "families. auto: the interface from which the server is reached."
         ),
     )
-    bind_p2p_port: int = Field(default=0, ge=0, le=65535, description="Port to bind for peers; 0 picks a free one.")
+    bind_p2p_port: int = Field(
+        default=0, ge=0, le=65535, json_schema_extra={"short": "-b"}, description="Port to bind for peers; 0 picks a free one."
+    )
     device: str = Field(
         default="auto", description="auto, cpu, mps, cuda, cuda:N, or cuda:X,Y to divide each batch among several GPUs."
     )
@@ -191,6 +204,14 @@ class ClientSettings(_ProgramSettings):
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
     events_dir: Path | None = Field(default=None, description=_EVENTS_DIR)
     keep_event_files: int = Field(default=0, ge=0, description=_KEEP_EVENT_FILES)
+    write_log: Path | None = Field(default=None, description=_WRITE_LOG)
+    dummy_training_delay_secs: float = Field(
+        default=0.0,
+        ge=0,
+        le=86400,
+        json_schema_extra=_SECONDS,
+        description="Wait this long after computing each step, to try a run with slow members.",
+    )
     base: Path = Field(
         default_factory=Path.cwd,
         description=(
@@ -379,6 +400,16 @@ class TestnetSettings(_ProgramSettings):
         description="After this step, make the first route to the coordinator fail, to test that nothing is lost. For backends "
         "with several routes (solana: RPC providers).",
     )
+    first_client_checkpoint: str | None = Field(
+        default=None,
+        description="Model to begin with, instead of the run file's: a repository of the Hub (owner/name), or a folder.",
+    )
+    hf_token: str | None = Field(
+        default=None,
+        repr=False,
+        description="Token of the Hub for the clients. Other users of this machine can read command lines; HF_TOKEN in the "
+        "environment is better.",
+    )
     time_limit: float | None = Field(
         default=None,
         gt=0,
@@ -393,8 +424,10 @@ class TestnetSettings(_ProgramSettings):
         json_schema_extra={"unit": "NATS"},
         description="Fail unless the validation loss falls by at least this much.",
     )
-    logs: Literal["auto", "console", "none"] = Field(
-        default="auto", description="auto: live panel on a terminal, otherwise lines; console: lines; none: nothing"
+    logs: Logs = Field(
+        default="auto",
+        description="auto: live panel on a terminal, otherwise lines; console: lines; json: one event per line, with its "
+        "program's name; none: nothing",
     )
 
     web_port: int | None = Field(default=None, ge=0, le=65535, description=_WEB_PORT)
@@ -473,9 +506,35 @@ class ReplaySettings(_ProgramSettings):
 class TrainLocalSettings(_ProgramSettings):
     """All options of `psyche train-local`."""
 
-    state: Path = Field(description="Run file (state.toml): its model, optimizer, learning rates and batch sizes are used.")
+    state: Path | None = Field(
+        default=None, description="Run file (state.toml): its model, optimizer, learning rates and batch sizes are used."
+    )
+    model: str | None = Field(
+        default=None,
+        description="Instead of a run file: a model to train, as a folder or a repository of the Hub (owner/name). Needs --data.",
+    )
     data: Path | None = Field(
-        default=None, description="Token file or folder of them to train on, instead of the run's data_location."
+        default=None,
+        json_schema_extra={"aliases": ["--data-path"]},
+        description="Token file or folder of them to train on, instead of the run's data_location.",
+    )
+    total_batch: int | None = Field(
+        default=None, ge=1, le=65535, description="With --model: sequences of each step.  [default: 8]"
+    )
+    sequence_length: int | None = Field(
+        default=None,
+        ge=1,
+        json_schema_extra={"unit": "TOKENS"},
+        description="With --model: length of a sequence.  [default: 2048]",
+    )
+    optimizer: str | None = Field(
+        default=None, description="With --model: AdamW, Distro, or another optimizer by plugin name.  [default: AdamW]"
+    )
+    learning_rate: float | None = Field(
+        default=None, gt=0, description="With --model: highest learning rate of a cosine schedule.  [default: 0.0004]"
+    )
+    warmup_steps: int | None = Field(
+        default=None, ge=0, description="With --model: steps of rising learning rate.  [default: a tenth of the steps]"
     )
     token_size: Literal["TwoBytes", "FourBytes"] = Field(default="TwoBytes", description="Bytes per token of --data.")
     members: int = Field(
@@ -484,7 +543,9 @@ class TrainLocalSettings(_ProgramSettings):
         le=256,
         description="Number of simulated members that divide each round's batch. They train one after the other in this process.",
     )
-    steps: int | None = Field(default=None, ge=1, description="Steps to train; default: the run's total_steps.")
+    steps: int | None = Field(
+        default=None, ge=1, le=2**32 - 1, description="Steps to train; default: the run's total_steps, or 500 with --model."
+    )
     validation_data: Path | None = Field(
         default=None, description="Held-out tokens for measuring the loss: a token file or a folder of them."
     )
@@ -495,7 +556,9 @@ class TrainLocalSettings(_ProgramSettings):
     device: str = Field(
         default="auto", description="auto, cpu, mps, cuda, cuda:N, or cuda:X,Y to divide each batch among several GPUs."
     )
-    micro_batch_size: MicroBatchSize = Field(default=8, description=_MICRO_BATCH_SIZE)
+    micro_batch_size: MicroBatchSize = Field(
+        default=8, json_schema_extra={"aliases": ["--micro-batch"]}, description=_MICRO_BATCH_SIZE
+    )
     compute_dtype: ComputeDtype = Field(default="float32", description=_COMPUTE_DTYPE)
     attention: Attention = Field(default="auto", description=_ATTENTION)
     gradient_checkpointing: bool = Field(default=False, description=_GRADIENT_CHECKPOINTING)
@@ -510,13 +573,19 @@ class TrainLocalSettings(_ProgramSettings):
     logs: Logs = Field(default="auto", description=_LOGS)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
     base: Path | None = Field(
-        default=None, description="Folder at which relative paths of the run file start; default: the run file's folder."
+        default=None,
+        description="Folder at which relative paths of the run file start; default: the run file's folder, or the current folder "
+        "with --model.",
     )
 
     @property
     def run_base(self) -> Path:
         """Folder at which relative paths of the run file start."""
-        return self.state.parent if self.base is None else self.base
+        if self.base is not None:
+            return self.base
+        if self.state is not None:
+            return self.state.parent
+        return Path(self.model).resolve().parent if self.model and Path(self.model).is_dir() else Path.cwd()
 
 
 _Settings = TypeVar("_Settings", bound=BaseModel)

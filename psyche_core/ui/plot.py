@@ -84,3 +84,20 @@ def _columns(points: list[Any]) -> tuple[list[int], list[float]]:
 def _number(loss: float | None) -> float:
     """A loss for matplotlib, which leaves a gap at a value that is not finite."""
     return math.nan if loss is None else loss
+
+
+def plot_rates(path: Path, rates: list[tuple[int, float]], *, title: str) -> None:
+    """Draw a learning-rate schedule: (step, rate). Raises ModuleNotFoundError without matplotlib, and OSError."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot(*_columns(rates), color="black", linewidth=1.4)
+    axes.set_title(printable(title), parse_math=False)
+    axes.set_xlabel("step")
+    axes.set_ylabel("learning rate")
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True, alpha=0.2)
+    figure.savefig(path, format="png")

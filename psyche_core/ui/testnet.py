@@ -22,6 +22,7 @@ from typing import Protocol
 
 import anyio
 import anyio.to_thread
+import tomli_w
 from rich.console import Console
 from rich.text import Text
 
@@ -34,6 +35,7 @@ from psyche_core.coordinator.round import witness
 from psyche_core.errors import BackendError, UserError
 from psyche_core.hookspecs import MemberContext
 from psyche_core.telemetry.events import Event, Problem, Started
+from psyche_core.telemetry.sinks import to_json
 from psyche_core.ui.console import describe
 from psyche_core.ui.live import Display, LineDisplay, LiveDisplay, SilentDisplay
 from psyche_core.ui.plot import plot_losses
@@ -63,7 +65,10 @@ LAST_KILL_SECONDS = 15.0
 
 TICK_SECONDS = 0.25
 SHOWN_LOG_LINES = 15
-_OURS = ("events", "logs", "keys", "checkpoint", "report.json", "loss.png", MARKER)
+STATE_FILE = "state.toml"
+"""The run file in the folder of results, if it differs from that of the configuration."""
+
+_OURS = ("events", "logs", "keys", "checkpoint", "report.json", "loss.png", STATE_FILE, MARKER)
 
 
 MemberOptions = Callable[[MemberContext], list[str]]
@@ -112,7 +117,9 @@ async def run_testnet(
     if data is not None and files.data_port is None:
 
         def tell(event: Event) -> None:
-            if settings.logs != "none":
+            if settings.logs == "json":
+                print(_json_line("testnet", event), flush=True)
+            elif settings.logs != "none":
                 console.print(Text(describe(event)), soft_wrap=True)
 
         await prepare_tokens(data, tell)
@@ -138,7 +145,7 @@ async def run_testnet(
     except ModuleNotFoundError as error:
         print(f"no loss.png: {error}; pip install 'psyche-core[plot]'", file=sys.stderr)
 
-    if settings.logs != "none":
+    if settings.logs not in ("json", "none"):
         console.print(summary(metrics, report, files=list(_results(out, metrics))))
     for failure in dict.fromkeys(failures):
         print(f"Error: {printable_lines(failure)}", file=sys.stderr)
@@ -226,6 +233,8 @@ class _Testnet:
         self._display = display
         self._metrics = display.metrics
         self._environment = child_environment(threads=settings.torch_threads)
+        if settings.hf_token is not None:
+            self._environment["HF_TOKEN"] = settings.hf_token
         self._children = Children(self._out / "logs")
         self._clients: dict[str, Child] = {}
         self._address = ""
@@ -240,7 +249,9 @@ class _Testnet:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._children)
             async with anyio.create_task_group() as tasks:
-                arguments = server_arguments(self._settings, out=self._out, serves_data=self._serves_data)
+                arguments = server_arguments(
+                    self._settings, state=self._state_file(), out=self._out, serves_data=self._serves_data
+                )
                 server = await self._children.start("server", arguments, environment=self._environment)
                 self._running = 1 + self._settings.num_clients
                 tasks.start_soon(self._follow, server)
@@ -358,6 +369,15 @@ class _Testnet:
         lines = child.last_lines(SHOWN_LOG_LINES)
         return "\n  ".join(["the end of its log:", *lines, f"(all of it: {child.log})"]) if lines else "its log is empty"
 
+    def _state_file(self) -> Path:
+        """The run file that the server reads: the user's own, or ours if the run was changed."""
+        if self._settings.first_client_checkpoint is None:
+            return self._settings.config_path.absolute() / "state.toml"
+
+        state = self._out / STATE_FILE
+        state.write_bytes(tomli_w.dumps(self._run.model_dump(exclude_none=True)).encode())
+        return state
+
     def _key(self, name: str) -> Path:
         return self._out / "keys" / f"{name}.key"
 
@@ -384,12 +404,11 @@ class _Testnet:
         ]
 
 
-def server_arguments(settings: TestnetSettings, *, out: Path, serves_data: bool) -> list[str]:
-    """The server's command line, after the name of the program. out: absolute folder of the results."""
-    config = settings.config_path.absolute()
+def server_arguments(settings: TestnetSettings, *, state: Path, out: Path, serves_data: bool) -> list[str]:
+    """The server's command line, after the name of the program. state: run file. out: folder of the results; both absolute."""
     return [
-        *("server", "run", "--state", str(config / "state.toml"), "--host", HOST),
-        *(("--data-config", str(config / "data.toml")) if serves_data else ()),
+        *("server", "run", "--state", str(state), "--host", HOST),
+        *(("--data-config", str(settings.config_path.absolute() / "data.toml")) if serves_data else ()),
         *("--backend", settings.backend, "--server-port", str(settings.server_port)),
         *(("--with-relay", "--relay-port", str(settings.relay_port)) if settings.with_relay else ()),
         *("--logs", "json", "--events-file", str(out / "events" / "server.jsonl")),
@@ -408,9 +427,24 @@ def held_out(data: DataFile | None) -> Path | None:
     return data.dir / VALIDATION_FOLDER
 
 
+class _JsonDisplay(Display):
+    """Writes each event as one JSON line, with the program that it comes from."""
+
+    def show(self, source: str, event: Event | None = None) -> None:
+        """Write the event."""
+        if event is not None:
+            print(_json_line(source, event), flush=True)
+
+
+def _json_line(source: str, event: Event) -> str:
+    return json.dumps({"program": source, **json.loads(to_json(event))})
+
+
 def _display(logs: str, metrics: RunMetrics, console: Console) -> Display:
     if logs == "none":
         return SilentDisplay(metrics, console)
+    if logs == "json":
+        return _JsonDisplay(metrics, console)
 
     live = logs == "auto" and console.is_terminal
     return LiveDisplay(metrics, console) if live else LineDisplay(metrics, console)

@@ -32,7 +32,7 @@ COMMANDS = [
 TABLES = [block for page in PAGES.values() for block in re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)]
 NEEDS_A_SERVER = "psyche client train"
 HOSTS_A_RUN = "psyche server run"
-NEEDS_A_CLIENT = "python -m psyche_core.training.sidecar"
+NEEDS_A_CLIENT = "psyche sidecar"
 WATCHES = ("psyche web", "psyche replay", "psyche testnet start")
 
 
@@ -59,7 +59,7 @@ def test_each_command_that_shows_a_run_parses(command: str) -> None:
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith(NEEDS_A_CLIENT)])
 def test_each_command_that_needs_a_client_parses(command: str) -> None:
-    given = sidecar.parser().parse_args(shlex.split(command)[3:])
+    given = sidecar.parser().parse_args(shlex.split(command)[2:])
     assert given.start_rank + given.local_ranks <= given.world_size
 
 

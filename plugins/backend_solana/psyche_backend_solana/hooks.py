@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import click
 
     from psyche_backend_solana.settings import SolanaSettings
+    from psyche_core.config.run_config import ModelConfig
     from psyche_core.interfaces import Backend, BackendServer
     from psyche_core.wire.signing import SecretKey
 
@@ -64,6 +65,12 @@ def _route(settings: SolanaSettings) -> str:
     return settings.endpoints()[0].host_and_port
 
 
+async def _read_model(run_id: str, settings: SolanaSettings) -> ModelConfig:
+    from psyche_backend_solana.reading import read_model
+
+    return await read_model(run_id, settings)
+
+
 def _run_manager() -> click.Command:
     from psyche_backend_solana.commands.run_manager import run_manager
 
@@ -93,6 +100,7 @@ def psyche_register_backends() -> list[BackendRegistration]:
             needs_address=False,
             transport_key=_transport_key,
             route=_route,
+            read_model=_read_model,
         )
     ]
 

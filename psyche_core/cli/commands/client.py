@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,17 @@ from psyche_core.cli.options import ENVIRONMENT_NOTE, PluginOptions, settings_op
 from psyche_core.cli.program import log_to_stderr, open_report, remember_failure
 from psyche_core.config.settings import ClientSettings, load_settings
 
+_RENAMED = {"show-static-p2p-identity": "show-identity", "create-static-p2p-identity": "create-identity"}
+"""Names of commands of the Rust client."""
 
-@click.group(context_settings={"max_content_width": 110})
+
+class _ClientGroup(click.Group):
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Also find a command by its name in the Rust client."""
+        return super().get_command(ctx, _RENAMED.get(cmd_name, cmd_name))
+
+
+@click.group(cls=_ClientGroup, context_settings={"max_content_width": 110})
 def client() -> None:
     """Take part in a run on this machine."""
 
@@ -60,6 +70,7 @@ def train(**given: Any) -> int:
             events_file=settings.events_file,
             events_dir=settings.events_dir,
             keep_event_files=settings.keep_event_files,
+            write_log=settings.write_log,
         ) as report,
     ):
         ended = anyio.run(
@@ -78,27 +89,58 @@ def train(**given: Any) -> int:
 @client.command(
     "show-identity", epilog=example("openssl rand 32 > me.key && chmod 600 me.key", "psyche client show-identity -i me.key")
 )
+@click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option(
     "-i",
     "--identity-secret-key-path",
     "path",
     type=click.Path(path_type=Path),
     envvar="PSYCHE_IDENTITY_SECRET_KEY_PATH",
-    help="File with the client's 32-byte Ed25519 key.",
+    help="File with the client's 32-byte Ed25519 key, the same as FILE.",
 )
-def show_identity(path: Path | None) -> None:
-    """Print the public key of an identity in hex. It identifies the client in a run. The secret key is never shown."""
-    from psyche_core.errors import IdentityError
+@click.pass_context
+def show_identity(ctx: click.Context, file: Path | None, path: Path | None) -> None:
+    """Print the public key of an identity in hex. It identifies the client in a run. The secret key is never shown.
+
+    The key is in FILE, or in the environment variable RAW_IDENTITY_SECRET_KEY as 64 hex digits.
+    """
+    from psyche_core.config.settings import ENVIRONMENT_PREFIX, RAW_IDENTITY
+    from psyche_core.errors import ConfigError, IdentityError
     from psyche_core.wire.signing import SecretKey
 
-    if path is None:
+    named = ctx.get_parameter_source("path") is click.core.ParameterSource.COMMANDLINE
+    if file is not None and named:
+        message = f"two key files are given, {file} and {path}; give one"
+        raise ConfigError(message)
+
+    raw = os.environ.get(ENVIRONMENT_PREFIX + RAW_IDENTITY) or os.environ.get(RAW_IDENTITY)
+    if file is None and not named and raw:
+        if path is not None:
+            message = f"the environment names two keys, PSYCHE_IDENTITY_SECRET_KEY_PATH and {RAW_IDENTITY}; set one of them"
+            raise IdentityError(message)
+        click.echo(SecretKey.parse(raw, source=f"the environment variable {RAW_IDENTITY}").public.hex())
+        return
+
+    found = file or path
+    if found is None:
         message = (
             "no key file given (-i FILE). Without one, `psyche client train` makes a new identity each time. "
-            "Make one with `openssl rand 32 > me.key && chmod 600 me.key`"
+            "Make one with `psyche client create-identity me.key`, or `openssl rand 32 > me.key && chmod 600 me.key`"
         )
         raise IdentityError(message)
 
-    click.echo(SecretKey.load(path).public.hex())
+    click.echo(SecretKey.load(found).public.hex())
+
+
+@client.command("create-identity", epilog=example("psyche client create-identity me.key"))
+@click.argument("file", type=click.Path(path_type=Path))
+def create_identity(file: Path) -> None:
+    """Write a new identity key to FILE, which only you can read, and print its public key. An existing file is an error."""
+    from psyche_core.wire.signing import SecretKey
+
+    key = SecretKey.generate()
+    key.save(file)
+    click.echo(key.public.hex())
 
 
 @client.command(

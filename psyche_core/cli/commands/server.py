@@ -11,6 +11,7 @@ import click
 from psyche_core.cli.lazy import example
 from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
 from psyche_core.cli.program import log_to_stderr, open_report, run_program
+from psyche_core.cli.reference_options import SettingsCommand
 from psyche_core.config.settings import ServerSettings, load_settings
 from psyche_core.errors import ConfigError
 
@@ -21,10 +22,11 @@ def server() -> None:
 
 
 @server.command(
+    cls=SettingsCommand,
     epilog=example(
         "psyche server run --state state.toml --data-config data.toml --server-port 20000 --save-state-dir saved",
         note=ENVIRONMENT_NOTE,
-    )
+    ),
 )
 @settings_options(ServerSettings)
 def run(**given: Any) -> int:

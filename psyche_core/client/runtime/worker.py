@@ -304,6 +304,8 @@ class Worker:
                 await anyio.to_thread.run_sync(self.resources.trainer.forget)
                 self._generation = work.generation
             done = await anyio.to_thread.run_sync(self.resources.trainer.train, work.step, samples)
+            if self.resources.training_delay:
+                await anyio.sleep(self.resources.training_delay)
         except RanksLost:
             raise  # no later step can be trained either
         except (DataError, ModelError, NonFiniteError, TimeoutError) as error:

@@ -26,8 +26,8 @@ from psyche_core.client.setup.model_store import open_store
 from psyche_core.client.setup.parallelism import parallelism_of
 from psyche_core.client.setup.preflight import expect_device, expect_held_out
 from psyche_core.client.setup.resources_builder import ResourcesBuilder
-from psyche_core.config.settings import ClientSettings
-from psyche_core.errors import ConfigError
+from psyche_core.config.settings import RAW_IDENTITY, ClientSettings
+from psyche_core.errors import ConfigError, IdentityError
 from psyche_core.hookspecs import BackendContext, BackendRegistration, TransportContext
 from psyche_core.p2p.local_address import interface_towards
 from psyche_core.plugins import PluginRegistry
@@ -66,7 +66,8 @@ async def train_client(
     await anyio.to_thread.run_sync(_check_own, settings)
     if key is None:
         key = await anyio.to_thread.run_sync(_transport_key, backend_kind, settings, backend_settings)
-    lasting = settings.identity_secret_key_path is not None or backend_kind.transport_key is not None
+    named = settings.identity_secret_key_path is not None or settings.raw_identity_secret_key is not None
+    lasting = named or backend_kind.transport_key is not None
     create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
 
     async def take_part() -> tuple[telemetry.Ended, bool]:
@@ -173,7 +174,13 @@ def _address_for(backend: BackendRegistration, settings: ClientSettings) -> str:
 
 
 def _transport_key(backend: BackendRegistration, settings: ClientSettings, backend_settings: BaseModel | None) -> SecretKey:
-    """Our transport's key: from the file, else from the backend's settings, else a new one. Raises IdentityError."""
+    """Our transport's key: from file or environment, else from the backend's settings, else a new one. Raises IdentityError."""
+    raw = settings.raw_identity_secret_key
+    if raw is not None:
+        if settings.identity_secret_key_path is not None:
+            message = f"both --identity-secret-key-path and the environment variable {RAW_IDENTITY} name a key; use one of them"
+            raise IdentityError(message)
+        return SecretKey.parse(raw.get_secret_value(), source=f"the environment variable {RAW_IDENTITY}")
     if settings.identity_secret_key_path is not None:
         return SecretKey.load(settings.identity_secret_key_path)
     if backend.transport_key is not None:

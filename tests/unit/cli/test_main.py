@@ -34,6 +34,8 @@ LEAVES = [
     ("client", "train"),
     ("client", "show-identity"),
     ("client", "status"),
+    ("client", "create-identity"),
+    ("doctor",),
     ("replay",),
     ("server", "run"),
     ("server", "validate-config"),
@@ -43,6 +45,8 @@ LEAVES = [
     ("plugins", "list"),
     ("plugins", "show"),
     ("predownload",),
+    ("preview-lr",),
+    ("sidecar",),
     ("sim",),
     ("train-local",),
     ("web",),
@@ -83,7 +87,8 @@ def test_every_command_is_in_the_table_of_these_tests() -> None:
     for group_name in cli.own:
         group = cli.get_command(context, group_name)
         assert group is not None
-        inner = group.list_commands(context) if isinstance(group, click.Group) else []
+        nested = isinstance(group, click.Group) and not group.invoke_without_command  # else what it has comes from plugins
+        inner = group.list_commands(context) if isinstance(group, click.Group) and nested else []
         found += [(group_name, name) for name in inner] or [(group_name,)]
     assert sorted(found) == sorted(LEAVES)
 

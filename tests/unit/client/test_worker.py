@@ -167,6 +167,35 @@ async def test_what_was_opened_for_another_model_is_not_taken(changed: str) -> N
     member.scratch.close()
 
 
+async def test_a_member_that_is_made_slow_waits_after_each_step_it_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[tuple[float, bool]] = []
+
+    class Slow(Member):
+        async def _build(self, start: ResourcesRequest) -> Resources:
+            return replace(await super()._build(start), training_delay=30.0)
+
+    async def wait(seconds: float) -> None:
+        assert isinstance(member.transport, Watched)
+        waited.append((seconds, member.transport.published))
+
+    class Watched(MemoryTransport):
+        published = False
+
+        async def publish(self, payload: bytes, *, tag: int) -> bytes:
+            self.published = True
+            return await super().publish(payload, tag=tag)
+
+    member = Slow("one", MemoryNetwork(), seed=1, transport=Watched)
+    async with member.transport:
+        await member.worker.do(ev.Load(run_state()))
+        with monkeypatch.context() as patched:
+            patched.setattr("psyche_core.client.runtime.worker.anyio.sleep", wait)
+            done = await member.worker.do(ev.Train(1, 1, (BatchId(0, 0),), TAG))
+    member.scratch.close()
+    assert isinstance(done, ev.Trained)
+    assert waited == [(30.0, False)], "others get its result only after the wait"
+
+
 # ------------------------------------------------------------------------------------------------ handing over
 
 

@@ -72,7 +72,7 @@ def test_the_server_runs_a_relay_if_one_is_wanted(tmp_path: Path, settings: Test
     """The command line, as the server reads it."""
 
     def read(wanted: TestnetSettings) -> tuple[bool, int]:
-        group, name, *words = server_arguments(wanted, out=tmp_path, serves_data=True)
+        group, name, *words = server_arguments(wanted, state=tmp_path / "state.toml", out=tmp_path, serves_data=True)
         assert (group, name) == ("server", "run")
         given = load_settings(ServerSettings, server_command.commands[name].make_context(name, words).params)
         return given.with_relay, given.relay_port
