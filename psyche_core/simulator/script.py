@@ -42,6 +42,7 @@ SLOWING_LIES = (
     "selective-finished",
     "late-finished",
     "just-in-time",
+    "late-statement",
     "idle-joiners",
 )
 """Lies that cost the others time."""
