@@ -264,8 +264,8 @@ def test_no_time_is_due_at_once(chain: CoordinatorSvm, late: int) -> None:
     assert check(chain, state, commands.Tick()) == (None if late else "NothingDue")
 
 
-@pytest.mark.parametrize("mean", [0, 9, 10, 50])
-@pytest.mark.parametrize("seconds", [-1, 0, 1, 2, 5, 6, 10, 11])
+@pytest.mark.parametrize("mean", [0, 4, 5, 20])
+@pytest.mark.parametrize("seconds", [-1, 0, 1, 2, 4, 5, 10, 11])
 def test_what_is_late(chain: CoordinatorSvm, largest: Largest, mean: int, seconds: int) -> None:
     """The witness phase began so many seconds ago, in a round that is the eighth of its epoch."""
     state = largest.playing(10, RunState.RoundWitness)

@@ -31,10 +31,11 @@ are whole seconds, so a delay of a tenth of a second looks like this in every te
 VERY_LATE_STATEMENT = 16
 """Added for a statement that comes later than that, from two whole seconds on: then more than one second has certainly passed."""
 
-LATE_PART = 10
-"""Up to one part in this many of the epoch's mean round, a statement is in time: waiting for it costs the others little."""
+LATE_PART = 5
+"""Up to one part in this many of the epoch's mean round, a statement is in time. A member on a slow line, or behind a slow provider
+of a chain, is a second late for no fault of its own."""
 
-VERY_LATE_PART = 5
+VERY_LATE_PART = 2
 """Up to one part in this many of the epoch's mean round, a late statement is not very late."""
 
 LEFT_BEHIND = 80
