@@ -336,7 +336,7 @@ def test_a_late_statement_of_who_is_not_waited_for_changes_nothing(play: Any) ->
     for other in range(2):
         run.do(run.statement(other))
     run.tick(after=30)
-    run.do(run.statement(3), after=5)
+    run.do(run.statement(3), after=10)
     assert (run.phase, missed(run)) == ("RoundWitness", 100)
 
 
