@@ -108,10 +108,11 @@ def returned(state: CoordinatorState, slot: int) -> Outcome:
 def health_check(state: CoordinatorState, command: HealthCheck, now: int) -> Outcome:
     """Drop slots whose share was seen by less than half of the witnesses.
 
-    Slots that at least half saw, but no quorum, may be reported too, but are not dropped: `rounds` counts a missed duty for each of
-    them (F16). The decision uses the statements of the previous round, which are about the round before it. Only the elected witnesses of the
-    previous round may report (F8). If any reported slot was seen, the whole report is rejected. A reported slot that was absent
-    and has returned since is not dropped. Raises CoordinatorError (Halted, InvalidRunState, NoActiveRound, InvalidHealthCheck).
+    Slots that at least half saw, but no quorum, may be reported too, but are not dropped: `rounds` counts a missed duty for each
+    (F16). The decision uses the statements of the previous round, which are about the round before it. Only the elected witnesses
+    of the previous round may report (F8). If any reported slot was seen, the whole report is rejected. A reported slot that was
+    absent and has returned since is not dropped. Raises CoordinatorError (Halted, InvalidRunState, NoActiveRound,
+    InvalidHealthCheck).
     """
     if state.run_state.halted:
         raise CoordinatorError("Halted", f"the run is {state.run_state.name}")

@@ -25,21 +25,21 @@ STATED = 1
 """Subtracted from `missed` for each statement that comes in time."""
 
 LATE_STATEMENT = 2
-"""Added for a statement that comes one whole second after RoundWitness began, or later but within VERY_LATE_PART of a round. Times
-are whole seconds, so a delay of a tenth of a second looks like this in every tenth round; the other statements make up for it."""
+"""Added for a late statement that comes one whole second after RoundWitness began, or later but within VERY_LATE_PART of a round.
+Times are whole seconds, so a delay of a tenth of a second looks like this in every tenth round; the others make up for it."""
 
 VERY_LATE_STATEMENT = 16
 """Added for a statement that comes later than that, from two whole seconds on: then more than one second has certainly passed."""
 
 LATE_PART = 5
-"""Up to one part in this many of the epoch's mean round, a statement is in time. A member on a slow line, or behind a slow provider
-of a chain, is a second late for no fault of its own."""
+"""Up to one part in this many of the epoch's mean round, a statement is in time. A member on a slow line, or behind a slow
+provider of a chain, is a second late for no fault of its own."""
 
 VERY_LATE_PART = 2
 """Up to one part in this many of the epoch's mean round, a late statement is not very late."""
 
 LEFT_BEHIND = 80
-"""The score of a slot that lateness brought to WAITED_MISSES. It takes as many statements in time until it is waited for again."""
+"""The score of a slot that lateness brought to WAITED_MISSES. It is waited for again after 17 statements in time."""
 
 WAITED_MISSES = 64
 """From this score on, rounds do not wait for a witness. Two missed duties while it was waited for give this score."""

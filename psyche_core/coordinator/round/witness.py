@@ -55,8 +55,8 @@ def accepted_slots(state: CoordinatorState, round_: Round, *, without: int | Non
 def divided_slots(state: CoordinatorState, round_: Round) -> frozenset[int]:
     """Return the slots whose result of `round_` at least half of the next round's elected witnesses saw, but no quorum.
 
-    Liars and a member on a slow line can do that to an honest trainer. Of a trainer that gave nothing only liars can claim to have
-    seen something, and they are less than half. Empty while less than a quorum has stated: silence judges nobody.
+    Liars and a member on a slow line can do that to an honest trainer. Of a trainer that gave nothing only liars say that they
+    saw something, and they are less than half. Empty while less than a quorum has stated: silence judges nobody.
     """
     attesting = state.round_at(round_.height + 1)
     if attesting is None:

@@ -246,7 +246,7 @@ def test_who_does_its_work_and_states_in_the_last_moment_costs_little() -> None:
 
 @pytest.fixture
 def dropped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trainer whose result divided the witnesses is dropped, as it once was: so a member is left behind in the run of 700199."""
+    """A trainer whose result divided the witnesses is dropped, as once. So a member is left behind in the run of 700199."""
     monkeypatch.setattr("psyche_core.coordinator.members.divided_slots", lambda *_: frozenset())
     monkeypatch.setattr("psyche_core.coordinator.round.rounds.unseen_by_some", lambda *_: frozenset())
 
