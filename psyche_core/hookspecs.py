@@ -6,17 +6,17 @@ entry point per thing it registers, in ONE group:
     [project.entry-points."psyche.plugins"]
     "optimizer.Distro" = "psyche_optim_distro.hooks"
 
-The entry point's name is `<kind>.<Name>`; kinds are backend, optimizer, data, transport, model, sharding, command. `Name` is what
-a run configuration says (`[model.LLM.optimizer.Distro]`, `data_location.Http`, `architecture = "HfLlama"`), or the word behind
-`psyche` for a command. Reading names imports nothing, so a broken or slow plugin costs nothing if it is not used. Factories
-import heavy modules when they are called.
+The entry point's name is `<kind>.<Name>`; kinds are backend, optimizer, data, transport, model, sharding, relay, command. `Name`
+is what a run configuration says (`[model.LLM.optimizer.Distro]`, `data_location.Http`, `architecture = "HfLlama"`), or the word
+behind `psyche` for a command. Reading names imports nothing, so a broken or slow plugin costs nothing if it is not used.
+Factories import heavy modules when they are called.
 
 Each registration's `settings` is a pydantic model (or None) that validates the plugin's own table; unknown keys are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,21 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 from pydantic import BaseModel
 
-from psyche_core.config.run_config import CoordinatorConfig
+from psyche_core.config.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.coordinator.commands import Event
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.interfaces import Backend, BackendServer, DataProvider, Model, Optimizer, RankGroup, ShardingEngine, Transport
+from psyche_core.interfaces import (
+    Backend,
+    BackendServer,
+    DataProvider,
+    Model,
+    Optimizer,
+    RankGroup,
+    Relay,
+    ShardingEngine,
+    Transport,
+)
+from psyche_core.types import WitnessMetadata
 from psyche_core.wire.signing import SecretKey
 
 if TYPE_CHECKING:
@@ -35,7 +46,7 @@ if TYPE_CHECKING:
 
 PROJECT = "psyche"
 GROUP = "psyche.plugins"
-KINDS = ("backend", "optimizer", "data", "transport", "model", "sharding", "command")
+KINDS = ("backend", "optimizer", "data", "transport", "model", "sharding", "relay", "command")
 PLUGIN_API = (1, 0)
 
 hookspec: pluggy.HookspecMarker = pluggy.HookspecMarker(PROJECT)
@@ -46,9 +57,12 @@ hookimpl: pluggy.HookimplMarker = pluggy.HookimplMarker(PROJECT)
 class BackendContext:
     """The arguments for building a client's backend.
 
-    address: as the user gave it (`host:port#KEY`); empty for a backend that needs none. key: key of our transport, and our
-    identity if the backend has no other. settings: the backend's own options, validated. retry_seconds: how many seconds the
-    backend retries a coordinator that it cannot reach, at the start and after a lost connection, before it gives up.
+    Attributes:
+        address: as the user gave it (`host:port#KEY`); empty for a backend that needs none.
+        key: key of our transport, and our identity if the backend has no other.
+        settings: the backend's own options, validated.
+        retry_seconds: how many seconds the backend retries a coordinator that it cannot reach, at the start and after a lost
+            connection, before it gives up.
     """
 
     run_id: str
@@ -62,15 +76,21 @@ class BackendContext:
 class ServerContext:
     """The arguments for building a hosted coordinator.
 
-    port: 0 picks a free one. data: an entered provider if the server also serves data, on data_port. on_event: called from the
-    event loop with the new state and the events of each change; must not block. tick_seconds: longest time between two ticks.
-    key: proves to clients that this is the server they were given; None makes a new one at each start. state_dir: folder where
-    the state is saved, and from which the next start continues; None saves nothing. allow_list: file with the public keys that
-    may log in; None admits everyone. withdraw_on_disconnect: the server withdraws a member that is disconnected for longer than
-    reconnect_seconds. opening: the run's own configuration, if the configuration in `state` applies only until the first round.
-    on_paid: called like on_event, with a member's signer and the amount paid, by servers that pay. on_withdrawn: called before
-    the matching on_event when the server withdraws a healthy member without its request; gets the signer and the reason (`lost`,
-    `not allowed`).
+    Attributes:
+        port: 0 picks a free one.
+        data: an entered provider if the server also serves data, on data_port.
+        on_event: called from the event loop with the new state and the events of each change; must not block.
+        tick_seconds: longest time between two ticks.
+        key: proves to clients that this is the server they were given; None makes a new one at each start.
+        state_dir: folder where the state is saved, and from which the next start continues; None saves nothing.
+        allow_list: file with the public keys that may log in; None admits everyone.
+        withdraw_on_disconnect: the server withdraws a member that is disconnected for longer than reconnect_seconds.
+        opening: the run's own configuration, if the configuration in `state` applies only until the first round.
+        on_paid: called like on_event, with a member's signer and the amount paid, by servers that pay.
+        on_withdrawn: called before the matching on_event when the server withdraws a healthy member without its request; gets the
+            signer and the reason (`lost`, `not allowed`).
+        relays: URLs of relays that the server offers its clients, beside those of the run's configuration.
+        on_figures: called like on_event, with a witness's signer and the unverified figures of its statement.
     """
 
     state: CoordinatorState
@@ -87,15 +107,18 @@ class ServerContext:
     on_event: Callable[[CoordinatorState, tuple[Event, ...]], None] | None = None
     on_paid: Callable[[bytes, int], None] | None = None
     on_withdrawn: Callable[[bytes, str], None] | None = None
+    on_figures: Callable[[bytes, WitnessMetadata], None] | None = None
     tick_seconds: float = 0.25
+    relays: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberContext:
     """A member that a testnet is about to start.
 
-    address: as the hosted coordinator reports it. key_path: file with the member's identity key. More files for the member may
-    be put into its folder.
+    Attributes:
+        address: as the hosted coordinator reports it.
+        key_path: file with the member's identity key; more files for the member may be put into its folder.
     """
 
     run_id: str
@@ -107,10 +130,11 @@ class MemberContext:
 class BackendTestnet:
     """How `psyche testnet` connects members to a coordinator that it hosts.
 
-    member_options: prepares what a member needs besides its key, and returns the options of `psyche client train` that connect
-    it to the coordinator; may block. lose_route: if members reach a hosted coordinator by several routes, makes the first one
-    fail permanently and returns a sentence about it; takes the coordinator's address, may block, raises BackendError. None if
-    there is only one route.
+    Attributes:
+        member_options: prepares what a member needs besides its key, and returns the options of `psyche client train` that
+            connect it to the coordinator; may block.
+        lose_route: if members reach a hosted coordinator by several routes, makes the first one fail permanently and returns a
+            sentence about it; takes the coordinator's address, may block, raises BackendError. None if there is only one route.
     """
 
     member_options: Callable[[MemberContext], list[str]]
@@ -121,31 +145,41 @@ class BackendTestnet:
 class BackendRegistration:
     """A coordinator backend. create_server is None if this package cannot host a coordinator of it.
 
-    settings: the backend's own options. When a client chooses this backend, they appear as `--name` and `PSYCHE_NAME` beside the
-    client's own options (a field's `json_schema_extra` may give `{"short": "-w"}`, or `{"option": False}` for a field without a
-    command line option). A pydantic-settings class reads its environment itself. needs_address: whether `--server-addr` says
-    where the coordinator is. transport_key: makes our transport's key from run id and settings if no key file was given. route:
-    `host:port` of the server that the backend connects to, used to find the local address that others can reach; None means the
-    address itself. testnet: what `psyche testnet` needs besides that; None if a member needs only the address.
+    Attributes:
+        settings: the backend's own options. When a client chooses this backend, they appear as `--name` and `PSYCHE_NAME` beside
+            the client's own options (a field's `json_schema_extra` may give `{"short": "-w"}`, or `{"option": False}` for a field
+            without a command line option). A pydantic-settings class reads its environment itself.
+        needs_address: whether `--server-addr` says where the coordinator is.
+        transport_key: makes our transport's key from run id and settings if no key file was given.
+        route: `host:port` of the server that the backend connects to, used to find the local address that others can reach; None
+            means the address itself.
+        observe: like create, for a program that only follows the run: it never joins and sends nothing; None if `create` gives
+            that.
+        testnet: what `psyche testnet` needs besides that; None if a member needs only the address.
+        read_model: reads the `[model]` of a run from its name and the settings, without taking part; raises UserError and
+            BackendError. None if that is not possible.
     """
 
     name: str
     summary: str
     create: Callable[[BackendContext], Backend]
     create_server: Callable[[ServerContext], BackendServer] | None = None
+    observe: Callable[[BackendContext], Backend] | None = None
     settings: type[BaseModel] | None = None
     needs_address: bool = True
     transport_key: Callable[[str, Any], SecretKey] | None = None
     route: Callable[[Any], str] | None = None
     testnet: BackendTestnet | None = None
+    read_model: Callable[[str, Any], Awaitable[ModelConfig]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerContext:
     """The arguments for building an optimizer.
 
-    settings: validated by the registration's `settings`. model: the model to train; its parameters are float32 and equal on all
-    members.
+    Attributes:
+        settings: validated by the registration's `settings`.
+        model: the model to train; its parameters are float32 and equal on all members.
     """
 
     settings: Any
@@ -166,11 +200,15 @@ class OptimizerRegistration:
 class DataContext:
     """The arguments for building a data provider.
 
-    settings: the location's validated settings. sequence_length: the run's max_seq_len in tokens. key: our identity, for servers
-    that require authentication. base: folder that relative paths start from: the run file's folder, or the one a member gives.
-    cache: folder for files to keep between runs. provider: makes the provider of another data location from its name and its
-    settings as in the run file, for locations that combine others; raises PluginError and ConfigError. None if no other
-    locations are available, as inside such a combination.
+    Attributes:
+        settings: the location's validated settings.
+        sequence_length: the run's max_seq_len in tokens.
+        key: our identity, for servers that require authentication.
+        base: folder that relative paths start from: the run file's folder, or the one a member gives.
+        cache: folder for files to keep between runs.
+        provider: makes the provider of another data location from its name and its settings as in the run file, for locations
+            that combine others; raises PluginError and ConfigError. None if no other locations are available, as inside such a
+            combination.
     """
 
     settings: Any
@@ -193,32 +231,50 @@ class DataRegistration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportContext:
-    """The arguments for building an endpoint. interface: IP address to bind. port: 0 picks a free one."""
+    """The arguments for building an endpoint.
+
+    Attributes:
+        interface: IP address or name of a network interface to bind; a name means the interface's addresses of both IP families.
+        port: 0 picks a free one.
+        whole_interface: the address was found rather than chosen, so the interface's address of the other family may be bound as
+            well.
+        settings: the transport's own options, validated; None for the defaults.
+    """
 
     run_id: str
     key: SecretKey
     interface: str = "127.0.0.1"
     port: int = 0
+    whole_interface: bool = False
+    settings: BaseModel | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportRegistration:
-    """A transport."""
+    """A transport.
+
+    settings: the transport's own options. When a client uses this transport, they appear as `--name` and `PSYCHE_NAME` beside
+    the client's own options, as those of a backend do.
+    """
 
     name: str
     summary: str
     create: Callable[[TransportContext], Transport]
+    settings: type[BaseModel] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
     """How many processes (ranks) of one client share a model, and how they connect.
 
-    data: number of data-parallel groups, each with its own rows. tensor: number of ranks in a group, which share its weights.
-    There are data * tensor ranks, ours included. sharding: plugin name of the engine. bind: HOST:PORT where ranks on other
-    machines connect; None allows none. local_ranks: how many of the ranks run on this machine, ours included; None for all of
-    them. secret: shared secret that a connecting rank must know; None makes one, for this machine alone. torch_threads: threads
-    of each rank; None means one on a CPU and torch's default elsewhere.
+    Attributes:
+        data: number of data-parallel groups, each with its own rows.
+        tensor: number of ranks in a group, which share its weights. There are data * tensor ranks, ours included.
+        sharding: plugin name of the engine.
+        bind: HOST:PORT where ranks on other machines connect; None allows none.
+        local_ranks: how many of the ranks run on this machine, ours included; None for all of them.
+        secret: shared secret that a connecting rank must know; None makes one, for this machine alone.
+        torch_threads: threads of each rank; None means one on a CPU and torch's default elsewhere.
     """
 
     data: int = 1
@@ -237,15 +293,19 @@ class Parallelism:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContext:
-    """The arguments for building a model.
+    """The arguments for building a model. A model that cannot follow one of these settings must raise ModelError.
 
-    source: local directory with config.json and, unless the run starts from random weights, safetensors. seed: 32 bytes for
-    random weights. device: `auto`, `cpu`, `mps`, `cuda`, `cuda:N`, or `cuda:X,Y` for several devices that share each batch.
-    dtype: compute dtype; parameters are float32 in any case, so that members with different compute dtypes start from equal
-    masters. attention: `auto`, `sdpa` or `eager`; ignored by a model without attention. gradient_checkpointing: recompute
-    activations in the backward pass instead of keeping them. parallelism: the processes among which the model is divided; None
-    for this process alone, and always None for a model whose registration does not set `parallel`. create_engine: makes this
-    process's sharding engine. A model that cannot follow one of these settings must raise ModelError.
+    Attributes:
+        source: local directory with config.json and, unless the run starts from random weights, safetensors.
+        seed: 32 bytes for random weights.
+        device: `auto`, `cpu`, `mps`, `cuda`, `cuda:N`, or `cuda:X,Y` for several devices that share each batch.
+        dtype: compute dtype; parameters are float32 in any case, so that members with different compute dtypes start from equal
+            masters.
+        attention: `auto`, `sdpa` or `eager`; ignored by a model without attention.
+        gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
+        parallelism: the processes among which the model is divided; None for this process alone, and always None for a model
+            whose registration does not set `parallel`.
+        create_engine: makes this process's sharding engine.
     """
 
     source: Path
@@ -261,10 +321,13 @@ class ModelContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRegistration:
-    """A model architecture. parallel: whether `create` can divide it among processes (ModelContext.parallelism).
+    """A model architecture.
 
-    source: folder from which a member builds its model instead of the run's checkpoint, for a model that brings its own first
-    weights; it may be empty. A checkpoint saved by the member still takes precedence (ModelContext.source is then its folder).
+    Attributes:
+        parallel: whether `create` can divide it among processes (ModelContext.parallelism).
+        source: folder from which a member builds its model instead of the run's checkpoint, for a model that brings its own first
+            weights; it may be empty. A checkpoint saved by the member still takes precedence (ModelContext.source is then its
+            folder).
     """
 
     name: str
@@ -278,9 +341,12 @@ class ModelRegistration:
 class ShardingContext:
     """The arguments for building a rank's sharding engine.
 
-    module: a torch module on the CPU, float32, built in the same way on every rank. Its buffers have their values; its
-    parameters are not initialised (their memory is not touched yet). The engine may change the module. model_type: its
-    architecture, as transformers names it. group: all ranks. device: this rank's torch device.
+    Attributes:
+        module: a torch module on the CPU, float32, built in the same way on every rank. Its buffers have their values; its
+            parameters are not initialised (their memory is not touched yet). The engine may change the module.
+        model_type: its architecture, as transformers names it.
+        group: all ranks.
+        device: this rank's torch device.
     """
 
     module: Any
@@ -299,8 +365,37 @@ class ShardingRegistration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RelayContext:
+    """The arguments for building a relay that runs beside a coordinator.
+
+    host, port: to listen on; port 0 picks a free one. url: that members are given; None for one of host and port. tls_cert,
+    tls_key: files of the certificate and its key; without them everything around the encrypted traffic is readable on the way.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    url: str | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayRegistration:
+    """A relay that `psyche server run --with-relay` can run beside its coordinator."""
+
+    name: str
+    summary: str
+    create: Callable[[RelayContext], Relay]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRegistration:
-    """A command of the `psyche` program. name: the word behind `psyche`. load: imports and returns the click command."""
+    """A command of the `psyche` program.
+
+    Attributes:
+        name: the word behind `psyche`.
+        load: imports and returns the click command.
+    """
 
     name: str
     summary: str
@@ -314,6 +409,7 @@ Registration = (
     | TransportRegistration
     | ModelRegistration
     | ShardingRegistration
+    | RelayRegistration
     | CommandRegistration
 )
 
@@ -353,6 +449,11 @@ def psyche_register_models() -> list[ModelRegistration]:  # type: ignore[empty-b
 @hookspec
 def psyche_register_sharding() -> list[ShardingRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
     """Ways to divide a model among processes; the name is what `--sharding` takes."""
+
+
+@hookspec
+def psyche_register_relays() -> list[RelayRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
+    """Relays this plugin provides for `psyche server run --with-relay`."""
 
 
 @hookspec

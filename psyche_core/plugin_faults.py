@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 from psyche_core.errors import PluginFailed, PsycheError
 from psyche_core.hookspecs import BackendRegistration, BackendTestnet, Registration
-from psyche_core.interfaces import Backend, BackendServer, DataProvider, Model, Optimizer, ShardingEngine, Transport
+from psyche_core.interfaces import Backend, BackendServer, DataProvider, Model, Optimizer, Relay, ShardingEngine, Transport
 
 OURS = "psyche_core"
 MAX_TEXT = 300
 """Maximum number of characters quoted from an exception's own text."""
 
-_FACTORIES = ("create", "create_server", "transport_key", "route")
+_FACTORIES = ("create", "create_server", "observe", "transport_key", "route")
 _TESTNET_FACTORIES = ("member_options", "lose_route")
 _INTERFACES: Mapping[str, type | tuple[type, ...]] = MappingProxyType(
     {
@@ -31,11 +31,12 @@ _INTERFACES: Mapping[str, type | tuple[type, ...]] = MappingProxyType(
         "data": DataProvider,
         "model": Model,
         "optimizer": Optimizer,
+        "relay": Relay,
         "sharding": ShardingEngine,
         "transport": Transport,
     }
 )
-_MUST_GIVE = ("create", "create_server")
+_MUST_GIVE = ("create", "create_server", "observe")
 
 Place = tuple[str, str, str, str]
 """Kind, name, origin (distribution and version) and module of a plugin."""

@@ -36,6 +36,7 @@ from psyche_core.hookspecs import (
     ModelRegistration,
     OptimizerRegistration,
     Registration,
+    RelayRegistration,
     ShardingRegistration,
     TransportRegistration,
 )
@@ -46,12 +47,14 @@ FIRST_PARTY_EXTRAS: Mapping[tuple[str, str], str] = MappingProxyType(
     {
         ("backend", "solana"): "solana",
         ("backend", "tcp"): "tcp",
+        ("command", "relay"): "quic",
         ("command", "run-manager"): "solana",
         ("command", "solana"): "solana",
         ("data", "Server"): "tcp",
         ("data", "Http"): "http",
         ("data", "WeightedHttp"): "http",
         ("optimizer", "Distro"): "distro",
+        ("relay", "iroh"): "quic",
         ("sharding", "deepspeed"): "deepspeed",
         ("transport", "quic"): "quic",
     }
@@ -66,6 +69,7 @@ _HOOKS: Mapping[str, tuple[str, type[Registration]]] = MappingProxyType(
         "transport": ("psyche_register_transports", TransportRegistration),
         "model": ("psyche_register_models", ModelRegistration),
         "sharding": ("psyche_register_sharding", ShardingRegistration),
+        "relay": ("psyche_register_relays", RelayRegistration),
         "command": ("psyche_register_commands", CommandRegistration),
     }
 )
@@ -188,6 +192,8 @@ class PluginRegistry:
     def load(self, kind: Literal["model"], name: str) -> ModelRegistration: ...
     @overload
     def load(self, kind: Literal["sharding"], name: str) -> ShardingRegistration: ...
+    @overload
+    def load(self, kind: Literal["relay"], name: str) -> RelayRegistration: ...
     @overload
     def load(self, kind: Literal["command"], name: str) -> CommandRegistration: ...
     @overload

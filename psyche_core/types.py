@@ -132,11 +132,14 @@ def total_samples(batches: tuple[BatchId, ...]) -> int:
 class WitnessStatement:
     """The statement of an elected witness of round `height` about the results of round `height - 1` (protocol F6).
 
-    epoch, height: the round in which it is sent. index: the witness's own slot in the epoch.
-    participants: 32 bytes, bit `slot % 8` of byte `slot // 8` is set if that slot's result was received and verified.
-    broadcast_bloom: 320 bytes (2560 bits, 8 keys derived from the seed of round `height`) over the accepted commitments.
-    merkle_root: root over the accepted commitments sorted by (batch, hash); 32 zero bytes if there are none.
-    model_digest: full digest of the master weights during the round, after its updates were applied (protocol section 5).
+    Attributes:
+        epoch: the round in which it is sent.
+        height: the round in which it is sent.
+        index: the witness's own slot in the epoch.
+        participants: 32 bytes, bit `slot % 8` of byte `slot // 8` is set if that slot's result was received and verified.
+        broadcast_bloom: 320 bytes (2560 bits, 8 keys derived from the seed of round `height`) over the accepted commitments.
+        merkle_root: root over the accepted commitments sorted by (batch, hash); 32 zero bytes if there are none.
+        model_digest: full digest of the master weights during the round, after its updates were applied (protocol section 5).
     """
 
     epoch: int

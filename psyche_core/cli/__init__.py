@@ -39,18 +39,29 @@ class Switches:
         "bench": ("psyche_core.cli.commands.bench:bench", "Compare optimizers and their settings by training."),
         "client": ("psyche_core.cli.commands.client:client", "Take part in a run on this machine."),
         "data": ("psyche_core.cli.commands.data:data", "Make token files from text, and inspect training data."),
+        "doctor": (
+            "psyche_core.cli.commands.doctor:doctor",
+            "Check this machine before it joins a run, with a remedy for each problem.",
+        ),
         "plugins": ("psyche_core.cli.commands.plugins:plugins", "List the installed plugins, and say which are broken and why."),
+        "preview-lr": (
+            "psyche_core.cli.commands.preview_lr:preview_lr",
+            "Show a run's learning rates, as a table or a picture.",
+        ),
         "predownload": (
             "psyche_core.cli.commands.predownload:predownload",
             "Download and verify a model now, so that joining its run later needs no download.",
         ),
+        "replay": ("psyche_core.cli.commands.replay:replay", "Play a finished run from its event files, at any speed."),
         "server": ("psyche_core.cli.commands.server:server", "Host the coordinator of a run."),
+        "sidecar": ("psyche_core.cli.commands.sidecar:sidecar", "Compute a part of a client's model on another machine."),
         "sim": ("psyche_core.cli.commands.sim:sim", "Test the protocol with faults and lies, in virtual time."),
         "train-local": (
             "psyche_core.cli.commands.train_local:train_local",
             "Train a run's model on this machine alone: no server, no network, the same steps.",
         ),
         "testnet": ("psyche_core.cli.commands.testnet:testnet", "Try a whole run on this machine: a server and several clients."),
+        "web": ("psyche_core.cli.commands.web:web", "Show runs live on a web page: curves, members, epochs, checkpoints."),
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

@@ -20,6 +20,8 @@ _EXTRAS = {
     "numpy": "train",
     "pyarrow": "parquet",
     "matplotlib": "plot",
+    "starlette": "web",
+    "uvicorn": "web",
 }
 
 

@@ -17,7 +17,9 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from psyche_core.config.settings import ENVIRONMENT_PREFIX
+from psyche_core.cli.reference_options import SettingsCommand
+from psyche_core.config.settings import ENVIRONMENT_PREFIX, ClientSettings
+from psyche_core.errors import UserError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -33,7 +35,7 @@ def settings_options(cls: type[BaseModel]) -> Callable[[_Command], _Command]:
     """A decorator that adds one option per field of a settings class, in the order of the fields.
 
     A field's `json_schema_extra` may say `{"short": "-w"}` for a one-letter form, `{"unit": "SECONDS"}` for the unit of its
-    number, or `{"option": False}` for a field without a command line option.
+    number, `{"aliases": ["--other-name"]}` for further names, or `{"option": False}` for a field without a command line option.
     """
 
     def decorate(command: _Command) -> _Command:
@@ -45,16 +47,21 @@ def settings_options(cls: type[BaseModel]) -> Callable[[_Command], _Command]:
     return decorate
 
 
-class BackendOptions(click.Command):
-    """A command whose `--backend` adds options: those of the backend's settings class.
+class PluginOptions(SettingsCommand):
+    """A command whose `--backend` and `--transport` add options: those of the plugin's settings class.
 
-    They are available, and shown in the help, only if an option or the environment names that backend.
+    They are available, and shown in the help, only if an option, the environment or the option's default names that plugin. A
+    default that is not installed adds none; the command itself says what is missing.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Find the backend's name first, then parse."""
-        settings = _backend_settings(_backend_name(args))
-        ctx.meta[_EXTRA] = [] if settings is None else _extra_parameters(settings, {option.name for option in self.params})
+        """Find the plugins' names first, then parse."""
+        extra: list[click.Parameter] = []
+        for kind in ("backend", "transport"):
+            settings = _plugin_settings(kind, _plugin_name(kind, args))
+            if settings is not None:
+                extra += _extra_parameters(settings, {option.name for option in (*self.params, *extra)})
+        ctx.meta[_EXTRA] = extra
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -63,26 +70,31 @@ class BackendOptions(click.Command):
         return [*own, *ctx.meta.get(_EXTRA, ()), last]
 
 
-def _backend_name(args: list[str]) -> str | None:
-    """The last `--backend NAME` or `--backend=NAME`, else the value from the environment."""
-    found = os.environ.get(f"{ENVIRONMENT_PREFIX}BACKEND") or None
+def _plugin_name(kind: str, args: list[str]) -> str | None:
+    """The last `--KIND NAME` or `--KIND=NAME`, else the value from the environment."""
+    found = os.environ.get(f"{ENVIRONMENT_PREFIX}{kind.upper()}") or None
     for place, word in enumerate(args):
         if word == "--":
             break
-        if word == "--backend" and place + 1 < len(args):
+        if word == f"--{kind}" and place + 1 < len(args):
             found = args[place + 1]
-        elif word.startswith("--backend="):
+        elif word.startswith(f"--{kind}="):
             found = word.partition("=")[2]
     return found
 
 
-def _backend_settings(name: str | None) -> type[BaseModel] | None:
-    if name is None:
-        return None
-
+def _plugin_settings(kind: str, name: str | None) -> type[BaseModel] | None:
     from psyche_core.plugins import PluginRegistry
 
-    return PluginRegistry.discover().load("backend", name).settings
+    registry = PluginRegistry.discover()
+    wanted = name or str(ClientSettings.model_fields[kind].default)
+    try:
+        return (registry.load("backend", wanted) if kind == "backend" else registry.load("transport", wanted)).settings
+    except UserError:
+        if name is not None:
+            raise
+
+        return None
 
 
 def _extra_parameters(settings: type[BaseModel], taken: Collection[str | None]) -> list[click.Parameter]:
@@ -97,6 +109,7 @@ def _option(name: str, field: FieldInfo) -> Callable[[_Command], _Command]:
     dashed = name.replace("_", "-")
     kind = _click_type(field.annotation)
     flags = [f"--{dashed}/--no-{dashed}"] if kind is bool else [f"--{dashed}"]
+    flags += _extra(field).get("aliases", ())
     short = _extra(field).get("short", SHORT.get(name))
     if short is not None:
         flags.insert(0, str(short))
@@ -121,6 +134,8 @@ def _click_type(annotation: Any) -> Any:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         parts = [part for part in typing.get_args(annotation) if part is not type(None)]
         annotation = parts[0] if len(parts) == 1 else str
+        if typing.get_origin(annotation) is typing.Annotated:
+            annotation = typing.get_args(annotation)[0]
     if typing.get_origin(annotation) is Literal:
         return click.Choice(list(typing.get_args(annotation)))
     if annotation is Path:

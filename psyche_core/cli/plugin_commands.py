@@ -17,7 +17,7 @@ from psyche_core.cli.lazy import LazyGroup
 _GROUP, _KIND = "psyche.plugins", "command."
 """As in psyche_core.hookspecs, which is too slow to import for `psyche --help`; a test compares them."""
 
-FIRST_PARTY = {"run-manager": "solana", "solana": "solana"}
+FIRST_PARTY = {"doctor": "quic", "relay": "quic", "run-manager": "solana", "solana": "solana"}
 """Commands of our own plugins, with the extra that installs each."""
 
 
@@ -61,7 +61,7 @@ class PluginGroup(LazyGroup):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Like click's method, with a hint if an unknown name is a first-party command that is not installed."""
-        if args and args[0] in FIRST_PARTY and args[0] not in plugin_commands():
+        if args and args[0] not in self.own and args[0] in FIRST_PARTY and args[0] not in plugin_commands():
             ctx.fail(f"{args[0]} is not installed; install it with: pip install 'psyche-core[{FIRST_PARTY[args[0]]}]'")
 
         return super().resolve_command(ctx, args)

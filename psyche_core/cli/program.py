@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 import anyio
 import click
@@ -22,6 +22,7 @@ import click
 from psyche_core.cli.failures import Interrupted
 from psyche_core.config.sentences import PrintableFormatter
 from psyche_core.errors import UserError
+from psyche_core.telemetry.event_files import EventFolderWriter
 from psyche_core.telemetry.events import Ended, Event
 from psyche_core.telemetry.sinks import EventBus, Sink, json_lines
 
@@ -129,15 +130,39 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 @contextlib.contextmanager
-def open_report(*sinks: Sink, events_file: Path | None = None) -> Iterator[EventBus]:
-    """An event bus for the sinks and, if given, a file of JSON lines. Raises UserError if that file cannot be written."""
+def open_report(
+    *sinks: Sink,
+    events_file: Path | None = None,
+    events_dir: Path | None = None,
+    keep_event_files: int = 0,
+    write_log: Path | None = None,
+) -> Iterator[EventBus]:
+    """An event bus for the sinks and, if given, a file of JSON lines, a folder of them, and a file of readable lines.
+
+    keep_event_files: as for `EventFolderWriter`. Files are appended to. Raises UserError if one of these cannot be written.
+    """
     with contextlib.ExitStack() as stack:
         if events_file is not None:
+            sinks = (*sinks, json_lines(stack.enter_context(_open_append(events_file, "events"))))
+        if events_dir is not None:
             try:
-                stream = stack.enter_context(open(events_file, "a", encoding="utf-8", opener=_without_waiting))
+                events_dir.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                unread = "no program reads this pipe; start the reader first, or give a file"
-                message = f"cannot write events to {events_file}: {unread if error.errno == errno.ENXIO else error.strerror}"
+                message = f"cannot write events into {events_dir}: {error.strerror}; give a folder with --events-dir"
                 raise UserError(message) from error
-            sinks = (*sinks, json_lines(stream))
+            parts = stack.enter_context(contextlib.closing(EventFolderWriter(events_dir, keep=keep_event_files)))
+            sinks = (*sinks, parts)
+        if write_log is not None:
+            from psyche_core.ui.console import console_lines  # not for commands that show no events
+
+            sinks = (*sinks, console_lines(stack.enter_context(_open_append(write_log, "the log"))))
         yield EventBus(*sinks)
+
+
+def _open_append(path: Path, what: str) -> TextIO:
+    try:
+        return open(path, "a", encoding="utf-8", opener=_without_waiting)  # the caller closes it
+    except OSError as error:
+        unread = "no program reads this pipe; start the reader first, or give a file"
+        message = f"cannot write {what} to {path}: {unread if error.errno == errno.ENXIO else error.strerror}"
+        raise UserError(message) from error

@@ -10,6 +10,8 @@ import contextlib
 import secrets
 import signal
 import time
+from collections.abc import Callable
+from dataclasses import replace
 
 import anyio
 import anyio.to_thread
@@ -30,10 +32,11 @@ from psyche_core.coordinator.commands import (
     UpdateConfig,
     WentBack,
 )
+from psyche_core.coordinator.members import transport_keys
 from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import BackendError, ConfigError, CoordinatorError, UserError
-from psyche_core.hookspecs import ServerContext
-from psyche_core.interfaces import BackendServer
+from psyche_core.hookspecs import RelayContext, ServerContext
+from psyche_core.interfaces import BackendServer, Relay
 from psyche_core.interfaces.backend import OwnerControl
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.run_events import phase_of
@@ -47,26 +50,42 @@ from psyche_core.types import ClientState, RunState
 from psyche_core.ui.token_preparation import prepare_tokens
 from psyche_core.wire.signing import SecretKey
 
+_EVERY_INTERFACE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+RELAY = "iroh"
+"""Name of the relay plugin."""
+
 KEY_FILE = "server.key"
 """Name of the server's own key in the folder with the saved state."""
 
 
-async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: EventBus) -> Ended:
-    """Host a run until it is finished. Raises UserError for problems that the user can correct, BackendError otherwise."""
+Follow = Callable[[CoordinatorState], None]
+"""Called with each state of the coordinator."""
+
+
+async def serve_run(
+    settings: ServerSettings, registry: PluginRegistry, report: EventBus, *, follow: Follow | None = None
+) -> Ended:
+    """Host a run until it is finished. follow: called with each state, from the event loop; must not block.
+
+    Raises UserError for problems that the user can correct, BackendError otherwise.
+    """
     files = load_run(settings.state, settings.data_config, registry)
     if settings.save_state_dir is None:
-        return await _host(settings, files, registry, report)
+        return await _host(settings, files, registry, report, follow=follow)
     with locked_folder(settings.save_state_dir, argument="--save-state-dir"):
-        return await _host(settings, files, registry, report)
+        return await _host(settings, files, registry, report, follow=follow)
 
 
-async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegistry, report: EventBus) -> Ended:
+async def _host(
+    settings: ServerSettings, files: RunFiles, registry: PluginRegistry, report: EventBus, *, follow: Follow | None
+) -> Ended:
     """The same, with the folder of its state, if any, for this process alone."""
     create_server = registry.load("backend", settings.backend).create_server
     if create_server is None:
         message = f"the backend {settings.backend} has no server to host; choose another --backend"
         raise UserError(message)
 
+    relay = _relay(settings, registry)
     key = await anyio.to_thread.run_sync(server_key, settings)
     config = first_config(files.run, settings)
     cache = settings.save_state_dir or default_folder()
@@ -74,7 +93,7 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
     if files.data is not None:
         await prepare_tokens(files.data, report)
         data = LocalData.from_data_file(files.data, cache=cache)
-    reporter = ChangeReporter(report)
+    reporter = ChangeReporter(report, follow=follow)
     progress = files.run.progress
     state = new_state(
         files.run.run_id,
@@ -84,6 +103,12 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
         now=int(time.time()),
         instance=secrets.token_bytes(32),
     )
+
+    def on_event(state: CoordinatorState, events: tuple[Event, ...]) -> None:
+        reporter.tell(state, events)
+        if relay is not None:
+            relay.set_members(transport_keys(state))
+
     context = ServerContext(
         state=state,
         host=settings.host,
@@ -96,20 +121,31 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
         state_dir=settings.save_state_dir,
         allow_list=settings.allow_list,
         opening=files.run.config if config != files.run.config else None,
-        on_event=reporter.tell,
+        on_event=on_event,
         on_withdrawn=reporter.note_withdrawn,
+        on_figures=lambda signer, figures: report(
+            told.WitnessReported(signer.hex()[:8], figures.step, figures.loss, figures.tokens_per_sec, figures.bandwidth_per_sec)
+        ),
         on_paid=lambda signer, units: report(RewardPaid(signer.hex()[:8], units)),
     )
     async with contextlib.AsyncExitStack() as stack:
         if data is not None:
             await stack.enter_async_context(data)
+        if relay is not None:
+            await stack.enter_async_context(relay)
+            context = replace(context, relays=(relay.url,))
         try:
             server = await stack.enter_async_context(create_server(context))
         except OSError as error:
             message = f"cannot listen on {settings.host}:{settings.server_port}: {error.strerror}; choose another --server-port"
             raise UserError(message) from error
 
-        report(Started("server", key.public.hex(), files.run.run_id, server.address))
+        report(Started("server", key.public.hex(), files.run.run_id, server.address, server.state.config.total_steps))
+        if relay is not None:
+            relay.set_members(transport_keys(server.state))
+            report(told.RelayStarted(relay.url))
+        if follow is not None:
+            follow(server.state)
         if settings.checkpoint is not None:
             name_checkpoint(server, settings.checkpoint)
         _heed_loss(server, report, restart=settings.restart_from_checkpoint)
@@ -130,6 +166,28 @@ async def _host(settings: ServerSettings, files: RunFiles, registry: PluginRegis
         ended = Ended(f"the run finished after {server.state.progress.step - 1} steps", success=True)
         report(ended)
         return ended
+
+
+def _relay(settings: ServerSettings, registry: PluginRegistry) -> Relay | None:
+    """The relay beside the coordinator, if one is wanted; it listens once it is entered. Raises UserError."""
+    if not settings.with_relay:
+        return None
+    if settings.relay_url is None and settings.host in _EVERY_INTERFACE:
+        message = (
+            f"--with-relay with --host {settings.host} needs --relay-url, the URL at which members reach the relay, such as "
+            f"http://server.example.org:{settings.relay_port}"
+        )
+        raise ConfigError(message)
+
+    return registry.load("relay", RELAY).create(
+        RelayContext(
+            host=settings.host,
+            port=settings.relay_port,
+            url=settings.relay_url,
+            tls_cert=settings.relay_tls_cert,
+            tls_key=settings.relay_tls_key,
+        )
+    )
 
 
 def name_checkpoint(server: BackendServer, url: str) -> None:
@@ -211,26 +269,23 @@ async def _pause_on_signal(server: OwnerControl, report: EventBus) -> None:
                 report(Problem("warning", f"the command {type(command).__name__} was rejected: {error.message}"))
 
 
-_WITHDRAWN = {
-    "lost": "lost {}: its connection was lost, and it did not reconnect in time (--reconnect-seconds)",
-    "not allowed": "withdrew {}: its key is no longer in the list of allowed clients (--allow-list)",
-}
-
-
 class ChangeReporter:
     """Reports phase changes, and members that left, were dropped or were ejected."""
 
-    def __init__(self, report: EventBus) -> None:
+    def __init__(self, report: EventBus, *, follow: Follow | None = None) -> None:
         self._report = report
+        self._follow = follow
         self._seen: tuple[object, ...] | None = None
         self._withdrawn: dict[bytes, str] = {}
 
     def note_withdrawn(self, signer: bytes, why: str) -> None:
         """Handle `on_withdrawn`: remember that the server withdraws this member without its request."""
-        self._withdrawn[signer] = _WITHDRAWN.get(why, f"withdrew {{}}: {why}")
+        self._withdrawn[signer] = why
 
     def tell(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
         """Handle `on_event`."""
+        if self._follow is not None:
+            self._follow(state)
         self._tell_phase(state)
         for event in events:
             match event:
@@ -263,10 +318,8 @@ class ChangeReporter:
         if client.state is ClientState.Withdrawn and withdrawn is None:
             return told.MemberWithdrew(epoch, member)
         if client.state is ClientState.Ejected:
-            return Problem("warning", f"epoch {epoch}: ejected {member}: it signed two different results for one share")
+            return told.MemberExited(epoch, member, "ejected")
         if withdrawn is not None:
-            return Problem("warning", f"epoch {epoch}: {withdrawn.format(member)}")
+            return told.MemberExited(epoch, member, withdrawn)
 
-        unready = "it was not ready when the first round began"
-        late = "it sent no result, or sent it much later than all others"
-        return Problem("warning", f"epoch {epoch}: dropped {member}: {late if slot in state.epoch.ready else unready}")
+        return told.MemberExited(epoch, member, "late" if slot in state.epoch.ready else "unready")

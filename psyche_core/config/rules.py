@@ -132,19 +132,23 @@ def model_problems(model: ModelConfig) -> Iterator[str]:
 
 
 def model_tables(model: ModelConfig) -> bytes:
-    """Return canonical CBOR of the keys of model.LLM that coordinators only store.
+    """Return canonical CBOR of the keys of model.LLM that coordinators only store, and of model.network, if any, as `network`.
 
     Raises ConfigError if it is longer than MAX_TABLES_BYTES, or for values that canonical CBOR cannot contain.
     """
-    plain = model.model_dump()["LLM"]
+    plain = model.model_dump()
+    kept = {key: value for key, value in plain["LLM"].items() if key not in _COORDINATORS_KEYS}
+    network = {"network": plain["network"]} if "network" in plain else {}
     try:
-        tables = encode({key: value for key, value in plain.items() if key not in _COORDINATORS_KEYS})
+        tables = encode({**kept, **network})
     except (TypeError, ValueError) as error:
         message = f"expected values that canonical CBOR can carry: {error}"
         raise ConfigError(message) from error
 
     if len(tables) > MAX_TABLES_BYTES:
-        size = f"expected at most {MAX_TABLES_BYTES} bytes of CBOR for architecture, data and optimizer, got {len(tables)}"
+        size = (
+            f"expected at most {MAX_TABLES_BYTES} bytes of CBOR for architecture, data, optimizer and relays, got {len(tables)}"
+        )
         message = f"{size}; shorten the settings, such as lists of files"
         raise ConfigError(message)
 

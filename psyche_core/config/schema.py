@@ -16,7 +16,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from psyche_core.config.sentences import did_you_mean, nested_error, problems_of, shown
 
@@ -27,7 +37,13 @@ MAX_SETTINGS_DEPTH = 8
 """Maximum nesting of a plugin's settings table. It is below the limit of the wire format, which counts the levels around it."""
 
 MAX_CHECKPOINTERS = 16
+WAITING_SECONDS = 5
+"""Default of waiting_for_members_extra_time: once enough members wait, others have a few seconds to come, too."""
 
+MAX_RELAYS = 8
+MAX_RELAY_BYTES = 255
+
+_RELAY_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+/?")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 
@@ -86,9 +102,20 @@ def _public_key(value: Any) -> Any:
     return value
 
 
+def _relay_url(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if not _RELAY_URL.fullmatch(value):
+        message = "must be the URL of a relay, http(s)://HOST[:PORT]"
+        raise ValueError(message)
+
+    return _limited_text(value, at_most=MAX_RELAY_BYTES)
+
+
 ShortText = Annotated[str, BeforeValidator(_short_text)]
 RunId = Annotated[str, BeforeValidator(_run_id)]
 PluginName = Annotated[str, BeforeValidator(_plugin_name)]
+RelayUrl = Annotated[str, BeforeValidator(_relay_url)]
 PublicKey = Annotated[str, BeforeValidator(_public_key)]
 Checkpointers = Annotated[tuple[PublicKey, ...], Field(strict=False, max_length=MAX_CHECKPOINTERS), PlainSerializer(list)]
 
@@ -97,7 +124,8 @@ Checkpointers = Annotated[tuple[PublicKey, ...], Field(strict=False, max_length=
 class Choice:
     """One variant of an externally tagged enumeration: `"Dummy"`, `{Distro = {…}}` or `{Server = "host:port"}`.
 
-    settings: the variant's table (do not modify it), None if there is none. A string is stored as {"location": "…"}.
+    Attributes:
+        settings: the variant's table (do not modify it), None if there is none. A string is stored as {"location": "…"}.
     """
 
     name: str
@@ -264,12 +292,16 @@ CheckpointChoice = Annotated[Choice, PlainValidator(_checkpoint), _as_toml]
 class CoordinatorConfig(Table):
     """`[config]`. Times in seconds, batch sizes in samples (sequences) per round, `*_tokens` in tokens.
 
-    witness_nodes: 0 elects everybody (at most 32). The following keys do not exist in the reference. rounds_per_epoch: the epoch
-    ends after this number of trained rounds or at epoch_time, whichever is first; 0 means only epoch_time.
-    restart_from_checkpoint: if no member holds a model with which the run can continue, the run goes back to the stored
-    checkpoint by itself instead of waiting for its owner. checkpointers: public keys of signers (64 lower-case hex digits each,
-    at most 16) that may set where the model is stored, whether they are members or not; if the list is empty, each epoch elects
-    one client.
+    rounds_per_epoch, restart_from_checkpoint and checkpointers do not exist in the reference.
+
+    Attributes:
+        witness_nodes: 0 elects everybody (at most 32).
+        rounds_per_epoch: the epoch ends after this number of trained rounds or at epoch_time, whichever is first; 0 means only
+            epoch_time.
+        restart_from_checkpoint: if no member holds a model with which the run can continue, the run goes back to the stored
+            checkpoint by itself instead of waiting for its owner.
+        checkpointers: public keys of signers (64 lower-case hex digits each, at most 16) that may set where the model is stored,
+            whether they are members or not; if the list is empty, each epoch elects one client.
     """
 
     warmup_time: U64
@@ -285,7 +317,7 @@ class CoordinatorConfig(Table):
     global_batch_size_start: U16
     global_batch_size_end: U16
     verification_percent: U8
-    waiting_for_members_extra_time: U8
+    waiting_for_members_extra_time: U8 = WAITING_SECONDS
     rounds_per_epoch: U32 = 0
     restart_from_checkpoint: bool = False
     checkpointers: Checkpointers = ()
@@ -295,7 +327,7 @@ class LLMConfig(Table):
     """`[model.LLM]`. max_seq_len in tokens. architecture, data_location and optimizer are names of plugins."""
 
     max_seq_len: U32
-    cold_start_warmup_steps: U32
+    cold_start_warmup_steps: U32 = 0
     architecture: PluginName
     checkpoint: CheckpointChoice
     data_type: Literal["Pretraining", "Finetuning"]
@@ -304,16 +336,43 @@ class LLMConfig(Table):
     optimizer: PluginChoice
 
 
+class NetworkConfig(Table):
+    """`[model.network]`, not in the reference: how members reach each other.
+
+    relays: URLs of relays for members that cannot reach each other directly, at most 8, http(s)://HOST[:PORT]. Members contact no
+    others. It lies beside `model.LLM` because that is the part of a run that coordinators store without reading it.
+    """
+
+    relays: Annotated[tuple[RelayUrl, ...], Field(strict=False, max_length=MAX_RELAYS), PlainSerializer(list)] = ()
+
+
 class ModelConfig(Table):
-    """`[model]`: a tagged union of model kinds as in the reference. There is only one kind."""
+    """`[model]`: a tagged union of model kinds as in the reference. There is only one kind. network: not in the reference."""
 
     LLM: LLMConfig
+    network: NetworkConfig | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A run without a network table looks as it did before there was one, so its documents and images stay the same."""
+        plain: dict[str, Any] = serialize(self)
+        if plain.get("network") is None:
+            plain.pop("network", None)
+        return plain
+
+    @property
+    def relays(self) -> tuple[str, ...]:
+        """The relays that the run names."""
+        return () if self.network is None else self.network.relays
 
 
 class ProgressConfig(Table):
     """`[progress]`, for a run that continues an earlier one.
 
-    epoch: number of ended epochs. step: next step to train, from 1. epoch_start_data_index: first sample not yet assigned.
+    Attributes:
+        epoch: number of ended epochs.
+        step: next step to train, from 1.
+        epoch_start_data_index: first sample not yet assigned.
     """
 
     epoch: U16 = 0
@@ -356,7 +415,10 @@ Directory = Annotated[Path, BeforeValidator(_directory)]
 class TextSource(Table):
     """`[text]` in data.toml, not in the reference: how to make the token files at first use.
 
-    package: an installed package that contains the text. tokenizer: tokenizer file. held_out: fraction kept for evaluation.
+    Attributes:
+        package: an installed package that contains the text.
+        tokenizer: tokenizer file.
+        held_out: fraction kept for evaluation.
     """
 
     package: Annotated[str, Field(min_length=1)]

@@ -11,17 +11,20 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, Field, JsonValue, PlainValidator, ValidationError, field_validator
+from pydantic import AliasChoices, BaseModel, Field, JsonValue, PlainValidator, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from psyche_core.config.schema import RunId
 from psyche_core.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "PSYCHE_"
+RAW_IDENTITY = "RAW_IDENTITY_SECRET_KEY"
+"""Environment variable with an identity's secret key, also read with the prefix."""
 
 _SECONDS: dict[str, JsonValue] = {"unit": "SECONDS"}
 """Placeholder for the value in a command's help, read by `cli.options`. A field without a unit is shown as a plain number."""
 
+_WRITE_LOG = "File to append the log lines to that --logs console shows, whatever --logs says."
 Logs = Literal["auto", "console", "json", "none"]
 _LOGS = "auto: live panel on a terminal, otherwise lines; console: lines; json: one event per line; none: nothing"
 
@@ -53,11 +56,24 @@ _TENSOR_PARALLELISM = (
 )
 _SHARDING = "Plugin that divides the model among processes: dtensor (part of torch) or deepspeed."
 _SIDECAR_BIND = (
-    "HOST:PORT where processes on other machines connect (`python -m psyche_core.training.sidecar --help`). Use a trusted "
+    "HOST:PORT where processes on other machines connect (`psyche sidecar --help`); HOST alone means port 34567. Use a trusted "
     "network: everyone who can reach this address can disturb training. Without this option all processes run on this machine."
 )
 _SIDECAR_LOCAL_RANKS = "Number of processes on this machine, including this one; default: all of them."
 _SIDECAR_FILE = "File with the shared secret of the processes, at least 16 bytes (`openssl rand -hex 32`)."
+_EVENTS_DIR = (
+    "Folder for this program's events, as JSON lines: FOLDER/RUN/ROLE-ID.TIME.jsonl, a new file for each epoch. "
+    "`psyche web --events FOLDER` shows them as pages, `psyche replay` plays them."
+)
+_KEEP_EVENT_FILES = "Number of this program's newest files to keep in --events-dir; 0 keeps all."
+_WEB_PORT = "Port of a web page that shows the run live; 0 picks a free one. Default: no page. Needs the extra `web`."
+_WEB_HOST = (
+    "Address to serve the page on; 0.0.0.0 for every interface. Put a web server with TLS in front of a page for the internet."
+)
+_TOKENS = (
+    "File of tokens that visitors of the page must know, one a line: TOKEN for everything, RUN TOKEN for one run. Without it "
+    "everybody who reaches the page may read it (`openssl rand -hex 24 > tokens && chmod 600 tokens`)."
+)
 
 
 class _ProgramSettings(BaseSettings):
@@ -82,8 +98,16 @@ class ClientSettings(_ProgramSettings):
         default=None,
         description=(
             "File with this client's 32-byte Ed25519 key. Only its owner may have permission to read it. Default: a key derived "
-            "from the wallet if the backend has one, otherwise a new key, and so a new identity, at each start."
+            "from the wallet if the backend has one, otherwise a new key, and so a new identity, at each start. Instead, the "
+            "environment variable RAW_IDENTITY_SECRET_KEY may hold the key, as 64 hex digits."
         ),
+    )
+    raw_identity_secret_key: SecretStr | None = Field(
+        default=None,
+        description="The key itself.",
+        validation_alias=AliasChoices(ENVIRONMENT_PREFIX + RAW_IDENTITY, RAW_IDENTITY),
+        repr=False,
+        json_schema_extra={"option": False},
     )
     backend: str = Field(default="tcp", description="Coordinator backend, by plugin name.")
     reconnect_seconds: float = Field(
@@ -94,9 +118,15 @@ class ClientSettings(_ProgramSettings):
     )
     transport: str = Field(default="quic", description="Transport between clients, by plugin name.")
     bind_p2p_interface: str = Field(
-        default="auto", description="Address to bind for peers; auto: the local address from which the server is reached."
+        default="auto",
+        description=(
+            "What to bind for peers: an address, or the name of a network interface (eth0, lo) for its addresses of both IP "
+            "families. auto: the interface from which the server is reached."
+        ),
     )
-    bind_p2p_port: int = Field(default=0, ge=0, le=65535, description="Port to bind for peers; 0 picks a free one.")
+    bind_p2p_port: int = Field(
+        default=0, ge=0, le=65535, json_schema_extra={"short": "-b"}, description="Port to bind for peers; 0 picks a free one."
+    )
     device: str = Field(
         default="auto", description="auto, cpu, mps, cuda, cuda:N, or cuda:X,Y to divide each batch among several GPUs."
     )
@@ -172,6 +202,16 @@ class ClientSettings(_ProgramSettings):
     validation_sequences: int = Field(default=64, ge=1, description="Number of held-out sequences for each measurement.")
     logs: Logs = Field(default="auto", description=_LOGS)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
+    events_dir: Path | None = Field(default=None, description=_EVENTS_DIR)
+    keep_event_files: int = Field(default=0, ge=0, description=_KEEP_EVENT_FILES)
+    write_log: Path | None = Field(default=None, description=_WRITE_LOG)
+    dummy_training_delay_secs: float = Field(
+        default=0.0,
+        ge=0,
+        le=86400,
+        json_schema_extra=_SECONDS,
+        description="Wait this long after computing each step, to try a run with slow members.",
+    )
     base: Path = Field(
         default_factory=Path.cwd,
         description=(
@@ -243,6 +283,33 @@ class ServerSettings(_ProgramSettings):
         json_schema_extra=_SECONDS,
         description="How long a disconnected client may take to reconnect. It is 20 after a restart of the server.",
     )
+    with_relay: bool = Field(
+        default=False,
+        description=(
+            "Also run a relay, so that members behind routers reach each other. Only members of the run may use it. It listens "
+            "on the address of --host."
+        ),
+    )
+    relay_port: int = Field(
+        default=3340,
+        ge=0,
+        le=65535,
+        description="TCP port of the relay, and UDP port of its address observer; 0 picks a free one.",
+    )
+    relay_url: str | None = Field(
+        default=None,
+        description=(
+            "URL of the relay for members, such as http://relay.example.org:3340. Default: made from --host and --relay-port."
+        ),
+    )
+    relay_tls_cert: Path | None = Field(
+        default=None,
+        description=(
+            "File with the relay's TLS certificate and its chain, in PEM; it must be one that browsers accept. Without TLS, "
+            "members' keys, addresses and traffic volumes can be read on the way; what they send cannot."
+        ),
+    )
+    relay_tls_key: Path | None = Field(default=None, description="File with the private key of --relay-tls-cert, in PEM.")
     restart_from_checkpoint: bool = Field(
         default=False,
         description=(
@@ -268,6 +335,11 @@ class ServerSettings(_ProgramSettings):
     )
     logs: Logs = Field(default="auto", description="auto and console: lines; json: one event per line; none: nothing")
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
+    events_dir: Path | None = Field(default=None, description=_EVENTS_DIR)
+    keep_event_files: int = Field(default=0, ge=0, description=_KEEP_EVENT_FILES)
+    web_port: int | None = Field(default=None, ge=0, le=65535, description=_WEB_PORT)
+    web_host: str = Field(default="127.0.0.1", description=_WEB_HOST)
+    token_file: Path | None = Field(default=None, description=_TOKENS)
 
 
 class TestnetSettings(_ProgramSettings):
@@ -318,6 +390,16 @@ class TestnetSettings(_ProgramSettings):
         description="After this step, make the first route to the coordinator fail, to test that nothing is lost. For backends "
         "with several routes (solana: RPC providers).",
     )
+    first_client_checkpoint: str | None = Field(
+        default=None,
+        description="Model to begin with, instead of the run file's: a repository of the Hub (owner/name), or a folder.",
+    )
+    hf_token: str | None = Field(
+        default=None,
+        repr=False,
+        description="Token of the Hub for the clients. Other users of this machine can read command lines; HF_TOKEN in the "
+        "environment is better.",
+    )
     time_limit: float | None = Field(
         default=None,
         gt=0,
@@ -332,9 +414,15 @@ class TestnetSettings(_ProgramSettings):
         json_schema_extra={"unit": "NATS"},
         description="Fail unless the validation loss falls by at least this much.",
     )
-    logs: Literal["auto", "console", "none"] = Field(
-        default="auto", description="auto: live panel on a terminal, otherwise lines; console: lines; none: nothing"
+    logs: Logs = Field(
+        default="auto",
+        description="auto: live panel on a terminal, otherwise lines; console: lines; json: one event per line, with its "
+        "program's name; none: nothing",
     )
+
+    web_port: int | None = Field(default=None, ge=0, le=65535, description=_WEB_PORT)
+    web_host: str = Field(default="127.0.0.1", description=_WEB_HOST)
+    token_file: Path | None = Field(default=None, description=_TOKENS)
 
     @field_validator("allowed_to_kill")
     @classmethod
@@ -351,12 +439,92 @@ class TestnetSettings(_ProgramSettings):
         return None if self.allowed_to_kill is None else frozenset(map(int, self.allowed_to_kill.split(",")))
 
 
+class WebSettings(_ProgramSettings):
+    """All options of `psyche web`."""
+
+    events: Path | None = Field(
+        default=None,
+        description=(
+            "Folder of one run's event files (*.jsonl), or of runs: what `psyche testnet start --out`, --events-dir or "
+            "--events-file wrote. Runs and members that come later are shown too, and files are followed as they grow."
+        ),
+    )
+    server_addr: str | None = Field(
+        default=None,
+        description=(
+            "Address of a coordinator to follow, as for `psyche client train`: phases, members and points, but no losses, which "
+            "are in members' event files only. Needs --run-id. The page joins nothing and sends nothing."
+        ),
+    )
+    run_id: RunId | None = Field(default=None, description="Name of the run at --server-addr.")
+    backend: str = Field(default="tcp", description="Backend of the coordinator to follow, by plugin name.")
+    reconnect_seconds: float = Field(
+        default=300.0,
+        ge=0,
+        json_schema_extra=_SECONDS,
+        description="How long to try to reach the coordinator before giving up, at the start and after each lost connection.",
+    )
+    web_port: int = Field(default=8420, ge=0, le=65535, description="Port of the page; 0 picks a free one.")
+    web_host: str = Field(default="127.0.0.1", description=_WEB_HOST)
+    token_file: Path | None = Field(default=None, description=_TOKENS)
+
+
+class ReplaySettings(_ProgramSettings):
+    """All options of `psyche replay`."""
+
+    speed: float = Field(
+        default=10.0,
+        ge=0,
+        json_schema_extra={"unit": "TIMES"},
+        description="How many times faster than the run was; 1 for its own speed, 0 for as fast as this machine can.",
+    )
+    from_step: int | None = Field(default=None, ge=0, description="Begin at this step; everything before is shown at once.")
+    max_pause: float = Field(
+        default=5.0,
+        ge=0,
+        json_schema_extra=_SECONDS,
+        description="Longest wait between two events: a night in which a run was paused is played in this time.",
+    )
+    logs: Literal["auto", "console", "none"] = Field(
+        default="auto", description="auto: live panel on a terminal, otherwise lines; console: lines; none: nothing"
+    )
+    web_port: int | None = Field(default=None, ge=0, le=65535, description="Play on a web page at this port, too; 0 picks one.")
+    web_host: str = Field(default="127.0.0.1", description=_WEB_HOST)
+    token_file: Path | None = Field(default=None, description=_TOKENS)
+
+
 class TrainLocalSettings(_ProgramSettings):
     """All options of `psyche train-local`."""
 
-    state: Path = Field(description="Run file (state.toml): its model, optimizer, learning rates and batch sizes are used.")
+    state: Path | None = Field(
+        default=None, description="Run file (state.toml): its model, optimizer, learning rates and batch sizes are used."
+    )
+    model: str | None = Field(
+        default=None,
+        description="Instead of a run file: a model to train, as a folder or a repository of the Hub (owner/name). Needs --data.",
+    )
     data: Path | None = Field(
-        default=None, description="Token file or folder of them to train on, instead of the run's data_location."
+        default=None,
+        json_schema_extra={"aliases": ["--data-path"]},
+        description="Token file or folder of them to train on, instead of the run's data_location.",
+    )
+    total_batch: int | None = Field(
+        default=None, ge=1, le=65535, description="With --model: sequences of each step.  [default: 8]"
+    )
+    sequence_length: int | None = Field(
+        default=None,
+        ge=1,
+        json_schema_extra={"unit": "TOKENS"},
+        description="With --model: length of a sequence.  [default: 2048]",
+    )
+    optimizer: str | None = Field(
+        default=None, description="With --model: AdamW, Distro, or another optimizer by plugin name.  [default: AdamW]"
+    )
+    learning_rate: float | None = Field(
+        default=None, gt=0, description="With --model: highest learning rate of a cosine schedule.  [default: 0.0004]"
+    )
+    warmup_steps: int | None = Field(
+        default=None, ge=0, description="With --model: steps of rising learning rate.  [default: a tenth of the steps]"
     )
     token_size: Literal["TwoBytes", "FourBytes"] = Field(default="TwoBytes", description="Bytes per token of --data.")
     members: int = Field(
@@ -365,7 +533,9 @@ class TrainLocalSettings(_ProgramSettings):
         le=256,
         description="Number of simulated members that divide each round's batch. They train one after the other in this process.",
     )
-    steps: int | None = Field(default=None, ge=1, description="Steps to train; default: the run's total_steps.")
+    steps: int | None = Field(
+        default=None, ge=1, le=2**32 - 1, description="Steps to train; default: the run's total_steps, or 500 with --model."
+    )
     validation_data: Path | None = Field(
         default=None, description="Held-out tokens for measuring the loss: a token file or a folder of them."
     )
@@ -376,7 +546,9 @@ class TrainLocalSettings(_ProgramSettings):
     device: str = Field(
         default="auto", description="auto, cpu, mps, cuda, cuda:N, or cuda:X,Y to divide each batch among several GPUs."
     )
-    micro_batch_size: MicroBatchSize = Field(default=8, description=_MICRO_BATCH_SIZE)
+    micro_batch_size: MicroBatchSize = Field(
+        default=8, json_schema_extra={"aliases": ["--micro-batch"]}, description=_MICRO_BATCH_SIZE
+    )
     compute_dtype: ComputeDtype = Field(default="float32", description=_COMPUTE_DTYPE)
     attention: Attention = Field(default="auto", description=_ATTENTION)
     gradient_checkpointing: bool = Field(default=False, description=_GRADIENT_CHECKPOINTING)
@@ -391,13 +563,19 @@ class TrainLocalSettings(_ProgramSettings):
     logs: Logs = Field(default="auto", description=_LOGS)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
     base: Path | None = Field(
-        default=None, description="Folder at which relative paths of the run file start; default: the run file's folder."
+        default=None,
+        description="Folder at which relative paths of the run file start; default: the run file's folder, or the current folder "
+        "with --model.",
     )
 
     @property
     def run_base(self) -> Path:
         """Folder at which relative paths of the run file start."""
-        return self.state.parent if self.base is None else self.base
+        if self.base is not None:
+            return self.base
+        if self.state is not None:
+            return self.state.parent
+        return Path(self.model).resolve().parent if self.model and Path(self.model).is_dir() else Path.cwd()
 
 
 _Settings = TypeVar("_Settings", bound=BaseModel)

@@ -26,6 +26,17 @@ from psyche_core.types import MAX_CLIENTS, ClientState, RunState
 from psyche_core.wire.messages import is_join_of
 
 
+def transport_keys(state: CoordinatorState) -> frozenset[bytes]:
+    """Transport keys (32 bytes) of the run's members: those waiting for an epoch, and healthy or dropped ones of this epoch.
+
+    A dropped member may come back. One that withdrew is a member only if it waits again; one that was ejected is none until the
+    epoch ends.
+    """
+    keys = {client.id.p2p for client in state.epoch.clients if client.state in {ClientState.Healthy, ClientState.Dropped}}
+    ejected = {client.id.p2p for client in state.epoch.clients if client.state is ClientState.Ejected}
+    return frozenset((keys | {member.p2p for member in state.pending}) - ejected)
+
+
 def join(state: CoordinatorState, command: Join, now: int) -> Outcome:
     """Append the sender to the pending list. A sender that is already pending keeps its place.
 

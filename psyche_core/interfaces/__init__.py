@@ -10,8 +10,9 @@ from psyche_core.interfaces.backend import Backend, BackendServer, StateUpdate
 from psyche_core.interfaces.data import DataProvider
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.interfaces.relay import Relay
 from psyche_core.interfaces.sharding import Placement, RankGroup, ShardingEngine
-from psyche_core.interfaces.transport import Incoming, Opened, Transport, TransportStats
+from psyche_core.interfaces.transport import Incoming, Opened, PeerPath, Transport, TransportStats
 
 __all__ = [
     "Backend",
@@ -21,8 +22,10 @@ __all__ = [
     "Model",
     "Opened",
     "Optimizer",
+    "PeerPath",
     "Placement",
     "RankGroup",
+    "Relay",
     "ShardingEngine",
     "StateUpdate",
     "Transport",

@@ -39,11 +39,19 @@ from psyche_core.types import NodeIdentity
 class StateUpdate:
     """A state of the coordinator as one client sees it.
 
-    addresses: signer (32 bytes) -> the transport address that member published when it joined (opaque, at most 1024 bytes).
+    Attributes:
+        addresses: signer (32 bytes) -> the transport address that member published when it joined (opaque, at most 1024 bytes).
+        relays: URLs of relays that the coordinator itself offers, beside those of the run's configuration.
     """
 
     state: CoordinatorState
     addresses: Mapping[bytes, bytes] = field(default_factory=dict)
+    relays: tuple[str, ...] = ()
+
+    @property
+    def all_relays(self) -> tuple[str, ...]:
+        """The relays of the run's configuration, then those of the coordinator, each once."""
+        return tuple(dict.fromkeys((*self.state.model.relays, *self.relays)))
 
 
 ClientCommand = Withdraw | WarmupWitness | Witness | HealthCheck | Equivocation | EpochDigest | Checkpoint

@@ -28,18 +28,16 @@ POSITION_BYTES = 4
 class Samples:
     """Raw tokens: `count` sequences of `sequence_length` tokens, row by row.
 
-    tokens: little-endian unsigned integers of `token_size` bytes each; len(tokens) == count * sequence_length * token_size.
-
-    labels: None, or little-endian int32 in the shape of the tokens, ALIGNED with them: labels[i] is token i itself or
-    IGNORED_LABEL. The model shifts them itself (the tokens before position i predict labels[i]), and ignored positions have
-    neither loss nor gradient. None means every token is its own label.
-
-    position_ids: None, or little-endian unsigned 32-bit integers in the shape of the tokens: each token's position in its own
-    text. None means 0, 1, 2, ….
-
-    sequence_lengths: None, or for each sample the lengths in tokens of the texts packed in its row, from the left. Each length
-    is at least 1, and their sum at most sequence_length (the rest of the row is padding). Tokens of one text do not attend to
-    those of another. None means that every row is one text.
+    Attributes:
+        tokens: little-endian unsigned integers of `token_size` bytes each; len(tokens) == count * sequence_length * token_size.
+        labels: None, or little-endian int32 in the shape of the tokens, ALIGNED with them: labels[i] is token i itself or
+            IGNORED_LABEL. The model shifts them itself (the tokens before position i predict labels[i]), and ignored positions
+            have neither loss nor gradient. None means every token is its own label.
+        position_ids: None, or little-endian unsigned 32-bit integers in the shape of the tokens: each token's position in its own
+            text. None means 0, 1, 2, ….
+        sequence_lengths: None, or for each sample the lengths in tokens of the texts packed in its row, from the left. Each
+            length is at least 1, and their sum at most sequence_length (the rest of the row is padding). Tokens of one text do
+            not attend to those of another. None means that every row is one text.
     """
 
     tokens: bytes

@@ -59,7 +59,12 @@ DecayFactor = Annotated[float, Field(ge=0, le=MAX_FACTOR)]
 
 @dataclass(frozen=True, slots=True)
 class TensorRate:
-    """The factors of one tensor. rate: of the learning rate. weight_decay: of the weight decay."""
+    """The factors of one tensor.
+
+    Attributes:
+        rate: of the learning rate.
+        weight_decay: of the weight decay.
+    """
 
     rate: float = 1.0
     weight_decay: float = 1.0
@@ -91,8 +96,11 @@ class DecayFactors(_Table):
 class NamedRate(_Table):
     """An entry of `rates.by_name`. What is absent is as for the tensor's kind.
 
-    pattern: of full parameter names; `*` stands for any characters, dots included, `?` for one, `[ab]` for one of these. kind:
-    in place of the one that the name and the shape say. rate, weight_decay: factors in place of the kind's.
+    Attributes:
+        pattern: of full parameter names; `*` stands for any characters, dots included, `?` for one, `[ab]` for one of these.
+        kind: in place of the one that the name and the shape say.
+        rate: factors in place of the kind's.
+        weight_decay: factors in place of the kind's.
     """
 
     pattern: Annotated[str, Field(min_length=1)]
@@ -104,11 +112,16 @@ class NamedRate(_Table):
 class RateGroups(_Table):
     """The table `rates` of an optimizer's settings. Without it every factor is 1.
 
-    head, embedding, norm, matrix: factors of the learning rate by kind. weight_decay: factors of the weight decay by kind.
-    reference_width: the rates of matrices and of the head are multiplied by reference_width / the model's width, which is the
-    last dimension of its embedding; so rates found with a narrow model fit a wide one. None: they are used as they are. by_name:
-    exceptions; the first whose pattern fits a tensor's name counts. It is a list, since tables have no order in a run's
-    canonical form.
+    Attributes:
+        head: factors of the learning rate by kind.
+        embedding: factors of the learning rate by kind.
+        norm: factors of the learning rate by kind.
+        matrix: factors of the learning rate by kind.
+        weight_decay: factors of the weight decay by kind.
+        reference_width: the rates of matrices and of the head are multiplied by reference_width / the model's width, which is the
+            last dimension of its embedding; so rates found with a narrow model fit a wide one. None: they are used as they are.
+        by_name: exceptions; the first whose pattern fits a tensor's name counts. It is a list, since tables have no order in a
+            run's canonical form.
     """
 
     head: Factor = 1.0

@@ -34,11 +34,14 @@ class Place:
 class Placement:
     """How a parameter is distributed over the ranks.
 
-    shape: shape of the whole parameter. tensor_dim: dimension that is split over the tensor group; None if each of its ranks
-    holds the whole. lengths: lengths of the ranks' parts along tensor_dim; None for equal lengths. halves: the whole consists of
-    this many blocks along tensor_dim, and each block is split separately (2 for a gate and an up projection in one tensor).
-    data_dim: dimension of the tensor group's part that is split over the data group, like torch.chunk does; None if each rank of
-    the data group holds that part whole.
+    Attributes:
+        shape: shape of the whole parameter.
+        tensor_dim: dimension that is split over the tensor group; None if each of its ranks holds the whole.
+        lengths: lengths of the ranks' parts along tensor_dim; None for equal lengths.
+        halves: the whole consists of this many blocks along tensor_dim, and each block is split separately (2 for a gate and an
+            up projection in one tensor).
+        data_dim: dimension of the tensor group's part that is split over the data group, like torch.chunk does; None if each rank
+            of the data group holds that part whole.
     """
 
     shape: tuple[int, ...]

@@ -20,7 +20,12 @@ MAX_MESSAGE_BYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A message whose signature is right. origin: the p2p key (32 bytes) that signed it. content: what it says, opaque here."""
+    """A message whose signature is right.
+
+    Attributes:
+        origin: the p2p key (32 bytes) that signed it.
+        content: what it says, opaque here.
+    """
 
     origin: bytes
     content: Any = None
@@ -30,8 +35,9 @@ class Opened:
 class Incoming:
     """A received message.
 
-    via: p2p key (32 bytes) of the peer that sent it to us, which is not necessarily its origin. opened: the result of the check,
-    see `Transport.check_messages`; None if the transport checks nothing.
+    Attributes:
+        via: p2p key (32 bytes) of the peer that sent it to us, which is not necessarily its origin.
+        opened: the result of the check, see `Transport.check_messages`; None if the transport checks nothing.
     """
 
     via: bytes
@@ -46,6 +52,20 @@ class TransportStats:
     bytes_sent: int = 0
     bytes_received: int = 0
     peers: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPath:
+    """How a connected peer is reached. peer: its p2p key. relayed: through a relay instead of directly.
+
+    rtt: seconds that a packet takes there and back, 0 while it is unknown. bytes_sent, bytes_received: on this connection.
+    """
+
+    peer: bytes
+    relayed: bool
+    rtt: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
 
 
 class Transport(AsyncResource):
@@ -68,12 +88,27 @@ class Transport(AsyncResource):
     @property
     @abstractmethod
     def address(self) -> bytes:
-        """The address with which others connect to us; opaque, at most 1024 bytes."""
+        """The address with which others connect to us; opaque, at most 1024 bytes.
+
+        It may change while the endpoint is open, because the network or the relay does. Whoever publishes it looks now and then.
+        """
 
     @property
     @abstractmethod
     def stats(self) -> TransportStats:
         """Counters for display."""
+
+    @property
+    def paths(self) -> tuple[PeerPath, ...]:  # optional: a transport may know nothing of paths
+        """How each connected peer is reached now, for display."""
+        return ()
+
+    async def use_relays(self, relays: Sequence[str]) -> None:
+        """Use the relays (URLs) that the run names, for peers that cannot be reached directly; replaces earlier ones.
+
+        Returns once we can be reached through one, or after a few seconds. The member's own settings take precedence. No relay
+        is contacted but these and those of the settings, whatever addresses of peers name. Raises TransportError.
+        """
 
     def check_messages(self, check: Callable[[bytes], Opened]) -> None:  # optional, for plugins of before
         """Check received messages before they are delivered or forwarded. Called at most once, before `set_peers` has any peers.

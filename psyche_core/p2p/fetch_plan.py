@@ -47,17 +47,30 @@ class FetchPlan:
         """Add further sources, for another caller that wants the same blob."""
         self._order.update(dict.fromkeys(sources))
 
-    def begin(self, *, members: Iterable[bytes], reachable: Collection[bytes], doubted: Collection[bytes] = ()) -> bytes | None:
+    def begin(
+        self,
+        *,
+        members: Iterable[bytes],
+        reachable: Collection[bytes],
+        doubted: Collection[bytes] = (),
+        slow: Collection[bytes] = (),
+    ) -> bytes | None:
         """Choose the next peer to ask, mark it as being asked, and return it; None if no reachable member is left to ask.
 
         members, reachable: members to choose from, and those of them that can be asked now. doubted: members to ask after all
-        others. Peers that failed to answer or were released are asked after peers that were not.
+        others. Peers that failed to answer or were released are asked after peers that were not. slow: peers reached through a
+        relay; among the sources they are asked after the others, and so among the members that are no sources.
         """
         members = tuple(members)
         allowed = frozenset(members)
         order: Iterable[bytes] = (*self._order, *members)
-        if doubted or self._lost or self._released:
-            order = sorted(order, key=lambda peer: (peer in doubted, self._lost.get(peer, 0) + self._released.get(peer, 0)))
+        if doubted or slow or self._lost or self._released:
+
+            def rank(peer: bytes) -> tuple[bool, int, bool, bool]:
+                failures = self._lost.get(peer, 0) + self._released.get(peer, 0)
+                return peer in doubted, failures, peer not in self._order, peer in slow
+
+            order = sorted(order, key=rank)
         for peer in order:
             if peer in allowed and peer in reachable and peer not in self._busy and peer not in self._answers:
                 self._busy.add(peer)

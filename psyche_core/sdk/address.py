@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from psyche_core.builtin.memory_server import MemoryServer
 from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import ConfigError
+from psyche_core.plugin_objects import ObjectPlugin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
     """A run's address: `Coordinator.address` returns it, and `Client` takes it.
 
-    run_id: the run's name. backend: plugin name of the backend that reaches the coordinator. location: the address in that
-    backend's format, for tcp `host:port#KEY`. `str()` returns it; clients on other machines need it and the run id. base: folder
-    on this machine that the run's relative paths start from. server: the coordinator itself if it is in this process, else None.
+    Attributes:
+        run_id: the run's name.
+        backend: plugin name of the backend that reaches the coordinator.
+        location: the address in that backend's format, for tcp `host:port#KEY`. `str()` returns it; clients on other machines
+            need it and the run id.
+        base: folder on this machine that the run's relative paths start from.
+        server: the coordinator itself if it is in this process, else None.
     """
 
     run_id: str
@@ -31,6 +37,45 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedAddress(Address):
-    """The same of a coordinator in this process, whatever its backend. state: the run's, now."""
+    """The same of a coordinator in this process, whatever its backend.
+
+    Attributes:
+        state: the run's, now.
+    """
 
     state: Callable[[], CoordinatorState] = field(repr=False, compare=False)
+
+
+def resolve_address(
+    address: object, run_id: str | None, base: Path | None, found: Mapping[str, ObjectPlugin | str | None]
+) -> Address:
+    """The address that a client connects to.
+
+    address, run_id, base: arguments of Client. found: its plugins by kind, as `as_plugin` returns them. Raises TypeError,
+    ConfigError.
+    """
+    if isinstance(address, Address):
+        if run_id is not None and run_id != address.run_id:
+            message = f"run_id={run_id!r} is not the run of the address, {address.run_id!r}; leave it out"
+            raise ConfigError(message)
+        folder = address.base if base is None else base
+        return Address(
+            run_id=address.run_id, backend=address.backend, location=address.location, base=folder, server=address.server
+        )
+
+    if not isinstance(address, str | None):
+        message = (
+            "a Client takes Coordinator.address, or a string such as 'host:port#KEY' with run_id=, got a "
+            f"{type(address).__name__}"
+        )
+        raise TypeError(message)
+    backend = found["backend"]
+    if not address and backend in (None, "tcp"):
+        message = "address= is needed: Coordinator.address, or a string such as 'host:port#KEY' with run_id="
+        raise ConfigError(message)
+    if run_id is None:
+        message = "run_id= is needed when address= is a string; it must be the run that the coordinator hosts"
+        raise ConfigError(message)
+
+    name = backend if isinstance(backend, str) else "tcp" if backend is None else backend.registration.name
+    return Address(run_id=run_id, backend=name, location=address or "", base=base or Path())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from psyche_core.plugins import PluginRegistry
-from psyche_core.sdk.client import Callback
+from psyche_core.sdk.callbacks import Callback
 from psyche_core.sdk.coordinator import OnChange
 from psyche_core.sdk.objects import BackendGiven, OptimizerGiven, TransportGiven
 from psyche_core.wire.signing import SecretKey

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,10 +22,11 @@ from psyche_core.errors import ConfigError, PluginFailed, PsycheError
 from psyche_core.plugin_faults import brief, explain_plugin, leaves
 from psyche_core.plugin_objects import ObjectPlugin, RegistryWithObjects
 from psyche_core.plugins import PluginRegistry
-from psyche_core.sdk.address import Address, HostedAddress
+from psyche_core.sdk.address import Address, HostedAddress, resolve_address
 from psyche_core.sdk.argument_checks import arguments_known, folder_of, mapping_of, path_of
+from psyche_core.sdk.callbacks import ENDS_THE_PROGRAM, Callback, checked_callbacks, isolated, log_problem
 from psyche_core.sdk.event_log import EventLog
-from psyche_core.sdk.held_out import RegistryWithHeldOut
+from psyche_core.sdk.held_out import RegistryWithHeldOut, held_out_plugin
 from psyche_core.sdk.metrics import Metrics
 from psyche_core.sdk.objects import BackendGiven, OptimizerGiven, TransportGiven, as_plugin, module_of, with_address, with_source
 from psyche_core.sdk.settings import embedded_settings
@@ -41,12 +40,6 @@ if TYPE_CHECKING:
 
     from psyche_core.sdk.objects import DataGiven, EvalGiven, ModelGiven
 
-logger: logging.Logger = logging.getLogger("psyche.sdk")
-
-_ENDS_THE_PROGRAM = (KeyboardInterrupt, SystemExit)
-
-Callback = Callable[[telemetry.Event], None]
-
 
 class Client:
     """Takes part in one run while its `async with` block lasts.
@@ -56,38 +49,46 @@ class Client:
             async for event in client.events():
                 print(event)
 
-    address: `Coordinator.address`, or the coordinator's address in its backend's format (`host:port#KEY` for tcp; then `run_id`
-    is needed too), or None for a backend that needs no address.
-
-    model: a torch.nn.Module (float32; called with int64 ids (B, T); returns logits (B, T, V), an object with `.logits`, or a
-    scalar mean loss in nats), a transformers causal language model, or a function without arguments that makes one of these. The
-    client trains it in place, in eval mode; it holds the run's weights when the client has ended. All members must start with
-    equal weights. data: a map-style dataset whose items are `sequence_length` token ids (or mappings with `input_ids` and
-    perhaps `labels`), the same for all members, or a DataProvider. eval_data: held-out data of this client alone, of the same
-    types as `data` but not a name. Validated events report the mean loss over its first 64 items
-    (`options={"validation_sequences": …}`) before the first step and after each epoch. optimizer: a function from a Model to an
-    Optimizer, or an Optimizer. transport, backend: objects of the interfaces, or functions from their contexts. Each of these
-    arguments also takes a registration or a plugin's name. The run's configuration decides which plugins a run uses. A name
-    given for model, data or optimizer is therefore the expected one: the client does not join a run with another. None accepts
-    the run's choice.
-
-    callbacks: functions called with each event, in the event loop; must not block. A callback that raises is not called again; a
-    Problem event reports it, and training continues. checkpoint_dir: folder for checkpoints and journal; if it holds checkpoints
-    of this run, the client continues from them. None stores nothing on disk. key: our identity, or a file with it; a new one if
-    not given. device: auto, cpu, mps, cuda, cuda:N. micro_batch_size: sequences per forward pass, or "auto". base: folder that
-    the run's relative paths start from; the address's base if not given. options: further fields of `psyche client train`, by
-    name with underscores, such as {"compute_dtype": "bfloat16"}; environment variables are not read. backend_options: fields of
-    the backend's own settings. plugins: the registry to load plugins from; the installed plugins if not given.
-
     Problems, their end, and an end without success are also records of the logger "psyche.sdk" (WARNING, ERROR), so they appear
     on standard error unless logging is configured otherwise. The first 8 items of a dataset are checked before the client joins.
 
     The constructor raises TypeError for objects of the wrong kind and ConfigError for values that break a rule. Later errors end
     the client and are raised by `events`, by `wait` or, at the latest, at the end of the block: BackendError, ModelError,
     DataError, PluginFailed, UserError. Guaranteed: the client never blocks the event loop; at the end of the block it leaves the
-    run cleanly, and saves first if there is a checkpoint_dir; after an exception in the block it is cancelled, and does not
-    leave cleanly. Not guaranteed: that this client trains a certain share, or that the run continues without it. A client
-    belongs to one event loop and is used once; no method is thread-safe.
+    run cleanly, and saves first if there is a checkpoint_dir; after an exception in the block it is cancelled, and does not leave
+    cleanly. Not guaranteed: that this client trains a certain share, or that the run continues without it. A client belongs to
+    one event loop and is used once; no method is thread-safe.
+
+    model, data, optimizer, transport and backend also take a registration or a plugin's name. The run's configuration decides
+    which plugins a run uses. A name given for model, data or optimizer is therefore the expected one: the client does not join a
+    run with another. None accepts the run's choice.
+
+    Args:
+        address: `Coordinator.address`, or the coordinator's address in its backend's format (`host:port#KEY` for tcp; then
+            `run_id` is needed too), or None for a backend that needs no address.
+        model: a torch.nn.Module (float32; called with int64 ids (B, T); returns logits (B, T, V), an object with `.logits`, or a
+            scalar mean loss in nats), a transformers causal language model, or a function without arguments that makes one of
+            these. The client trains it in place, in eval mode; it holds the run's weights when the client has ended. All members
+            must start with equal weights.
+        data: a map-style dataset whose items are `sequence_length` token ids (or mappings with `input_ids` and perhaps `labels`),
+            the same for all members, or a DataProvider.
+        eval_data: held-out data of this client alone, of the same types as `data` but not a name. Validated events report the
+            mean loss over its first 64 items (`options={"validation_sequences": …}`) before the first step and after each epoch.
+        optimizer: a function from a Model to an Optimizer, or an Optimizer.
+        transport: a Transport, or a function from a TransportContext.
+        backend: a Backend, or a function from a BackendContext.
+        callbacks: functions called with each event, in the event loop; must not block. A callback that raises is not called
+            again; a Problem event reports it, and training continues.
+        checkpoint_dir: folder for checkpoints and journal; if it holds checkpoints of this run, the client continues from them.
+            None stores nothing on disk.
+        key: our identity, or a file with it; a new one if not given.
+        device: auto, cpu, mps, cuda, cuda:N.
+        micro_batch_size: sequences per forward pass, or "auto".
+        base: folder that the run's relative paths start from; the address's base if not given.
+        options: further fields of `psyche client train`, by name with underscores, such as {"compute_dtype": "bfloat16"};
+            environment variables are not read.
+        backend_options: fields of the backend's own settings.
+        plugins: the registry to load plugins from; the installed plugins if not given.
     """
 
     @arguments_known(lambda: ClientSettings.model_fields)
@@ -112,7 +113,7 @@ class Client:
         backend_options: Mapping[str, Any] | None = None,
         plugins: PluginRegistry | None = None,
     ) -> None:
-        self._callbacks = _checked_callbacks(callbacks)
+        self._callbacks = checked_callbacks(callbacks)
         mapping_of("options", options, of="further settings by name")
         mapping_of("backend_options", backend_options, of="the backend's settings by name")
         folder = folder_of("checkpoint_dir", checkpoint_dir)
@@ -122,8 +123,8 @@ class Client:
             raise TypeError(message)
         kinds = {"model": model, "data": data, "optimizer": optimizer, "transport": transport, "backend": backend}
         found = {kind: as_plugin(kind, value) for kind, value in kinds.items()}
-        self._held_out = _held_out(eval_data, options or {})
-        place = _place(address, run_id, path_of("base", base), found)
+        self._held_out = held_out_plugin(eval_data, options or {})
+        place = resolve_address(address, run_id, path_of("base", base), found)
         self._hosted_state = address.state if isinstance(address, HostedAddress) else None
         self._objects = {kind: each for kind, each in found.items() if isinstance(each, ObjectPlugin)}
         if place.server is not None:
@@ -280,7 +281,7 @@ class Client:
             self._ended = await self._take_part()
         except BaseException as error:
             if isinstance(error, anyio.get_cancelled_exc_class()) or any(
-                isinstance(leaf, _ENDS_THE_PROGRAM) for leaf in leaves(error)
+                isinstance(leaf, ENDS_THE_PROGRAM) for leaf in leaves(error)
             ):
                 raise
             self._failure = self._explained(next(leaves(error)))
@@ -325,7 +326,7 @@ class Client:
             plugins = await anyio.to_thread.run_sync(lambda: PluginRegistry.discover())
         registry = self._known_plugins = self._registry(plugins)
         backend_settings = await anyio.to_thread.run_sync(self._backend_settings, registry)
-        bus = EventBus(self._note, *map(self._shielded, self._callbacks))
+        bus = EventBus(self._note, *(isolated(each, report=self._tell) for each in self._callbacks))
         self._bus = bus
         if self._key is None and self._settings.identity_secret_key_path is None:
             self._key = await anyio.to_thread.run_sync(_own_key, registry, self._settings, backend_settings)
@@ -389,7 +390,7 @@ class Client:
                 raise PluginFailed(message) from error
 
     def _note(self, event: telemetry.Event) -> None:
-        _log_problem(event)
+        log_problem(event)
         self._metrics = self._metrics.after(event)
         if self._log is not None:
             self._log.put(event)
@@ -400,27 +401,6 @@ class Client:
     def _tell(self, event: telemetry.Event) -> None:
         """Pass an event to the log, and to the callbacks once they are known."""
         (self._note if self._bus is None else self._bus)(event)
-
-    def _shielded(self, callback: Callback) -> Callback:
-        """Wrap a callback: after it has raised once, it is not called again, and a Problem event reports it."""
-        broken = False
-
-        def call(event: telemetry.Event) -> None:
-            nonlocal broken
-            if broken:
-                return
-            try:
-                callback(event)
-            except _ENDS_THE_PROGRAM:
-                raise
-            except BaseException as error:  # a program's own display must neither stop nor cancel training
-                broken = True
-                name = getattr(callback, "__qualname__", type(callback).__name__)
-                logger.warning("a callback failed", exc_info=error)
-                sentence = f"the callback {name} failed with {brief(error)}; it is not called again, and training continues"
-                self._tell(telemetry.Problem("warning", sentence))
-
-        return call
 
     def _registry(self, plugins: PluginRegistry) -> RegistryWithObjects:
         place = self._settings.validation_data
@@ -445,80 +425,6 @@ class Client:
         if self._failure is not None:
             self._raised = True
             raise self._failure
-
-
-def _log_problem(event: telemetry.Event) -> None:
-    """Log a problem, for programs that read no events. Logging writes warnings and errors to standard error by default."""
-    match event:
-        case telemetry.Problem(level="error") | telemetry.Ended(success=False):
-            logger.error("%s", event.message if isinstance(event, telemetry.Problem) else event.reason)
-        case telemetry.Problem() | telemetry.Mended():
-            logger.warning("%s", event.message)
-        case telemetry.Ended():
-            logger.info("%s", event.reason)
-
-
-def _checked_callbacks(callbacks: object) -> tuple[Callback, ...]:
-    if callable(callbacks):
-        name = getattr(callbacks, "__name__", "…")
-        message = f"callbacks= takes a list of functions, got a function alone; write callbacks=[{name}]"
-        raise TypeError(message)
-    if not isinstance(callbacks, Iterable):
-        message = f"callbacks= takes a list of functions, got {'None' if callbacks is None else f'a {type(callbacks).__name__}'}"
-        raise TypeError(message)
-    return tuple(_checked_callback(each) for each in callbacks)
-
-
-def _checked_callback(callback: object) -> Callback:
-    if not callable(callback):
-        message = f"callbacks= takes functions of one event, got a {type(callback).__name__}"
-        raise TypeError(message)
-    if inspect.iscoroutinefunction(callback):
-        message = "callbacks= takes plain functions, got an async one; use `async for event in client.events()` for that"
-        raise TypeError(message)
-    return callback
-
-
-def _held_out(value: object, options: Mapping[str, Any]) -> ObjectPlugin | None:
-    """A registration for `eval_data`. Raises TypeError, ConfigError."""
-    if isinstance(value, str):
-        message = f"eval_data= takes objects, got a string; for token files write options={{'validation_data': {value!r}}}"
-        raise TypeError(message)
-    found = as_plugin("data", value, argument="eval_data")
-    if found is not None and "validation_data" in options:
-        message = "eval_data= and options={'validation_data': …} both set the held-out data; leave out one of them"
-        raise ConfigError(message)
-    assert not isinstance(found, str)
-    return found
-
-
-def _place(address: object, run_id: str | None, base: Path | None, found: Mapping[str, ObjectPlugin | str | None]) -> Address:
-    """The address to connect to. Raises TypeError, ConfigError."""
-    if isinstance(address, Address):
-        if run_id is not None and run_id != address.run_id:
-            message = f"run_id={run_id!r} is not the run of the address, {address.run_id!r}; leave it out"
-            raise ConfigError(message)
-        folder = address.base if base is None else base
-        return Address(
-            run_id=address.run_id, backend=address.backend, location=address.location, base=folder, server=address.server
-        )
-
-    if not isinstance(address, str | None):
-        message = (
-            "a Client takes Coordinator.address, or a string such as 'host:port#KEY' with run_id=, got a "
-            f"{type(address).__name__}"
-        )
-        raise TypeError(message)
-    backend = found["backend"]
-    if not address and backend in (None, "tcp"):
-        message = "address= is needed: Coordinator.address, or a string such as 'host:port#KEY' with run_id="
-        raise ConfigError(message)
-    if run_id is None:
-        message = "run_id= is needed when address= is a string; it must be the run that the coordinator hosts"
-        raise ConfigError(message)
-
-    name = backend if isinstance(backend, str) else "tcp" if backend is None else backend.registration.name
-    return Address(run_id=run_id, backend=name, location=address or "", base=base or Path())
 
 
 def _own_key(registry: RegistryWithObjects, settings: ClientSettings, backend_settings: BaseModel | None) -> SecretKey:

@@ -41,17 +41,21 @@ class Coordinator:
             print(coordinator.address)
             await coordinator.wait()
 
-    run: the run to host. backend: "memory", for clients in this event loop, or the name of a backend plugin with a server, such
-    as "tcp". host, port: where that server listens; port 0 picks a free one. state_dir: folder where one server at a time saves
-    the state; a coordinator started again with the same folder continues the run (tcp; "memory" saves nothing). key: the server's
-    identity; a new one for each start if not given. on_change: called from the event loop with each new state and the events that
-    led to it; must not block or raise. plugins: the registry to load plugins from; the installed plugins if not given.
-
     Raises at once TypeError for arguments of the wrong type and ConfigError for unusable values. Raises on entering: ConfigError
-    for what the backend does not support, PluginError for a backend that is missing or has no server,
-    UserError for a port that cannot be used. Guaranteed: leaving the block stops the coordinator and frees its ports. Not
-    guaranteed: that the run is finished then; see `wait`. A coordinator belongs to one event loop and is used once; it is not
-    thread-safe.
+    for what the backend does not support, PluginError for a backend that is missing or has no server, UserError for a port that
+    cannot be used. Guaranteed: leaving the block stops the coordinator and frees its ports. Not guaranteed: that the run is
+    finished then; see `wait`. A coordinator belongs to one event loop and is used once; it is not thread-safe.
+
+    Args:
+        run: the run to host.
+        backend: "memory", for clients in this event loop, or the name of a backend plugin with a server, such as "tcp".
+        host: where that server listens; port 0 picks a free one.
+        port: where that server listens; port 0 picks a free one.
+        state_dir: folder where one server at a time saves the state; a coordinator started again with the same folder continues
+            the run (tcp; "memory" saves nothing).
+        key: the server's identity; a new one for each start if not given.
+        on_change: called from the event loop with each new state and the events that led to it; must not block or raise.
+        plugins: the registry to load plugins from; the installed plugins if not given.
     """
 
     def __init__(

@@ -15,13 +15,27 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from psyche_core import plugin_faults
-from psyche_core.errors import PluginError
+from psyche_core.errors import ConfigError, PluginError
 from psyche_core.hookspecs import DataContext, DataRegistration
 from psyche_core.interfaces import DataProvider
 from psyche_core.plugin_objects import ORIGIN, ObjectPlugin, RegistryWithObjects
 from psyche_core.plugins import PluginRegistry, validate_settings
+from psyche_core.sdk.objects import as_plugin
 
 _LOCAL = "Local"
+
+
+def held_out_plugin(value: object, options: Mapping[str, Any]) -> ObjectPlugin | None:
+    """A registration for `eval_data`. Raises TypeError, ConfigError."""
+    if isinstance(value, str):
+        message = f"eval_data= takes objects, got a string; for token files write options={{'validation_data': {value!r}}}"
+        raise TypeError(message)
+    found = as_plugin("data", value, argument="eval_data")
+    if found is not None and "validation_data" in options:
+        message = "eval_data= and options={'validation_data': …} both set the held-out data; leave out one of them"
+        raise ConfigError(message)
+    assert not isinstance(found, str)
+    return found
 
 
 class _Table(BaseModel):
@@ -40,7 +54,9 @@ class _Table(BaseModel):
 class RegistryWithHeldOut(RegistryWithObjects):
     """A registry with objects that also provides held-out data. Not thread-safe, like every registry.
 
-    place: the path that stands for held-out data. held_out: the object for this path; None if it is a folder of token files.
+    Args:
+        place: the path that stands for held-out data.
+        held_out: the object for this path; None if it is a folder of token files.
     """
 
     def __init__(

@@ -11,10 +11,14 @@ from psyche_core.telemetry import events
 class Metrics:
     """A client's figures at one moment.
 
-    step: last step we trained, 0 before the first. applied: last step whose results are in our weights. loss: loss of our share
-    of `step`, in nats per predicted token; None before the first. tokens_per_second: speed of training that share, without
-    waiting time. bytes_sent, bytes_received: since the client connected, counted on our side of the wire. peers: members
-    connected now.
+    Attributes:
+        step: last step we trained, 0 before the first.
+        applied: last step whose results are in our weights.
+        loss: loss of our share of `step`, in nats per predicted token; None before the first.
+        tokens_per_second: speed of training that share, without waiting time.
+        bytes_sent: since the client connected, counted on our side of the wire.
+        bytes_received: since the client connected, counted on our side of the wire.
+        peers: members connected now.
     """
 
     step: int = 0

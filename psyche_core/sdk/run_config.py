@@ -38,16 +38,23 @@ class RunConfig:
     Example:
         run = psyche.RunConfig("mine", total_steps=100, sequence_length=128, batch_size=16, learning_rate=1e-3)
 
-    run_id: name, 1 to 32 bytes of UTF-8. total_steps: steps to train. sequence_length: tokens per sample. batch_size: sequences
-    per step, trained by all members together. learning_rate: constant, dimensionless, after `lr_warmup_steps`; or a schedule as
-    in `lr_schedule` of a run file. clients: minimum number of members; with fewer the run waits. steps_per_epoch: members join,
-    leave and save between epochs. optimizer, model, data, checkpoint: like `optimizer`, `architecture`, `data_location` and
-    `checkpoint` of a run file: a plugin's name, or `{name: settings}`. If model or data is left out, every client gives an
-    object for it. config: further keys of `[config]`, which override all other arguments. base: folder that relative paths start
-    from; the current folder if not given.
-
     Raises ConfigError with one sentence for each broken rule. Guaranteed: a RunConfig is valid. Not guaranteed: that its plugins
     are installed; each client checks that itself.
+
+    Args:
+        run_id: name, 1 to 32 bytes of UTF-8.
+        total_steps: steps to train.
+        sequence_length: tokens per sample.
+        batch_size: sequences per step, trained by all members together.
+        learning_rate: constant, dimensionless, after `lr_warmup_steps`; or a schedule as in `lr_schedule` of a run file.
+        clients: minimum number of members; with fewer the run waits.
+        steps_per_epoch: members join, leave and save between epochs.
+        optimizer: a plugin's name, or `{name: settings}`, as `optimizer` of a run file.
+        model: the same, as `architecture` of a run file. If it is left out, every client gives an object for it.
+        data: the same, as `data_location` of a run file. If it is left out, every client gives an object for it.
+        checkpoint: the same, as `checkpoint` of a run file.
+        config: further keys of `[config]`, which override all other arguments.
+        base: folder that relative paths start from; the current folder if not given.
     """
 
     __slots__ = ("_base", "_file")

@@ -32,16 +32,22 @@ from psyche_core.types import ClientState, RunState
 
 @dataclass(frozen=True, slots=True)
 class MemberJoined:
-    """The coordinator accepted a member, which takes part from the next epoch on. member: its signer, 64 hex digits."""
+    """The coordinator accepted a member, which takes part from the next epoch on.
+
+    Attributes:
+        member: its signer, 64 hex digits.
+    """
 
     member: str
 
 
 @dataclass(frozen=True, slots=True)
 class MemberLeft:
-    """A member no longer takes part, unless it joins again. member: its signer, 64 hex digits.
+    """A member no longer takes part, unless it joins again.
 
-    reason: name of the ClientState: `Withdrawn` (it left), `Dropped` (it was lost), `Ejected` (it broke a rule).
+    Attributes:
+        member: its signer, 64 hex digits.
+        reason: name of the ClientState: `Withdrawn` (it left), `Dropped` (it was lost), `Ejected` (it broke a rule).
     """
 
     member: str

@@ -183,6 +183,8 @@ def _fault(chance: random.Random, kind: str, *, members: list[int], mortal: list
             return fault(few, 20.0, amount=chance.uniform(2.0, 15.0))
         case "slow-downlink":
             return fault(few, 60.0, amount=chance.uniform(0.3, SLOWEST_DOWNLINK))
+        case "full-disk":
+            return fault(few, 60.0)
         case "skew":
             return fault(few, 40.0, amount=chance.choice((0.5, 0.8, 1.25, 2.0)))
         case "drop" | "duplicate" | "reorder":

@@ -78,7 +78,7 @@ class RunTimes:
 class Tally:
     """Results so far. counts: how often each fault struck, summed over the runs; steps: trained in all runs.
 
-    paces: of the runs in which nothing broke; in the end ordered by seed.
+    run_times: of the runs in which nothing broke; in the end ordered by seed.
     """
 
     runs: int = 0
@@ -87,7 +87,7 @@ class Tally:
     seconds: float = 0.0
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    paces: list[RunTimes] = field(default_factory=list)
+    run_times: list[RunTimes] = field(default_factory=list)
 
     @property
     def runs_per_minute(self) -> float:
@@ -113,13 +113,13 @@ def one_run(options: RunOptions, seed: int) -> tuple[RunResult, Finding | None, 
     if slow is not None:
         return result, finding(slow, original=script), None
     if result.failure is None:
-        return result, None, pace(script, result, compare=options.compare)
+        return result, None, run_times(script, result, compare=options.compare)
 
     small = shrunk(result.failure, attempts=options.shrink) if options.shrink else result.failure
     return replace(result, failure=None), finding(small, original=script), None
 
 
-def pace(script: Script, result: RunResult, *, compare: bool) -> RunTimes:
+def run_times(script: Script, result: RunResult, *, compare: bool) -> RunTimes:
     """How long a run took; compare: also play the same run without faults and compare."""
     beside = compared(result, run_script(without_faults(script))) if compare else None
     return RunTimes(script.seed, result.finished_at, result.step_seconds, beside)
@@ -143,7 +143,7 @@ def run_seeds(options: RunOptions, seeds: Sequence[int], *, jobs: int = 1) -> It
             if found is not None:
                 tally.findings.append(found)
             if took is not None:
-                tally.paces.append(took)
+                tally.run_times.append(took)
         tally.seconds = time.monotonic() - started
         yield tally
 

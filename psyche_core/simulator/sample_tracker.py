@@ -28,7 +28,8 @@ class SampleTracker:
 
     accepted: by (height, step) of a round, its accepted samples, once per settled round; of_liars: those of them that are
     liars'. last: rounds settled when their epoch ended; evidence about them is accepted in the cooldown only. unheard: rounds
-    stored when all members died at once, and with them the evidence that only they had. vetoed: rounds attested by a committee whose honest witnesses alone were no quorum, so that a liar could void any part of them.
+    stored when all members died at once, and with them the evidence that only they had. vetoed: rounds attested by a
+    committee whose honest witnesses alone were no quorum, so that a liar could void any part of them.
     """
 
     def __init__(self, *, honest: frozenset[bytes]) -> None:

@@ -30,6 +30,7 @@ NODE_FAULTS = (
     "empty-results",
     "failing-work",
     "slow-downlink",
+    "full-disk",
 )
 NETWORK_FAULTS = ("drop", "duplicate", "reorder", "delay", "partition", "asymmetric")
 SERVER_FAULTS = ("server-restart", "owner-pause", "older-state", "slow-rpc", "failing-rpc")

@@ -10,15 +10,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The program has started. role: `client` or `server`. id: signer in hex. address: where it listens, or the server it uses.
+    """The program has started.
 
     A client is not yet a member then: see Joined.
+
+    Attributes:
+        role: `client` or `server`.
+        id: signer in hex.
+        address: where it listens, or the server it uses.
+        total_steps: of the run, if the program knows it.
     """
 
     role: str
     id: str
     run_id: str
     address: str
+    total_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStarted:
+    """The server also runs a relay. url: that members are given."""
+
+    url: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +44,11 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class WaitsForEpoch:
-    """We joined during an epoch and take part from the next one on. epoch: the current one. Emitted once per epoch."""
+    """We joined during an epoch and take part from the next one on. Emitted once per epoch.
+
+    Attributes:
+        epoch: the current one.
+    """
 
     epoch: int
 
@@ -39,10 +57,12 @@ class WaitsForEpoch:
 class Dropped:
     """The coordinator dropped us from the current epoch.
 
-    height: the round in which this happened. why: the likely reason: `unready` (we were not ready when the first round began),
-    `silent` (we sent no result), `late` (our results arrived much later than all others, protocol F16), `unstated` (as a witness
-    we repeatedly did not send our statement in time), `lost` (our connection to the coordinator was lost for too long). returns:
-    whether we may take part again in this epoch, once our model is up to date; otherwise in the next one.
+    Attributes:
+        height: the round in which this happened.
+        why: the likely reason: `unready` (we were not ready when the first round began), `silent` (we sent no result), `late`
+            (our results arrived much later than all others, protocol F16), `unstated` (as a witness we repeatedly did not send
+            our statement in time), `lost` (our connection to the coordinator was lost for too long).
+        returns: whether we may take part again in this epoch, once our model is up to date; otherwise in the next one.
     """
 
     epoch: int
@@ -62,7 +82,11 @@ class CameBack:
 class TokenFiles:
     """Token files are made from text, once. Emitted before the first text, at intervals, and when they are ready.
 
-    texts: number done. of: number in all. tokens: made so far. seconds: since the start.
+    Attributes:
+        texts: number done.
+        of: number in all.
+        tokens: made so far.
+        seconds: since the start.
     """
 
     folder: str
@@ -77,8 +101,9 @@ class TokenFiles:
 class Stopping:
     """A signal ends the server before the run is finished.
 
-    step: next step to train. folder: folder of the saved state from which a restarted server continues the run; None if no state
-    is saved.
+    Attributes:
+        step: next step to train.
+        folder: folder of the saved state from which a restarted server continues the run; None if no state is saved.
     """
 
     step: int
@@ -87,9 +112,13 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class PhaseChanged:
-    """The coordinator's phase as seen here. step: next step to train. clients: number of healthy members of the epoch.
+    """The coordinator's phase as seen here.
 
     While the run waits for members, clients is the number of those waiting, and needed the number that an epoch needs to start.
+
+    Attributes:
+        step: next step to train.
+        clients: number of healthy members of the epoch.
     """
 
     phase: str
@@ -102,16 +131,23 @@ class PhaseChanged:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoading:
-    """Building and loading of the model starts; ModelLoaded reports the end. model: its name in the run's configuration."""
+    """Building and loading of the model starts; ModelLoaded reports the end.
+
+    Attributes:
+        model: its name in the run's configuration.
+    """
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLoaded:
-    """The model is ready. parameters: number of trainable values. seconds: wall time of building or loading.
+    """The model is ready.
 
-    step: the last step whose results are in it, according to its checkpoint; None for the first model of a run.
+    Attributes:
+        parameters: number of trainable values.
+        seconds: wall time of building or loading.
+        step: the last step whose results are in it, according to its checkpoint; None for the first model of a run.
     """
 
     parameters: int
@@ -123,8 +159,10 @@ class ModelLoaded:
 class Resumed:
     """The state that a client restored from its own checkpoint folder.
 
-    checkpoint: step of the checkpoint, None without one. step: the last step in our masters, including those of the journal;
-    None if nothing was found. due: the step of the run's masters.
+    Attributes:
+        checkpoint: step of the checkpoint, None without one.
+        step: the last step in our masters, including those of the journal; None if nothing was found.
+        due: the step of the run's masters.
     """
 
     folder: str
@@ -144,7 +182,11 @@ class MicroBatchFound:
 class StepTrained:
     """We trained our share of a step.
 
-    loss: nats per token. tokens: number in our share. seconds: wall time. payload_bytes: size of our result.
+    Attributes:
+        loss: nats per token.
+        tokens: number in our share.
+        seconds: wall time.
+        payload_bytes: size of our result.
     """
 
     epoch: int
@@ -157,7 +199,12 @@ class StepTrained:
 
 @dataclass(frozen=True, slots=True)
 class StepApplied:
-    """Results of a step were applied. accepted: shares that the witnesses accepted. trained: assigned shares."""
+    """Results of a step were applied.
+
+    Attributes:
+        accepted: shares that the witnesses accepted.
+        trained: assigned shares.
+    """
 
     epoch: int
     step: int
@@ -182,6 +229,27 @@ class NetworkTotals:
     bytes_sent: int
     bytes_received: int
     peers: int
+
+
+@dataclass(frozen=True, slots=True)
+class PathOfPeer:
+    """How one member is reached. peer: first digits of its p2p key. path: `direct`, `relayed` (through a relay) or `none`.
+
+    rtt_ms: time of a packet there and back, 0 while unknown. sent_per_second, received_per_second: bytes, since the last report.
+    """
+
+    peer: str
+    path: str
+    rtt_ms: float = 0.0
+    sent_per_second: int = 0
+    received_per_second: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPaths:
+    """How each other member of the epoch is reached. Emitted when that changes, and every half minute."""
+
+    peers: tuple[PathOfPeer, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +299,10 @@ class CheckpointSaved:
 class ModelSync:
     """We download the pieces in which our masters differ from the members' masters after `step`.
 
-    Emitted at the start and repeatedly. bytes_received: size of the finished pieces.
+    Emitted at the start and repeatedly.
+
+    Attributes:
+        bytes_received: size of the finished pieces.
     """
 
     step: int
@@ -250,7 +321,12 @@ class CheckpointStored:
 
 @dataclass(frozen=True, slots=True)
 class RewardPaid:
-    """A member was paid its earnings in the run. member: its signer's first 8 hex digits. units: smallest units of the token."""
+    """A member was paid its earnings in the run.
+
+    Attributes:
+        member: its signer's first 8 hex digits.
+        units: smallest units of the token.
+    """
 
     member: str
     units: int
@@ -268,7 +344,8 @@ class EpochSigned:
 class WentBack:
     """No member had the model after `from_step`: the run continues after `to_step`, and trains the later samples again.
 
-    from_checkpoint: whether it continues with the model of the stored checkpoint, instead of a model that members have.
+    Attributes:
+        from_checkpoint: whether it continues with the model of the stored checkpoint, instead of a model that members have.
     """
 
     from_step: int
@@ -285,7 +362,11 @@ class ModelLost:
 
 @dataclass(frozen=True, slots=True)
 class StatementVoided:
-    """A witness claimed results of members without a share; its statement is ignored. member: first digits of its key."""
+    """A witness claimed results of members without a share; its statement is ignored.
+
+    Attributes:
+        member: first digits of its key.
+    """
 
     epoch: int
     height: int
@@ -294,15 +375,51 @@ class StatementVoided:
 
 @dataclass(frozen=True, slots=True)
 class MemberWithdrew:
-    """A member left the epoch cleanly, on request. member: first digits of its key."""
+    """A member left the epoch cleanly, on request.
+
+    Attributes:
+        member: first digits of its key.
+    """
 
     epoch: int
     member: str
 
 
 @dataclass(frozen=True, slots=True)
+class MemberExited:
+    """The coordinator no longer counts on a member in this epoch. member: first digits of its key.
+
+    why: `unready` (it was not ready when the first round began), `late` (it sent no result, or much later than all others),
+    `ejected` (it signed two different results for one share), `lost` (its connection was lost for too long), `not allowed` (its
+    key is no longer in the list of allowed clients).
+    """
+
+    epoch: int
+    member: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessReported:
+    """Figures of its own training that a witness sent the coordinator with its statement. Nobody has verified them.
+
+    member: first digits of its key. step: of the round before. loss: nats per token.
+    """
+
+    member: str
+    step: int
+    loss: float
+    tokens_per_second: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
-    """A signal asked the client to leave, and it now leaves cleanly. saves: whether it saves a last checkpoint."""
+    """A signal asked the client to leave, and it now leaves cleanly.
+
+    Attributes:
+        saves: whether it saves a last checkpoint.
+    """
 
     signal: str
     saves: bool
@@ -310,7 +427,11 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem that users should know; the run continues. level: `warning` or `error`."""
+    """A problem that users should know; the run continues.
+
+    Attributes:
+        level: `warning` or `error`.
+    """
 
     level: str
     message: str
@@ -318,14 +439,23 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """A problem reported by a Problem event or a logged warning is over. message: one sentence."""
+    """A problem reported by a Problem event or a logged warning is over.
+
+    Attributes:
+        message: one sentence.
+    """
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The program has ended. reason: one sentence. success: whether the run (or our part in it) ended as planned."""
+    """The program has ended.
+
+    Attributes:
+        reason: one sentence.
+        success: whether the run (or our part in it) ended as planned.
+    """
 
     reason: str
     success: bool
@@ -333,6 +463,7 @@ class Ended:
 
 Event = (
     Started
+    | RelayStarted
     | TokenFiles
     | Stopping
     | Joined
@@ -348,6 +479,7 @@ Event = (
     | StepApplied
     | WitnessSent
     | NetworkTotals
+    | PeerPaths
     | EpochDigest
     | ReplicasDiffer
     | Resynced
@@ -361,6 +493,8 @@ Event = (
     | ModelLost
     | StatementVoided
     | MemberWithdrew
+    | MemberExited
+    | WitnessReported
     | Leaving
     | Problem
     | Mended

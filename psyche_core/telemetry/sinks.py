@@ -14,13 +14,25 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any, TextIO
 
-from psyche_core.telemetry.events import Event
+from psyche_core.telemetry.events import Event, PathOfPeer
 
 logger: logging.Logger = logging.getLogger("psyche.telemetry")
 
 _CLASSES: tuple[type[Any], ...] = Event.__args__
 _BY_NAME = {re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower(): cls for cls in _CLASSES}
 _NAMES = {cls: name for name, cls in _BY_NAME.items()}
+_EXACT = {"int": int, "float": float, "str": str, "bool": bool}
+_FIELDS: dict[type[Any], tuple[tuple[str, str, type[Any] | None], ...]] = {
+    cls: tuple((field.name, str(field.type), _EXACT.get(str(field.type))) for field in fields(cls))
+    for cls in (*_CLASSES, PathOfPeer)
+}
+"""Of each class: name, annotation and, if there is only one, type of each field."""
+
+_MAX_TIME = 1e11
+"""Unix seconds of a time that `time.gmtime` and browsers can show."""
+
+_USUAL_COUNT = 2**53
+_MAX_COUNT = 2**64
 
 Sink = Callable[[Event], None]
 
@@ -37,17 +49,55 @@ def _finite(value: Any) -> Any:
 
 
 def from_json(line: str) -> tuple[float, Event] | None:
-    """Parse a line of `to_json` as (time, event); null for a float becomes NaN. None for any other line."""
+    """Parse a line of `to_json` as (time, event); null for a float becomes NaN. None for any other line.
+
+    Also None for a value of another type than the field's, for a field that is missing without a default, and for a number that
+    no clock or counter shows. Fields that this version does not know are left out: a newer program may tell more.
+    """
     try:
         told = json.loads(line)
-        cls = _BY_NAME[told.pop("event")]
-        moment = float(told.pop("time"))
-        unknown = {field.name: math.nan for field in fields(cls) if field.type == "float" and told.get(field.name, 0.0) is None}
-        event: Event = cls(**{**told, **unknown})
-    except (ValueError, KeyError, TypeError, AttributeError):
+        cls = _BY_NAME[told["event"]]
+        moment = float(told["time"])
+        event: Event = _instance(cls, told)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
 
-    return moment, event
+    return (moment, event) if 0 <= moment < _MAX_TIME else None
+
+
+def _instance(cls: type[Any], told: dict[str, Any]) -> Any:
+    """An object with the values that were told. Raises TypeError, ValueError, AttributeError for anything else."""
+    values = {}
+    for name, kind, exact in _FIELDS[cls]:
+        if name in told:
+            value = told[name]
+            usual = type(value) is exact and (exact is not int or 0 <= value < _USUAL_COUNT)
+            values[name] = value if usual else _checked(kind, value)
+    return cls(**values)
+
+
+def _checked(kind: str, value: Any) -> Any:
+    """The value of a field annotated with `kind`. Raises TypeError if it is of another type, ValueError if it is out of range."""
+    if value is None and kind.endswith("| None"):
+        return None
+
+    match kind.removesuffix(" | None"), value:
+        case "float", None:
+            return math.nan
+        case "float", int() | float() if not isinstance(value, bool):
+            return float(value)
+        case "int", int() if not isinstance(value, bool):
+            if not -_MAX_COUNT <= value < _MAX_COUNT:
+                raise ValueError(value)
+            return value
+        case "str", str():
+            return value
+        case "bool", bool():
+            return value
+        case "tuple[PathOfPeer, ...]", list():
+            return tuple(_instance(PathOfPeer, dict(each)) for each in value)
+        case _:
+            raise TypeError(kind)
 
 
 class EventBus:

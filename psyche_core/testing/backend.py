@@ -38,7 +38,12 @@ START_TIME = 1_700_000_000
 
 @dataclass(frozen=True, slots=True)
 class BackendHarness:
-    """A coordinator with clients. backends: in the order of the keys. pass_time: advances its clock by this many seconds."""
+    """A coordinator with clients.
+
+    Attributes:
+        backends: in the order of the keys.
+        pass_time: advances its clock by this many seconds.
+    """
 
     backends: Sequence[Backend]
     pass_time: Callable[[int], None]
@@ -93,7 +98,8 @@ def in_phase(phase: RunState) -> Callable[[StateUpdate], bool]:
 class BackendConformance:
     """Inherit from it and write `harness`.
 
-    renewals: how often a member joins with a new address while another member does not read states.
+    Attributes:
+        renewals: how often a member joins with a new address while another member does not read states.
     """
 
     renewals: ClassVar[int] = 50

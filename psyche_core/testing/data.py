@@ -31,9 +31,12 @@ TIMEOUT = 20.0
 class DataConformance:
     """Inherit from it and write `provider`.
 
-    sequence_length: tokens per sample of the standard source. token_size: bytes per token. file_sequences: number of whole
-    sequences in each of its files. stray_tokens: number of tokens after the last whole sequence of each file (0 twice: exact
-    multiples, where the last sequence counts).
+    Attributes:
+        sequence_length: tokens per sample of the standard source.
+        token_size: bytes per token.
+        file_sequences: number of whole sequences in each of its files.
+        stray_tokens: number of tokens after the last whole sequence of each file (0 twice: exact multiples, where the last
+            sequence counts).
     """
 
     sequence_length = 8

@@ -26,11 +26,12 @@ from psyche_core.interfaces.model import Model
 
 
 class ModelConformance:
-    """The requirements for every `Model`. Subclass it; override the attributes below.
+    """The requirements for every `Model`. Subclass it; override the attributes below, and `create`, the registration's factory.
 
-    create: the registration's factory. config: written to config.json of the source folder; keep it under a million parameters.
-    max_seq_len: longest sequence in the tests. prepared_samples: whether the model supports labels and packed texts; a model
-    that does not must reject them.
+    Attributes:
+        config: written to config.json of the source folder; keep it under a million parameters.
+        max_seq_len: longest sequence in the tests.
+        prepared_samples: whether the model supports labels and packed texts; a model that does not must reject them.
     """
 
     config: ClassVar[Mapping[str, Any]]

@@ -48,9 +48,13 @@ Rounding errors are about 1e-8 at these sizes, a missing part changes 1e-4 or mo
 class ShardingConformance:
     """The requirements for every `ShardingEngine`. Subclass it; override the attributes below.
 
-    sharding: the engine's plugin name. create: its factory. ranks: number of processes, this one included. degrees: (data,
-    tensor) pairs to test; None for all pairs of powers of two. models: configurations that the engine divides over every tensor
-    group of these ranks. refused: configurations that it rejects for tensor parallelism.
+    Attributes:
+        sharding: the engine's plugin name.
+        create: its factory.
+        ranks: number of processes, this one included.
+        degrees: (data, tensor) pairs to test; None for all pairs of powers of two.
+        models: configurations that the engine divides over every tensor group of these ranks.
+        refused: configurations that it rejects for tensor parallelism.
     """
 
     sharding: ClassVar[str]

@@ -34,7 +34,10 @@ TOY_SHAPES: Mapping[str, tuple[int, ...]] = {
 class ToyModel(Model):
     """A quadratic model; see the module.
 
-    shapes: by parameter name. seed: for the first weights (normal, standard deviation 0.02). dtype: of the compute weights.
+    Args:
+        shapes: by parameter name.
+        seed: for the first weights (normal, standard deviation 0.02).
+        dtype: of the compute weights.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""`python -m psyche_core.training.sidecar`: ranks of a client whose model is divided among several machines.
+"""`psyche sidecar`, or `python -m psyche_core.training.sidecar`: ranks of a client whose model is divided among several machines.
 
 The client starts the ranks of its own machine itself. This program needs no model files: the client sends each rank the
 configuration of the model and its part of the weights. It finds plugins in the same way as the command line, so it may import
 modules that the rest of this package must not import. The secret is not a command-line argument, because every user of the
-machine could read it there.
+machine could read it there. The words and options of the Rust program `psyche-sidecar` are understood, too.
 """
 
 from __future__ import annotations
@@ -13,31 +13,42 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
 from psyche_core.config.sentences import printable_lines
 from psyche_core.errors import IdentityError
-from psyche_core.models.sharding.secret import read_secret
+from psyche_core.models.sharding.secret import SIDECAR_PORT, read_secret
 
 EXAMPLE: Final = """\
+Example:
 On the client's machine, which holds ranks 0 and 1 of 4:
   psyche client train ... --data-parallelism 2 --tensor-parallelism 2 \\
       --sidecar-bind 192.168.1.10:29400 --sidecar-local-ranks 2 --sidecar-secret-file group.secret
 On the other machine, which holds ranks 2 and 3:
-  python -m psyche_core.training.sidecar --main-host 192.168.1.10 --port 29400 --world-size 4 \\
+  psyche sidecar --main-host 192.168.1.10 --port 29400 --world-size 4 \\
       --start-rank 2 --local-ranks 2 --secret-file group.secret
+The host and the first two numbers may also come from PSYCHE_MAIN_HOST, PSYCHE_WORLD_SIZE and PSYCHE_START_RANK.
 
 Only processes that know the secret can join. The traffic is neither encrypted nor authenticated: use a trusted network.
 """
+_FROM_ENVIRONMENT: Final = ("main_host", "world_size", "start_rank")
 _USER_ERROR: Final = 2
 _POLL_SECONDS: Final = 0.2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code: 0 if the client ended it, 1 if the group failed, 2 for an error of the user."""
-    given = parser().parse_args(arguments)
+    options = parser()
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] == ["rust"]:
+        return _refuse("there is no sidecar in Rust here; leave out the word `rust`")
+    given = options.parse_args(words[1:] if words[:1] == ["python"] else words)
+    try:
+        _fill(given, os.environ)
+    except ValueError as error:
+        options.error(str(error))
     if given.local_ranks < 1 or not 1 <= given.start_rank <= given.world_size - given.local_ranks:
         return _refuse(
             f"--start-rank {given.start_rank} and --local-ranks {given.local_ranks} exceed --world-size {given.world_size}"
@@ -51,6 +62,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.end_with_parent:
         threading.Thread(target=_end_with_parent, name="end with parent", daemon=True).start()
     return _serve(given, secret)
+
+
+def _fill(given: argparse.Namespace, environment: Mapping[str, str]) -> None:
+    """Take what the command line does not say from the environment. Raises ValueError with a sentence."""
+    for name in _FROM_ENVIRONMENT:
+        variable = f"PSYCHE_{name.upper()}"
+        if getattr(given, name) is not None:
+            continue
+        text = environment.get(variable, "").strip()
+        if not text:
+            message = f"--{name.replace('_', '-')} is needed (or the environment variable {variable})"
+            raise ValueError(message)
+        if name == "main_host":
+            given.main_host = text
+        elif text.isdecimal():
+            setattr(given, name, int(text))
+        else:
+            message = f"{variable}: got {text!r:.80}, expected a whole number"
+            raise ValueError(message)
+    if given.start_device is not None:
+        if given.device != "auto":
+            message = "--start-device and --device name devices twice; give one of them"
+            raise ValueError(message)
+        given.device = "cuda:" + ",".join(str(given.start_device + number) for number in range(given.local_ranks))
+    if given.backend == "gloo" and given.device == "auto":
+        given.device = "cpu"  # nccl is for GPUs, gloo for CPUs: the client's devices decide which of them is used
 
 
 def _serve(given: argparse.Namespace, secret: bytes) -> int:
@@ -141,24 +178,42 @@ def _refuse(sentence: str) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     options = argparse.ArgumentParser(
-        prog="python -m psyche_core.training.sidecar",
+        prog="psyche sidecar",
         description="Compute a part of a client's model on this machine. All other settings come from the client.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    options.add_argument("--main-host", required=True, metavar="HOST", help="Host of the client.")
-    options.add_argument("--port", required=True, type=int, metavar="N", help="Port of the client's --sidecar-bind.")
+    options.add_argument("--main-host", metavar="HOST", help="Host of the client.")
+    options.add_argument(
+        "--port",
+        default=SIDECAR_PORT,
+        type=int,
+        metavar="N",
+        help=f"Port of the client's --sidecar-bind. [default: {SIDECAR_PORT}]",
+    )
     options.add_argument(
         "--world-size",
-        required=True,
         type=int,
         metavar="N",
         help="Number of all ranks: data parallelism times tensor parallelism.",
     )
-    options.add_argument("--start-rank", required=True, type=int, metavar="N", help="First rank on this machine, from 1.")
-    options.add_argument("--local-ranks", default=1, type=int, metavar="N", help="Number of ranks on this machine. [default: 1]")
+    options.add_argument("--start-rank", type=int, metavar="N", help="First rank on this machine, from 1.")
+    options.add_argument(
+        "--local-ranks",
+        "--num-local-ranks",
+        default=1,
+        type=int,
+        metavar="N",
+        help="Number of ranks on this machine. [default: 1]",
+    )
     options.add_argument(
         "--device", default="auto", help="auto, cpu, cuda, or cuda:X,Y with one device per rank. [default: auto]"
+    )
+    options.add_argument("--start-device", type=int, metavar="N", help="First CUDA device; each rank has one. Default: 0.")
+    options.add_argument(
+        "--backend",
+        choices=("nccl", "gloo"),
+        help="nccl for GPUs, gloo for CPUs. Default: the client's, which follows from its devices.",
     )
     options.add_argument("--secret-file", type=Path, metavar="PATH", help="File with the client's secret.")
     options.add_argument("--torch-threads", type=int, metavar="N", help="CPU threads of each rank. [default: 1]")

@@ -18,6 +18,7 @@ from psyche_core.telemetry.events import (
     Event,
     Joined,
     Leaving,
+    MemberExited,
     MemberWithdrew,
     Mended,
     MicroBatchFound,
@@ -26,8 +27,10 @@ from psyche_core.telemetry.events import (
     ModelLost,
     ModelSync,
     NetworkTotals,
+    PeerPaths,
     PhaseChanged,
     Problem,
+    RelayStarted,
     ReplicasDiffer,
     Resumed,
     Resynced,
@@ -41,6 +44,7 @@ from psyche_core.telemetry.events import (
     Validated,
     WaitsForEpoch,
     WentBack,
+    WitnessReported,
     WitnessSent,
 )
 from psyche_core.telemetry.sinks import Sink
@@ -64,6 +68,22 @@ _WHY_DROPPED = {
 }
 
 
+_WHY_EXITED = {
+    "unready": "dropped {}: it was not ready when the first round began",
+    "late": "dropped {}: it sent no result, or sent it much later than all others",
+    "ejected": "ejected {}: it signed two different results for one share",
+    "lost": "lost {}: its connection was lost, and it did not reconnect in time (--reconnect-seconds)",
+    "not allowed": "withdrew {}: its key is no longer in the list of allowed clients (--allow-list)",
+}
+
+
+def _paths(event: PeerPaths) -> str:
+    counts = {kind: [each for each in event.peers if each.path == kind] for kind in ("direct", "relayed", "none")}
+    parts = [f"{len(peers)} {'not reached' if kind == 'none' else kind}" for kind, peers in counts.items() if peers]
+    slow = [f"{each.peer} {each.rtt_ms:.0f} ms" for each in counts["relayed"][:8]]
+    return f"members: {', '.join(parts) or 'none'}" + (f" (relayed: {', '.join(slow)})" if slow else "")
+
+
 def describe(event: Event) -> str:
     """An event as one line without a time stamp. It is safe for a terminal, whatever text the event contains."""
     return printable(_sentence(event))
@@ -75,6 +95,8 @@ def _sentence(event: Event) -> str:
             return f"serving run {event.run_id} at {event.address}"
         case Started():
             return f"{event.role} {event.id[:16]} has reached run {event.run_id} at {event.address}"
+        case RelayStarted():
+            return f"relay for members of this run: {event.url}"
         case Joined():
             return f"takes part in run {event.run_id}"
         case WaitsForEpoch():
@@ -107,10 +129,10 @@ def _sentence(event: Event) -> str:
         case MicroBatchFound():
             return f"a micro-batch of {event.size} sequences fits into memory"
         case StepTrained():
-            rate = event.tokens / event.seconds if event.seconds > 0 else 0.0
+            speed = event.tokens / event.seconds if event.seconds > 0 else 0.0
             return (
                 f"trained step {event.step}: loss {event.loss:.4f}, {event.tokens} tokens in {event.seconds:.2f} s "
-                f"({count_text(rate)}/s), result {bytes_text(event.payload_bytes)}"
+                f"({count_text(speed)}/s), result {bytes_text(event.payload_bytes)}"
             )
         case StepApplied(accepted=0):
             none = f"no quorum of witnesses received any of its {event.trained} results"
@@ -121,6 +143,8 @@ def _sentence(event: Event) -> str:
             return f"witnessed round {event.height}" + (" early" if event.opportunistic else "")
         case NetworkTotals():
             return f"sent {bytes_text(event.bytes_sent)}, received {bytes_text(event.bytes_received)}, {event.peers} peers"
+        case PeerPaths():
+            return _paths(event)
         case EpochDigest():
             return f"epoch {event.epoch} ended after step {event.step}: parameters {event.sha256[:16]}…"
         case ReplicasDiffer():
@@ -162,6 +186,11 @@ def _sentence(event: Event) -> str:
             return f"epoch {event.epoch}, round {event.height}: {event.member} attested results of members without a share"
         case MemberWithdrew():
             return f"epoch {event.epoch}: {event.member} left the run cleanly"
+        case MemberExited():
+            return f"warning: epoch {event.epoch}: {_exited(event)}"
+        case WitnessReported():
+            rate = count_text(event.tokens_per_second)
+            return f"{event.member} reports of step {event.step}: loss {event.loss:.4f}, {rate} tokens/s"
         case Leaving():
             last = " after saving a checkpoint" if event.saves else ""
             return f"{event.signal}: leaving the run cleanly{last}; a second {event.signal} ends this process at once"
@@ -171,6 +200,12 @@ def _sentence(event: Event) -> str:
             return event.message
         case Ended():
             return event.reason
+
+
+def _exited(event: MemberExited) -> str:
+    """What happened to a member, as the server tells it."""
+    known = _WHY_EXITED.get(event.why)
+    return f"dropped {event.member}: {event.why}" if known is None else known.format(event.member)
 
 
 def _token_files(event: TokenFiles) -> str:
@@ -217,20 +252,27 @@ def _resumed(event: Resumed) -> str:
 
 
 def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Sink:
-    """A sink that writes `HH:MM:SS sentence` per event and flushes it; network totals once per minute, with rates.
+    """A sink that writes `HH:MM:SS sentence` per event and flushes it; network totals once per minute, with rates; paths to
+    members when their kinds change.
 
     clock: seconds, for tests.
     """
     meter = _Meter(clock)
     fetched_at = -FETCH_SECONDS
+    kinds: dict[str, str] = {}
 
     def write(event: Event) -> None:
-        nonlocal fetched_at
+        nonlocal fetched_at, kinds
         sentence: str | None
         if isinstance(event, NetworkTotals):
             sentence = meter.read(event)
+        elif isinstance(event, WitnessReported):
+            sentence = None  # one a round and witness: for curves
         elif isinstance(event, ModelSync) and event.pieces_done < event.pieces_total and clock() - fetched_at < FETCH_SECONDS:
             sentence = None
+        elif isinstance(event, PeerPaths):
+            before, kinds = kinds, {each.peer: each.path for each in event.peers}
+            sentence = None if kinds == before else describe(event)
         elif isinstance(event, Ended) and (last := meter.last()) is not None:
             sentence = f"{last}\n{stamp()} {describe(event)}"
         else:

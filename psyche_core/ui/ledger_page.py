@@ -15,6 +15,7 @@ from psyche_core.telemetry.events import (
     EpochDigest,
     ModelLoaded,
     NetworkTotals,
+    PathOfPeer,
     Resynced,
     Started,
     StepApplied,
@@ -34,7 +35,8 @@ class ClientPage:
     disturbed: it was disturbed, or it came late. leaving: it was asked to leave. dead: killed and not started again. whole: it
     takes part; False from a kill until it trains again or closes an epoch. masters: the possible steps of its masters, None if
     unknown. There are several after a step without accepted results: either the step counts, or the epoch was cut short and the
-    step is trained again. network: totals over all its processes. trained, applied: by its newest process.
+    step is trained again. network: totals over all its processes. paths: how it reaches the others, newest
+    report. trained, applied: by its newest process.
     """
 
     name: str
@@ -46,6 +48,7 @@ class ClientPage:
     applied: set[int] = field(default_factory=set)
     digests: dict[int, str] = field(default_factory=dict)
     network: NetworkTotals = field(default_factory=lambda: _NOTHING)
+    paths: tuple[PathOfPeer, ...] = ()
     ended: Ended | None = None
     disturbed: bool = False
     leaving: bool = False
@@ -67,6 +70,11 @@ class ClientPage:
 
         elapsed = self._recent[-1][0] - self._recent[0][0]
         return sum(tokens for _, tokens in list(self._recent)[1:]) / elapsed if elapsed > 0 else 0.0
+
+    @property
+    def relayed(self) -> int:
+        """Number of members that it reaches through a relay only."""
+        return sum(each.path == "relayed" for each in self.paths)
 
     @property
     def standing(self) -> str:

@@ -29,6 +29,7 @@ from psyche_core.telemetry.events import (
     EpochSigned,
     Event,
     Leaving,
+    MemberExited,
     MemberWithdrew,
     Mended,
     ModelLost,
@@ -53,7 +54,7 @@ from psyche_core.ui.run_metrics import RunMetrics
 
 PANEL_SECONDS = 0.25
 LINE_SECONDS = 5.0
-_COMPLAINTS = (Problem, ReplicasDiffer, WentBack, ModelLost, StatementVoided, Dropped)
+_COMPLAINTS = (Problem, MemberExited, ReplicasDiffer, WentBack, ModelLost, StatementVoided, Dropped)
 _NEWS = (WaitsForEpoch, CameBack, MemberWithdrew, Mended)
 _WORTH_A_LINE = (
     TokenFiles,
@@ -74,12 +75,23 @@ _WORTH_A_LINE = (
 
 
 class Display(ABC):
-    """Shows a run's metrics while it is entered."""
+    """Shows a run's metrics while it is entered.
 
-    def __init__(self, metrics: RunMetrics, console: Console, *, clock: Callable[[], float] = time.time) -> None:
+    clock: unix seconds, for how often it draws. now: the same of the run's own time, if that is another (a run that is replayed).
+    """
+
+    def __init__(
+        self,
+        metrics: RunMetrics,
+        console: Console,
+        *,
+        clock: Callable[[], float] = time.time,
+        now: Callable[[], float] | None = None,
+    ) -> None:
         self.metrics = metrics
         self.console = console
         self._clock = clock
+        self._now = now or clock
         self._shown = float("-inf")
 
     def __enter__(self) -> Self:
@@ -129,7 +141,7 @@ class LiveDisplay(Display):
             self._live.update(self._draw(), refresh=True)
 
     def _draw(self) -> RenderableType:
-        return dashboard(self.metrics, now=self._clock(), width=self.console.width)
+        return dashboard(self.metrics, now=self._now(), width=self.console.width)
 
 
 class LineDisplay(Display):
@@ -140,7 +152,7 @@ class LineDisplay(Display):
         if isinstance(event, _WORTH_A_LINE) or (isinstance(event, ModelSync) and event.pieces_done in (0, event.pieces_total)):
             self._write(f"{source}: {describe(event)}")
         if self.metrics.phase is not None and self._due(LINE_SECONDS):
-            self._write(figures_line(self.metrics, now=self._clock()))
+            self._write(figures_line(self.metrics, now=self._now()))
 
     def _write(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
@@ -149,7 +161,7 @@ class LineDisplay(Display):
 def dashboard(metrics: RunMetrics, *, now: float, width: int = 100) -> RenderableType:
     """The panel as a rich renderable. now: unix seconds."""
     parts: list[RenderableType] = [_headline(metrics), _progress(metrics, now)]
-    losses = [loss for _, loss in metrics.mean_losses]
+    losses = [loss for _, loss in metrics.settled_losses]
     if losses:
         curve = sparkline(losses, max(10, width - 40))
         validation = f"  validation {metrics.validation[-1][1]:.3f}" if metrics.validation else ""
@@ -163,7 +175,7 @@ def figures_line(metrics: RunMetrics, *, now: float) -> str:
     """The panel's figures in one line."""
     assert metrics.phase is not None, "called before the first phase"
     pages = list(metrics.clients.values())
-    mean = metrics.mean_losses
+    mean = metrics.settled_losses
     figures = [f"epoch {metrics.phase.epoch} {printable(metrics.phase.phase)}", f"step {_step_text(metrics)}"]
     if mean:
         figures.append(f"loss {mean[-1][1]:.3f}")
@@ -234,7 +246,7 @@ def _clients_table(metrics: RunMetrics) -> Table:
             count_text(page.tokens_per_second),
             bytes_text(page.network.bytes_sent),
             bytes_text(page.network.bytes_received),
-            str(page.network.peers),
+            f"{page.network.peers} ({page.relayed} relayed)" if page.relayed else str(page.network.peers),
             _digest(metrics, page),
         )
     return table

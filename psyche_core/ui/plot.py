@@ -6,23 +6,38 @@ Needs matplotlib (extra `plot`), imported when called. Draws off screen whatever
 from __future__ import annotations
 
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
 from psyche_core.config.sentences import printable
 
 SMOOTHING_STEPS = 9
-"""Width of the moving average, in steps."""
+"""Width of the smoothing window, in points."""
 
 
 def smoothed(points: list[tuple[int, float]], *, width: int = SMOOTHING_STEPS) -> list[tuple[int, float]]:
-    """Centred moving average; the window shrinks at both ends, so that the number of points does not change."""
-    half = width // 2
+    """Local straight lines: each value becomes that of the line that fits the `width` points around it best.
+
+    At both ends the window keeps its width and lies to one side. So the ends are as smooth as the rest: the last point of the
+    curve is not just the last measurement, and it does not lag behind a slope as a mean of the points before would. Values that
+    are not finite are left out.
+    """
+    known = [(step, value) for step, value in points if math.isfinite(value)]
+    width = min(width, len(known))
+    if width < 3:
+        return known
+
     result = []
-    for index, (step, _) in enumerate(points):
-        reach = min(half, index, len(points) - 1 - index)
-        window = [value for _, value in points[index - reach : index + reach + 1]]
-        result.append((step, sum(window) / len(window)))
+    for index, (step, _) in enumerate(known):
+        first = min(max(index - width // 2, 0), len(known) - width)
+        window = known[first : first + width]
+        middle = statistics.fmean(place for place, _ in window)
+        mean = statistics.fmean(value for _, value in window)
+        slope = sum((place - middle) * (value - mean) for place, value in window) / sum(
+            (place - middle) ** 2 for place, _ in window
+        )
+        result.append((step, mean + slope * (step - middle)))
     return result
 
 
@@ -69,3 +84,20 @@ def _columns(points: list[Any]) -> tuple[list[int], list[float]]:
 def _number(loss: float | None) -> float:
     """A loss for matplotlib, which leaves a gap at a value that is not finite."""
     return math.nan if loss is None else loss
+
+
+def plot_rates(path: Path, rates: list[tuple[int, float]], *, title: str) -> None:
+    """Draw a learning-rate schedule: (step, rate). Raises ModuleNotFoundError without matplotlib, and OSError."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot(*_columns(rates), color="black", linewidth=1.4)
+    axes.set_title(printable(title), parse_math=False)
+    axes.set_xlabel("step")
+    axes.set_ylabel("learning rate")
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True, alpha=0.2)
+    figure.savefig(path, format="png")

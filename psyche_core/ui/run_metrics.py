@@ -22,6 +22,7 @@ from psyche_core.telemetry.events import (
     Event,
     ModelLoaded,
     NetworkTotals,
+    PeerPaths,
     PhaseChanged,
     Problem,
     ReplicasDiffer,
@@ -106,6 +107,8 @@ class RunMetrics:
                 self._note_applied(self._page(source), time, event)
             case NetworkTotals():
                 self._page(source).note_network(event)
+            case PeerPaths():
+                self._page(source).paths = event.peers
             case EpochDigest():
                 self._note_digest(self._page(source), event)
             case ReplicasDiffer():
@@ -172,6 +175,21 @@ class RunMetrics:
             for step, loss in page.losses:
                 by_step.setdefault(step, []).append(loss)
         return [(step, statistics.fmean(losses)) for step, losses in sorted(by_step.items())]
+
+    @property
+    def settled_losses(self) -> list[tuple[int, float]]:
+        """`mean_losses` without a newest step that some clients have not reported yet, for curves.
+
+        The mean of the first who report a step would make the end of the curve jump with each of them.
+        """
+        counts: dict[int, int] = {}
+        for page in self.clients.values():
+            for step, _ in page.losses[-2:]:
+                counts[step] = counts.get(step, 0) + 1
+        means = self.mean_losses
+        if len(means) > 1 and counts.get(means[-1][0], 0) < counts.get(means[-2][0], 0) and self.server_ended is None:
+            means.pop()
+        return means
 
     def remaining_seconds(self, now: float) -> float | None:
         """Estimated seconds until the last step at the speed so far; None before the speed is known. now: unix seconds."""

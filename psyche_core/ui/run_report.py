@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from psyche_core.ui.run_metrics import RunMetrics
 def make_report(metrics: RunMetrics, *, wall_seconds: float) -> dict[str, Any]:
     """run_id, steps, epochs, clients, validation, identical, wall_seconds, train_seconds.
 
-    Losses are in nats per token, None for one that is not finite. If clients were killed there is also `faults`: kills, resyncs,
-    and shares that were not accepted and were assigned again.
+    Losses are in nats per token, None for one that is not finite. A client's `paths`, if it reported any, say how it reached each
+    other member at last: peer, path (direct, relayed, none), rtt_ms, sent_per_second, received_per_second (bytes). If clients
+    were killed there is also `faults`: kills, resyncs, and shares that were not accepted and were assigned again.
     """
     faults = {"kills": metrics.kills, "resyncs": metrics.resyncs, "requeued_shares": sum(metrics.requeued.values())}
     report = {
@@ -33,6 +35,7 @@ def make_report(metrics: RunMetrics, *, wall_seconds: float) -> dict[str, Any]:
                 "losses": [[step, _finite(loss)] for step, loss in page.losses],
                 "param_sha256": {str(epoch): digest for epoch, digest in sorted(page.digests.items())},
                 "payload_bytes": list(page.payload_bytes),
+                **({"paths": [asdict(each) for each in page.paths]} if page.paths else {}),
             }
             for page in metrics.clients.values()
         ],

@@ -8,6 +8,7 @@ identity they had. If a client is killed so late that the run ends before its re
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -15,12 +16,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Protocol
 
 import anyio
 import anyio.to_thread
+import tomli_w
 from rich.console import Console
 from rich.text import Text
 
@@ -33,6 +35,7 @@ from psyche_core.coordinator.round import witness
 from psyche_core.errors import BackendError, UserError
 from psyche_core.hookspecs import MemberContext
 from psyche_core.telemetry.events import Event, Problem, Started
+from psyche_core.telemetry.sinks import to_json
 from psyche_core.ui.console import describe
 from psyche_core.ui.live import Display, LineDisplay, LiveDisplay, SilentDisplay
 from psyche_core.ui.plot import plot_losses
@@ -62,11 +65,15 @@ LAST_KILL_SECONDS = 15.0
 
 TICK_SECONDS = 0.25
 SHOWN_LOG_LINES = 15
-_OURS = ("events", "logs", "keys", "checkpoint", "report.json", "loss.png", MARKER)
+STATE_FILE = "state.toml"
+"""The run file in the folder of results, if it differs from that of the configuration."""
+
+_OURS = ("events", "logs", "keys", "checkpoint", "report.json", "loss.png", STATE_FILE, MARKER)
 
 
 MemberOptions = Callable[[MemberContext], list[str]]
 LoseRoute = Callable[[str], str]
+Beside = Callable[[Path], AbstractAsyncContextManager[None]]
 
 
 class RunFiles(Protocol):
@@ -91,10 +98,12 @@ async def run_testnet(
     member_options: MemberOptions | None = None,
     *,
     lose_route: LoseRoute | None = None,
+    beside: Beside | None = None,
 ) -> int:
     """Run the testnet. Returns the exit code: 0, or 1 if a member failed, a guarantee was broken or a figure was not reached.
 
-    member_options, lose_route: of the backend's registration. Raises UserError for problems that the user can correct.
+    member_options, lose_route: of the backend's registration. beside: gets the folder of the results and is entered for as long
+    as members run. Raises UserError for problems that the user can correct.
     """
     run, data = files.run, files.data
     check_port(settings.server_port)
@@ -106,7 +115,9 @@ async def run_testnet(
     if data is not None and files.data_port is None:
 
         def tell(event: Event) -> None:
-            if settings.logs != "none":
+            if settings.logs == "json":
+                print(_json_line("testnet", event), flush=True)
+            elif settings.logs != "none":
                 console.print(Text(describe(event)), soft_wrap=True)
 
         await prepare_tokens(data, tell)
@@ -115,7 +126,8 @@ async def run_testnet(
         testnet = _Testnet(
             settings, files, member_options or _server_address, lose_route=lose_route, kills=kills, out=out, display=display
         )
-        failures = await testnet.play()
+        async with contextlib.nullcontext() if beside is None else beside(out):
+            failures = await testnet.play()
 
     if not failures:
         failures += metrics.unfinished()
@@ -131,7 +143,7 @@ async def run_testnet(
     except ModuleNotFoundError as error:
         print(f"no loss.png: {error}; pip install 'psyche-core[plot]'", file=sys.stderr)
 
-    if settings.logs != "none":
+    if settings.logs not in ("json", "none"):
         console.print(summary(metrics, report, files=list(_results(out, metrics))))
     for failure in dict.fromkeys(failures):
         print(f"Error: {printable_lines(failure)}", file=sys.stderr)
@@ -221,6 +233,8 @@ class _Testnet:
         self._display = display
         self._metrics = display.metrics
         self._environment = child_environment(threads=settings.torch_threads)
+        if settings.hf_token is not None:
+            self._environment["HF_TOKEN"] = settings.hf_token
         self._children = Children(self._out / "logs")
         self._clients: dict[str, Child] = {}
         self._address = ""
@@ -355,8 +369,12 @@ class _Testnet:
     def _server_arguments(self) -> list[str]:
         config = self._settings.config_path.absolute()
         data = ["--data-config", str(config / "data.toml")] if self._serves_data else []
+        state = config / "state.toml"
+        if self._settings.first_client_checkpoint is not None:
+            state = self._out / STATE_FILE
+            state.write_bytes(tomli_w.dumps(self._run.model_dump(exclude_none=True)).encode())
         return [
-            *("server", "run", "--state", str(config / "state.toml"), *data, "--host", HOST),
+            *("server", "run", "--state", str(state), *data, "--host", HOST),
             *("--backend", self._settings.backend, "--server-port", str(self._settings.server_port)),
             *("--logs", "json", "--events-file", str(self._out / "events" / "server.jsonl")),
         ]
@@ -399,9 +417,24 @@ def held_out(data: DataFile | None) -> Path | None:
     return data.dir / VALIDATION_FOLDER
 
 
+class _JsonDisplay(Display):
+    """Writes each event as one JSON line, with the program that it comes from."""
+
+    def show(self, source: str, event: Event | None = None) -> None:
+        """Write the event."""
+        if event is not None:
+            print(_json_line(source, event), flush=True)
+
+
+def _json_line(source: str, event: Event) -> str:
+    return json.dumps({"program": source, **json.loads(to_json(event))})
+
+
 def _display(logs: str, metrics: RunMetrics, console: Console) -> Display:
     if logs == "none":
         return SilentDisplay(metrics, console)
+    if logs == "json":
+        return _JsonDisplay(metrics, console)
 
     live = logs == "auto" and console.is_terminal
     return LiveDisplay(metrics, console) if live else LineDisplay(metrics, console)

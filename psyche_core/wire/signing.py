@@ -80,6 +80,22 @@ class SecretKey:
 
         return cls(content)
 
+    @classmethod
+    def parse(cls, text: str, *, source: str) -> SecretKey:
+        """Return the key written as 64 hex digits. source: where the text comes from, for errors, which never show it.
+
+        Raises IdentityError.
+        """
+        try:
+            seed = bytes.fromhex(text.strip())
+        except ValueError:
+            seed = b""
+        if len(seed) != 32:
+            message = f"{source} holds no identity key: expected 64 hex digits (`openssl rand -hex 32`)"
+            raise IdentityError(message)
+
+        return cls(seed)
+
     def save(self, path: Path) -> None:
         """Write the key file, readable only by its owner. Raises IdentityError, also if the file already exists."""
         try:

@@ -7,13 +7,14 @@ from functools import cache
 import click
 
 from psyche_core.cli import cli
+from psyche_core.training import sidecar
 
 
 def parse(words: list[str]) -> dict[str, object]:
     """Parse a psyche command as the program would, without running it; the leaf's parameters."""
     command: click.Command = cli
     context = click.Context(cli)
-    while isinstance(command, click.Group) and not (command.invoke_without_command and words[0].startswith("-")):
+    while isinstance(command, click.Group) and not (command.invoke_without_command and (words or ["-"])[0].startswith("-")):
         found = command.get_command(context, words[0])
         assert found is not None, f"no command {words[0]}"
         command, words = found, words[1:]
@@ -34,7 +35,7 @@ def known(words: list[str]) -> tuple[str, set[str]]:
         path, command, words = [*path, words[0]], found, words[1:]
         context = click.Context(command, info_name=path[-1], parent=context, resilient_parsing=True)
     named = [part for word in words for part in word.split("=")[:2]]
-    if "--backend" in named:
+    if "--backend" in named or path == ["psyche", "client", "train"]:  # plugins bring further options
         leaf = command.make_context(path[-1], list(words), parent=context.parent, resilient_parsing=True)
         return " ".join(path), options_of(command, leaf)
     return " ".join(path), options_of(command, context)
@@ -42,6 +43,8 @@ def known(words: list[str]) -> tuple[str, set[str]]:
 
 def options_of(command: click.Command, context: click.Context) -> set[str]:
     """Every spelling of the options that a command takes."""
+    if command.name == "sidecar":  # passes all of them on to a program of its own
+        return set(sidecar.parser()._option_string_actions)
     return {word for each in command.get_params(context) for word in (*each.opts, *each.secondary_opts) if word.startswith("-")}
 
 
@@ -58,4 +61,4 @@ def all_options() -> set[str]:
                 below = command.get_command(context, name)
                 assert below is not None
                 rest.append((below, click.Context(below, parent=context, resilient_parsing=True)))
-    return found | known(["client", "train", "--backend", "solana"])[1]
+    return found | known(["client", "train", "--backend", "solana"])[1] | known(["client", "train"])[1]

@@ -32,7 +32,8 @@ COMMANDS = [
 TABLES = [block for page in PAGES.values() for block in re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)]
 NEEDS_A_SERVER = "psyche client train"
 HOSTS_A_RUN = "psyche server run"
-NEEDS_A_CLIENT = "python -m psyche_core.training.sidecar"
+NEEDS_A_CLIENT = "psyche sidecar"
+WATCHES = ("psyche web", "psyche replay", "psyche testnet start")
 
 
 def test_there_is_something_to_check() -> None:
@@ -51,9 +52,14 @@ def test_each_command_that_hosts_a_run_parses(command: str) -> None:
     assert (given["restart_from_checkpoint"], given["checkpoint"]) in ((True, None), (None, "hf://friend/model-step-500"))
 
 
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith(WATCHES)])
+def test_each_command_that_shows_a_run_parses(command: str) -> None:
+    assert parse(shlex.split(command)[1:])
+
+
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith(NEEDS_A_CLIENT)])
 def test_each_command_that_needs_a_client_parses(command: str) -> None:
-    given = sidecar.parser().parse_args(shlex.split(command)[3:])
+    given = sidecar.parser().parse_args(shlex.split(command)[2:])
     assert given.start_rank + given.local_ranks <= given.world_size
 
 
@@ -64,7 +70,7 @@ def test_the_other_commands_run_one_after_the_other(tmp_path: Path, monkeypatch:
         (tmp_path / "books" / f"{number}.txt").write_text("To be, or not to be, that is the question.\n" * 400)
     monkeypatch.chdir(tmp_path)
     for command in COMMANDS:
-        if not command.startswith((NEEDS_A_SERVER, HOSTS_A_RUN, NEEDS_A_CLIENT)):
+        if not command.startswith((NEEDS_A_SERVER, HOSTS_A_RUN, NEEDS_A_CLIENT, *WATCHES)):
             program, *words = shlex.split(command)
             assert program == "psyche"
             done = CliRunner().invoke(cli, words)
@@ -75,6 +81,11 @@ def test_the_other_commands_run_one_after_the_other(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("table", TABLES)
 def test_each_table_is_valid_in_a_run_file(table: str) -> None:
     run = (REPOSITORY / "examples" / "local_testnet" / "state.toml").read_text()
+    if table.startswith("[model.network]"):
+        relays = parse_run_file(f"{run}\n{table}", source="the page").model.relays
+        assert relays == tuple(tomllib.loads(table)["model"]["network"]["relays"])
+        return
+
     [path] = re.findall(r"^\[(model\.LLM\.\w+)[\w.]*\]$", table, flags=re.MULTILINE)
     before, _, rest = run.partition(f"\n[{path}")
     after = rest.partition("\n\n")[2]

@@ -36,7 +36,7 @@ def test_each_command_can_be_run_as_it_stands(command: str) -> None:
             for value in params.values():
                 if isinstance(value, Path) and value.parts[0] == "examples":
                     assert (REPOSITORY / value).exists(), value
-            if "run_id" in params:
+            if params.get("run_id") is not None:
                 assert params["run_id"] == load_run_file(REPOSITORY / "examples" / "local_testnet" / "state.toml").run_id
         case "pip":
             for option, value in itertools.pairwise(words):

@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
 RUN = "paid-run"
 MEMBERS = ("client-1", "client-2", "client-3")
 STEPS, ROUNDS = 12, 6
-POINTS = 3_000_000
+TOKENS = 3
+POINTS = TOKENS * 10**6
 """What an epoch pays."""
 
 
@@ -46,7 +47,7 @@ def test_members_of_a_run_on_a_chain_are_paid_though_an_rpc_provider_dies_midway
     of_run, by_owner = ("-r", RUN), ("-w", owner)
     chain.ask("run-manager", "create-run", *of_run, "-c", "test", "--treasurer-collateral-mint", mint, *by_owner)
     chain.ask("run-manager", "update-config", *of_run, "--config-path", config, *by_owner)
-    chain.ask("run-manager", "set-future-epoch-rates", *of_run, "--earning-rate-total-shared", POINTS, *by_owner)
+    chain.ask("run-manager", "set-future-epoch-rates", *of_run, "--earning-rate-total-shared", TOKENS, *by_owner)
     chain.ask("run-manager", "treasurer-top-up-rewards", *of_run, "--collateral-amount", 50, *by_owner)
     chain.ask("run-manager", "join-authorization-create", "--authorizer", EVERYBODY, *by_owner)
     chain.ask("run-manager", "set-paused", *of_run, "--resume", *by_owner)

@@ -121,13 +121,15 @@ def test_a_client_that_dies_ends_the_testnet_at_once(
     start: Started, run_of_two: Path, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    process = start(*arguments_for(run_of_two, out, free_port(), clients=2))
+    model = ("--first-client-checkpoint", run_of_two / "model")
+    process = start(*arguments_for(run_of_two, out, free_port(), clients=2), "--logs", "json", *model)
     wait_for_training(out, process)
     (victim,) = set(processes_naming("client-2.key")) & set(processes_naming(str(out)))  # other tests have clients, too
     os.kill(victim, signal.SIGKILL)
-    _, complained = process.communicate(timeout=60)
+    printed, complained = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "client-2 ended with exit code -9" in complained
+    assert {json.loads(line)["program"] for line in printed.splitlines()} == {"server", "client-1", "client-2"}
     assert "Traceback" not in complained
     assert processes_naming(str(out)) == []
     assert json.loads((out / "report.json").read_text())["steps"] >= 1, "what was there is reported"

@@ -246,6 +246,8 @@ def test_plugins_can_be_disabled_or_chosen(install: Install, tmp_path: Path) -> 
     ("data", "Server", "tcp"),
     ("data", "Http", "http"),
     ("transport", "quic", "quic"),
+    ("relay", "iroh", "quic"),
+    ("command", "relay", "quic"),
 ])  # fmt: skip
 def test_a_missing_first_party_plugin_names_its_extra(kind: str, name: str, extra: str) -> None:
     with pytest.raises(PluginError) as caught:

@@ -119,6 +119,18 @@ def test_a_pipe_among_a_checkpoints_files_is_one_sentence(tmp_path: Path) -> Non
         verify(tmp_path, manifest)
 
 
+def test_a_log_is_appended_to_and_one_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    log, events = tmp_path / "log", tmp_path / "events"
+    for word in ("first", "second"):
+        with open_report(events_file=events, write_log=log) as report:
+            report(Problem("warning", word))
+    assert [line.split(maxsplit=1)[1] for line in log.read_text().splitlines()] == ["warning: first", "warning: second"]
+    assert len(events.read_text().splitlines()) == 2
+    with pytest.raises(UserError, match=f"cannot write the log to {tmp_path}: Is a directory"):
+        with open_report(write_log=tmp_path):
+            pytest.fail("it was opened")
+
+
 def test_events_go_into_a_pipe_that_somebody_reads_and_wait_for_nobody(tmp_path: Path) -> None:
     path = tmp_path / "events"
     os.mkfifo(path)

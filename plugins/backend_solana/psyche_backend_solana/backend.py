@@ -35,7 +35,7 @@ from psyche_backend_solana.sending.member_commands import instructions_of, wants
 from psyche_backend_solana.sending.sender import OutOfUnits, Sender
 from psyche_backend_solana.settings import SolanaSettings
 from psyche_backend_solana.treasurers import check_owner
-from psyche_backend_solana.wallet import Signer
+from psyche_backend_solana.wallet import Signer, Wallet
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, BackendError, CommandRefused
@@ -84,11 +84,12 @@ class SolanaBackend(Backend):
         owner: Pubkey | None = None,
         retry_seconds: float = 300.0,
         intervals: PollIntervals | None = None,
+        only_reads: bool = False,
     ) -> None:
         """Make a backend; nothing is read before entering.
 
         wallet: signs and pays. key: our transport's key. grantees: wallets whose authorizations are tried. price: see
-        `compute_budget`. owner: required owner of the run.
+        `compute_budget`. owner: required owner of the run. only_reads: never tick, for an observer that pays nothing.
         """
         self._run_id = run_id
         self._endpoints = endpoints
@@ -100,6 +101,7 @@ class SolanaBackend(Backend):
         self._price = price
         self._owner = owner
         self._retry_seconds = retry_seconds
+        self._only_reads = only_reads
         self._intervals = intervals or PollIntervals()
         self._turn = ticker.TickSchedule()
         self._published: bytes | None = None
@@ -131,6 +133,22 @@ class SolanaBackend(Backend):
             retry_seconds=context.retry_seconds,
         )
 
+    @classmethod
+    def observer(cls, context: BackendContext) -> SolanaBackend:
+        """A backend that only follows the run, with a wallet made for it that is empty. Raises UserError for an endpoint."""
+        settings = context.settings or SolanaSettings()
+        assert isinstance(settings, SolanaSettings)
+        return cls(
+            context.run_id,
+            endpoints=settings.endpoints(),
+            wallet=Wallet.generate(),
+            key=context.key,
+            programs=settings.programs,
+            owner=settings.wanted_owner,
+            retry_seconds=context.retry_seconds,
+            only_reads=True,
+        )
+
     async def __aenter__(self) -> Self:
         """Find the run. Raises CommandRefused (WrongRun, OtherOwner), ConfigError, and BackendError if no endpoint answers."""
         self._rpc = Rpc(self._endpoints)
@@ -146,7 +164,7 @@ class SolanaBackend(Backend):
                 on_reading=self._see,
                 on_clock=self._note_clock,
                 intervals=self._intervals.watcher,
-                patience_seconds=self._retry_seconds,
+                give_up_seconds=self._retry_seconds,
             )
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -289,7 +307,8 @@ class SolanaBackend(Backend):
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._watcher.run)
-                group.start_soon(self._take_turns)
+                if not self._only_reads:
+                    group.start_soon(self._take_turns)
                 group.start_soon(self._read_addresses)
         except BaseExceptionGroup as failures:
             closed, rest = failures.split(BackendClosed)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import click
 
     from psyche_backend_solana.settings import SolanaSettings
+    from psyche_core.config.run_config import ModelConfig
     from psyche_core.interfaces import Backend, BackendServer
     from psyche_core.wire.signing import SecretKey
 
@@ -28,6 +29,12 @@ def _create(context: BackendContext) -> Backend:
     from psyche_backend_solana.backend import SolanaBackend
 
     return SolanaBackend.from_context(context)
+
+
+def _observe(context: BackendContext) -> Backend:
+    from psyche_backend_solana.backend import SolanaBackend
+
+    return SolanaBackend.observer(context)
 
 
 def _create_server(context: ServerContext) -> BackendServer:
@@ -58,6 +65,12 @@ def _route(settings: SolanaSettings) -> str:
     return settings.endpoints()[0].host_and_port
 
 
+async def _read_model(run_id: str, settings: SolanaSettings) -> ModelConfig:
+    from psyche_backend_solana.reading import read_model
+
+    return await read_model(run_id, settings)
+
+
 def _run_manager() -> click.Command:
     from psyche_backend_solana.commands.run_manager import run_manager
 
@@ -81,11 +94,13 @@ def psyche_register_backends() -> list[BackendRegistration]:
             summary="a coordinator program on a Solana chain",
             create=_create,
             create_server=_create_server,
+            observe=_observe,
             testnet=BackendTestnet(member_options=_member_options, lose_route=_lose_route),
             settings=SolanaSettings,
             needs_address=False,
             transport_key=_transport_key,
             route=_route,
+            read_model=_read_model,
         )
     ]
 

@@ -97,11 +97,13 @@ async def find_authorization(
 ) -> Pubkey:
     """The authorization of `grantor` with which `user` may join.
 
-    grantees: wallets whose authorizations are tried; None tries the one for everybody, then the user's own. Raises
-    CommandRefused (`NotAuthorized`) with what is missing.
+    grantees: wallets whose authorizations are tried; None, or the user alone, tries the one for everybody, then the user's own.
+    Raises CommandRefused (`NotAuthorized`) with what is missing.
     """
     await checked_ids(rpc, programs, "authorizer", timeout=timeout)
-    wanted = tuple(grantees) if grantees is not None else (authorizer.EVERYBODY, user)
+    wanted = (user,) if grantees is None else tuple(grantees)
+    if wanted == (user,):
+        wanted = (authorizer.EVERYBODY, user)
     addresses = [authorizer.address(grantor, grantee, program=programs.authorizer) for grantee in wanted]
     try:
         found = await methods.accounts(rpc, addresses, timeout=timeout)

@@ -21,6 +21,8 @@ from psyche_backend_solana.wallet import Wallet
 from psyche_core.errors import IdentityError
 
 RAW_WALLET = "RAW_WALLET_PRIVATE_KEY"
+DEFAULT_WALLET = "~/.config/solana/id.json"
+"""Where `solana-keygen new` writes, and what every command of Solana uses if no other wallet is named."""
 
 
 class ChainSettings(BaseSettings):
@@ -91,7 +93,7 @@ class WalletSettings(ChainSettings):
         default=None,
         description=(
             "Wallet file in the format of solana-keygen. Instead, the environment variable RAW_WALLET_PRIVATE_KEY may hold the "
-            "secret, as a JSON array or base58."
+            "secret, as a JSON array or base58. Default: ~/.config/solana/id.json, if it exists."
         ),
         json_schema_extra={"short": "-w"},
     )
@@ -117,14 +119,26 @@ class WalletSettings(ChainSettings):
         if self.raw_wallet_private_key is not None:
             secret = self.raw_wallet_private_key.get_secret_value()
             return Wallet.parse(secret, source=f"the environment variable {RAW_WALLET}")
-        if self.wallet_private_key_path is None:
+        path = self.wallet_file
+        if path is None:
             message = (
                 f"no wallet given: use --wallet-private-key-path FILE, or the environment variable {RAW_WALLET}; "
-                "`solana-keygen new` makes one"
+                "`solana-keygen new` makes ~/.config/solana/id.json, which is used if nothing else is given"
             )
             raise IdentityError(message)
 
-        return Wallet.load(self.wallet_private_key_path, allow_readable_by_others=self.allow_readable_wallet)
+        return Wallet.load(path, allow_readable_by_others=self.allow_readable_wallet)
+
+    @property
+    def wallet_file(self) -> Path | None:
+        """The wallet's file: the given one, else that of Solana's command line if it exists; None for a secret or no wallet."""
+        if self.wallet_private_key_path is not None or self.raw_wallet_private_key is not None:
+            return self.wallet_private_key_path
+        try:
+            default = Path(DEFAULT_WALLET).expanduser()
+        except RuntimeError:  # this user has no home
+            return None
+        return default if default.exists() else None
 
 
 class SolanaSettings(WalletSettings):

@@ -18,7 +18,7 @@ from solders.pubkey import Pubkey
 from solders.transaction import Transaction
 
 from psyche_backend_solana import backend as backend_module
-from psyche_backend_solana.backend import PollIntervals
+from psyche_backend_solana.backend import PollIntervals, SolanaBackend
 from psyche_backend_solana.following import watcher
 from psyche_backend_solana.following.address_book import AddressBook
 from psyche_backend_solana.following.watcher import WatcherIntervals
@@ -29,8 +29,10 @@ from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.sending.sender import Sender
+from psyche_backend_solana.settings import SolanaSettings
 from psyche_core.coordinator.commands import WarmupWitness, Withdraw
 from psyche_core.errors import BackendClosed, BackendError, CommandRefused
+from psyche_core.hookspecs import BackendContext
 from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.testing.backend import in_phase, small_state, until
 from psyche_core.types import RunState
@@ -390,6 +392,27 @@ async def test_an_empty_wallet_hears_why_it_cannot_join() -> None:
             del chain.accounts[wallet_of(KEYS[0]).pubkey]
             with pytest.raises(CommandRefused, match="NotSent: the wallet cannot pay"):
                 await backend.join(b"a", timeout=TIMEOUT)
+
+
+async def test_an_observer_follows_a_run_without_a_wallet_and_pays_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psyche_backend_solana.sending.ticker.FIRST_TURN_SECONDS", 0.05)
+    state = small_state()
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state)
+        endpoint = chain.providers[0].endpoint
+        settings = SolanaSettings(rpc=endpoint.http, ws_rpc=endpoint.websocket)
+        context = BackendContext(run_id="conformance", address="", key=KEYS[1], settings=settings)
+        async with SolanaBackend.observer(context) as observer, backend_of(chain, KEYS[0]) as member:
+            await member.join(b"here", timeout=TIMEOUT)
+            await until(
+                observer, lambda update: bool(pending(1)(update) and has_address(member.identity.signer, b"here", update))
+            )
+            landed = len(chain.landed)
+            await member.send(Withdraw(member.identity), timeout=TIMEOUT)
+            await until(observer, pending(0))
+            assert len(chain.landed) == landed + 1
+            with pytest.raises(CommandRefused, match="NotSent: the wallet cannot pay"):
+                await observer.join(b"there", timeout=TIMEOUT)
 
 
 async def test_an_account_that_cannot_be_read_any_more_closes_the_backend_with_the_reason() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import anyio.from_thread
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from model_runs import all_programs
 from reference_bytes import account as reference_account
 from solders.account import Account
@@ -22,7 +22,7 @@ from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.authority import default_index
 from psyche_backend_solana.commands.owner import data_index_at, read_config
-from psyche_backend_solana.commands.rewards import units_of
+from psyche_backend_solana.commands.token_amounts import units_of
 from psyche_backend_solana.hooks import psyche_register_commands
 from psyche_backend_solana.layouts import address_record, reference, tokens, treasurer
 from psyche_backend_solana.layouts import mining_pool as layout
@@ -38,10 +38,11 @@ from psyche_backend_solana.settings import SolanaSettings
 from psyche_backend_solana.transport_key import transport_key
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.cli.failures import describe_failure
+from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import image
 from psyche_core.coordinator.round.schedule import batch_size
 from psyche_core.coordinator.state import Account as Balance
-from psyche_core.errors import ConfigError
+from psyche_core.errors import AccessRefused, ConfigError
 from psyche_core.testing.command import CommandConformance
 
 RUN_MANAGER, SOLANA = psyche_register_commands()
@@ -237,12 +238,14 @@ def test_switching_to_the_hub(shell: Shell, run: str) -> None:
 
 def test_no_client_has_that_version_so_it_is_refused_before_anything_is_sent(shell: Shell, run: str) -> None:
     for words in (("create-run", "-r", "another"), ("update-config", "-r", run)):
-        for text in ("latest", "v1"):
+        for text in ("newest", "v1"):
             said = shell(*words, "--client-version", text, wallet="owner", code=2)
             assert f"--client-version: got '{text}'" in said
     assert "there is no run 'another'" in shell("json-dump-run", "-r", "another", code=2)
     assert shell.json("json-dump-run", "-r", run)["client_version"] == "0.1.0"
     shell("update-config", "-r", run, "--client-version", "v1", "--allow-later-version", wallet="owner")
+    shell("update-config", "-r", run, "--client-version", "latest", wallet="owner")
+    assert shell.json("json-dump-run", "-r", run)["client_version"] == "", "the manual's `latest` asks for no certain client"
 
 
 def test_what_cannot_work_on_a_chain_is_refused(shell: Shell, run: str, tmp_path: Path) -> None:
@@ -259,6 +262,9 @@ def test_what_cannot_work_on_a_chain_is_refused(shell: Shell, run: str, tmp_path
 def test_rates(shell: Shell, run: str) -> None:
     assert "give --earning" in shell("set-future-epoch-rates", "-r", run, wallet="owner", code=2)
     shell("set-future-epoch-rates", "-r", run, "--earning-rate-total-shared", "12", wallet="owner")
+    said = shell("set-future-epoch-rates", "-r", run, "--earning-rate-total-shared", "0.5", wallet="owner", code=2)
+    assert "at most 0 decimals" in said
+    shell("set-future-epoch-rates", "-r", run, "--slashing-rate-per-client", "0", wallet="owner")
     assert shell.json("json-dump-run", "-r", run)["future_rates"] == {"earning_total_shared": 12, "slashing_per_client": 0}
 
 
@@ -279,11 +285,47 @@ def test_authorizations(shell: Shell, run: str) -> None:
     assert "can join" in shell("can-join", "-r", run, "--address", delegate, "--authorizer", member)
     read = shell.json("join-authorization-read", "--join-authority", owner, "--authorizer", member)
     assert (read["active"], read["delegates"]) == (True, [delegate])
+    assert [row["run_id"] for row in shell.json("list-runs", "--address", delegate)["runs"]] == []
+    assert run in [row["run_id"] for row in shell.json("list-runs", "--address", member)["runs"]]
+    kept = ("--delegates-clear", "false", "--delegate-added", owner)
+    assert "2 wallets may join" in shell("join-authorization-delegate", "--join-authority", owner, *kept, wallet="member")
+    new = ("--delegates-clear", "true", "--delegates-added", delegate, owner, "--json")
+    told = json.loads(shell("join-authorization-delegate", "--join-authority", owner, *new, wallet="member"))
+    assert told["delegates"] == [delegate, owner]
     shell("join-authorization-delegate", "--join-authority", owner, "--delegates-clear", wallet="member")
     assert "NotAuthorized" in shell("can-join", "-r", run, "--address", delegate, "--authorizer", member, code=1)
     assert "no longer" in shell("join-authorization-delete", "--authorizer", member, wallet="owner")
     assert "there is no authorization" in shell("join-authorization-delete", "--authorizer", member, wallet="owner", code=2)
     assert "NotAuthorized" in shell("can-join", "-r", run, "--address", member, code=1)
+
+
+def test_naming_oneself_as_authorizer_is_naming_nobody(shell: Shell) -> None:
+    """The guides let every member set AUTHORIZER to its own address, also for runs that are open for everybody."""
+    member = str(shell.wallet("member").pubkey)
+    shell("create-run", "-r", "open", wallet="another")
+    shell("join-authorization-create", "--authorizer", EVERYBODY, wallet="another")
+    assert "can join" in shell("can-join", "-r", "open", "--address", member, "--authorizer", member)
+    other = str(shell.wallet("delegate").pubkey)
+    assert "NotAuthorized" in shell("can-join", "-r", "open", "--address", member, "--authorizer", other, code=1)
+
+
+def test_a_runs_model_can_be_got_before_joining(shell: Shell, run: str, tmp_path: Path) -> None:
+    from psyche_core.cli.commands.predownload import predownload
+
+    def get(name: str) -> Result:
+        words = ["--run-id", name, "--rpc", shell.chain.rpc_url, "--base", str(tmp_path), "--model"]
+        return CliRunner().invoke(predownload, words)
+
+    gone = get("nothing")
+    assert isinstance(gone.exception, AccessRefused)
+    repo = (parse_run_file(CONFIG, source="config", run_id="r").model.LLM.checkpoint.settings or {})["repo_id"]
+    folder = tmp_path / repo
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    found = get(run)
+    assert found.exit_code == 0, found.exception
+    assert found.output.splitlines()[-1] == f"the model is in {folder}"
+    assert "the run's members have a newer model" in found.output
 
 
 def test_many_delegates_go_in_parts(shell: Shell) -> None:
@@ -433,7 +475,10 @@ def test_a_run_that_is_paid_for_by_a_treasurer(shell: Shell) -> None:
     made = shell.json("create-run", "-r", "paid", "--treasurer-collateral-mint", mint, wallet="owner")
     assert made["treasurer_run"] == shell.json("json-dump-run", "-r", "paid")["main_authority"]
     shell("update-config", "-r", "paid", "--config-path", str(shell.config), wallet="owner")
-    shell("set-future-epoch-rates", "-r", "paid", "--earning-rate-total-shared", "1000", wallet="owner")
+    shell("set-future-epoch-rates", "-r", "paid", "--earning-rate-total-shared", "0.001", wallet="owner")
+    assert shell.json("json-dump-run", "-r", "paid")["future_rates"] == {"earning_total_shared": 1000, "slashing_per_client": 0}
+    said = shell("set-future-epoch-rates", "-r", "paid", "--slashing-rate-per-client", "0.0000001", wallet="owner", code=2)
+    assert "at most 6 decimals" in said
     shell("set-paused", "-r", "paid", "--resume", wallet="owner")
     assert "belongs to" in shell("set-paused", "-r", "paid", wallet="member", code=2)
 

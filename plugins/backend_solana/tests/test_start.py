@@ -88,6 +88,39 @@ def test_the_names_of_the_guides_reach_the_client() -> None:
     assert with_prefix({"WALLET_PRIVATE_KEY_PATH": "b", "WALLET_PATH": "a"}) == {"PSYCHE_WALLET_PRIVATE_KEY_PATH": "b"}
 
 
+def test_options_may_lack_the_prefix_and_what_nothing_reads_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.env"
+    lines = (
+        "CHECKPOINT_DIR=c",
+        "HUB_REPO=h",
+        "LOGS=json",
+        "SCRATCH_DIR=s",
+        "WANDB_PROJECT=secret",
+        "RPCS=secret",
+        "PSYCHE_DEVISE=x",
+    )
+    path.write_text("\n".join((*lines, "HF_TOKEN=t", "PATH=p", "AUTHORIZER=")))
+    assert read_env_file(path) == {
+        "PSYCHE_CHECKPOINT_DIR": "c",
+        "PSYCHE_HUB_REPO": "h",
+        "PSYCHE_LOGS": "json",
+        "PSYCHE_CACHE_DIR": "s",
+        "WANDB_PROJECT": "secret",
+        "RPCS": "secret",
+        "PSYCHE_DEVISE": "x",
+        "HF_TOKEN": "t",
+        "PATH": "p",
+        "PSYCHE_AUTHORIZER": "",
+    }
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(f"{path}: ")[2].partition(" is ")[0] for line in told] == ["WANDB_PROJECT", "RPCS", "PSYCHE_DEVISE"]
+    assert "use EVENTS_FILE" in told[0]
+    assert "did you mean DEVICE?" in told[2]
+    assert "secret" not in "".join(told)
+
+
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*nothing: No such file"):
         read_env_file(tmp_path / "nothing")

@@ -100,8 +100,22 @@ def test_two_wallets_are_an_error(monkeypatch: pytest.MonkeyPatch, file: Path) -
         SolanaSettings(wallet_private_key_path=file).wallet()
 
 
-def test_no_wallet_says_how_to_give_one() -> None:
+def test_no_wallet_says_how_to_give_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(IdentityError, match="--wallet-private-key-path"):
+        SolanaSettings().wallet()
+
+
+def test_the_usual_wallet_is_used_if_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    usual = tmp_path / ".config" / "solana" / "id.json"
+    assert SolanaSettings().wallet_file is None
+    Wallet.generate().save(usual)
+    assert SolanaSettings().wallet().pubkey == Wallet.load(usual).pubkey
+    named = SolanaSettings(wallet_private_key_path=file)
+    assert named.wallet().pubkey == Wallet.load(file).pubkey != Wallet.load(usual).pubkey
+    usual.chmod(0o644)
+    with pytest.raises(IdentityError, match="can be read by other users"):
         SolanaSettings().wallet()
 
 

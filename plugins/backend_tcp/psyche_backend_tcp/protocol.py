@@ -8,9 +8,10 @@
                                               [4, code, sentence]            bye, the connection is closed
                                               [5, ping seconds, signature]   welcome, after the login
 
-The document is {"state": plain state, "addresses": [[signer, address], ...]} sorted by signer; hash is the SHA-256 of its
-encoding. Documents are identified by hash instead of a number, so that an identifier stays valid after a restart of the server.
-Commands carry no sender: the server fills in the key that logged in. The owner's commands have no encoding here on purpose.
+The document is {"state": plain state, "addresses": [[signer, address], ...]} sorted by signer, with "relays": [URL, ...] if the
+server offers relays beside those of the run's configuration; hash is the SHA-256 of its encoding. Documents are identified by
+hash instead of a number, so that an identifier stays valid after a restart of the server. Commands carry no sender: the server
+fills in the key that logged in. The owner's commands have no encoding here on purpose.
 Wrong types, lengths and ranges raise WireError before a value is built.
 """
 
@@ -18,12 +19,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from psyche_backend_tcp.limits import CLIENT_FRAME, MAX_ADDRESS_BYTES, SERVER_FRAME
 from psyche_core.config.run_config import Choice
+from psyche_core.config.schema import MAX_RELAY_BYTES, MAX_RELAYS
 from psyche_core.coordinator.commands import (
     Checkpoint,
     EpochDigest,
@@ -188,9 +190,10 @@ def decode_server(payload: bytes) -> ServerMessage:
 # ---------------------------------------------------------------- the document
 
 
-def make_document(state: CoordinatorState, addresses: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """The plain tree that all clients keep a copy of."""
-    return {"state": to_plain(state), "addresses": [[signer, addresses[signer]] for signer in sorted(addresses)]}
+def make_document(state: CoordinatorState, addresses: Mapping[bytes, bytes], relays: Sequence[str] = ()) -> dict[str, Any]:
+    """The plain tree that all clients keep a copy of. relays: URLs that the server offers itself."""
+    offered = {"relays": list(relays)} if relays else {}
+    return {"state": to_plain(state), "addresses": [[signer, addresses[signer]] for signer in sorted(addresses)], **offered}
 
 
 def document_digest(document: Any) -> bytes:
@@ -201,7 +204,8 @@ def document_digest(document: Any) -> bytes:
 def read_document(document: Any) -> StateUpdate:
     """The state and address book in a document. Raises WireError."""
     match document:
-        case {"state": plain, "addresses": list() as pairs}:
+        case {"state": plain, "addresses": list() as pairs, **others}:
+            relays = _relays(others.get("relays", []))
             addresses = {}
             for pair in pairs:
                 match pair:
@@ -211,13 +215,25 @@ def read_document(document: Any) -> StateUpdate:
                         message = "the address book is malformed"
                         raise WireError(message)
             try:
-                return StateUpdate(from_plain(plain), addresses)
+                return StateUpdate(from_plain(plain), addresses, relays)
             except (PsycheError, ValueError, TypeError, KeyError, IndexError) as error:
                 message = f"the server's state cannot be read: {error}; client and server are probably of different releases"
                 raise WireError(message) from error
         case _:
             message = "the server's document has no state"
             raise WireError(message)
+
+
+def _relays(plain: Any) -> tuple[str, ...]:
+    if (
+        isinstance(plain, list)
+        and len(plain) <= MAX_RELAYS
+        and all(isinstance(url, str) and len(url.encode(errors="replace")) <= MAX_RELAY_BYTES for url in plain)
+    ):
+        return tuple(plain)
+
+    message = f"the server's relays are not a list of at most {MAX_RELAYS} URLs"
+    raise WireError(message)
 
 
 # ---------------------------------------------------------------- commands

@@ -139,6 +139,16 @@ def test_other_bytes_are_refused_with_wire_error_only(payload: bytes) -> None:
             continue
 
 
+def test_a_document_has_relays_only_if_the_server_offers_some() -> None:
+    state = small_state()
+    assert "relays" not in make_document(state, {})
+    document = make_document(state, {}, ["https://relay.example.org"])
+    assert read_document(decode(encode(document), max_bytes=100_000)) == StateUpdate(state, {}, ("https://relay.example.org",))
+    for wrong in ("https://a", [1], ["https://a"] * 9, ["https://" + "a" * 300]):
+        with pytest.raises(WireError, match="relays"):
+            read_document({**document, "relays": wrong})
+
+
 def test_documents_are_read_back_and_checked() -> None:
     update = StateUpdate(small_state(), {b"b" * 32: b"address", b"a" * 32: b""})
     document = make_document(update.state, update.addresses)

@@ -26,7 +26,7 @@ from psyche_backend_tcp.connections.login import COORDINATOR, Login, decode_hell
 from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, Limits
 from psyche_backend_tcp.protocol import Answer, Bye, JoinRequest, WholeRequest, decode_server, encode_client
 from psyche_backend_tcp.server.tcp_server import TcpServer
-from psyche_core.coordinator.commands import Event, Pause, RunFinished, WarmupWitness, Withdraw
+from psyche_core.coordinator.commands import Event, Pause, RunFinished, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import (
     AccessRefused,
@@ -39,8 +39,8 @@ from psyche_core.errors import (
     UserError,
 )
 from psyche_core.hookspecs import BackendContext, ServerContext
-from psyche_core.testing.backend import small_state, until
-from psyche_core.types import NodeIdentity, RunState
+from psyche_core.testing.backend import in_phase, small_state, until
+from psyche_core.types import NodeIdentity, RunState, WitnessMetadata, WitnessStatement, bitmap
 from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey
 
@@ -521,3 +521,29 @@ async def test_unknown_address_text_is_a_user_error(keys: list[SecretKey]) -> No
 
     with pytest.raises(UserError, match="got 'nonsense'"):
         TcpBackend(BackendContext(run_id="r", address="nonsense", key=keys[0]))
+
+
+async def test_figures_of_a_witness_reach_the_owner_once(serving: Any, client: Any, clock: Any, keys: list[SecretKey]) -> None:
+    """Accepted statements only; who repeats one, or is refused, tells nothing."""
+    told: list[tuple[bytes, WitnessMetadata]] = []
+    figures = WitnessMetadata(1, 100.0, 200.0, 3.5)
+    with anyio.fail_after(3 * TIMEOUT):
+        async with AsyncExitStack() as stack:
+            server = await stack.enter_async_context(serving(on_figures=lambda *each: told.append(each)))
+            backends = [await stack.enter_async_context(client(server, key)) for key in keys[:2]]
+            for number, backend in enumerate(backends):
+                await backend.join(b"%d" % number, timeout=TIMEOUT)
+            clock.now += 3
+            for slot, backend in enumerate(backends):
+                await until(backend, in_phase(RunState.Warmup))
+                await backend.send(WarmupWitness(backend.identity, 0, slot, b"\1" * 32), timeout=TIMEOUT)
+            state = (await until(backends[0], in_phase(RunState.RoundTrain))).state
+            assert state.current_round is not None
+            height = state.current_round.height
+            statement = WitnessStatement(state.progress.epoch, height, 0, bitmap([]), bytes(320), bytes(32), bytes(32))
+            for _ in range(2):
+                with contextlib.suppress(CommandRefused):
+                    await backends[0].send(Witness(backends[0].identity, statement, figures), timeout=TIMEOUT)
+            with pytest.raises(CommandRefused):
+                await backends[1].send(Witness(backends[1].identity, statement, figures), timeout=TIMEOUT)
+    assert told == [(backends[0].identity.signer, figures)]

@@ -223,7 +223,9 @@ class BlobExchange:
                 leaves = racing.makes_place(races.values(), now()) if wanted and full else None
                 if wanted and (not full or leaves is not None):
                     mesh = self._mesh
-                    peer = plan.begin(members=mesh.members, reachable=mesh.sessions, doubted=mesh.reputation.doubted)
+                    peer = plan.begin(
+                        members=mesh.members, reachable=mesh.sessions, doubted=mesh.reputation.doubted, slow=mesh.relayed
+                    )
                     if peer is not None:
                         source, race = mesh.sessions[peer], Race(peer, now(), now())
                         if leaves is not None:

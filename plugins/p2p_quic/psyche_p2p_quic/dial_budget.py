@@ -112,6 +112,11 @@ class DialBudget:
         state.failed = True
         return chosen, 0.0
 
+    def is_quiet(self, peer: bytes, *, now: float) -> bool:
+        """Whether a dial that names no address, but a relay, would send nothing to unproven addresses."""
+        state = self._peer(peer, now)
+        return not state.known or now - state.tried > LIBRARY_SECONDS
+
     def proved(self, peer: bytes, address: str, *, now: float) -> None:
         """The peer proved its key at the address, whichever side dialled."""
         state = self._peer(peer, now)

@@ -1,20 +1,23 @@
 """The only module that uses iroh: typed endpoints, links and streams, which work around the library's pitfalls.
 
-No socket is bound beyond the requested interface and loopback (by a custom preset; the library would add `[::]`). Errors become
+No socket is bound beyond the requested ones and loopback (by a custom preset; the library would add `[::]`). Errors become
 `LinkLost` with a message (`str(IrohError)` is empty). A stream that is given up is stopped and reset, because one that is only
 dropped looks finished to the peer. A finished stream waits until the peer has received it.
 
+The library contacts every relay that it is handed, also one in the address of a peer. So `dial` takes a relay only if it is one
+of those of `use_relays`. It also tries the addresses that a peer names on an existing connection, to find a direct path.
+
 Callers must know: cancelling a read loses data, so the stream is unusable after it. Every stream's content must carry its own
-length and hash. Relays and discovery are disabled for now; `Endpoint.bind` is the place for them. Decisions about peers belong
-in `mesh`.
+length and hash. Decisions about peers belong in `mesh`, which relays to use in `relays` and `transport`.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -24,10 +27,15 @@ from iroh.iroh_ffi import InternalError
 from psyche_core.config.sentences import printable
 from psyche_core.errors import TransportError
 from psyche_p2p_quic.ffi_copy import mend
+from psyche_p2p_quic.interfaces import addresses_of
+from psyche_p2p_quic.observer_protocol import ALPN as OBSERVER_ALPN
+from psyche_p2p_quic.observer_protocol import MAX_OBSERVATION_BYTES, Observation, ObserverLocation
+from psyche_p2p_quic.relays import N0_RELAYS, canonical_relay
 
 ALPN = b"psyche/p2p/1"
 _GIVE_UP_SECONDS = 1.0
 _CONTROL_PRIORITY = 10
+_N0_DISCOVERY_PORT = 7842
 _PEER_CODE = re.compile(r"closed by peer: .*\(code (\d+)\)", re.DOTALL)
 
 mend()
@@ -48,6 +56,10 @@ def _as_link_lost(doing: str) -> Iterator[None]:
     except InternalError as error:
         message = f"{doing}: {printable(str(error))}"
         raise LinkLost(message) from error
+
+
+class ObserverRefused(LinkLost):
+    """An observer was reached, and did not tell our address."""
 
 
 class Stream:
@@ -105,6 +117,14 @@ class Stream:
                 return  # it has ended already
 
 
+@dataclass(frozen=True, slots=True)
+class Path:
+    """How the packets of a link travel now. relayed: through a relay. rtt: seconds there and back, 0 before it is measured."""
+
+    relayed: bool
+    rtt: float
+
+
 class Link:
     """A connection to a peer that has proved its key."""
 
@@ -117,6 +137,21 @@ class Link:
         """The `ip:port` texts the peer has answered from on this connection, normally one; empty once it is closed."""
         paths = self._connection.paths()
         return tuple(str(path.remote_addr) for path in paths if path.is_ip and (path.is_selected or path.stats.udp_rx_datagrams))
+
+    @property
+    def path(self) -> Path | None:
+        """The path in use; None once the link is closed, and while the library has chosen none."""
+        for path in self._connection.paths():
+            if path.is_selected:
+                return Path(not path.is_ip, path.rtt_ms / 1000)
+
+        return None
+
+    async def read_one_way(self, most: int) -> bytes:
+        """All of the next one-way stream that the peer opens, at most so many bytes."""
+        with _as_link_lost("read a one-way stream"):
+            stream = await self._connection.accept_uni()
+            return bytes(await stream.read_to_end(most))
 
     async def open(self) -> Stream:
         """A new stream; the peer sees it after the first write."""
@@ -137,6 +172,11 @@ class Link:
     def close(self, code: int, reason: str) -> None:
         """End the connection now; pending reads and writes of both sides fail."""
         self._connection.close(code, reason.encode()[:200])
+
+    async def closed(self) -> None:
+        """Wait until the link has ended."""
+        with _as_link_lost("wait for the end"):
+            await self._connection.closed()
 
     @property
     def close_reason(self) -> str:
@@ -177,52 +217,141 @@ class Arrival:
             await self._incoming.refuse()
 
 
-class _OneInterface(iroh.Preset):
+class _Sockets(iroh.Preset):
     """Binds only the given socket addresses."""
 
-    def __init__(self, sockets: Sequence[str]) -> None:
+    def __init__(self, sockets: Sequence[str], *, discovery: bool) -> None:
         self._sockets = sockets
+        self._discovery = discovery
 
     def apply(self, builder: Any) -> None:
-        builder.apply_minimal()
+        if self._discovery:
+            builder.apply_n0_disable_relay()
+        else:
+            builder.apply_minimal()
         for socket in self._sockets:
             builder.bind_addr(socket)
 
 
 class Endpoint:
-    """Our sockets and key."""
+    """Our sockets and key. discovery: whether n0's public service publishes and finds addresses of endpoints."""
 
-    def __init__(self, endpoint: Any, sockets: tuple[tuple[str, int], ...]) -> None:
+    def __init__(self, endpoint: Any, *, families: Collection[int], relays: bool, discovery: bool) -> None:
+        self.discovery = discovery
         self._endpoint = endpoint
-        self.sockets = sockets
+        self._families = families
+        self._can_relay = relays
+        self._relays: tuple[str, ...] = ()
+        self._external: dict[str, None] = {}
 
     @classmethod
-    async def bind(cls, seed: bytes, *, interface: str, port: int) -> Endpoint:
-        """Bind `interface` (an IPv4 or IPv6 address) at `port` (0: any) with the Ed25519 seed. Raises TransportError.
+    async def bind(
+        cls,
+        seed: bytes,
+        *,
+        interface: str,
+        port: int,
+        whole: bool = False,
+        relays: bool = False,
+        discovery: bool = False,
+    ) -> Endpoint:
+        """Bind an address, or the name of an interface, at `port` (0: any) with the Ed25519 seed. Raises TransportError.
 
-        The library always binds both families; the other one gets loopback only.
+        whole: see `interfaces.addresses_of`. The library always binds both families; one without an address gets loopback
+        only. relays: whether `use_relays` may be called. discovery: see the class.
         """
-        try:
-            ip = ipaddress.ip_address(interface)
-        except ValueError as error:
-            message = f"cannot bind the interface {interface!r}: expected an IPv4 or IPv6 address, such as 127.0.0.1"
-            raise TransportError(message) from error
-
-        wanted = f"{ip}:{port}" if ip.version == 4 else f"[{ip}]:{port}"
+        hosts = [ipaddress.ip_address(ip) for ip in addresses_of(interface, whole=whole)]
+        families = frozenset(host.version for host in hosts)
+        wanted = [f"{ip}:{port}" if ip.version == 4 else f"[{ip}]:{port}" for ip in hosts]
+        others = [loopback for version, loopback in ((4, "127.0.0.1:0"), (6, "[::1]:0")) if version not in families]
+        mode = iroh.RelayMode.custom(iroh.RelayMap.empty()) if relays else iroh.RelayMode.disabled()
         options = iroh.EndpointOptions(
-            preset=_OneInterface([wanted, "[::1]:0" if ip.version == 4 else "127.0.0.1:0"]),
-            relay_mode=iroh.RelayMode.disabled(),
-            secret_key=seed,
-            alpns=[ALPN],
+            preset=_Sockets([*wanted, *others], discovery=discovery), relay_mode=mode, secret_key=seed, alpns=[ALPN]
         )
+        shown = " and ".join(wanted)
         try:
-            with _as_link_lost(f"cannot bind {wanted}"):
+            with _as_link_lost(f"cannot bind {shown}"):
                 endpoint = await iroh.Endpoint.bind(options)
         except LinkLost as error:
-            message = f"cannot bind {wanted}: no interface of this machine has that address, or the port is taken; choose another"
+            message = f"cannot bind {shown}: no interface of this machine has that address, or the port is taken; choose another"
             raise TransportError(message) from error
 
-        return cls(endpoint, _reachable(endpoint.addr().direct_addresses(), ip.version))
+        return cls(endpoint, families=families, relays=relays, discovery=discovery)
+
+    @property
+    def sockets(self) -> tuple[tuple[str, int], ...]:
+        """(ip, port) pairs at which we may be reached now: external addresses first, loopback only where there is nothing else.
+
+        In a fixed order, so that equal addresses look equal.
+        """
+        found = set()
+        for text in {*self._endpoint.addr().direct_addresses(), *self._external}:
+            host, _, port = text.rpartition(":")
+            ip = ipaddress.ip_address(host.strip("[]"))
+            if text in self._external or ip.version in self._families:
+                found.add((text not in self._external, ip.version, ip, int(port)))
+
+        others = [each for each in found if not each[2].is_loopback or not each[0]]
+        return tuple((str(ip), port) for _, _, ip, port in sorted(others or found)[:8])
+
+    def is_bound(self, address: str) -> bool:
+        """Whether an `ip:port` is one of our sockets' own."""
+        return address not in self._external and address in self._endpoint.addr().direct_addresses()
+
+    @property
+    def own_ips(self) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, ...]:
+        """The IP addresses of `sockets` that are not external."""
+        external = {text.rpartition(":")[0].strip("[]") for text in self._external}
+        own = [ip for ip, _ in self.sockets if ip not in external]
+        return tuple(ipaddress.ip_address(ip) for ip in own or [ip for ip, _ in self.sockets])
+
+    @property
+    def port(self) -> int:
+        """The UDP port of the first of our sockets that is not loopback only."""
+        for text in self._endpoint.bound_sockets():
+            host, _, port = text.rpartition(":")
+            if ipaddress.ip_address(host.strip("[]")).version in self._families:
+                return int(port)
+
+        return 0
+
+    @property
+    def relays(self) -> tuple[str, ...]:
+        """The relays in use, see `use_relays`."""
+        return self._relays
+
+    @property
+    def home_relay(self) -> str | None:
+        """The relay through which we can be reached now; None while there is none."""
+        url = self._endpoint.addr().relay_url()
+        home = None if url is None else canonical_relay(url)
+        return home if home in self._relays else None
+
+    async def use_relays(self, urls: Sequence[str], *, token: str | None = None) -> None:
+        """Use these relays (see `relays.canonical_relay`) and no others. token: shown to each of them."""
+        if not self._can_relay:
+            return
+
+        with _as_link_lost("choose relays"):
+            for url in self._relays:
+                if url not in urls:
+                    await self._endpoint.remove_relay(url)
+            for url in urls:
+                if url not in self._relays:
+                    port = _N0_DISCOVERY_PORT if url in N0_RELAYS else None
+                    await self._endpoint.insert_relay(iroh.RelayConfig(url=url, quic_port=port, auth_token=token))
+        self._relays = tuple(urls)
+
+    async def use_external(self, addresses: Collection[str]) -> None:
+        """Offer peers these `ip:port` addresses beside those of our sockets; they replace the earlier ones."""
+        with _as_link_lost("note an external address"):
+            for address in [address for address in self._external if address not in addresses]:
+                await self._endpoint.remove_external_addr(address)
+                del self._external[address]
+            for address in addresses:
+                if address not in self._external:
+                    self._external[address] = None
+                    await self._endpoint.add_external_addr(address)
 
     async def arrival(self) -> Arrival | None:
         """The next connection attempt, None once the endpoint is closed."""
@@ -231,26 +360,35 @@ class Endpoint:
 
         return None if incoming is None else Arrival(incoming)
 
-    async def dial(self, peer: bytes, addresses: Sequence[str]) -> Link:
-        """Connect to the peer with that key at any of the `ip:port` addresses. May take long; use a timeout."""
+    async def dial(self, peer: bytes, addresses: Sequence[str], *, relay: str | None = None) -> Link:
+        """Connect to the peer with that key at any of the `ip:port` addresses. May take long; use a timeout.
+
+        relay: also through this relay, if it is one of ours; another one is never contacted.
+        """
         with _as_link_lost("dial"):
-            target = iroh.EndpointAddr(iroh.EndpointId.from_bytes(peer), None, list(addresses))
+            through = relay if relay in self._relays else None
+            target = iroh.EndpointAddr(iroh.EndpointId.from_bytes(peer), through, list(addresses))
             return Link(await self._endpoint.connect(target, ALPN))
+
+    async def call_observer(self, location: ObserverLocation, hosts: Sequence[str]) -> tuple[Link, Observation]:
+        """Ask an observer at its host's IP addresses for our address; see `observer_protocol`. May take long; use a timeout.
+
+        Raises LinkLost, ObserverRefused or WireError. The caller keeps the link open, and closes it.
+        """
+        at = [f"[{host}]:{location.port}" if ":" in host else f"{host}:{location.port}" for host in hosts]
+        with _as_link_lost("call the observer"):
+            target = iroh.EndpointAddr(iroh.EndpointId.from_bytes(location.key), None, at)
+            link = Link(await self._endpoint.connect(target, OBSERVER_ALPN))
+        try:
+            return link, Observation.decode(await link.read_one_way(MAX_OBSERVATION_BYTES))
+        except LinkLost as error:
+            message = f"the observer refused: {link.close_reason or error}"
+            raise ObserverRefused(message) from error
+        except BaseException:
+            link.close(0, "")
+            raise
 
     async def aclose(self, *, timeout: float) -> None:
         """Close all connections; the peers see it at once. Waits until the last packets are sent, at most `timeout` seconds."""
         with anyio.move_on_after(timeout, shield=True), _as_link_lost("close"):
             await self._endpoint.close()
-
-
-def _reachable(direct_addresses: Sequence[str], version: int) -> tuple[tuple[str, int], ...]:
-    """(ip, port) pairs of one family; loopback ones only where there are no others."""
-    found = []
-    for text in direct_addresses:
-        host, _, port = text.rpartition(":")
-        ip = ipaddress.ip_address(host.strip("[]"))
-        if ip.version == version:
-            found.append((ip, int(port)))
-
-    others = [(ip, port) for ip, port in found if not ip.is_loopback]
-    return tuple((str(ip), port) for ip, port in (others or found)[:8])

@@ -1,9 +1,23 @@
-"""What this plugin registers: the transport `quic`. iroh is imported by the factory, not here."""
+"""What this plugin registers: the transport `quic`, the relay `iroh`, commands `relay` and `doctor`. Factories import iroh."""
 
 from __future__ import annotations
 
-from psyche_core.hookspecs import TransportContext, TransportRegistration, hookimpl
+from typing import TYPE_CHECKING
+
+from psyche_core.hookspecs import (
+    CommandRegistration,
+    RelayContext,
+    RelayRegistration,
+    TransportContext,
+    TransportRegistration,
+    hookimpl,
+)
+from psyche_core.interfaces.relay import Relay
 from psyche_core.interfaces.transport import Transport
+from psyche_p2p_quic.options import QuicOptions
+
+if TYPE_CHECKING:
+    import click
 
 PSYCHE_PLUGIN_API = "1.0"
 
@@ -23,5 +37,40 @@ def psyche_register_transports() -> list[TransportRegistration]:
             name="quic",
             summary="QUIC connections between all members of the epoch (iroh); blobs are verified by hash",
             create=create,
+            settings=QuicOptions,
         )
+    ]
+
+
+def create_relay(context: RelayContext) -> Relay:
+    """A relay beside a coordinator, listening once it is entered."""
+    from psyche_p2p_quic.relay_program.beside_coordinator import IrohRelay
+
+    return IrohRelay(context)
+
+
+def _relay_command() -> click.Command:
+    from psyche_p2p_quic.relay_program.command import relay
+
+    return relay
+
+
+@hookimpl
+def psyche_register_relays() -> list[RelayRegistration]:
+    """The relay `iroh`."""
+    return [RelayRegistration(name="iroh", summary="a relay and an address observer for iroh endpoints", create=create_relay)]
+
+
+def _doctor_command() -> click.Command:
+    from psyche_p2p_quic.doctor.command import doctor
+
+    return doctor
+
+
+@hookimpl
+def psyche_register_commands() -> list[CommandRegistration]:
+    """The commands `relay` and `doctor`."""
+    return [
+        CommandRegistration(name="relay", summary="run a relay for members behind routers", load=_relay_command),
+        CommandRegistration(name="doctor", summary="find out whether this machine can take part in a run", load=_doctor_command),
     ]

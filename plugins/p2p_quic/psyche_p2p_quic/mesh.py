@@ -1,17 +1,17 @@
 """Connections to all members: which side dials, which peers are accepted, and which of two connections stays.
 
-Published addresses are dialled only if `ranges` permits it and as often as `dial_budget` permits it. Each pair has one
-connection. The peer with the smaller key dials at once, the other after a delay, so that two dials rarely cross; if they do,
-the connection dialled by the smaller key stays, and both sides decide this alike. A restarted peer (another instance in its
-hello) replaces its old connection at once. A peer that is not a member is disconnected as soon as it has proved its key. What
-is sent on a connection is up to `session`.
+Published addresses are dialled only if `ranges` permits it and as often as `dial_budget` permits it; a published relay is used
+only if it is one of ours. Each pair has one connection. The peer with the smaller key dials at once, the other after a delay, so
+that two dials rarely cross; if they do, the connection dialled by the smaller key stays, and both sides decide this alike. A
+restarted peer (another instance in its hello or address) replaces its old connection at once. A peer that is not a member is
+disconnected as soon as it has proved its key. What is sent on a connection is up to `session`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
@@ -32,6 +32,9 @@ from psyche_p2p_quic.ranges import may_dial
 from psyche_p2p_quic.reputation import Reputation
 from psyche_p2p_quic.session import Session
 from psyche_p2p_quic.settings import QuicSettings
+
+_PATHS_SECONDS = 1.0
+"""How old what we know of the paths may be when sources are chosen: every connection is asked for it."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -62,11 +65,25 @@ class Mesh:
         self._settings = settings
         self._tasks = tasks
         self._dials = DialBudget(per_peer=settings.dials_per_peer, per_host=settings.dials_per_host)
-        self._own_ips = tuple(ipaddress.ip_address(ip) for ip, _ in endpoint.sockets)
         self._members: dict[bytes, _Member] = {}
         self._arriving: Counter[bytes] = Counter()
         self._offences: defaultdict[bytes, RepeatedProblem] = defaultdict(RepeatedProblem)
         self._handshakes = 0
+        self._relayed: frozenset[bytes] = frozenset()
+        self._relayed_at = -math.inf
+
+    @property
+    def relayed(self) -> frozenset[bytes]:
+        """Peers that are reached through a relay now. Without relays none are, and no connection is asked."""
+        if not self._endpoint.relays:
+            return frozenset()
+
+        now = _now()
+        if now - self._relayed_at >= _PATHS_SECONDS:
+            self._relayed_at = now
+            paths = {peer: made.path for peer, made in self.sessions.items()}
+            self._relayed = frozenset(peer for peer, path in paths.items() if path is not None and path.relayed)
+        return self._relayed
 
     @property
     def members(self) -> tuple[bytes, ...]:
@@ -84,7 +101,8 @@ class Mesh:
 
             if peer not in wanted:
                 self.sessions[peer].close(session.NOT_A_MEMBER, "you are not a member of this epoch")
-            elif old.address and wanted[peer]:  # a restart: the library refuses the new connection while the old one lives
+            elif old.address and wanted[peer] and _another_life(self.sessions[peer], wanted[peer]):
+                # the library refuses the new connection while the old one lives
                 self.sessions[peer].close(session.SUPERSEDED, "your address has changed; connect again")
 
         for peer, address in wanted.items():
@@ -121,7 +139,7 @@ class Mesh:
     async def _keep(self, peer: bytes, member: _Member) -> None:
         """Keep a connection to a member for as long as it is one."""
         with member.scope:
-            dialable = self._dialable(peer, member.address)
+            published = self._published(peer, member.address)
             pause = 0.0 if self._own < peer else self._settings.dial_grace_seconds
             while True:
                 await self._until_connected(peer, max(pause, self.reputation.refused_for(peer, now=_now())))
@@ -134,9 +152,15 @@ class Mesh:
                     continue
 
                 wait = 0.0
-                if dialable and not self._arriving[peer]:
-                    allowed, wait = self._dials.take(peer, dialable, now=_now())
-                    if allowed and await self._dial(peer, allowed):
+                if published is not None and not self._arriving[peer]:
+                    dialable, relay = self._dialable(published)
+                    allowed, wait = self._dials.take(peer, dialable, now=_now()) if dialable else ([], 0.0)
+                    if not allowed and (relay is not None or self._endpoint.discovery):
+                        due = self._dials.is_quiet(peer, now=_now())
+                        wait = 0.0 if due else wait
+                    else:
+                        due = bool(allowed)
+                    if due and await self._dial(peer, allowed, relay):
                         continue
 
                 pause = min(max(2 * pause, self._settings.retry_seconds), self._settings.retry_most_seconds)
@@ -145,33 +169,39 @@ class Mesh:
                     logger.debug("peer %s is not dialled for %.0f s: its addresses were tried too often", peer[:4].hex(), wait)
                     await self._until_connected(peer, wait)
 
-    def _dialable(self, peer: bytes, address: bytes) -> list[str]:
+    def _published(self, peer: bytes, address: bytes) -> PeerAddress | None:
         if not address:
-            return []
+            return None
 
         try:
             published = PeerAddress.decode(address)
         except WireError as error:
             logger.warning("peer %s cannot be dialled: %s", peer[:4].hex(), error)
-            return []
+            return None
 
-        kept = replace(published, sockets=tuple(pair for pair in published.sockets if may_dial(pair[0], self._own_ips)))
-        if published.sockets and not kept.sockets:
+        if published.sockets and self._dialable(published) == ([], None):
             message = "peer %s is not dialled: it published only addresses of private networks that we are not in, or of nobody"
             logger.warning(message, peer[:4].hex())
-        return list(dict.fromkeys(kept.dialable()))
+        return published
+
+    def _dialable(self, published: PeerAddress) -> tuple[list[str], str | None]:
+        """The addresses that may be dialled, and the relay if it is one of ours."""
+        own = self._endpoint.own_ips
+        kept = replace(published, sockets=tuple(pair for pair in published.sockets if may_dial(pair[0], own)))
+        relay = published.relay if published.relay in self._endpoint.relays else None
+        return list(dict.fromkeys(kept.dialable())), relay
 
     async def _until_connected(self, peer: bytes, timeout: float) -> None:
         with anyio.move_on_after(timeout):
             while peer not in self.sessions:
                 await self.changed.wait()
 
-    async def _dial(self, peer: bytes, dialable: list[str]) -> bool:
+    async def _dial(self, peer: bytes, dialable: list[str], relay: str | None) -> bool:
         link: Link | None = None
         settled = False
         try:
             with anyio.fail_after(self._settings.handshake_seconds):
-                link = await self._endpoint.dial(peer, dialable)
+                link = await self._endpoint.dial(peer, dialable, relay=relay)
                 self._proved(link)
                 stream = await link.open()
                 await stream.write(self._hello_frame())
@@ -305,6 +335,16 @@ def newer_stays(own: bytes, peer: bytes, *, old_dialled: bool, new_dialled: bool
     both, it did so because it had lost the older one.
     """
     return old_dialled == new_dialled or new_dialled == (own < peer)
+
+
+def _another_life(known: Session, address: bytes) -> bool:
+    """Whether a member's new address is that of another instance than the one we are connected with."""
+    try:
+        published = PeerAddress.decode(address)
+    except WireError:
+        return True
+
+    return not published.instance or published.instance != known.instance
 
 
 def _now() -> float:

@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from psyche_core.errors import TransportError, WireError
 from psyche_core.wire.frames import FrameDecoder, frame
 from psyche_p2p_quic.control_protocol import ControlProtocol, PeerSilent
-from psyche_p2p_quic.endpoint import Link, LinkLost, Stream
+from psyche_p2p_quic.endpoint import Link, LinkLost, Path, Stream
 from psyche_p2p_quic.settings import QuicSettings
 
 READ_BYTES = 64 * 1024
@@ -50,7 +50,7 @@ class Session:
     """link, stream: a connection and its control stream, both after the hello. decoder: holds what was read after the hello.
 
     dialled: whether we dialled. instance: the peer's. `ended` is set when the session is over. `peer_left` then says whether
-    the peer closed it itself; if so, dialling it at once would be useless.
+    the peer closed it itself; if so, dialling it at once would be useless. sent, received: bytes of frames and blobs.
     """
 
     def __init__(
@@ -69,6 +69,8 @@ class Session:
         self.dialled = dialled
         self.instance = instance
         self.ended: anyio.Event = anyio.Event()
+        self.sent: int = 0
+        self.received: int = 0
         self.peer_left: bool = False
         self.conversation = conversation
         self.asking: anyio.Semaphore = anyio.Semaphore(settings.streams_asked)
@@ -107,6 +109,11 @@ class Session:
             self._queue.clear()  # now, not when the last task has ended
             self.peer_left = self._link.peer_code == CLOSED
             self._link.close(code, reason)
+
+    @property
+    def path(self) -> Path | None:
+        """How the connection's packets travel now."""
+        return self._link.path
 
     async def open(self) -> Stream:
         """A stream for a blob request."""
@@ -167,6 +174,7 @@ class Session:
     def heard(self, received: int) -> None:
         """Note bytes received from the peer, on any stream."""
         self.conversation.heard()
+        self.received += received
         self._owner.count(received=received)
 
     async def _write(self) -> None:
@@ -182,6 +190,7 @@ class Session:
 
             await self._stream.write(b"".join(batch))
             self._queued_bytes -= size
+            self.sent += size
             self._owner.count(sent=size)
 
     async def _beat(self) -> None:

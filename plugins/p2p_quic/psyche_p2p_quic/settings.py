@@ -22,6 +22,9 @@ class QuicSettings:
     member, and for each host; as many at once. One host may run all 256 members of a run. penalty_seconds: how long a peer that
     broke the rules is refused. false_blobs: wrong blobs from a peer until it is refused.
 
+    relay_seconds: how long `use_relays` waits until we can be reached through a relay and know our outer address.
+    address_seconds: how often we look whether our own address is another.
+
     handshakes: incoming connections that may be between arrival and hello at once. handshakes_per_peer: the same for one key.
     frame_bytes: longest frame on the control stream. send_queue_bytes: unsent frames for a peer until it is disconnected for
     not reading. frames_per_second, frame_burst: how fast frames of a peer are read; further frames wait.
@@ -50,6 +53,9 @@ class QuicSettings:
     dials_per_host: int = 256
     penalty_seconds: float = 30.0
     false_blobs: int = 3
+
+    relay_seconds: float = 5.0
+    address_seconds: float = 1.0
 
     handshakes: int = 128
     handshakes_per_peer: int = 4

@@ -16,7 +16,7 @@ import anyio
 
 from psyche_core.errors import BlobRejected, TransportError
 from psyche_core.hookspecs import TransportContext
-from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Opened, Transport, TransportStats
+from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Opened, PeerPath, Transport, TransportStats
 from psyche_core.p2p.blob_store import BlobStore
 from psyche_core.p2p.message_log import MessageLog
 from psyche_core.p2p.offers import Offer, OfferBook
@@ -28,12 +28,22 @@ from psyche_p2p_quic.control_frames import INSTANCE_BYTES, Hello
 from psyche_p2p_quic.control_protocol import ControlProtocol
 from psyche_p2p_quic.endpoint import Endpoint, Link, Stream
 from psyche_p2p_quic.mesh import Mesh
+from psyche_p2p_quic.options import QuicOptions, parse_advertised
+from psyche_p2p_quic.own_address import OwnAddress
+from psyche_p2p_quic.relays import RelayChoice
 from psyche_p2p_quic.session import Session
 from psyche_p2p_quic.settings import QuicSettings
 
+_POLL_SECONDS = 0.05
+
 
 class QuicTransport(Transport):
-    """An endpoint. run_id: peers of other runs are refused. interface, port: what to bind; port 0 picks a free one."""
+    """An endpoint. run_id: peers of other runs are refused.
+
+    interface, port: what to bind: an address or the name of an interface; port 0 picks a free one. whole_interface: an address
+    stands for its interface, see `interfaces`. options: what the member decided about relays and its own address; the default
+    uses the relays of `use_relays` and their observers, and nothing else.
+    """
 
     def __init__(
         self,
@@ -42,13 +52,19 @@ class QuicTransport(Transport):
         *,
         interface: str = "127.0.0.1",
         port: int = 0,
+        whole_interface: bool = False,
+        options: QuicOptions | None = None,
         settings: QuicSettings | None = None,
     ) -> None:
         self._run_id = run_id
         self._key = key
         self._interface = interface
         self._port = port
+        self._whole_interface = whole_interface
+        self._options = options or QuicOptions.model_construct()
+        self._choice = RelayChoice.parse(self._options.iroh_relay)
         self._settings = settings or QuicSettings()
+        self._instance = secrets.token_bytes(INSTANCE_BYTES)
         self._log = MessageLog(own=key.public, limits=self._settings.log)
         self._store = BlobStore(max_blobs=self._settings.store_blobs, max_bytes=self._settings.store_bytes)
         self._offers = OfferBook(max_offers=self._settings.offers)
@@ -57,6 +73,8 @@ class QuicTransport(Transport):
         self._sent = 0
         self._received = 0
         self._address = b""
+        self._endpoint: Endpoint | None = None
+        self._own_address: OwnAddress | None = None
         self._mesh: Mesh | None = None
         self._blobs: BlobExchange | None = None
         self._running: asyncio.Task[None] | None = None
@@ -64,12 +82,38 @@ class QuicTransport(Transport):
     @classmethod
     def from_context(cls, context: TransportContext) -> QuicTransport:
         """Made by the hook."""
-        return cls(context.run_id, context.key, interface=context.interface, port=context.port)
+        options = context.settings
+        assert options is None or isinstance(options, QuicOptions)
+        return cls(
+            context.run_id,
+            context.key,
+            interface=context.interface,
+            port=context.port,
+            whole_interface=context.whole_interface,
+            options=options,
+        )
 
     async def __aenter__(self) -> Self:
         """Bind. Raises TransportError when that is not possible."""
-        endpoint = await Endpoint.bind(self._key.seed, interface=self._interface, port=self._port)
-        self._address = PeerAddress(endpoint.sockets).encode()
+        endpoint = await Endpoint.bind(
+            self._key.seed,
+            interface=self._interface,
+            port=self._port,
+            whole=self._whole_interface,
+            relays=self._choice.urls != (),
+            discovery=self._options.iroh_discovery == "n0",
+        )
+        advertised = [
+            f"[{ip}]:{port or endpoint.port}" if ":" in ip else f"{ip}:{port or endpoint.port}"
+            for ip, port in parse_advertised(self._options.advertise_address)
+        ]
+        observe = self._options.iroh_discovery in (None, "observer")
+        self._own_address = OwnAddress(endpoint, advertised=advertised, observe=observe)
+        await endpoint.use_external(advertised)
+        if self._choice.urls:
+            await endpoint.use_relays(self._choice.urls, token=self._options.iroh_relay_token)
+        self._endpoint = endpoint
+        self._address = self._record(endpoint)
         ready = asyncio.get_running_loop().create_future()
         self._running = asyncio.create_task(self._run(endpoint, ready))
         await ready
@@ -88,12 +132,15 @@ class QuicTransport(Transport):
     async def _run(self, endpoint: Endpoint, ready: asyncio.Future[None]) -> None:
         try:
             async with anyio.create_task_group() as tasks:
-                hello = Hello(self._run_id, secrets.token_bytes(INSTANCE_BYTES))
+                hello = Hello(self._run_id, self._instance)
                 self._mesh = Mesh(
                     endpoint, own=self.peer_id, hello=hello, furnish=self._furnish, settings=self._settings, tasks=tasks
                 )
                 self._blobs = BlobExchange(self._store, self._offers, self._mesh, settings=self._settings)
                 tasks.start_soon(self._gossip, self._mesh)
+                tasks.start_soon(self._follow_address, endpoint)
+                if self._own_address is not None:
+                    tasks.start_soon(self._own_address.run)
                 ready.set_result(None)
                 await self._mesh.listen()
         finally:
@@ -113,6 +160,21 @@ class QuicTransport(Transport):
             for session in random.sample(sessions, min(self._settings.gossip_peers, len(sessions))):
                 session.send(session.conversation.tell(received))
 
+    async def _follow_address(self, endpoint: Endpoint) -> None:
+        while True:
+            await anyio.sleep(self._settings.address_seconds)
+            self._address = self._record(endpoint)
+
+    def _record(self, endpoint: Endpoint) -> bytes:
+        """Our address as others get it. A relay stays in it while the relay is away, so that it need not be published anew."""
+        relays = endpoint.relays
+        home = endpoint.home_relay
+        if home is None and self._address:
+            home = PeerAddress.decode(self._address).relay
+        if home not in relays:
+            home = next(iter(relays), None)
+        return PeerAddress(endpoint.sockets, home, self._instance).encode()
+
     # ------------------------------------------------------------------------------------------------ the contract
 
     @property
@@ -122,7 +184,7 @@ class QuicTransport(Transport):
 
     @property
     def address(self) -> bytes:
-        """Our sockets, see module `address`; available once entered."""
+        """Our sockets and our relay, see module `address`; available once entered."""
         self._entered()
         return self._address
 
@@ -131,6 +193,34 @@ class QuicTransport(Transport):
         """Bytes of frames and blobs, and the connected peers."""
         peers = () if self._mesh is None else tuple(self._mesh.sessions)
         return TransportStats(self._sent, self._received, peers)
+
+    @property
+    def paths(self) -> tuple[PeerPath, ...]:
+        """How each connected peer is reached now."""
+        sessions = () if self._mesh is None else tuple(self._mesh.sessions.values())
+        return tuple(
+            PeerPath(session.peer, relayed=path.relayed, rtt=path.rtt, bytes_sent=session.sent, bytes_received=session.received)
+            for session in sessions
+            if (path := session.path) is not None
+        )
+
+    async def use_relays(self, relays: Sequence[str]) -> None:
+        """Use the run's relays, unless the member chose others. Returns once we can be reached through one, or after a while."""
+        self._entered()
+        endpoint, own_address = self._endpoint, self._own_address
+        if endpoint is None or own_address is None:
+            return
+
+        chosen = self._choice.of(relays)
+        if chosen != endpoint.relays:
+            await endpoint.use_relays(chosen, token=self._options.iroh_relay_token)
+            own_address.ask_again()
+        if chosen:
+            with anyio.move_on_after(self._settings.relay_seconds):
+                await own_address.asked.wait()
+                while endpoint.home_relay is None:  # noqa: ASYNC110 - the library tells nobody
+                    await anyio.sleep(_POLL_SECONDS)
+        self._address = self._record(endpoint)
 
     def check_messages(self, check: Callable[[bytes], Opened]) -> None:
         """Check what others hand over; see the contract."""
@@ -253,4 +343,6 @@ class QuicTransport(Transport):
     async def serve(self, session: Session, stream: Stream) -> None:
         """A session's peer opened a stream."""
         if self._blobs is not None:
-            self.count(sent=await self._blobs.serve(session, stream))
+            sent = await self._blobs.serve(session, stream)
+            session.sent += sent
+            self.count(sent=sent)

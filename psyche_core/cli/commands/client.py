@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,31 @@ import anyio
 import click
 
 from psyche_core.cli.lazy import example
-from psyche_core.cli.options import ENVIRONMENT_NOTE, BackendOptions, settings_options
+from psyche_core.cli.options import ENVIRONMENT_NOTE, PluginOptions, settings_options
 from psyche_core.cli.program import log_to_stderr, open_report, remember_failure
 from psyche_core.config.settings import ClientSettings, load_settings
 
+_RENAMED = {"show-static-p2p-identity": "show-identity", "create-static-p2p-identity": "create-identity"}
+"""Names of commands of the Rust client."""
 
-@click.group(context_settings={"max_content_width": 110})
+
+class _ClientGroup(click.Group):
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Also find a command by its name in the Rust client."""
+        return super().get_command(ctx, _RENAMED.get(cmd_name, cmd_name))
+
+
+@click.group(cls=_ClientGroup, context_settings={"max_content_width": 110})
 def client() -> None:
     """Take part in a run on this machine."""
 
 
 @client.command(
-    cls=BackendOptions,
+    cls=PluginOptions,
     epilog=example(
         "psyche client train --run-id first-light --server-addr 203.0.113.7:20000#KEY -i me.key --checkpoint-dir checkpoints",
         "psyche client train --run-id first-light --backend solana -w wallet.json --rpc https://api.devnet.solana.com",
-        note=f"{ENVIRONMENT_NOTE} A backend may have further options: `psyche client train --backend solana --help`.",
+        note=f"{ENVIRONMENT_NOTE} A backend or transport may have further options: `psyche client train --backend NAME --help`.",
     ),
 )
 @settings_options(ClientSettings)
@@ -45,38 +55,89 @@ def train(**given: Any) -> int:
 
     keep_freed_memory()
     registry = PluginRegistry.discover()
-    backend_class = registry.load("backend", settings.backend).settings
-    others = {name: value for name, value in given.items() if name not in own}
-    backend_settings = None if backend_class is None else load_settings(backend_class, others)
+    backend_settings, transport_settings = (
+        None if cls is None else load_settings(cls, {name: value for name, value in given.items() if name in cls.model_fields})
+        for cls in (
+            registry.load("backend", settings.backend).settings,
+            registry.load("transport", settings.transport).settings,
+        )
+    )
     with (
         open_display(settings.logs, title=settings.run_id) as sink,
-        open_report(sink, remember_failure(settings.logs), events_file=settings.events_file) as report,
+        open_report(
+            sink,
+            remember_failure(settings.logs),
+            events_file=settings.events_file,
+            events_dir=settings.events_dir,
+            keep_event_files=settings.keep_event_files,
+            write_log=settings.write_log,
+        ) as report,
     ):
-        ended = anyio.run(functools.partial(train_client, settings, registry, report, backend_settings=backend_settings))
+        ended = anyio.run(
+            functools.partial(
+                train_client,
+                settings,
+                registry,
+                report,
+                backend_settings=backend_settings,
+                transport_settings=transport_settings,
+            )
+        )
     return 0 if ended.success else 1
 
 
 @client.command(
     "show-identity", epilog=example("openssl rand 32 > me.key && chmod 600 me.key", "psyche client show-identity -i me.key")
 )
+@click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option(
     "-i",
     "--identity-secret-key-path",
     "path",
     type=click.Path(path_type=Path),
     envvar="PSYCHE_IDENTITY_SECRET_KEY_PATH",
-    help="File with the client's 32-byte Ed25519 key.",
+    help="File with the client's 32-byte Ed25519 key, the same as FILE.",
 )
-def show_identity(path: Path | None) -> None:
-    """Print the public key of an identity in hex. It identifies the client in a run. The secret key is never shown."""
-    from psyche_core.errors import IdentityError
+@click.pass_context
+def show_identity(ctx: click.Context, file: Path | None, path: Path | None) -> None:
+    """Print the public key of an identity in hex. It identifies the client in a run. The secret key is never shown.
+
+    The key is in FILE, or in the environment variable RAW_IDENTITY_SECRET_KEY as 64 hex digits.
+    """
+    from psyche_core.config.settings import ENVIRONMENT_PREFIX, RAW_IDENTITY
+    from psyche_core.errors import ConfigError, IdentityError
     from psyche_core.wire.signing import SecretKey
 
-    if path is None:
+    named = ctx.get_parameter_source("path") is click.core.ParameterSource.COMMANDLINE
+    if file is not None and named:
+        message = f"two key files are given, {file} and {path}; give one"
+        raise ConfigError(message)
+
+    raw = os.environ.get(ENVIRONMENT_PREFIX + RAW_IDENTITY) or os.environ.get(RAW_IDENTITY)
+    if file is None and not named and raw:
+        if path is not None:
+            message = f"the environment names two keys, PSYCHE_IDENTITY_SECRET_KEY_PATH and {RAW_IDENTITY}; set one of them"
+            raise IdentityError(message)
+        click.echo(SecretKey.parse(raw, source=f"the environment variable {RAW_IDENTITY}").public.hex())
+        return
+
+    found = file or path
+    if found is None:
         message = (
             "no key file given (-i FILE). Without one, `psyche client train` makes a new identity each time. "
-            "Make one with `openssl rand 32 > me.key && chmod 600 me.key`"
+            "Make one with `psyche client create-identity me.key`, or `openssl rand 32 > me.key && chmod 600 me.key`"
         )
         raise IdentityError(message)
 
-    click.echo(SecretKey.load(path).public.hex())
+    click.echo(SecretKey.load(found).public.hex())
+
+
+@client.command("create-identity", epilog=example("psyche client create-identity me.key"))
+@click.argument("file", type=click.Path(path_type=Path))
+def create_identity(file: Path) -> None:
+    """Write a new identity key to FILE, which only you can read, and print its public key. An existing file is an error."""
+    from psyche_core.wire.signing import SecretKey
+
+    key = SecretKey.generate()
+    key.save(file)
+    click.echo(key.public.hex())

@@ -11,6 +11,7 @@ import click
 from psyche_core.cli.lazy import example
 from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
 from psyche_core.cli.program import log_to_stderr, open_report, run_program
+from psyche_core.cli.reference_options import SettingsCommand
 from psyche_core.config.settings import ServerSettings, load_settings
 from psyche_core.errors import ConfigError
 
@@ -21,10 +22,11 @@ def server() -> None:
 
 
 @server.command(
+    cls=SettingsCommand,
     epilog=example(
         "psyche server run --state state.toml --data-config data.toml --server-port 20000 --save-state-dir saved",
         note=ENVIRONMENT_NOTE,
-    )
+    ),
 )
 @settings_options(ServerSettings)
 def run(**given: Any) -> int:
@@ -32,20 +34,33 @@ def run(**given: Any) -> int:
 
     Clients need the address that it prints, including the server's public key after the #. Ctrl-C (SIGINT) or SIGTERM stops the
     server; with --save-state-dir it continues the run when it is started again. SIGUSR1 pauses the run after the epoch's last
-    results are applied, or resumes a paused run.
+    results are applied, or resumes a paused run. With --web-port a web page shows the run: phases, members, points, and losses as
+    witnesses report them.
 
     Exit status: 0 if the run is finished, 130 after SIGINT, 143 after SIGTERM, 2 for an error that you can correct, 1 for other
     failures.
     """
     settings = load_settings(ServerSettings, given)
     log_to_stderr()
+    from psyche_core.cli.pages import Page
     from psyche_core.cli.serving import serve_run
     from psyche_core.plugins import PluginRegistry
     from psyche_core.ui.display import open_display
 
     logs = "console" if settings.logs == "auto" else settings.logs
-    with open_display(logs, title="server") as sink, open_report(sink, events_file=settings.events_file) as report:
-        ended = run_program(functools.partial(serve_run, settings, PluginRegistry.discover(), report))
+    page = Page(settings.web_port, host=settings.web_host, token_file=settings.token_file, source="server")
+    with (
+        open_display(logs, title="server") as sink,
+        open_report(
+            sink,
+            *page.sinks,
+            events_file=settings.events_file,
+            events_dir=settings.events_dir,
+            keep_event_files=settings.keep_event_files,
+        ) as report,
+    ):
+        program = functools.partial(serve_run, settings, PluginRegistry.discover(), report, follow=page.follow)
+        ended = run_program(functools.partial(page.beside, program))
     return 0 if ended.success else 1
 
 

@@ -31,7 +31,7 @@ reproduces it and with a fault script that was reduced as far as possible."""
 HELP_OF_FAULTS = """\b
 Kinds of faults:
   members   crash restart pause slow skew late leave bit-flip all-die
-            empty-results failing-work slow-downlink
+            empty-results failing-work slow-downlink full-disk
   network   drop duplicate reorder delay partition asymmetric
   server    server-restart owner-pause older-state slow-rpc failing-rpc
   liars     wrong-hash wrong-shape two-results repeated-payload garbage
@@ -191,7 +191,7 @@ def _read(path: Path) -> Any:
 
 
 def _play_script(script: Any, *, trace: bool, compare: bool, as_json: bool) -> int:
-    from psyche_core.simulator.parallel_runs import Tally, finding, pace
+    from psyche_core.simulator.parallel_runs import Tally, finding, run_times
     from psyche_core.simulator.world import run_script
 
     timeline: list[tuple[float, str, str]] | None = [] if trace else None
@@ -202,7 +202,7 @@ def _play_script(script: Any, *, trace: bool, compare: bool, as_json: bool) -> i
     if result.failure is not None:
         tally.findings.append(finding(result.failure, original=script))
     else:
-        tally.paces.append(pace(script, result, compare=compare))
+        tally.run_times.append(run_times(script, result, compare=compare))
     if as_json:
         click.echo(json.dumps(as_figures(tally)))
     else:
@@ -236,17 +236,17 @@ def as_figures(tally: Tally) -> dict[str, Any]:
 
 def _paces(tally: Tally) -> dict[str, Any]:
     """Virtual seconds of runs and of their median steps after the first ten: over all runs and, for few runs, of each run."""
-    paces = sorted(tally.paces, key=lambda one: one.seed)
+    run_times = sorted(tally.run_times, key=lambda one: one.seed)
     over_all: dict[str, Any] = {}
-    if paces:
-        over_all["step_seconds"] = round(median(one.step_seconds for one in paces), 3)
-    beside = [one.compared for one in paces if one.compared is not None]
+    if run_times:
+        over_all["step_seconds"] = round(median(one.step_seconds for one in run_times), 3)
+    beside = [one.compared for one in run_times if one.compared is not None]
     if beside:
         over_all["step_ratio"] = round(median(one.step_ratio for one in beside), 3)
         over_all["time_ratio"] = round(median(one.time_ratio for one in beside), 3)
         over_all["most_time_ratio"] = round(max(one.time_ratio for one in beside), 3)
     each = []
-    for one in paces if len(paces) <= MOST_RUNS_SHOWN else ():
+    for one in run_times if len(run_times) <= MOST_RUNS_SHOWN else ():
         shown: dict[str, Any] = {"seed": one.seed, "seconds": round(one.seconds, 3), "step_seconds": round(one.step_seconds, 3)}
         if one.compared is not None:
             shown["step_ratio"] = round(one.compared.step_ratio, 3)

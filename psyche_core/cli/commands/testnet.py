@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from psyche_core.cli.lazy import example
 from psyche_core.cli.options import settings_options
 from psyche_core.cli.program import log_to_stderr, run_program
+from psyche_core.cli.reference_options import SettingsCommand
 from psyche_core.config.settings import TestnetSettings, load_settings
+
+if TYPE_CHECKING:
+    from psyche_core.config.run_config import RunFile
 
 
 @click.group(context_settings={"max_content_width": 110})
@@ -19,16 +26,18 @@ def testnet() -> None:
 
 
 @testnet.command(
+    cls=SettingsCommand,
     epilog=example(
-        "psyche testnet start --num-clients 3 --config-path examples/local_testnet",
+        "psyche testnet start --num-clients 3 --config-path examples/local_testnet --web-port 8420",
         note="The folder given with --out then contains report.json, loss.png, events/, logs/ and the checkpoint.",
-    )
+    ),
 )
 @settings_options(TestnetSettings)
 def start(**given: Any) -> int:
     """Start a server and clients, wait until they end, and check that all replicas are equal at each epoch's end."""
     settings = load_settings(TestnetSettings, given)
     log_to_stderr()
+    from psyche_core.cli.pages import page_of_folder
     from psyche_core.cli.run_files import load_run
     from psyche_core.errors import UserError
     from psyche_core.plugins import PluginRegistry
@@ -39,6 +48,8 @@ def start(**given: Any) -> int:
     files = load_run(
         settings.config_path / "state.toml", data_config if data_config.exists() else None, registry, prepares_data=True
     )
+    if settings.first_client_checkpoint is not None:
+        files = replace(files, run=begun_with(files.run, settings.first_client_checkpoint, base=settings.config_path))
     backend = registry.load("backend", settings.backend)
     if backend.create_server is None:
         message = f"a testnet cannot host the backend {settings.backend}; choose another --backend"
@@ -56,4 +67,19 @@ def start(**given: Any) -> int:
         )
         raise UserError(message)
     member_options = None if testnet is None else testnet.member_options
-    return run_program(functools.partial(run_testnet, settings, files, member_options, lose_route=lose_route))
+    page = page_of_folder(settings.web_port, host=settings.web_host, token_file=settings.token_file)
+    return run_program(functools.partial(run_testnet, settings, files, member_options, lose_route=lose_route, beside=page))
+
+
+def begun_with(run: RunFile, model: str, *, base: Path) -> RunFile:
+    """The run with another first model.
+
+    model: repository of the Hub, or a folder. base: where the clients' relative paths start. Raises ConfigError for a long name.
+    """
+    from psyche_core.config.run_config import checked_run
+
+    plain = run.model_dump(exclude_none=True)
+    if Path(model).is_dir():
+        model = min(str(Path(model).absolute()), os.path.relpath(model, base), key=len)  # a run file has room for 64 bytes
+    plain["model"]["LLM"]["checkpoint"] = {"Hub": {"repo_id": model}}
+    return checked_run(plain, source="--first-client-checkpoint")

@@ -10,21 +10,27 @@ import click
 from psyche_core.cli.lazy import example
 from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
 from psyche_core.cli.program import log_to_stderr, open_report, run_program
+from psyche_core.cli.reference_options import SettingsCommand
 from psyche_core.config.settings import TrainLocalSettings, load_settings
 
 
 @click.command(
     "train-local",
+    cls=SettingsCommand,
     context_settings={"max_content_width": 110},
     epilog=example(
         "psyche train-local --state examples/local_testnet/state.toml --data examples/local_testnet/data",
         "psyche train-local --state state.toml --data tokens --validation-data tokens/validation --members 4 --steps 200",
+        "psyche train-local --model HuggingFaceTB/SmolLM2-135M --data-path tokens --total-batch 8 --micro-batch 2",
         note="Results are applied two steps late, as in a run. " + ENVIRONMENT_NOTE,
     ),
 )
 @settings_options(TrainLocalSettings)
 def train_local(**given: Any) -> int:
-    """Train a run's model on this machine alone: no server, no network, the same steps."""
+    """Train a run's model on this machine alone: no server, no network, the same steps. One process does all of it.
+
+    With --state the run is that of a run file; with --model and --data it is made from the options.
+    """
     settings = load_settings(TrainLocalSettings, given)
     log_to_stderr()
     from psyche_core.client.setup import train_local as program
@@ -32,7 +38,9 @@ def train_local(**given: Any) -> int:
     from psyche_core.ui.display import open_display
 
     with (
-        open_display(settings.logs, title=settings.state.stem) as sink,
+        open_display(
+            settings.logs, title=settings.model or "train-local" if settings.state is None else settings.state.stem
+        ) as sink,
         open_report(sink, events_file=settings.events_file) as report,
     ):
         ended = run_program(functools.partial(program.train_local, settings, PluginRegistry.discover(), report))

@@ -40,7 +40,7 @@ def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | No
     if masters_at is None:
         return f"this client has to begin with the model after step {start}, which it does not have"
     judged = notes.done and state.run_state in _LAST_CHANCE and masters_at == due  # before its end is closed, the digest is older
-    if judged and _signed_otherwise(state, due, notes.digests.ours):
+    if judged and signed_otherwise(state, due, notes.digests.ours):
         return f"this client's model after step {due} is not the one that the run's members signed"
     if masters_at < start and (record is None or record.round.step > masters_at + 1):
         return f"this client has to begin with the model after step {start} and holds that after step {masters_at}"
@@ -56,7 +56,7 @@ def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | No
     return None
 
 
-def _signed_otherwise(state: CoordinatorState, step: int, digest: bytes) -> bool:
+def signed_otherwise(state: CoordinatorState, step: int, digest: bytes) -> bool:
     """Whether the run's members signed another digest for the model after a step."""
     signed = next((end.digest for end in state.ends if end.step == step), None)
     return signed is not None and digest not in (signed, NO_DIGEST)
@@ -137,6 +137,8 @@ def fetch(
         now=now,
         waited=waited,
         settle_for_fewer=waited and asked_long_ago and state.run_state in _LAST_CHANCE,
+        signed=frozenset(end.step for end in state.ends),
+        unchecked=state.run_state not in _LAST_CHANCE,
     )
     if choice is None:
         return None

@@ -51,7 +51,7 @@ class Checkpointer:
     def __init__(self, tell: Callable[[telemetry.Event], None], *, explain: Callable[[BaseException], str]) -> None:
         self._tell = tell
         self._explain = explain
-        self._bench: Resources | None = None
+        self._resources: Resources | None = None
         self._run_id = ""
         self._instance = b""
         self._lock = anyio.Lock()
@@ -60,9 +60,9 @@ class Checkpointer:
         self._newest: _Made | None = None  # the work that made the current masters; None: unknown
         self._saved: int | None = None  # step of the last checkpoint that we saved
 
-    def use(self, bench: Resources, *, run_id: str, instance: bytes) -> None:
+    def use(self, resources: Resources, *, run_id: str, instance: bytes) -> None:
         """Use these resources from now on. instance: of the run (32 bytes)."""
-        self._bench, self._run_id, self._instance = bench, run_id, instance
+        self._resources, self._run_id, self._instance = resources, run_id, instance
         self._newest = self._saved = None
 
     def masters_change(self) -> None:
@@ -141,7 +141,7 @@ class Checkpointer:
         await self.save(work)
 
     def _journal(self) -> Journal | None:
-        return None if self._bench is None else self._bench.journal
+        return None if self._resources is None else self._resources.journal
 
     async def _write(self, action: Callable[[], object], *, to_disk: bool = False) -> bool:
         """Change the journal; returns whether that succeeded. to_disk: it needs the disk, and does not only add in memory."""
@@ -175,16 +175,16 @@ class Checkpointer:
 
         work: what made the current masters.
         """
-        bench, step = self._bench, work.step
-        if bench is None or bench.checkpoints is None:
+        resources, step = self._resources, work.step
+        if resources is None or resources.checkpoints is None:
             return False
 
-        directory = checkpoint_path(bench.checkpoints, self._run_id, step)
+        directory = checkpoint_path(resources.checkpoints, self._run_id, step)
         if digest is None:
-            digest = await anyio.to_thread.run_sync(bench.trainer.full_digest)
+            digest = await anyio.to_thread.run_sync(resources.trainer.full_digest)
         facts = self._facts(work, digest)
         if not await self._attempt(
-            lambda: save_checkpoint(directory, facts, write=bench.trainer.save),
+            lambda: save_checkpoint(directory, facts, write=resources.trainer.save),
             f"the checkpoint of step {step} was not saved",
             again="checkpoints are saved again",
             each_time=isinstance(work, CloseEpoch),
@@ -193,14 +193,16 @@ class Checkpointer:
 
         self._saved = step
         self._tell(telemetry.CheckpointSaved(step, str(directory)))
-        private = private_path(bench.checkpoints, self._run_id)
+        private = private_path(resources.checkpoints, self._run_id)
         await self._attempt(
-            partial(bench.trainer.save_private, private),
+            partial(resources.trainer.save_private, private),
             f"the checkpoint of step {step} is saved, but not the optimizer's own state",
             again="the optimizer's own state is saved again",
         )
-        if bench.journal is None or await self._write(partial(bench.journal.begin, step, digest, work.generation), to_disk=True):
-            await self._tidy(bench, step)
+        if resources.journal is None or await self._write(
+            partial(resources.journal.begin, step, digest, work.generation), to_disk=True
+        ):
+            await self._tidy(resources, step)
         return True
 
     async def leave(self, *, seconds: float = LEAVING_SECONDS) -> None:
@@ -209,46 +211,46 @@ class Checkpointer:
         The journal stays, with the checkpoint it continues from: it can restore every step in between, which a coordinator
         restored from an older state may need. seconds: timeout, after which the client ends without it.
         """
-        bench, work = self._bench, self._newest
-        if bench is None or bench.checkpoints is None or work is None or work.step == self._saved:
+        resources, work = self._resources, self._newest
+        if resources is None or resources.checkpoints is None or work is None or work.step == self._saved:
             return
 
         await self.sync()
         missing = f"no checkpoint of step {work.step} was saved on leaving"
         try:
-            directory = await _within(seconds, partial(self._save_last, bench, work))
+            directory = await _within(seconds, partial(self._save_last, resources, work))
         except TimeoutError:
-            kept = await anyio.to_thread.run_sync(self._what_is_kept, bench)
+            kept = await anyio.to_thread.run_sync(self._what_is_kept, resources)
             self._tell(telemetry.Problem("warning", f"{missing}: it takes longer than {seconds:g} s; {kept}"))
         except Exception as error:
             logger.debug("%s", missing, exc_info=error)
-            kept = await anyio.to_thread.run_sync(self._what_is_kept, bench)
+            kept = await anyio.to_thread.run_sync(self._what_is_kept, resources)
             self._tell(telemetry.Problem("error", f"{missing}: {self._explain(error)}; {kept}"))
         else:
             self._saved = work.step
             self._tell(telemetry.CheckpointSaved(work.step, str(directory)))
 
-    def _what_is_kept(self, bench: Resources) -> str:
+    def _what_is_kept(self, resources: Resources) -> str:
         """What the next start has without a last checkpoint, as the end of a sentence."""
-        journal = bench.journal
+        journal = resources.journal
         if journal is not None and journal.header is not None and journal.path.exists():
             return "the next start replays the journal instead"
 
         saved: list[Path] = []
-        if bench.checkpoints is not None:
+        if resources.checkpoints is not None:
             with contextlib.suppress(OSError):
-                saved = checkpoints(bench.checkpoints, self._run_id)
+                saved = checkpoints(resources.checkpoints, self._run_id)
         if saved:
             return f"the next start goes on from the checkpoint {saved[-1].name}"
         return "nothing of this run is on this disk; the next start gets the model from the other members"
 
-    def _save_last(self, bench: Resources, work: _Made) -> Path:
-        assert bench.checkpoints is not None
+    def _save_last(self, resources: Resources, work: _Made) -> Path:
+        assert resources.checkpoints is not None
         step, generation = work.step, work.generation
-        journal, digest = bench.journal, bench.trainer.full_digest()
-        directory = checkpoint_path(bench.checkpoints, self._run_id, step)
-        save_checkpoint(directory, self._facts(work, digest), write=bench.trainer.save)
-        bench.trainer.save_private(private_path(bench.checkpoints, self._run_id))
+        journal, digest = resources.journal, resources.trainer.full_digest()
+        directory = checkpoint_path(resources.checkpoints, self._run_id, step)
+        save_checkpoint(directory, self._facts(work, digest), write=resources.trainer.save)
+        resources.trainer.save_private(private_path(resources.checkpoints, self._run_id))
         header = None if journal is None else journal.header
         if journal is None:
             return directory
@@ -256,7 +258,7 @@ class Checkpointer:
         if header is None or journal.broken or (journal.last_step, header.generation) != (step, generation):
             journal.begin(step, digest, generation)
         else:  # the checkpoint of an earlier leaving is no longer useful
-            remove_between(bench.checkpoints, self._run_id, after=header.base_step, before=step)
+            remove_between(resources.checkpoints, self._run_id, after=header.base_step, before=step)
         return directory
 
     def _facts(self, work: _Made, digest: bytes) -> CheckpointFacts:
@@ -275,19 +277,19 @@ class Checkpointer:
     def _is_ours(self, manifest: CheckpointManifest) -> bool:
         return manifest.instance in (None, self._instance.hex())
 
-    async def _tidy(self, bench: Resources, step: int) -> None:
+    async def _tidy(self, resources: Resources, step: int) -> None:
         """Delete old checkpoints; those of a history that the run has left are set aside, never deleted."""
-        folder = bench.checkpoints
+        folder = resources.checkpoints
         assert folder is not None
         await self._attempt(
             partial(set_aside, folder, self._run_id, above=step, trusted=self._is_ours),
             f"the checkpoint of step {step} is saved, but those that the run has left were not set aside",
             again="checkpoints that the run has left are set aside again",
         )
-        if bench.keep_checkpoints is not None:
+        if resources.keep_checkpoints is not None:
             directory = checkpoint_path(folder, self._run_id, step)
             await self._attempt(
-                partial(bench.keep_checkpoints, directory),
+                partial(resources.keep_checkpoints, directory),
                 f"the checkpoint of step {step} is saved, but old ones were not removed",
                 again="old checkpoints are removed again",
             )

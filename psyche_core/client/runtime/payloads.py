@@ -41,12 +41,12 @@ class PayloadStore:
         self._kept = {payload_hash: kept for payload_hash, kept in self._kept.items() if kept[0] >= before}
 
 
-async def check_own(bench: Resources, step: int, payload: object) -> None:
+async def check_own(resources: Resources, step: int, payload: object) -> None:
     """Check that others can use our result of a step: an unusable one would be trained again and again.
 
     Raises PluginFailed, which ends the client, because the optimizer would repeat the mistake; and RanksLost.
     """
-    limit = bench.trainer.max_payload_bytes
+    limit = resources.trainer.max_payload_bytes
     cause: Exception | None = None
     if not isinstance(payload, bytes):
         why = f"gave a {type(payload).__name__} as the result of step {step}, expected bytes"
@@ -54,7 +54,7 @@ async def check_own(bench: Resources, step: int, payload: object) -> None:
         why = f"made a result of {len(payload)} bytes for step {step}, its own limit is {limit}"
     else:
         try:
-            await anyio.to_thread.run_sync(bench.trainer.check, payload)
+            await anyio.to_thread.run_sync(resources.trainer.check, payload)
         except RanksLost:
             raise
         except PayloadRejected as error:
@@ -64,5 +64,5 @@ async def check_own(bench: Resources, step: int, payload: object) -> None:
         else:
             return
 
-    message = f"{bench.optimizer_name} {why}; no other member could use it, so this client stops"
+    message = f"{resources.optimizer_name} {why}; no other member could use it, so this client stops"
     raise PluginFailed(message) from cause

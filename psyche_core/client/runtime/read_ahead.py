@@ -24,7 +24,7 @@ class ReadAhead:
         self._explain = explain
         self._readings: dict[Share, _Reading] = {}
 
-    async def begin(self, bench: Resources, share: Share, *, sequence_length: int) -> None:
+    async def begin(self, resources: Resources, share: Share, *, sequence_length: int) -> None:
         """Start to read a share's samples; an error is raised later, by `samples`. sequence_length: the run's."""
         if share in self._readings:
             return
@@ -33,17 +33,17 @@ class ReadAhead:
             del self._readings[stale]
         reading = self._readings[share] = _Reading()
         try:
-            reading.samples = await _read(bench, share, sequence_length=sequence_length)
+            reading.samples = await _read(resources, share, sequence_length=sequence_length)
         except Exception as error:
             reading.error = error
         finally:
             reading.done.set()
 
-    async def samples(self, bench: Resources, share: Share, *, sequence_length: int) -> Samples:
+    async def samples(self, resources: Resources, share: Share, *, sequence_length: int) -> Samples:
         """A share's samples, already read or read now. Raises DataError, NothingForUs and TimeoutError."""
         reading = self._readings.get(share)
         if reading is None:
-            return await _read(bench, share, sequence_length=sequence_length)
+            return await _read(resources, share, sequence_length=sequence_length)
 
         await reading.done.wait()
         self._readings.pop(share, None)
@@ -60,8 +60,10 @@ class ReadAhead:
         raise kind(why) from reading.error
 
 
-async def _read(bench: Resources, share: Share, *, sequence_length: int) -> Samples:
-    return await read_samples(bench.data, share, sequence_length=sequence_length, name=bench.data_name, timeout=DATA_TIMEOUT)
+async def _read(resources: Resources, share: Share, *, sequence_length: int) -> Samples:
+    return await read_samples(
+        resources.data, share, sequence_length=sequence_length, name=resources.data_name, timeout=DATA_TIMEOUT
+    )
 
 
 class _Reading:

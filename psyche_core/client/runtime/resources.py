@@ -105,7 +105,7 @@ class Resources:
     step: the last one whose results are in the trainer's masters; None for the model the run's checkpoint names. stored_step:
     the step that this model claims. journal: of the rounds since the last checkpoint; None keeps none. held: steps and full
     digests of the signed epoch ends in `checkpoints`, if the masters are not up to date. optimizer_name, data_name: names of
-    their plugins in messages.
+    their plugins in messages. training_delay: seconds to wait after each computed step, for tests.
     """
 
     trainer: TrainerLike
@@ -119,3 +119,4 @@ class Resources:
     held: tuple[tuple[int, bytes], ...] = ()
     optimizer_name: str = "the optimizer"
     data_name: str = "the data provider"
+    training_delay: float = 0.0

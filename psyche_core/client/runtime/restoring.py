@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,14 +96,36 @@ class Restorer:
         """
         journal = self._open(state)
         journal.set_limit(self.journal_size or default_limit(trainer.parameter_count * _FLOAT32))
+        if step is None and state.stored.digest == trainer.full_digest():
+            step = state.stored.step  # the stored model is that of a signed end: our journal may lead on from there
         at = self._replayed(journal, trainer, state, step=step) if use_journal else None
         if at is not None:
             return at
 
         base = state.stored.step if step is None and state.from_checkpoint else step  # there may be no epoch yet
         if base is not None:
-            journal.begin(base, trainer.full_digest(), state.generation)
+            self._written(journal, partial(self._begin, journal, base, digest=trainer.full_digest(), generation=state.generation))
         return step
+
+    def _begin(self, journal: Journal, base: int, *, digest: bytes, generation: int) -> None:
+        """Start a new journal. One with later rounds, which could not be replayed from this model, is kept under another name."""
+        if journal.last_step is not None and journal.last_step > base:
+            journal.set_aside(f"its rounds do not follow the model of step {base}")
+        journal.begin(base, digest, generation)
+
+    def _written(self, journal: Journal, change: Callable[[], object]) -> bool:
+        """Change the journal on the disk; returns whether that succeeded.
+
+        If the disk refuses, for instance because it is full, the client continues without a journal until its next checkpoint,
+        and the file stays as it is.
+        """
+        try:
+            change()
+        except ModelError as error:
+            journal.suspend()
+            self.tell(f"{error}; make room on its disk. The client continues without a journal until it can save a checkpoint")
+            return False
+        return True
 
     def held(self, state: CoordinatorState) -> tuple[tuple[int, bytes], ...]:
         """Steps and digests of the signed ends in our folder, or that the journal can restore."""
@@ -113,6 +136,18 @@ class Restorer:
             reach = range(journal.header.base_step, journal.last_step + 1)
             found |= {step: digest for step, digest in ends.items() if step in reach}
         return tuple(sorted(found.items()))
+
+    def base_of_history(self, state: CoordinatorState) -> tuple[int, bytes] | None:
+        """Step and full digest of the model from which our journal leads into the run's history, None if it leads nowhere.
+
+        A checkpoint of it is useful whatever its generation: a run that went back to a signed end continues from that end, and
+        only our journal may lead there. Call `look_back` before.
+        """
+        found = self._found
+        until = None if found is None else self._until(found, state)
+        if found is None or until is None or until < found.header.base_step:
+            return None
+        return found.header.base_step, found.header.base_digest
 
     def begins_with_stored(self, state: CoordinatorState) -> bool:
         """Whether our journal continues from the run's stored model, so that loading that model is worthwhile."""
@@ -175,6 +210,14 @@ class Restorer:
 
         until = self._until(recovered, state)
         base = recovered.header.base_step
+        if (
+            until is not None
+            and until >= base
+            and step is not None
+            and step < base
+            and self._reached(journal, trainer, step, base)
+        ):
+            step = base
         begins = trainer.full_digest() == recovered.header.base_digest if step in (None, base) else False
         if until is None or not (begins or (step is not None and base < step <= recovered.last_step)) or until < base:
             journal.read(generation=state.generation)  # one of another generation is set aside
@@ -191,11 +234,41 @@ class Restorer:
         if (signed is not None or recovered.header.generation != state.generation) and trainer.full_digest() != signed:
             message = f"the journal does not lead to the model that the run's members signed after step {at}"
             raise ReplayFailed(message)
-        if recovered.header.generation != state.generation or at < recovered.last_step:
-            journal.rewind(at, generation=state.generation)
+        rewinds = recovered.header.generation != state.generation or at < recovered.last_step
+        kept = not rewinds or self._written(journal, partial(journal.rewind, at, generation=state.generation))
         if at < recovered.last_step:
             self._set_aside(state.run_id, above=at)
-        return self._settled(journal, trainer, state, recovered, at=at)
+        return self._settled(journal, trainer, state, recovered, at=at) if kept else at
+
+    def _reached(self, journal: Journal, trainer: Trainer, step: int, base: int) -> bool:
+        """Whether the journal before this one led from our checkpoint of `step` to this one's base; the masters are that then.
+
+        The checkpoint of the base may be damaged; the one before it and both journals lead as far. Raises ReplayFailed.
+        """
+        earlier = journal.earlier()
+        if earlier is None:
+            return False
+
+        with earlier:
+            known = earlier.recovered
+            if not known.header.base_step <= step < base <= known.last_step:
+                return False
+            if step == known.header.base_step and trainer.full_digest() != known.header.base_digest:
+                return False
+
+            try:
+                replay(trainer, known, until=base, start=step)
+            except ModelError as error:
+                message = f"the journal before the last checkpoint cannot be replayed: {error}"
+                raise ReplayFailed(message) from error
+
+        assert journal.header is not None
+        if trainer.full_digest() != journal.header.base_digest:
+            message = f"the journal before the last checkpoint does not lead to its model of step {base}"
+            raise ReplayFailed(message)
+
+        self.tell(f"the checkpoint of step {base} is missing or damaged; its model was restored from the one of step {step}")
+        return True
 
     def _until(self, recovered: Recovered, state: CoordinatorState) -> int | None:
         """The last step to replay; None if the journal's history shares no signed step with the run's."""
@@ -233,5 +306,5 @@ class Restorer:
                 )
             )
             at = settled.step
-        journal.sync()
+        self._written(journal, journal.sync)
         return at

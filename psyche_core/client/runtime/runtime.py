@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
@@ -25,6 +26,7 @@ from psyche_core.client.machine.machine import ClientMachine, Timeouts
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.download_limiter import Limiter
+from psyche_core.client.runtime.path_reporter import PathReporter
 from psyche_core.client.runtime.resources import ModelStore, Resources, ResourcesRequest
 from psyche_core.client.runtime.worker import Worker, describe_exception
 from psyche_core.coordinator.commands import Command, WarmupWitness, Withdraw, Witness
@@ -49,6 +51,9 @@ DOWNLOAD_TURN = 2.0
 WITHDRAW_TIMEOUT = COMMAND_TIMEOUT / 2
 TICK_SECONDS = 0.25
 TOTALS_SECONDS = 1.0
+REPUBLISH_SECONDS = 10.0
+"""Shortest time between two publications of our address: on a chain each is a transaction."""
+
 QUEUE_LENGTH = 4096
 PASSING_REFUSALS = ("ClientsFull", "Halted")
 """Refusals of a join after which the machine asks again, or learns from the next state that the run is finished."""
@@ -108,6 +113,11 @@ class ClientRuntime(Actions[Awaitable[None]]):
         transport.check_messages(self._open)
         self._events, self._inbox = anyio.create_memory_object_stream[ev.Event](QUEUE_LENGTH)
         self._addresses: Mapping[bytes, bytes] = {}
+        self._relays: tuple[str, ...] | None = None
+        self._relays_used = anyio.Event()
+        self._paths = PathReporter()
+        self._published = b""
+        self._published_at = -math.inf
         self._members: tuple[NodeIdentity, ...] = ()
         self._stopped: ev.Stop | None = None
         self._failure: PsycheError | None = None
@@ -236,6 +246,9 @@ class ClientRuntime(Actions[Awaitable[None]]):
                 update = await self._backend.next_state()
                 self._note_answer()
                 finished = update.state.run_state is RunState.Finished
+                if update.all_relays != self._relays:
+                    self._relays = update.all_relays
+                    self._tasks.start_soon(self._use_relays, self._relays)
                 if dict(update.addresses) != self._addresses:
                     self._addresses = dict(update.addresses)
                     await self._connect()
@@ -243,6 +256,15 @@ class ClientRuntime(Actions[Awaitable[None]]):
         except BackendError as error:
             if not finished:  # a server may close after the last state
                 self._fail(error)
+
+    async def _use_relays(self, relays: tuple[str, ...]) -> None:
+        """Hand the run's relays to the transport; joining waits for it, so that our first address names our relay."""
+        try:
+            await self._transport.use_relays(relays)
+        except Exception as error:  # without relays the run goes on with those that we reach directly
+            logger.warning("the run's relays cannot be used: %s", self._explain(error))
+        finally:
+            self._relays_used.set()
 
     def _open(self, message: bytes) -> Opened:
         """Open a message of this run; raises WireError. There are no peers, and no messages, before a state."""
@@ -276,7 +298,16 @@ class ClientRuntime(Actions[Awaitable[None]]):
                 self._put_or_drop(ev.BandwidthSeen((stats.bytes_received - received) / (now - told)))
                 told, received = now, stats.bytes_received
                 self._report(self._totals())
+                self._tell_paths(now)
+                self._republish(now)
             self._put_or_drop(ev.TimePassed())
+
+    def _tell_paths(self, now: float) -> None:
+        """Report how members are reached, when that changes and now and then."""
+        members = [member.p2p for member in self._members if member.p2p != self._backend.identity.p2p]
+        told = self._paths.look(self._transport.paths, members, now)
+        for event in told:
+            self._report(event)
 
     def _totals(self) -> telemetry.NetworkTotals:
         stats = self._transport.stats
@@ -370,12 +401,15 @@ class ClientRuntime(Actions[Awaitable[None]]):
                 logger.debug("opening model and data failed", exc_info=error)
                 message = f"the model and its data could not be opened: {self._explain(error)}"
                 raise ModelError(message) from error
+            await self._relays_used.wait()
             while True:
                 try:
-                    await self._backend.join(self._transport.address, timeout=COMMAND_TIMEOUT)
+                    address = self._transport.address
+                    await self._backend.join(address, timeout=COMMAND_TIMEOUT)
                 except TimeoutError:
                     self._note_silence()
                 else:
+                    self._published, self._published_at = address, anyio.current_time()
                     self._note_answer()
                     if not self._joined:
                         self._joined = True
@@ -389,6 +423,23 @@ class ClientRuntime(Actions[Awaitable[None]]):
             self._fail(error)
         finally:
             self._joining = False
+
+    def _republish(self, now: float) -> None:
+        """Publish our address again if it has changed. Joining is idempotent, and the newest address is the one others get."""
+        due = now - self._published_at >= REPUBLISH_SECONDS
+        if self._joined and not self._joining and not self._left and due and self._transport.address != self._published:
+            self._published_at = now
+            self._tasks.start_soon(self._publish_address)
+
+    async def _publish_address(self) -> None:
+        address = self._transport.address
+        try:
+            await self._backend.join(address, timeout=COMMAND_TIMEOUT)
+        except (TimeoutError, PsycheError) as error:
+            logger.info("our new address was not published: %s", error)
+        else:
+            self._published = address
+            logger.info("our address has changed and was published again")
 
     async def _withdraw(self, command: Command, answered: anyio.Event) -> None:
         try:
@@ -419,7 +470,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
             return
 
     async def _fetch(self, action: ev.FetchPayload) -> None:
-        limit = self._worker.bench.trainer.max_payload_bytes
+        limit = self._worker.resources.trainer.max_payload_bytes
         try:
             async with self._downloads.turn():
                 payload = await self._transport.fetch(

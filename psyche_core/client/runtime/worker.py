@@ -116,7 +116,7 @@ class Worker:
         self._model_store = store
         self._exchange = exchange or ModelExchange(transport, tell=tell)
         self._descriptions = descriptions or DescriptionExchange(transport)
-        self._bench: Resources | None = None
+        self._resources: Resources | None = None
         self._prepared: tuple[ModelConfig, Resources] | None = None
         self._opening = anyio.Lock()
         self._run_id = ""
@@ -128,18 +128,18 @@ class Worker:
         self._reading = ReadAhead(explain=explain)
 
     @property
-    def bench(self) -> Resources:
+    def resources(self) -> Resources:
         """The open resources; the machine never asks for work before ModelReady."""
-        if self._bench is None:
+        if self._resources is None:
             message = "the model is not loaded yet"
             raise RuntimeError(message)
 
-        return self._bench
+        return self._resources
 
     @property
     def opened(self) -> Resources | None:
         """The open resources, None before there are any."""
-        return self._bench
+        return self._resources
 
     async def do(self, work: Work) -> WorkDone:
         """Carry out one piece of work.
@@ -169,14 +169,14 @@ class Worker:
             case Apply():
                 return await self._apply(work)
             case Digest():
-                return Digested(work.height, await anyio.to_thread.run_sync(self.bench.trainer.full_digest))
+                return Digested(work.height, await anyio.to_thread.run_sync(self.resources.trainer.full_digest))
             case CloseEpoch():
                 return await self._close(work)
             case TakeSnapshot():
                 return await self._offer(work)
             case FetchModel(build=None):
                 self._checkpoints.masters_change()
-                done = await self._exchange.fetch(self.bench.trainer, work, run_id=self._run_id)
+                done = await self._exchange.fetch(self.resources.trainer, work, run_id=self._run_id)
                 if isinstance(done, ModelFetched):
                     await self._checkpoints.fetched(work)
                 return done
@@ -191,7 +191,7 @@ class Worker:
         ConfigError.
         """
         async with self._opening:
-            if self._bench is not None or self._take_prepared(state, keep=True) is not None:
+            if self._resources is not None or self._take_prepared(state, keep=True) is not None:
                 return
             if self._check is not None:
                 await self._check(state)
@@ -204,44 +204,46 @@ class Worker:
         if self._prepared is None:
             return None
 
-        model, bench = self._prepared
-        if model != state.model or (bench.step is not None and bench.step >= state.progress.step):
+        model, resources = self._prepared
+        if model != state.model or (resources.step is not None and resources.step >= state.progress.step):
             self._prepared = None
             return None
 
         if not keep:
             self._prepared = None
-        return bench
+        return resources
 
     async def _open(self, start: ResourcesRequest) -> Resources:
         started = perf_counter()
         self._tell(telemetry.ModelLoading(model_name(start.state.model.LLM)))
-        bench = await self._build(start)
-        step = bench.stored_step if bench.step is None else bench.step
-        self._tell(telemetry.ModelLoaded(bench.trainer.parameter_count, perf_counter() - started, step))
-        return bench
+        resources = await self._build(start)
+        step = resources.stored_step if resources.step is None else resources.step
+        self._tell(telemetry.ModelLoaded(resources.trainer.parameter_count, perf_counter() - started, step))
+        return resources
 
     async def _load(self, work: Load) -> WorkDone:
         async with self._opening:  # a client that returns while still a member joins and loads at once
             prepared = None if work.fresh else self._take_prepared(work.state)
             self._prepared = None  # never keep a second model in memory
             try:
-                bench = prepared or await self._open(ResourcesRequest(work.state, fresh=work.fresh))
+                resources = prepared or await self._open(ResourcesRequest(work.state, fresh=work.fresh))
             except NoModelSource as error:
                 return SourceMissing(str(error))
 
-            self._bench = bench
+            self._resources = resources
         self._exchange.loaded_anew()
         self._take_run(work.state)
-        self._checkpoints.use(bench, run_id=self._run_id, instance=self._instance)
-        digest = await anyio.to_thread.run_sync(bench.trainer.full_digest)
+        self._checkpoints.use(resources, run_id=self._run_id, instance=self._instance)
+        digest = await anyio.to_thread.run_sync(resources.trainer.full_digest)
         if work.state.progress.step == 1:  # at later steps the run no longer uses these weights
             await self._validate(0)
-        step = bench.step if bench.step is not None else _step_of_stored(work.state, bench.stored_step, digest)
-        held = bench.held
+        step = resources.step if resources.step is not None else _step_of_stored(work.state, resources.stored_step, digest)
+        held = resources.held
         if step is None:  # the stored model may be an earlier end
-            held += tuple((end.step, digest) for end in work.state.ends if (end.step, end.digest) == (bench.stored_step, digest))
-        return ModelReady(digest, bench.trainer.max_payload_bytes, step, held, journalled=bench.journal is not None)
+            held += tuple(
+                (end.step, digest) for end in work.state.ends if (end.step, end.digest) == (resources.stored_step, digest)
+            )
+        return ModelReady(digest, resources.trainer.max_payload_bytes, step, held, journalled=resources.journal is not None)
 
     def _take_run(self, state: CoordinatorState) -> None:
         self._run_id, self._sequence_length = state.run_id, state.model.LLM.max_seq_len
@@ -249,13 +251,13 @@ class Worker:
 
     async def _offer(self, work: TakeSnapshot) -> SnapshotTaken | SnapshotFailed:
         """Offer the masters and the model's description; without a description only members that know the model can use them."""
-        taken = await self._exchange.offer(self.bench.trainer, work, run_id=self._run_id)
+        taken = await self._exchange.offer(self.resources.trainer, work, run_id=self._run_id)
         if isinstance(taken, SnapshotFailed):
             return taken
 
-        taken = replace(taken, digest=await anyio.to_thread.run_sync(self.bench.trainer.full_digest))
+        taken = replace(taken, digest=await anyio.to_thread.run_sync(self.resources.trainer.full_digest))
         try:
-            files = await anyio.to_thread.run_sync(lambda: self.bench.trainer.description)
+            files = await anyio.to_thread.run_sync(lambda: self.resources.trainer.description)
             described = await self._descriptions.offer(files, tag=work.tag)
         except ModelError as error:
             self._tell(telemetry.Problem("warning", str(error)))
@@ -270,7 +272,7 @@ class Worker:
         for blob_hash, size in work.descriptions:
             try:
                 folder = await self._descriptions.fetch(blob_hash, size, sources=work.sources, tag=work.tag)
-                bench = await self._build(ResourcesRequest(work.build, folder=folder))
+                resources = await self._build(ResourcesRequest(work.build, folder=folder))
             except ENDS_THE_CLIENT:
                 raise  # not the description's fault
             except Exception as error:  # another member's description may be wrong: try the next
@@ -278,30 +280,32 @@ class Worker:
                 reason = self._explain(error)
                 continue
 
-            done = await self._exchange.fetch(bench.trainer, work, run_id=work.build.run_id)
+            done = await self._exchange.fetch(resources.trainer, work, run_id=work.build.run_id)
             if isinstance(done, ModelFetched):
-                self._bench = bench
+                self._resources = resources
                 self._take_run(work.build)
                 self._exchange.loaded_anew()
-                self._checkpoints.use(bench, run_id=self._run_id, instance=self._instance)
+                self._checkpoints.use(resources, run_id=self._run_id, instance=self._instance)
                 await self._checkpoints.fetched(work)
-                return ModelReady(done.digest, bench.trainer.max_payload_bytes, work.step)
+                return ModelReady(done.digest, resources.trainer.max_payload_bytes, work.step)
             reason = done.reason
         return ModelFetchFailed(work.step, f"the model of the run could not be built: {reason}")
 
     async def prefetch(self, share: tuple[BatchId, ...]) -> None:
         """Read a share's samples ahead of its Train work."""
-        if self._bench is not None:
-            await self._reading.begin(self._bench, share, sequence_length=self._sequence_length)
+        if self._resources is not None:
+            await self._reading.begin(self._resources, share, sequence_length=self._sequence_length)
 
     async def _train(self, work: Train) -> WorkDone:
         try:
             self._exchange.check_usable()
-            samples = await self._reading.samples(self.bench, work.share, sequence_length=self._sequence_length)
+            samples = await self._reading.samples(self.resources, work.share, sequence_length=self._sequence_length)
             if work.generation != self._generation:  # results of an abandoned history are never settled
-                await anyio.to_thread.run_sync(self.bench.trainer.forget)
+                await anyio.to_thread.run_sync(self.resources.trainer.forget)
                 self._generation = work.generation
-            done = await anyio.to_thread.run_sync(self.bench.trainer.train, work.step, samples)
+            done = await anyio.to_thread.run_sync(self.resources.trainer.train, work.step, samples)
+            if self.resources.training_delay:
+                await anyio.sleep(self.resources.training_delay)
         except RanksLost:
             raise  # no later step can be trained either
         except (DataError, ModelError, NonFiniteError, TimeoutError) as error:
@@ -309,7 +313,7 @@ class Worker:
             return TrainFailed(work.height, reason, passing=isinstance(error, NothingForUs))
 
         loss = float(done.loss)
-        await check_own(self.bench, work.step, done.payload)
+        await check_own(self.resources, work.step, done.payload)
         payload_hash = await self._transport.publish(done.payload, tag=work.tag)
         self._payloads.put(payload_hash, done.payload, tag=work.tag)
         return Trained(work.height, loss, done.tokens, done.seconds, payload_hash, len(done.payload))
@@ -320,7 +324,7 @@ class Worker:
         If the check raises anything but PayloadRejected, the payload's validity is unknown.
         """
         try:
-            await anyio.to_thread.run_sync(self.bench.trainer.check, payload)
+            await anyio.to_thread.run_sync(self.resources.trainer.check, payload)
         except PayloadRejected as error:
             self._tell(telemetry.Problem("warning", f"a peer's result was refused: {error}"))
             return PayloadChecked(payload_hash, False, tag)
@@ -372,8 +376,8 @@ class Worker:
         started = perf_counter()
 
         def apply() -> float:
-            rate = self.bench.trainer.rate_of(work.step)
-            self.bench.trainer.apply(work.step, payloads, own_accepted=work.own_accepted, learning_rate=rate)
+            rate = self.resources.trainer.rate_of(work.step)
+            self.resources.trainer.apply(work.step, payloads, own_accepted=work.own_accepted, learning_rate=rate)
             return rate
 
         self._checkpoints.masters_change()
@@ -383,7 +387,7 @@ class Worker:
 
     async def _close(self, work: CloseEpoch) -> WorkDone:
         self._exchange.check_usable()
-        digest = await anyio.to_thread.run_sync(self.bench.trainer.full_digest)
+        digest = await anyio.to_thread.run_sync(self.resources.trainer.full_digest)
         try:
             await self._validate(work.step)
         except RanksLost:
@@ -396,7 +400,7 @@ class Worker:
 
     async def store(self, action: StoreModel) -> ModelStored | StoreFailed:
         """Put the checkpoint of an epoch's end into our store; a failure is reported in one sentence."""
-        checkpoints = self.bench.checkpoints
+        checkpoints = self.resources.checkpoints
         if self._model_store is None or checkpoints is None:
             return StoreFailed(action.step, "there is no store for the model, or no folder of checkpoints")
 
@@ -410,9 +414,9 @@ class Worker:
         return ModelStored(action.step, location)
 
     async def _validate(self, step: int) -> None:
-        validation = self.bench.validation
+        validation = self.resources.validation
         if validation is not None:
-            loss = await anyio.to_thread.run_sync(self.bench.trainer.evaluate, validation)
+            loss = await anyio.to_thread.run_sync(self.resources.trainer.evaluate, validation)
             self._tell(telemetry.Validated(step, loss))
 
 

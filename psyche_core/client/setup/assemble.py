@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -27,9 +26,10 @@ from psyche_core.client.setup.model_store import open_store
 from psyche_core.client.setup.parallelism import parallelism_of
 from psyche_core.client.setup.preflight import expect_device, expect_held_out
 from psyche_core.client.setup.resources_builder import ResourcesBuilder
-from psyche_core.config.settings import ClientSettings
-from psyche_core.errors import ConfigError
+from psyche_core.config.settings import RAW_IDENTITY, ClientSettings
+from psyche_core.errors import ConfigError, IdentityError
 from psyche_core.hookspecs import BackendContext, BackendRegistration, TransportContext
+from psyche_core.p2p.local_address import interface_towards
 from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.scratch import Scratch, default_folder
 from psyche_core.telemetry import events as telemetry
@@ -50,12 +50,14 @@ async def train_client(
     tell: EventBus,
     *,
     backend_settings: BaseModel | None = None,
+    transport_settings: BaseModel | None = None,
     key: SecretKey | None = None,
     beside: Beside | None = None,
 ) -> telemetry.Ended:
     """Take part in a run until it ends, or until SIGINT or SIGTERM asks us to leave in order. A second signal kills the process.
 
-    backend_settings: of the chosen backend's own class. key: our transport's, instead of the one from settings and backend.
+    backend_settings, transport_settings: of the chosen backend's and transport's own classes; None for the defaults.
+    key: our transport's, instead of the one from settings and backend.
     beside: runs instead of the wait for signals; see Beside. Raises UserError for what the user can fix, BackendError,
     DataError and ModelError for what stops the client.
     """
@@ -64,7 +66,8 @@ async def train_client(
     await anyio.to_thread.run_sync(_check_own, settings)
     if key is None:
         key = await anyio.to_thread.run_sync(_transport_key, backend_kind, settings, backend_settings)
-    lasting = settings.identity_secret_key_path is not None or backend_kind.transport_key is not None
+    named = settings.identity_secret_key_path is not None or settings.raw_identity_secret_key is not None
+    lasting = named or backend_kind.transport_key is not None
     create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
 
     async def take_part() -> tuple[telemetry.Ended, bool]:
@@ -89,11 +92,19 @@ async def train_client(
             )
             route = address if backend_kind.route is None else backend_kind.route(backend_settings)
             interface = settings.bind_p2p_interface
-            if interface == "auto":
-                interface = await anyio.to_thread.run_sync(_interface_towards, route)
+            found = interface == "auto"
+            if found:
+                interface = await anyio.to_thread.run_sync(interface_towards, route)
             transport = await stack.enter_async_context(
                 create_transport(
-                    TransportContext(run_id=settings.run_id, key=key, interface=interface, port=settings.bind_p2p_port)
+                    TransportContext(
+                        run_id=settings.run_id,
+                        key=key,
+                        interface=interface,
+                        port=settings.bind_p2p_port,
+                        whole_interface=found,
+                        settings=transport_settings,
+                    )
                 )
             )
             build = ResourcesBuilder(
@@ -163,7 +174,13 @@ def _address_for(backend: BackendRegistration, settings: ClientSettings) -> str:
 
 
 def _transport_key(backend: BackendRegistration, settings: ClientSettings, backend_settings: BaseModel | None) -> SecretKey:
-    """Our transport's key: from the file, else from the backend's settings, else a new one. Raises IdentityError."""
+    """Our transport's key: from file or environment, else from the backend's settings, else a new one. Raises IdentityError."""
+    raw = settings.raw_identity_secret_key
+    if raw is not None:
+        if settings.identity_secret_key_path is not None:
+            message = f"both --identity-secret-key-path and the environment variable {RAW_IDENTITY} name a key; use one of them"
+            raise IdentityError(message)
+        return SecretKey.parse(raw.get_secret_value(), source=f"the environment variable {RAW_IDENTITY}")
     if settings.identity_secret_key_path is not None:
         return SecretKey.load(settings.identity_secret_key_path)
     if backend.transport_key is not None:
@@ -192,18 +209,6 @@ def _open_scratch(folder: Path | None) -> Scratch:
         return Scratch(default_folder())
     except (ConfigError, RuntimeError):  # RuntimeError: this user has no home
         return Scratch()
-
-
-def _interface_towards(address: str) -> str:
-    """The local address from which `host:port#KEY` is reached; loopback if that is unknown. Sends nothing."""
-    host, _, port = address.partition("#")[0].rpartition(":")
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except (OSError, ValueError):
-        return "127.0.0.1"
 
 
 async def _leave_on_signal(runtime: ClientRuntime, told: Callable[[signal.Signals], None]) -> None:

@@ -184,6 +184,7 @@ class ModelOpener:
             generation=request.state.generation,
             ends=signed_ends(request.state),
             stored_step=request.state.stored.step,
+            journal_base=None if self._restorer is None else self._restorer.base_of_history(request.state),
             tell=self._warn,
         )
 

@@ -88,6 +88,7 @@ class ResourcesBuilder:
             held=await self._held_ends(request.state, origin.step),
             optimizer_name=self._registry.label("optimizer", llm.optimizer.name),
             data_name=self._registry.label("data", llm.data_location.name),
+            training_delay=self._settings.dummy_training_delay_secs,
         )
 
     async def _provider(self, choice: Choice, llm: LLMConfig) -> DataProvider:

@@ -18,9 +18,10 @@ import anyio.from_thread
 import anyio.to_thread
 
 from psyche_core.client.setup.data_source import data_source, first_samples, held_out_place, read_samples
+from psyche_core.client.setup.local_run_file import local_run_file
 from psyche_core.client.setup.parallelism import parallelism_of
 from psyche_core.client.setup.preflight import expect_device, expect_held_out, expect_tokens
-from psyche_core.config.run_config import Choice, RunFile, load_run_file
+from psyche_core.config.run_config import Choice, RunFile
 from psyche_core.config.settings import TrainLocalSettings
 from psyche_core.coordinator.round.schedule import batch_size
 from psyche_core.errors import ConfigError, UserError
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, tell: EventBus) -> telemetry.Ended:
     """Train to the last step. Raises UserError for what the user can fix, DataError, ModelError and NonFiniteError."""
-    run = await anyio.to_thread.run_sync(load_run_file, settings.state)
+    run = await anyio.to_thread.run_sync(local_run_file, settings)
     location = _data_location(settings, run)
     expect_held_out(settings)
     await anyio.to_thread.run_sync(expect_device, settings)

@@ -214,7 +214,8 @@ def _model(*, max_seq_len: int, cold_start_warmup_steps: int, checkpoint: Choice
         "cold_start_warmup_steps": cold_start_warmup_steps,
         "checkpoint": checkpoint.to_toml(),
     }
-    model = _validated(ModelConfig, {"LLM": {**plain, **own}}, "tables", "content")
+    network = {"network": plain.pop("network")} if "network" in plain else {}
+    model = _validated(ModelConfig, {"LLM": {**plain, **own}, **network}, "tables", "content")
     if _tables(model) != tables:
         raise FieldError("expected the model's tables in the form `encode` gives them", "tables", "content")
 
@@ -228,7 +229,7 @@ MODEL = Record(
         ("max_seq_len", U32, "tokens of a sample"),
         ("cold_start_warmup_steps", U32, "steps of rising learning rate after a cold start"),
         ("checkpoint", CHECKPOINT, ""),
-        ("tables", Blob(MAX_TABLES_BYTES), "canonical CBOR of the other keys of model.LLM"),
+        ("tables", Blob(MAX_TABLES_BYTES), "canonical CBOR of the other keys of model.LLM, and model.network as `network`"),
     ],
     split=_model_fields,
 )

@@ -61,7 +61,8 @@ writes the same bytes for the same state. This page is made from the code by
 - A reader looks at magic, version and size first, in this order. An account that was created and not yet written is all zero,
   has no magic, and so is no image.
 - `model.tables` is canonical CBOR of the keys of `model.LLM` without a field of their own (architecture, data_type,
-  data_location, lr_schedule, optimizer): names and settings belong to plugins, and no command but update_config looks at them.
+  data_location, lr_schedule, optimizer), and of `model.network`, if the run has one, as `network`: names and settings belong to
+  plugins, relays to members, and no command but update_config looks at them.
   At most {tables} bytes: a run whose plugin settings are longer cannot be written as an image, and `encode` says so; keep long
   lists (of files, say) behind a URL or a file name.
 - The image holds what a state *is*, not whether it could have been reached: rules between fields are the coordinator's.

@@ -32,6 +32,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch does not 
 )
 
 from psyche_core.errors import ModelError, WireError
+from psyche_core.models.sharding.secret import SIDECAR_PORT
 from psyche_core.wire.codec import decode, encode
 
 Store: TypeAlias = TCPStore
@@ -57,7 +58,9 @@ class GroupSettings:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split `HOST:PORT` into its two parts. Raises ModelError."""
+    """Split `HOST:PORT`, or `HOST` for the port SIDECAR_PORT, into its two parts. Raises ModelError."""
+    if address and ":" not in address:
+        return address, SIDECAR_PORT
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         message = f"{address!r} is not an address; expected HOST:PORT, for instance 192.168.1.10:29400"
@@ -224,6 +227,6 @@ def _absent(missing: Collection[int], refused: int, seconds: float) -> str:
     who = ", ".join(map(str, sorted(missing)))
     wrong = f" ({refused} came with a wrong secret)" if refused else ""
     return (
-        f"rank {who} did not join within {seconds:g} s{wrong}; start it with `python -m psyche_core.training.sidecar`, "
+        f"rank {who} did not join within {seconds:g} s{wrong}; start it with `psyche sidecar`, "
         "or use fewer of --data-parallelism and --tensor-parallelism"
     )

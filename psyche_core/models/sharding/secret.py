@@ -8,6 +8,8 @@ from typing import Final
 from psyche_core.wire.key_files import read_key_file
 
 LEAST_BYTES: Final = 16
+SIDECAR_PORT: Final = 34567
+"""Port of the group's store if none is given, as in the reference implementation."""
 
 
 def read_secret(path: Path) -> bytes:

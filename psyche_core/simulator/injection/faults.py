@@ -78,6 +78,8 @@ class Faults:
                 self._counts["skew"] += 1
                 node.clock_offset += fault.amount * 1000.0
                 node.clock_rate = fault.amount
+            case "full-disk":
+                node.full_disks += 1
             case "empty-results":
                 node.empty_results.append(fault.amount)
             case "failing-work":
@@ -153,6 +155,8 @@ class Faults:
                 node.slowed.remove(fault.amount)
             case "slow-downlink":
                 node.downlinks.remove(fault.amount)
+            case "full-disk":
+                node.full_disks -= 1
             case "empty-results":
                 node.empty_results.remove(fault.amount)
             case "failing-work":

@@ -68,6 +68,7 @@ class Disk:
         self._earlier: list[Saved] = []
         self._earlier_pending: dict[Pending, Payload] = {}
         self._aside: list[Saved] = []
+        self._suspended = False
 
     # ------------------------------------------------------------------------------------ written
 
@@ -82,19 +83,25 @@ class Disk:
         same = bool(self._journal) and self._journal[0].generation == base.generation
         self._earlier, self._earlier_pending = (self._journal, self.pending) if same else ([], {})
         self._journal = [base]
+        self._suspended = False
         self.pending = {}
 
-    def applied(self, saved: Saved) -> None:
-        """A step was applied: append it to the journal if it follows its last step, else write a checkpoint."""
+    def suspend(self) -> None:
+        """Take nothing into the journal before it starts again; what it has stays."""
+        self._suspended = True
+
+    def applied(self, saved: Saved, *, room: bool = True) -> None:
+        """A step was applied: append it to the journal if it follows its last step, else write a checkpoint if there is room."""
         last = self._journal[-1] if self._journal else None
-        if last is not None and (last.generation, last.step) == (saved.generation, saved.step - 1):
+        if last is not None and not self._suspended and (last.generation, last.step) == (saved.generation, saved.step - 1):
             self._journal.append(saved)
-        else:
+        elif room:
             self.save(replace(saved, epoch=-1, height=-1))
 
     def keep(self, results: Iterable[tuple[KeptResult, Payload]]) -> None:
         """Write verified results and their payloads to the journal."""
-        self.pending |= {Pending.of(known): payload for known, payload in results}
+        if not self._suspended:
+            self.pending |= {Pending.of(known): payload for known, payload in results}
 
     # ------------------------------------------------------------------------------------ read
 
@@ -113,20 +120,34 @@ class Disk:
 
     def checkpoint(self, state: CoordinatorState) -> Saved | None:
         """The newest checkpoint that belongs to the run in this state."""
-        due, ends = masters_due(state), signed_digests(state)
+        due, ends, base = masters_due(state), signed_digests(state), self._base_of_history(state)
         found = [
             saved
             for saved in self._saved
             if saved.step <= due
-            and (ends[saved.step] == saved.digest if saved.step in ends else saved.generation == state.generation)
+            and (
+                (saved.step, saved.digest) == base
+                or (ends[saved.step] == saved.digest if saved.step in ends else saved.generation == state.generation)
+            )
         ]
         return max(found, key=lambda saved: saved.step, default=None)
 
-    def replayed(self, state: CoordinatorState, *, step: int | None, digest: bytes) -> tuple[Saved, bool] | None:
+    def _base_of_history(self, state: CoordinatorState) -> tuple[int, bytes] | None:
+        if not self._journal:
+            return None
+        base = self._journal[0]
+        until = self._until(state, base=base, last=self._journal[-1])
+        return (base.step, base.digest) if until is not None and until >= base.step else None
+
+    def replayed(
+        self, state: CoordinatorState, *, step: int | None, digest: bytes, room: bool = True
+    ) -> tuple[Saved, bool] | None:
         """The masters the journal restores from those with this digest after `step`, and whether results after that may follow.
 
-        None if the journal does not begin with them. step: None for the model the run's checkpoint names.
+        None if the journal does not begin with them. step: None for the model the run's checkpoint names. room: whether the
+        journal can be written again; else it stays as it is, and takes nothing more.
         """
+        self._suspended = False
         if not self._journal:
             return None
 
@@ -143,10 +164,13 @@ class Disk:
             return None  # the real journal detects this mismatch and is set aside
 
         same = last.generation == state.generation
-        if not same:
-            self.pending = {}  # results of rounds that the run has left behind
         if at < last.step:
             self._set_aside(at)
+        if not room and (not same or at < last.step):
+            self._suspended = True
+            return reached, False
+        if not same:
+            self.pending = {}  # results of rounds that the run has left behind
         self._journal = [replace(saved, generation=state.generation) for saved in self._journal[: at - base.step + 1]]
         return self._journal[-1], same
 

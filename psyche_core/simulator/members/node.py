@@ -65,6 +65,7 @@ class Node(Process):
         self.failures: Counter[tuple[int, int]] = Counter()
         self.slowed: list[float] = []
         self.downlinks: list[float] = []
+        self.full_disks: int = 0
         self.spoiled: bool = False
         self.replica: Replica = world.new_replica()
         self._order: StepOrder = StepOrder(self.name)
@@ -288,20 +289,22 @@ class Node(Process):
             own = None
             if stored is not None:
                 self.replica.restore(stored[0])
-        step = self._restored(work, None if own is None else own.step, lineage)
-        if step is None and not from_members and state.stored.digest == self.replica.digest():
-            step = state.stored.step  # the stored model is that of a signed end
+        signed_stored = own is None and not from_members and state.stored.digest == self.replica.digest()
+        loaded = own.step if own is not None else state.stored.step if signed_stored else None
+        step = self._restored(work, loaded, lineage)
         held = self.disk.held(state) if step is None or step < masters_due(state) else ()
         return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, step, held, journalled=True)
 
     def _restored(self, work: ev.Load, step: int | None, lineage: int) -> int | None:
         """Apply the journal and the state to a checkpoint's masters; returns the last step in them."""
         state = work.state
-        reached = None if work.fresh else self.disk.replayed(state, step=step, digest=self.replica.digest())
+        reached = (
+            None if work.fresh else self.disk.replayed(state, step=step, digest=self.replica.digest(), room=not self.full_disks)
+        )
         if reached is None:
             base = state.epoch.start_step - 1 if step is None and state.from_checkpoint else step
             if base is not None:
-                self.disk.begin(self._saved(base, state.generation))
+                self._begin(self._saved(base, state.generation))
             return step
 
         saved, same_history = reached
@@ -320,7 +323,7 @@ class Node(Process):
             self._world.applied(self, applied, payloads, lineage=lineage, before=before)
             entry = self._saved(settled.step, state.generation)
             entry = replace(entry, epoch=settled.epoch, height=settled.height, statements=settled.statements)
-            self.disk.applied(entry)
+            self.disk.applied(entry, room=not self.full_disks)
             at = settled.step
         return at
 
@@ -329,7 +332,18 @@ class Node(Process):
 
     def _base(self, step: int, generation: int) -> None:
         """Write a checkpoint, from which the journal continues."""
+        if self.full_disks:
+            self.counts["full-disk"] += 1
+            return
         self.disk.save(self._saved(step, generation))
+
+    def _begin(self, base: Saved) -> None:
+        """Start the journal again, if the disk has room."""
+        if self.full_disks:
+            self.counts["full-disk"] += 1
+            self.disk.suspend()
+            return
+        self.disk.begin(base)
 
     def _keep_results(self, action: ev.KeepResults) -> None:
         """Write verified results to the journal."""
@@ -368,7 +382,8 @@ class Node(Process):
         self._world.applied(self, work, held, lineage=lineage, before=before)
         if not self.spoiled:
             masters, digest = self.replica.snapshot(), self.replica.digest()
-            self.disk.applied(Saved(work.step, work.generation, masters, digest, work.epoch, work.height, work.statements))
+            saved = Saved(work.step, work.generation, masters, digest, work.epoch, work.height, work.statements)
+            self.disk.applied(saved, room=not self.full_disks)
         return ev.Applied(work.height, 0.01)
 
     def _digest(self, work: ev.Digest) -> ev.Event:
@@ -380,7 +395,7 @@ class Node(Process):
             self._world.replicas.closed(self.name, lineage=lineage, step=work.step, masters=masters)
         if not self.spoiled:
             self._base(work.step, work.generation)
-        return ev.EpochClosed(self.replica.digest(), saved=not self.spoiled)
+        return ev.EpochClosed(self.replica.digest(), saved=not self.spoiled and not self.full_disks)
 
     def _store_model(self, action: ev.StoreModel) -> None:
         """Begin to store the masters of the epoch's end; uses a copy on the disk, which training does not change."""

@@ -82,6 +82,31 @@ class Recovered:
         return self.header.base_step + len(self.rounds)
 
 
+class EarlierJournal:
+    """The journal before the present one, open for reading only. Closes itself at the end of a `with` block."""
+
+    def __init__(self, file: JournalFile) -> None:
+        self._file = file
+        self.recovered: Recovered = Recovered(
+            header=file.header, rounds=tuple(file.rounds), pending=tuple(file.pending), payload=self._payload
+        )
+
+    def __enter__(self) -> Self:
+        """Return the journal itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _payload(self, payload_hash: bytes) -> bytes:
+        try:
+            return self._file.payload(payload_hash)
+        except (KeyError, OSError, WireError) as error:
+            message = f"the journal before the last checkpoint does not contain payload {payload_hash.hex()[:16]}…"
+            raise ModelError(message) from error
+
+
 class Journal:
     """A run's journal, see the module. Made by `open`. As a context manager, it closes itself at the end of the block."""
 
@@ -293,6 +318,27 @@ class Journal:
             f"is used; the newer one is no longer part of the run's history, and was renamed to {target.name}"
         )
         return self.read()
+
+    def earlier(self) -> EarlierJournal | None:
+        """Open the journal before this one for reading, None if there is none of this run and generation that can be read."""
+        try:
+            file = JournalFile.load(earlier_path(self._path))
+        except (OSError, WireError):
+            return None
+
+        if self.header is None or (file.header.instance, file.header.generation) != (self._instance, self.header.generation):
+            file.close()
+            return None
+        return EarlierJournal(file)
+
+    def set_aside(self, reason: str) -> None:
+        """Rename the journal, because it is of no use now, and tell people why. Raises ModelError."""
+        self._adopt(None)
+        self._set_aside(reason)
+
+    def suspend(self) -> None:
+        """Accept nothing before the next `begin`. The file stays as it is."""
+        self._adopt(None)
 
     def read(self, *, generation: int | None = None) -> Recovered | None:
         """Read the journal from the disk. Returns None if there is no usable one. After this, new data can be added.

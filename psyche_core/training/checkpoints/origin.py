@@ -55,6 +55,7 @@ def find_origin(
     generation: int = 0,
     ends: Mapping[int, bytes] = _NO_ENDS,
     stored_step: int | None = None,
+    journal_base: tuple[int, bytes] | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Origin:
     """Find the folder to build the model from. May download, so call it in a worker thread.
@@ -62,13 +63,16 @@ def find_origin(
     own: folder of our own checkpoints, None for none. at_most: the newest step that the run can have; a stored model of a later
     one is of a history that the run has left. fresh: ignore our own checkpoints. instance, generation, ends: see `belongs`.
     stored_step: step of the stored model according to the coordinator; None if unknown, then the stored model is read to find
-    out. base, cache, tell: see `sources.find`. Raises NoModelSource, and ModelError with a message that says what to do.
+    out. journal_base: step and full digest of a checkpoint of ours that is trusted whatever its generation, because our journal
+    leads from it into the run's history. base, cache, tell: see `sources.find`. Raises NoModelSource, and ModelError with a
+    message that says what to do.
     """
     tell = tell or _silence
     is_stored = checkpoint.name not in FROM_MEMBERS
     saved = None
     if own is not None and not fresh:
-        saved = newest_own(own, run_id, at_most=at_most, trusted=belongs(instance, generation, ends), tell=tell)
+        trusted = belongs(instance, generation, ends, journal_base=journal_base)
+        saved = newest_own(own, run_id, at_most=at_most, trusted=trusted, tell=tell)
     if is_stored:
         ours = (run_id, instance)
         return _newer(saved, checkpoint, ours=ours, at_most=at_most, base=base, cache=cache, stored_step=stored_step, tell=tell)
@@ -84,17 +88,21 @@ def find_origin(
     raise NoModelSource(message)
 
 
-def belongs(instance: bytes, generation: int, ends: Mapping[int, bytes]) -> Callable[[CheckpointManifest], bool]:
+def belongs(
+    instance: bytes, generation: int, ends: Mapping[int, bytes], *, journal_base: tuple[int, bytes] | None = None
+) -> Callable[[CheckpointManifest], bool]:
     """Return a function that says whether a checkpoint belongs to the run's history.
 
     If a quorum signed a digest for the checkpoint's step, the digests must be equal; otherwise instance and generation must be
     equal. A run that was begun anew under the same name has another instance. The generation alone is not enough, because a
     coordinator that was restored from an older state repeats steps in the same generation with other results. instance (32
     bytes), generation: of the state. ends: full digest (32 bytes) by step, of the signed ends in the
-    state.
+    state. journal_base: see `find_origin`.
     """
 
     def check(manifest: CheckpointManifest) -> bool:
+        if _instance(manifest) == instance and (manifest.step, bytes.fromhex(manifest.digest or "")) == journal_base:
+            return True
         if manifest.step in ends and manifest.digest:
             return _is_end(manifest, ends)
 

@@ -33,6 +33,9 @@ LEAVES = [
     ("bench", "convergence"),
     ("client", "train"),
     ("client", "show-identity"),
+    ("client", "create-identity"),
+    ("doctor",),
+    ("replay",),
     ("server", "run"),
     ("server", "validate-config"),
     ("testnet", "start"),
@@ -41,8 +44,11 @@ LEAVES = [
     ("plugins", "list"),
     ("plugins", "show"),
     ("predownload",),
+    ("preview-lr",),
+    ("sidecar",),
     ("sim",),
     ("train-local",),
+    ("web",),
 ]
 
 
@@ -80,7 +86,8 @@ def test_every_command_is_in_the_table_of_these_tests() -> None:
     for group_name in cli.own:
         group = cli.get_command(context, group_name)
         assert group is not None
-        inner = group.list_commands(context) if isinstance(group, click.Group) else []
+        nested = isinstance(group, click.Group) and not group.invoke_without_command  # else what it has comes from plugins
+        inner = group.list_commands(context) if isinstance(group, click.Group) and nested else []
         found += [(group_name, name) for name in inner] or [(group_name,)]
     assert sorted(found) == sorted(LEAVES)
 

@@ -34,10 +34,10 @@ from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.folder_lock import locked_folder
 from psyche_core.telemetry.events import (
     Event,
+    MemberExited,
     MemberWithdrew,
     ModelLost,
     PhaseChanged,
-    Problem,
     Started,
     Stopping,
     TokenFiles,
@@ -116,7 +116,7 @@ def test_who_leaves_in_order_is_not_called_lost(state: ClientState, withdrawn: s
         reporter.note_withdrawn(member.signer, withdrawn)
     for _ in range(2 if withdrawn else 1):
         reporter.tell(replace(before, epoch=epoch), (ClientsExited(epoch=0, slots=(0,)),))
-    said = [describe(event) for event in told if isinstance(event, (MemberWithdrew, Problem))]
+    said = [describe(event) for event in told if isinstance(event, (MemberWithdrew, MemberExited))]
     assert sentence.format(member.short) in said[0]
     assert member.short in said[0]
     assert ("lost" in said[0]) == (withdrawn == "lost")

@@ -254,7 +254,7 @@ class Shop:
     def __init__(self, trainer: ChainTrainer, data: DataProvider, *, checkpoints: Path | None = None) -> None:
         self.told: list[telemetry.Event] = []
         self.transport = MemoryTransport(MemoryNetwork(), bytes(32))
-        bench = Resources(
+        resources = Resources(
             trainer,
             data,
             validation=Samples(bytes(32), 1, 16, 2),
@@ -263,7 +263,7 @@ class Shop:
         )
 
         async def build(_: ResourcesRequest) -> Resources:
-            return bench
+            return resources
 
         self.worker = Worker(build, transport=self.transport, tell=self.told.append)
 

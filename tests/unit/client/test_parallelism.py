@@ -130,7 +130,7 @@ async def test_lost_ranks_end_the_client_and_not_one_step_after_another() -> Non
     transport = MemoryTransport(MemoryNetwork(), bytes(32))
     worker = Worker(lambda _: pytest.fail("not asked for"), transport=transport, tell=lambda _: None)
     data = DummyData(sequence_length=4)
-    worker._bench = Resources(LostTrainer(), data)  # type: ignore[arg-type]
+    worker._resources = Resources(LostTrainer(), data)  # type: ignore[arg-type]
     worker._sequence_length = 4
     with anyio.fail_after(10), pytest.raises(RanksLost, match="rank 1"):
         await worker.do(ev.Train(height=1, step=1, share=(BatchId(0, 0),), tag=1))

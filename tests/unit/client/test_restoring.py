@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,12 +11,16 @@ from typing import Any
 
 import pytest
 
-from psyche_core.client.runtime.restoring import Restorer
+from psyche_core.client.machine.epoch import masters_due
+from psyche_core.client.runtime.restoring import Restorer, signed_ends
 from psyche_core.config.run_config import load_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState, EpochEnd, Progress
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path
+from psyche_core.training.checkpoints.journal_file import JournalFile
+from psyche_core.training.checkpoints.journal_folder import earlier_path, journal_path
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, write_manifest
+from psyche_core.training.checkpoints.origin import belongs, newest_own
 from psyche_core.types import RunState
 from tests.unit.training.journal_cases import applied, payload_of, result
 
@@ -146,3 +151,102 @@ def test_a_checkpoint_that_was_set_aside_counts_again_once_its_model_is_signed(m
     member.restorer.look_back(truth)
     assert place.is_dir()
     assert member.restorer.held(truth) == ((6, digest),)
+
+
+def _newest(member: Member, folder: Path, state: CoordinatorState) -> int | None:
+    """The checkpoint that a starting client takes, as `model_opener` looks for it."""
+    member.restorer.close()
+    member.restorer.look_back(state)
+    trusted = belongs(state.instance, state.generation, signed_ends(state), journal_base=member.restorer.base_of_history(state))
+    found = newest_own(folder, RUN, at_most=masters_due(state), trusted=trusted, tell=member.told.append)
+    return None if found is None else found.step
+
+
+def test_after_going_back_to_a_signed_end_the_journal_leads_there_from_a_checkpoint_of_mid_epoch(
+    member: Member, tmp_path: Path
+) -> None:
+    """The end's own checkpoint could not be saved, on a full disk. The member's word turned the run back, and then its only copy
+    of that model was refused, because its checkpoint was of the generation before."""
+    member.train(4)
+    member.end_epoch()
+    member.train(9)
+    end = EpochEnd(step=7, digest=hashlib.sha256(member.contents[7]).digest())
+    before = replace(state_at(20), ends=(end,))
+    member.restorer.close()
+    member.restorer.look_back(before)
+    assert member.restorer.held(before) == ((7, end.digest),), "so it says to the coordinator"
+
+    after = replace(state_at(8, generation=1), ends=(end,))
+    assert _newest(member, tmp_path, after) == 4
+    assert member.start(after, step=4) == 7
+    assert member.masters.content == member.contents[7]
+    assert _newest(member, tmp_path, after) == 4, "and at the next start, too"
+    assert member.start(after, step=4) == 7
+
+
+def test_a_checkpoint_of_the_generation_before_is_not_trusted_without_a_journal_that_leads_into_the_history(
+    member: Member, tmp_path: Path
+) -> None:
+    member.train(4)
+    member.end_epoch()
+    member.train(9)
+    other = replace(state_at(8, generation=1), ends=(EpochEnd(step=3, digest=b"d" * 32),))
+    assert _newest(member, tmp_path, other) is None
+
+
+def test_both_journals_lead_over_a_damaged_checkpoint(member: Member) -> None:
+    member.train(4)
+    member.end_epoch()
+    member.train(9)
+    member.end_epoch()
+    member.train(12)
+    assert member.start(state_at(13), step=4) == 12, "the checkpoint of step 9 is damaged, so the caller has that of step 4"
+    assert member.masters.content == member.contents[12]
+    assert any("the checkpoint of step 9 is missing or damaged" in said for said in member.told)
+
+
+def test_a_journal_that_cannot_be_replayed_is_kept_under_another_name(member: Member, tmp_path: Path) -> None:
+    member.train(4)
+    member.end_epoch()
+    member.train(9)
+    member.end_epoch()
+    member.train(12)
+    earlier_path(journal_path(tmp_path, RUN)).unlink()
+    assert member.start(state_at(13), step=4) == 4
+    assert [path.name for path in tmp_path.glob("*-abandoned")] == [f"{RUN}-journal.bin-abandoned"]
+    assert any("its rounds do not follow the model of step 4" in said for said in member.told)
+
+
+@pytest.mark.parametrize("writes", ["begin", "rewind"])
+def test_a_full_disk_costs_the_journal_and_not_the_client(
+    member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: str
+) -> None:
+    member.train(9)
+    kept = journal_path(tmp_path, RUN).read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(JournalFile, "create", full)
+    if writes == "rewind":
+        assert member.start(state_at(6), step=0) == 5
+    else:
+        journal_path(tmp_path, RUN).unlink()
+        assert member.start(state_at(1), step=0) == 0
+    assert "No space left on device; make room on its disk" in member.told[-1]
+    journal = member.restorer.journal
+    assert journal is not None
+    assert journal.broken, "the next checkpoint begins one"
+    if writes == "rewind":
+        assert journal_path(tmp_path, RUN).read_bytes() == kept
+
+
+def test_a_stored_model_of_a_signed_end_is_followed_by_the_journal_that_covers_it(member: Member) -> None:
+    """Whose disk could save no checkpoint loads the run's stored model, and its journal leads on from there."""
+    member.train(9)
+    member.restorer.close()
+    masters = Masters(step=6, content=member.contents[6])
+    stored = replace(state_at(10).stored, step=6, digest=masters.full_digest())
+    trainer: Any = masters
+    assert member.restorer.restore(trainer, replace(state_at(10), stored=stored), step=None, use_journal=True) == 9
+    assert masters.content == member.contents[9]

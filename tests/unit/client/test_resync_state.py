@@ -148,3 +148,39 @@ def test_where_nobody_said_the_same_nobody_is_disbelieved() -> None:
     book.add(1, ModelDigest(0, True, RIGHT, SEED))
     said(book, WRONG, ended=True)
     assert book.compared(WRONG) == (frozenset(), frozenset())
+
+
+def test_of_masters_that_nobody_signed_and_that_few_offer_against_others_none_are_taken() -> None:
+    """As many liars as an epoch may have could offer theirs; after a death of all members they outnumbered who had the model."""
+    members = {0, 1, 2, 3, 4, 5, 6}
+    repair = asking()
+    repair.offered(4, offer(WRONG))
+    repair.offered(5, offer(WRONG))
+    repair.offered(0, offer(RIGHT))
+    assert choice(repair, set(), members, waited=True, settle_for_fewer=True) is None
+    assert repair.contested
+    repair.offered(1, offer(RIGHT))
+    repair.offered(2, offer(RIGHT))
+    found = choice(repair, set(), members, waited=True, settle_for_fewer=True)
+    assert found is not None
+    assert found.manifest_hash == RIGHT
+    assert not repair.contested
+
+
+def test_of_masters_with_a_signed_digest_any_may_be_tried_and_what_led_astray_is_not_taken_again() -> None:
+    repair, members = asking(), frozenset({0, 4, 5})
+    repair.offered(4, offer(WRONG))
+    repair.offered(5, offer(WRONG))
+    repair.offered(0, offer(RIGHT))
+
+    def chosen() -> Offered | None:
+        return repair.choice(frozenset(), members, now=1.0, waited=True, settle_for_fewer=True, signed=frozenset({3}))
+
+    first = chosen()
+    assert first is not None
+    assert first.manifest_hash == WRONG
+    repair.taken = WRONG
+    repair.led_astray()
+    second = chosen()
+    assert second is not None
+    assert second.manifest_hash == RIGHT

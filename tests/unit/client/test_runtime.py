@@ -7,7 +7,9 @@ import logging
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import ClassVar
 
 import anyio
 import pytest
@@ -348,3 +350,51 @@ async def test_who_is_turned_away_ends_with_the_reason() -> None:
     party = Party(trainers(1), backend=TurnsAway, min_clients=1)
     await party.member(0)
     assert party.ended(0) == telemetry.Ended("NotAllowed: your key is not on the list", success=False)
+
+
+class Moving(MemoryTransport):
+    """Notes the relays it is given, and has an address that a test changes."""
+
+    moved = b""
+
+    @property
+    def address(self) -> bytes:
+        return self.moved or super().address
+
+    async def use_relays(self, relays: Sequence[str]) -> None:
+        Noting.noted.append(tuple(relays))
+
+
+class Noting(MemoryBackend):
+    """Notes the addresses that are published. Offers a relay."""
+
+    noted: ClassVar[list[object]] = []
+
+    async def join(self, address: bytes, *, timeout: float) -> None:
+        await super().join(address, timeout=timeout)
+        self.noted.append(address)
+
+    async def next_state(self) -> StateUpdate:
+        return replace(await super().next_state(), relays=("https://relay.example.org",))
+
+
+async def test_relays_are_used_before_joining_and_a_new_address_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_module, "REPUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(runtime_module, "TOTALS_SECONDS", 0.0)
+    Noting.noted.clear()
+    party = Party(trainers(1), backend=Noting, min_clients=2)
+    party.transport = Moving
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(party.member, 0)
+        with anyio.fail_after(20):
+            while len(Noting.noted) < 2:
+                await anyio.sleep(0.02)
+            first = Noting.noted[:2]
+            moving = party.transports[0]
+            assert isinstance(moving, Moving)
+            assert first == [("https://relay.example.org",), moving.address]
+            moving.moved = b"elsewhere"
+            while Noting.noted[-1] != b"elsewhere":
+                await anyio.sleep(0.02)
+        party.runtimes[0].leave()
+    assert Noting.noted[2:] == [b"elsewhere"]

@@ -167,6 +167,35 @@ async def test_what_was_opened_for_another_model_is_not_taken(changed: str) -> N
     member.scratch.close()
 
 
+async def test_a_member_that_is_made_slow_waits_after_each_step_it_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[tuple[float, bool]] = []
+
+    class Slow(Member):
+        async def _build(self, start: ResourcesRequest) -> Resources:
+            return replace(await super()._build(start), training_delay=30.0)
+
+    async def wait(seconds: float) -> None:
+        assert isinstance(member.transport, Watched)
+        waited.append((seconds, member.transport.published))
+
+    class Watched(MemoryTransport):
+        published = False
+
+        async def publish(self, payload: bytes, *, tag: int) -> bytes:
+            self.published = True
+            return await super().publish(payload, tag=tag)
+
+    member = Slow("one", MemoryNetwork(), seed=1, transport=Watched)
+    async with member.transport:
+        await member.worker.do(ev.Load(run_state()))
+        with monkeypatch.context() as patched:
+            patched.setattr("psyche_core.client.runtime.worker.anyio.sleep", wait)
+            done = await member.worker.do(ev.Train(1, 1, (BatchId(0, 0),), TAG))
+    member.scratch.close()
+    assert isinstance(done, ev.Trained)
+    assert waited == [(30.0, False)], "others get its result only after the wait"
+
+
 # ------------------------------------------------------------------------------------------------ handing over
 
 
@@ -550,8 +579,8 @@ async def test_a_checkpoint_that_is_saved_is_not_said_to_be_lost(tmp_path: Path,
             if part == "rotation":
                 raise ModelError("cannot delete the old checkpoint")
 
-        one.worker._bench = replace(one.worker.bench, keep_checkpoints=keep)
-        one.worker._checkpoints.use(one.worker.bench, run_id=run_state().run_id, instance=run_state().instance)
+        one.worker._resources = replace(one.worker.resources, keep_checkpoints=keep)
+        one.worker._checkpoints.use(one.worker.resources, run_id=run_state().run_id, instance=run_state().instance)
         if part == "private":
             private_path(tmp_path, run_state().run_id).mkdir()  # a file cannot take a folder's place
         closed = await one.worker.do(ev.CloseEpoch(0, 3, 24))

@@ -779,7 +779,7 @@ STATEMENT = synthetic(**SMALL).epoch.rounds[0].statements[0]
         ("ends", (EpochEnd(1), EpochEnd(1)), "ends[1]: expected ends in ascending order of their steps"),
         ("unready", tuple(Unready(key(place), 1) for place in range(257)), "unready: expected at most 256, got 257"),
         ("unready", (Unready(key(1), 1), Unready(key(1), 2)), "unready: expected each signer once"),
-        ("model", model(filling=2048), "model.tables: expected at most 2048 bytes of CBOR for architecture, data and optimizer"),
+        ("model", model(filling=2048), "model.tables: expected at most 2048 bytes of CBOR for architecture, data, optimizer and"),
     ],
 )
 def test_encode_refuses_what_has_no_image(field: str, value: Any, sentence: str) -> None:

@@ -50,6 +50,12 @@ def test_added_sources_are_asked_before_other_members() -> None:
     assert plan.begin(members=ALL, reachable=ALL) == C
 
 
+def test_relayed_sources_are_asked_after_direct_ones_and_other_members_after_all_sources() -> None:
+    plan = FetchPlan([A, B])
+    asked = [plan.begin(members=ALL, reachable=ALL, slow={A, C}) for _ in ALL]
+    assert asked == [B, A, *(each for each in ALL if each not in (A, B, C)), C]
+
+
 def test_who_is_doubted_is_asked_after_all_others_and_still_asked() -> None:
     plan = FetchPlan([C, B])
     asked = [plan.begin(members=ALL, reachable=ALL, doubted={C}) for _ in range(4)]

@@ -13,6 +13,7 @@ from psyche_core.ui.console import console_lines, describe
 
 EVENTS: list[tuple[telemetry.Event, str]] = [
     (telemetry.Started("server", "", "r", "127.0.0.1:20000"), "serving run r at 127.0.0.1:20000"),
+    (telemetry.RelayStarted("http://h:3340"), "relay for members of this run: http://h:3340"),
     (telemetry.Started("client", "ab" * 32, "r", "h:1"), "client abababababababab has reached run r at h:1"),
     (telemetry.Joined("r"), "takes part in run r"),
     (
@@ -91,6 +92,17 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         "SIGTERM: leaving the run cleanly after saving a checkpoint; a second SIGTERM ends this process at once",
     ),
     (telemetry.WitnessSent(0, 5, opportunistic=True), "witnessed round 5 early"),
+    (
+        telemetry.PeerPaths(
+            (
+                telemetry.PathOfPeer("aa", "direct", 3.0),
+                telemetry.PathOfPeer("bb", "relayed", 41.5),
+                telemetry.PathOfPeer("cc", "none"),
+            )
+        ),
+        "members: 1 direct, 1 relayed, 1 not reached (relayed: bb 42 ms)",
+    ),
+    (telemetry.RelayStarted("http://203.0.113.7:3340/"), "relay for members of this run: http://203.0.113.7:3340/"),
     (telemetry.NetworkTotals(1000, 20, 2), "sent 1.0 kB, received 20 B, 2 peers"),
     (telemetry.EpochDigest(2, 60, "cd" * 32), "epoch 2 ended after step 60: parameters cdcdcdcdcdcdcdcd…"),
     (
@@ -132,6 +144,15 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
     ),
     (telemetry.Problem("warning", "a peer is slow"), "warning: a peer is slow"),
     (telemetry.MemberWithdrew(2, "3ae20e59"), "epoch 2: 3ae20e59 left the run cleanly"),
+    (
+        telemetry.MemberExited(2, "3ae20e59", "ejected"),
+        "warning: epoch 2: ejected 3ae20e59: it signed two different results for one share",
+    ),
+    (telemetry.MemberExited(2, "3ae20e59", "{0.__class__}"), "warning: epoch 2: dropped 3ae20e59: {0.__class__}"),
+    (
+        telemetry.WitnessReported("3ae20e59", 7, 3.25, 5200.0, 9.0),
+        "3ae20e59 reports of step 7: loss 3.2500, 5.2 k tokens/s",
+    ),
     (telemetry.Mended("checkpoints are saved again"), "checkpoints are saved again"),
     (telemetry.Ended("the run finished", success=True), "the run finished"),
 ]

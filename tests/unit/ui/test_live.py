@@ -58,6 +58,17 @@ def test_the_panel_says_all_that_was_promised() -> None:
         assert part in text, part
 
 
+def test_a_step_that_some_have_not_reported_is_not_the_end_of_the_curve() -> None:
+    """The curve's end jumped with each client that reported the step first."""
+    metrics = some_metrics()
+    metrics.handle("client-1", 6.0, StepTrained(1, 3, 9.0, 3000, 1.0, 500))
+    assert [step for step, _ in metrics.mean_losses] == [1, 2, 3]
+    assert "loss 3.000" in drawn(metrics)
+    assert "loss 3.000" in figures_line(metrics, now=6.0)
+    metrics.handle("client-2", 7.0, StepTrained(1, 3, 1.0, 3000, 1.0, 500))
+    assert "loss 5.000" in drawn(metrics)
+
+
 def test_who_waits_for_members_is_shown_how_many_are_needed() -> None:
     metrics = RunMetrics(run_id="first-light", total_steps=10)
     metrics.handle("server", 1.0, PhaseChanged("WaitingForMembers", 0, 1, 1, None, 2))

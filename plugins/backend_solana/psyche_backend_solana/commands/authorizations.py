@@ -17,6 +17,7 @@ from psyche_core.errors import BackendError, UserError, WireError
 DELEGATES_AT_ONCE = 25
 """Number of delegates that fit into one transaction."""
 
+_ADDS = ("--delegates-added", "--delegate-added")
 _GRANTEE = "Wallet that may join and name delegates; 11111111111111111111111111111111 for everybody."
 _LIMIT = (
     "Most members that may wait by this grant at once; 0 for no limit. A grant for everybody admits while fewer "
@@ -63,13 +64,41 @@ async def delete(context: CommandContext, grantee: Pubkey) -> Outcome:
     return Outcome(f"{_whose(grantee)} may no longer join", {"authorization": at, "signature": sent.signature})
 
 
+class _Delegate(click.Command):
+    """Takes several wallets after one `--delegates-added`, as the manuals of the Rust program write it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeat the option before each wallet."""
+        words: list[str] = []
+        adds = False
+        for word in args:
+            if adds and not word.startswith("-") and words[-1] not in _ADDS:
+                words.append(_ADDS[0])
+            adds = word in _ADDS or (adds and not word.startswith("-"))
+            words.append(word)
+        return super().parse_args(ctx, words)
+
+
 @click.command(
     "join-authorization-delegate",
-    epilog=example("run-manager join-authorization-delegate", "--join-authority OWNER --delegates-added WALLET -w master.json"),
+    cls=_Delegate,
+    epilog=example(
+        "run-manager join-authorization-delegate", "--join-authority OWNER --delegates-added WALLET WALLET -w master.json"
+    ),
 )
 @click.option("--join-authority", type=ADDRESS, required=True, help="Wallet that granted ours the right to join.")
-@click.option("--delegates-clear", is_flag=True, help="First remove all existing delegates.")
-@click.option("--delegates-added", "added", type=ADDRESS, multiple=True, help="Wallet that may join for us; may be repeated.")
+@click.option(
+    "--delegates-clear",
+    is_flag=False,
+    flag_value="true",
+    default="false",
+    type=click.BOOL,
+    metavar="[true|false]",
+    help="First remove all existing delegates. The word may be left out.",
+)
+@click.option(
+    *_ADDS, "added", type=ADDRESS, multiple=True, help="Wallet that may join for us; several may follow, and it may be repeated."
+)
 @command()
 async def delegate(context: CommandContext, join_authority: Pubkey, delegates_clear: bool, added: tuple[Pubkey, ...]) -> Outcome:
     """Let other wallets join with the right granted to this wallet."""

@@ -26,6 +26,7 @@ from psyche_backend_solana.commands.context import (
     run_id_option,
     treasurer_index_option,
 )
+from psyche_backend_solana.commands.token_amounts import decimals, units_of
 from psyche_backend_solana.layouts import coordinator, tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES
 from psyche_backend_solana.rpc import methods
@@ -39,8 +40,15 @@ from psyche_core.errors import ConfigError, UserError
 
 CLIENT_VERSION_HELP = (
     "Client that members must run: a version of psyche-core, a container image with tag or digest, or sha256:… of a known image. "
-    "Default, and if empty: any client."
+    "Default, and for `latest` or nothing: any client."
 )
+
+
+def _client_version(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """`latest` is the name of an image's newest build elsewhere; here it asks for no certain version."""
+    return "" if value == "latest" else value
+
+
 later_version_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
     "--allow-later-version", "later", is_flag=True, help="Allow a version of psyche-core later than the one installed here."
 )
@@ -51,7 +59,7 @@ later_version_option: Callable[[Callable[..., None]], Callable[..., None]] = cli
     epilog=example("run-manager create-run", "-r first-light -w owner.json", "-r first-light -c 0.1.0 -w owner.json"),
 )
 @run_id_option
-@click.option("-c", "--client-version", default="", help=CLIENT_VERSION_HELP)
+@click.option("-c", "--client-version", default="", callback=_client_version, help=CLIENT_VERSION_HELP)
 @later_version_option
 @treasurer_index_option
 @click.option(
@@ -142,7 +150,7 @@ async def create_run(
 @click.option("--description", help="Description, at most 280 bytes.")
 @click.option("--num-parameters", type=click.IntRange(0), help="Number of the model's parameters, for display.")
 @click.option("--vocab-size", type=click.IntRange(0), help="Size of the vocabulary, for display.")
-@click.option("--client-version", help=CLIENT_VERSION_HELP)
+@click.option("--client-version", callback=_client_version, help=CLIENT_VERSION_HELP)
 @later_version_option
 @command()
 async def update_config(
@@ -236,32 +244,41 @@ async def set_paused(
 
 @click.command(
     "set-future-epoch-rates",
-    epilog=example("run-manager set-future-epoch-rates", "-r first-light --earning-rate-total-shared 1000000 -w owner.json"),
+    epilog=example(
+        "run-manager set-future-epoch-rates",
+        "-r first-light --earning-rate-total-shared 1000 -w owner.json",
+        "-r first-light --earning-rate-total-shared 0.5 --slashing-rate-per-client 10 -w owner.json",
+    ),
 )
 @run_id_option
 @treasurer_index_option
-@click.option(
-    "--earning-rate-total-shared", "earning", type=click.IntRange(0, 2**64 - 1), help="Points that the workers of an epoch share."
-)
-@click.option(
-    "--slashing-rate-per-client", "slashing", type=click.IntRange(0, 2**64 - 1), help="Points charged to a member that cheats."
-)
+@click.option("--earning-rate-total-shared", "earning", metavar="TOKENS", help="Tokens that the workers of an epoch share.")
+@click.option("--slashing-rate-per-client", "slashing", metavar="TOKENS", help="Tokens charged to a member that cheats.")
 @command()
 async def set_future_epoch_rates(
-    context: CommandContext, run_id: str, treasurer_index: int | None, earning: int | None, slashing: int | None
+    context: CommandContext, run_id: str, treasurer_index: int | None, earning: str | None, slashing: str | None
 ) -> Outcome:
-    """Set what the epochs after the current one pay, in points. A point is one smallest unit of the treasurer's token."""
+    """Set what the epochs after the current one pay, in tokens of the run's treasurer, which may have decimals.
+
+    A run without a treasurer counts points, which are whole numbers.
+    """
     if earning is None and slashing is None:
         message = "give --earning-rate-total-shared, --slashing-rate-per-client, or both"
         raise ConfigError(message)
 
     owner = await owner_of(context, run_id, treasurer_index)
+    places = 0 if owner.treasury is None else await decimals(context, owner.treasury.mint)
+    shared = None if earning is None else units_of(earning, places, at_least=0)
+    charged = None if slashing is None else units_of(slashing, places, at_least=0)
     instruction = coordinator.set_future_epoch_rates(
-        owner.found.run, authority=context.payer, earning_total_shared=earning, slashing_per_client=slashing
+        owner.found.run, authority=context.payer, earning_total_shared=shared, slashing_per_client=charged
     )
     sent = await context.send(owner.say(context, instruction))
-    facts = {"run_id": run_id, "earning_total_shared": earning, "slashing_per_client": slashing, "signature": sent.signature}
-    return Outcome(f"the next epochs of {run_id!r} pay the given rates", facts)
+    facts = {"run_id": run_id, "earning_total_shared": shared, "slashing_per_client": charged, "signature": sent.signature}
+    what = "points" if owner.treasury is None else "tokens"
+    said = [f"{earning} {what} shared by the workers"] if earning is not None else []
+    said += [f"{slashing} {what} charged to a member that cheats"] if slashing is not None else []
+    return Outcome(f"the next epochs of {run_id!r}: {', '.join(said)}", facts)
 
 
 @click.command("close-run", epilog=example("run-manager close-run", "-r first-light -w owner.json"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
 
 import click
 from solders.account import Account
@@ -24,11 +23,12 @@ from psyche_backend_solana.commands.context import (
 )
 from psyche_backend_solana.commands.participants import parts, read_participants
 from psyche_backend_solana.commands.status import membership
+from psyche_backend_solana.commands.token_amounts import decimals, units_of
 from psyche_backend_solana.layouts import tokens, treasurer
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.runs import coordinator_account
 from psyche_core.coordinator.state import Account as Balance
-from psyche_core.errors import BackendError, ConfigError, UserError, WireError
+from psyche_core.errors import UserError
 
 _PAID_AT_ONCE = 4
 """Members paid in one transaction: each adds three addresses and three instructions, and seven do not fit."""
@@ -155,33 +155,7 @@ def _payment(context: CommandContext, paying: TreasurerRun, due: Due) -> list[In
     return [tokens.create_associated(context.payer, due.user, mint=treasury.mint), *made, claimed]
 
 
-async def decimals(context: CommandContext, mint: Pubkey) -> int:
-    """Number of decimals of a token. Raises BackendError."""
-    read = await methods.account(context.rpc, mint, timeout=CALL_SECONDS)
-    if read is None:
-        message = f"there is no token {mint}"
-        raise BackendError(message)
-
-    try:
-        return tokens.parse_mint(Account(read.lamports, read.data, read.owner)).decimals
-    except WireError as error:
-        raise BackendError(str(error)) from error
-
-
 async def amount_of(context: CommandContext, address: Pubkey) -> int:
     """Units in a token account; 0 if it does not exist."""
     read = await methods.account(context.rpc, address, timeout=CALL_SECONDS)
     return 0 if read is None else tokens.parse(Account(read.lamports, read.data, read.owner)).amount
-
-
-def units_of(text: str, decimals: int) -> int:
-    """A decimal amount in smallest units. Raises ConfigError."""
-    try:
-        units = Decimal(text) * 10**decimals
-    except InvalidOperation:
-        units = Decimal(-1)
-    if not units.is_finite() or units <= 0 or units != units.to_integral_value() or units >= 2**64:
-        message = f"expected an amount above 0 with at most {decimals} decimals, got {text!r}"
-        raise ConfigError(message)
-
-    return int(units)

@@ -90,13 +90,19 @@ async def json_dump_user(context: CommandContext, run_id: str, treasurer_index: 
     return _as_json(facts)
 
 
-@click.command("list-runs", epilog=example("run-manager list-runs", "", "--all --json"))
+@click.command("list-runs", epilog=example("run-manager list-runs", "", "--all --json", "--address WALLET"))
 @click.option("--authorizer", type=ADDRESS, help="Only runs for which this wallet grants the right to join.")
 @click.option("--all", "every", is_flag=True, help="Also runs that are paused, finished or not configured yet.")
+@click.option("--address", "--wallet", "address", type=ADDRESS, help="Only runs that this wallet may join.")
 @command(ChainSettings)
-async def list_runs(context: CommandContext, authorizer: Pubkey | None, every: bool) -> Outcome:
-    """List the runs on a chain, those that wait for members first."""
+async def list_runs(context: CommandContext, authorizer: Pubkey | None, every: bool, address: Pubkey | None) -> Outcome:
+    """List the runs on a chain, those that wait for members first.
+
+    With --address only those that a wallet may join, by the grant for everybody or by one for this wallet.
+    """
     rows = await runs_on_chain(context)
+    if address is not None:
+        rows = [row for row in rows if await _may_join(context, row["join_authority"], address)]
     if authorizer is not None:
         rows = [row for row in rows if row["join_authority"] == authorizer]
     if not every:
@@ -107,6 +113,15 @@ async def list_runs(context: CommandContext, authorizer: Pubkey | None, every: b
         for row in rows
     ]
     return Outcome("\n".join(lines) or "no run can be joined; --all also lists the others", {"runs": rows})
+
+
+async def _may_join(context: CommandContext, join_authority: Pubkey, address: Pubkey) -> bool:
+    try:
+        await find_authorization(context.rpc, join_authority, address, programs=context.programs, timeout=CALL_SECONDS)
+    except CommandRefused:
+        return False
+
+    return True
 
 
 @click.command("can-join", epilog=example("run-manager can-join", "-r first-light --address WALLET"))

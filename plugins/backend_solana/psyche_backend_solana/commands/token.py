@@ -7,7 +7,7 @@ from solders.keypair import Keypair
 from solders.system_program import CreateAccountParams, create_account
 
 from psyche_backend_solana.commands.context import CALL_SECONDS, CommandContext, Outcome, command, example
-from psyche_backend_solana.commands.rewards import units_of
+from psyche_backend_solana.commands.token_amounts import units_of
 from psyche_backend_solana.layouts import tokens
 from psyche_backend_solana.programs.addresses import TOKEN
 from psyche_backend_solana.rpc import methods

@@ -4,7 +4,7 @@ A websocket notification only starts a reading. The reading goes over HTTP: the 
 call and so from one slot; `account_reader` reads as little of the rest as possible. Only a nonce higher than the last one is
 passed on, so it does not matter which endpoint is behind. In addition, a small poll runs (24 bytes of each account): rarely
 while a socket is open, often while none is. When it finds a change that no open socket has reported, the sockets are reopened.
-After `patience_seconds` without an answer the watcher raises BackendClosed.
+After `give_up_seconds` without an answer the watcher raises BackendClosed.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ class Watcher:
         on_reading: Callable[[AccountReading], None],
         on_clock: Callable[[ChainClock], None],
         intervals: WatcherIntervals | None = None,
-        patience_seconds: float = 300.0,
+        give_up_seconds: float = 300.0,
     ) -> None:
         self._rpc = rpc
         self._run = run
         self._on_reading = on_reading
         self._on_clock = on_clock
         self._intervals = intervals or WatcherIntervals()
-        self._patience = patience_seconds
-        self._call_seconds = min(CALL_SECONDS, max(1.0, patience_seconds))
+        self._give_up_seconds = give_up_seconds
+        self._call_seconds = min(CALL_SECONDS, max(1.0, give_up_seconds))
         self._subscriptions = [Subscription(endpoint, run.account, on_nonce=self.heard) for endpoint in rpc.endpoints]
         self._follower = Follower(rpc, run, call_seconds=self._call_seconds)
         self._seen = -1
@@ -172,7 +172,7 @@ class Watcher:
             except (RpcError, RpcUnavailable, WireError) as error:
                 self._wake.set()
                 silent = anyio.current_time() - self._answered
-                if silent > self._patience:
+                if silent > self._give_up_seconds:
                     message = f"the coordinator could not be read for {silent:.0f} s: {error}"
                     raise BackendClosed(message) from error
                 logger.info("reading the coordinator failed: %s", error)

@@ -36,7 +36,15 @@ from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES
 from psyche_backend_tcp.protocol import Answer, CommandRequest, JoinRequest, encode_client, encode_command
 from psyche_core.config.sentences import printable
 from psyche_core.coordinator.commands import Command, Withdraw
-from psyche_core.errors import AccessRefused, BackendClosed, BackendError, CommandRefused, KeyUsedElsewhere, UnknownHost, WireError
+from psyche_core.errors import (
+    AccessRefused,
+    BackendClosed,
+    BackendError,
+    CommandRefused,
+    KeyUsedElsewhere,
+    UnknownHost,
+    WireError,
+)
 from psyche_core.hookspecs import BackendContext
 from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_command
 from psyche_core.types import NodeIdentity, RunState

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,10 +39,11 @@ class Draft:
 
 
 class Documents:
-    """The versions a server publishes. The first one is published on construction."""
+    """The versions a server publishes. The first one is published on construction. relays: part of each of them."""
 
-    def __init__(self, state: CoordinatorState, addresses: Mapping[bytes, bytes]) -> None:
-        first = _draft(make_document(state, addresses))
+    def __init__(self, state: CoordinatorState, addresses: Mapping[bytes, bytes], *, relays: Sequence[str] = ()) -> None:
+        self._relays = tuple(relays)
+        first = _draft(make_document(state, addresses, self._relays))
         self._newest = self._drafted = first.document
         self._known: OrderedDict[bytes, Document] = OrderedDict({first.document.digest: first.document})
         self._frames: dict[bytes | None, bytes] = {}
@@ -55,7 +56,7 @@ class Documents:
 
     def draft(self, state: CoordinatorState, addresses: Mapping[bytes, bytes]) -> Draft | None:
         """A new version, None when nothing changed since the last draft."""
-        patch = diff(self._drafted.tree, make_document(state, addresses))
+        patch = diff(self._drafted.tree, make_document(state, addresses, self._relays))
         if patch is None:
             return None
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES, SERVER_FRAME, Limits, TokenBucket
@@ -33,11 +33,11 @@ from psyche_backend_tcp.protocol import (
 from psyche_backend_tcp.server.documents import Document, Documents, Draft
 from psyche_backend_tcp.server.key_records import KeyRecords
 from psyche_core.config.run_config import CoordinatorConfig
-from psyche_core.coordinator.commands import Command, Event, Join, Tick, Withdraw
+from psyche_core.coordinator.commands import Command, Event, Join, Tick, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.coordinator.transitions import apply
 from psyche_core.errors import CoordinatorError, WireError
-from psyche_core.types import ClientState, NodeIdentity, RunState
+from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessMetadata
 
 logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
@@ -87,9 +87,9 @@ class Hub:
     """The coordinator's state and all connections to it.
 
     draw_seed: called for each command, returns an unpredictable u64. opening: the configuration that replaces the state's at
-    the first round. addresses: of the members of a resumed state; began: when it was resumed. After any call the caller
-    collects `take_pending_save` (to be written and confirmed with `saved`), then `take_stirred` (connections whose `outgoing` may
-    have frames) and `take_changes`.
+    the first round. addresses: of the members of a resumed state; began: when it was resumed. relays: offered to clients. After
+    any call the caller collects `take_pending_save` (to be written and confirmed with `saved`), then `take_stirred` (connections
+    whose `outgoing` may have frames) and `take_changes`.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class Hub:
         opening: CoordinatorConfig | None = None,
         addresses: Mapping[bytes, bytes] | None = None,
         began: ClockTime | None = None,
+        relays: Sequence[str] = (),
     ) -> None:
         self._state = state
         self._limits = limits
@@ -118,7 +119,8 @@ class Hub:
         self._stirred: set[int] = set()
         self._changes: deque[tuple[int, CoordinatorState, tuple[Event, ...]]] = deque()
         self._withdrawn: list[tuple[bytes, str]] = []
-        self._documents = Documents(state, self._key_records.addresses(self._members()))
+        self._figures: list[tuple[bytes, WitnessMetadata]] = []
+        self._documents = Documents(state, self._key_records.addresses(self._members()), relays=relays)
         self._version = self._taken = self._saved = 0
 
     @property
@@ -174,6 +176,11 @@ class Hub:
     def take_withdrawn(self) -> list[tuple[bytes, str]]:
         """Healthy members withdrawn since the last call, and why (`lost`, `not allowed`); call it before `take_changes`."""
         taken, self._withdrawn = self._withdrawn, []
+        return taken
+
+    def take_figures(self) -> list[tuple[bytes, WitnessMetadata]]:
+        """Signers of witnesses whose statements were accepted since the last call, and the unverified figures they sent."""
+        taken, self._figures = self._figures, []
         return taken
 
     # ------------------------------------------------------------ connections
@@ -399,7 +406,10 @@ class Hub:
                 case JoinRequest(number, address, proof):
                     self._join(identity, address, now, proof=proof)
                 case CommandRequest(number, plain):
-                    self._apply(decode_command(plain, identity), now)
+                    command, before = decode_command(plain, identity), self._version
+                    self._apply(command, now)
+                    if isinstance(command, Witness) and command.metadata is not None and self._version != before:
+                        self._figures.append((identity.signer, command.metadata))
             self._tick(now)
         except CoordinatorError as error:
             return Answer(number, error.name, error.message)

@@ -198,6 +198,7 @@ class TcpServer(BackendServer):
             opening=beginning.opening,
             addresses=beginning.addresses,
             began=self._now() if beginning.resumed else None,
+            relays=self._context.relays,
         )
 
     def _may(self, public: bytes) -> bool:
@@ -301,6 +302,10 @@ class TcpServer(BackendServer):
                     self._context.on_event(state, events)
                 except Exception:  # an error of an observer must not stop the run
                     logger.exception("on_event failed")
+
+        for signer, figures in self._hub.take_figures():
+            if self._context.on_figures is not None:
+                self._context.on_figures(signer, figures)
 
         self._stirred.set()
         self._stirred = anyio.Event()

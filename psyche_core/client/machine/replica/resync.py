@@ -38,6 +38,9 @@ def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNot
                 repair.over()
             return
 
+        due = masters_due(state)
+        if client.masters_at == due == client.digest_at and scheduler.signed_otherwise(state, due, client.model_digest):
+            repair.led_astray()
         if _look_on_disk(client, state, notes):
             return
 
@@ -52,6 +55,13 @@ def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNot
     # What could not be fetched during the run may be available at its end.
     waited = client.now - (repair.asked_at if state.run_state is RunState.Finished else repair.since)
     helpless = not repair.untried(client.now) or min(waited, client.now - repair.failed_at) > client.timeouts.payload
+    if repair.contested and not repair.contest_told:
+        repair.contest_told = True
+        problem = (
+            f"members offer different models after step {due}, no quorum signed one of them, and each is offered by so few that "
+            "they may be lying; this client takes none until more members agree, or the run's owner removes who lies"
+        )
+        client.tell(telemetry.Problem("error", problem))
     if waited > scheduler.offers_patience(state, client.timeouts) and client.work is None and helpless:
         _without_offers(client, state, notes, waited=waited)
 

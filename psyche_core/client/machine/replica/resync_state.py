@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from psyche_core.coordinator.round.witness import tolerated
 from psyche_core.wire.messages import ModelOffer
 
 MAX_ATTEMPTS = 6
@@ -43,11 +44,14 @@ class Resync:
     is, and asked_at when; floor: the first one requested, from which on we know all rounds; since: when that was; heard_at:
     when a member first offered it; failed_at: when we last failed to get it. refused: manifests that led to wrong masters;
     resting: those that could not be fetched, and until when they are not tried. alike, unlike: slots that had our masters, and
-    others, when ours were still right.
+    others, when ours were still right. contested: members offer different masters of a step that nobody signed, and so few of
+    them each that liars could have said so; contest_told: people were told.
     """
 
     reason: str | None = None
     astray: bool = False
+    contested: bool = False
+    contest_told: bool = False
     wanted: int | None = None
     asked_at: float = 0.0
     floor: int | None = None
@@ -74,10 +78,16 @@ class Resync:
             self.wanted = self.floor = None
         return news
 
+    def led_astray(self) -> None:
+        """The masters of the last manifest are not the signed ones: it is not used again."""
+        if self.taken is not None:
+            self.refused.add(self.taken)
+            self.taken = None
+
     def over(self) -> None:
         """Our masters can be used (again)."""
         self.reason = None
-        self.astray = False
+        self.astray = self.contested = False
         self.wanted = self.floor = None
         self.alike = self.unlike = frozenset()
 
@@ -115,12 +125,22 @@ class Resync:
             self.resting[self.taken] = now + rest
 
     def choice(
-        self, healthy: frozenset[int], members: frozenset[int], *, now: float, waited: bool, settle_for_fewer: bool
+        self,
+        healthy: frozenset[int],
+        members: frozenset[int],
+        *,
+        now: float,
+        waited: bool,
+        settle_for_fewer: bool,
+        signed: frozenset[int] = frozenset(),
+        unchecked: bool = False,
     ) -> Offered | None:
         """What to fetch, None to keep waiting.
 
         healthy, members: the other healthy slots, and all others that were not ejected. waited: whether all have had time to
-        answer. settle_for_fewer: a plurality is enough.
+        answer. settle_for_fewer: a plurality is enough. signed: steps whose masters have a signed digest, which tells at once
+        whether what was fetched is right. unchecked: nothing will tell soon, as in the middle of an epoch. Where nothing was
+        signed, more members must offer the same than there may be liars.
         """
         if self.floor is None:
             return None
@@ -135,17 +155,26 @@ class Resync:
                 voices.setdefault((offer.step, offer.manifest_hash), []).append(offer)
                 slots.setdefault((offer.step, offer.manifest_hash), []).append(slot)
         ranked = sorted(voices, key=lambda key: (len(voices[key]), key[0], key[1]), reverse=True)
+        if settle_for_fewer:
+            ranked = [key for key in ranked if now >= self.resting.get(key[1], now)]
         if not ranked:
             return None
 
         best = ranked[0]
+        self.contested = False
         if now < self.resting.get(best[1], now):
             return None
 
         agreed = len(voices[best]) * 2 > len(voters)
         rival = len(ranked) > 1 and len(voices[ranked[1]]) == len(voices[best]) and ranked[1][0] == best[0]
+        rival = rival and best[0] not in signed
+        others = any(key != best and key[0] == best[0] for key in ranked)
+        few = best[0] not in signed and len(voices[best]) <= tolerated(len(members) + 1)
+        self.contested = waited and others and few
         if not agreed and (rival or not settle_for_fewer):
             return None
+        if few and (others or unchecked):
+            return None  # as many liars as an epoch may have could say so, and nothing would tell
 
         # Honest offers of one manifest have one length; the largest is a limit only.
         length = max(offer.manifest_bytes for offer in voices[best])

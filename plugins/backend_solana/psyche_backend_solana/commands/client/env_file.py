@@ -1,8 +1,8 @@
 """Reads the file of `psyche run-manager --env-file FILE`: names and values, as in the guides for members.
 
-The file has NAME=VALUE lines without shell syntax. It takes precedence over the environment. Known names may lack the prefix
-`PSYCHE_`; a name with the prefix takes precedence. The error for a malformed line contains the line's number and not its text,
-which may be a secret.
+The file has NAME=VALUE lines without shell syntax. It takes precedence over the environment. Names of our options may lack the
+prefix `PSYCHE_`; a name with the prefix takes precedence. A name that looks like an option and is none is reported. The error for
+a malformed line contains the line's number and not its text, which may be a secret.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+import click
+
+from psyche_core.config.sentences import nearest
 from psyche_core.errors import ConfigError
 
 PREFIX = "PSYCHE_"
@@ -27,17 +30,63 @@ NAMES = (
     "RUN_ID",
     "AUTHORIZER",
     "OWNER",
-    "DATA_PARALLELISM",
-    "TENSOR_PARALLELISM",
-    "MICRO_BATCH_SIZE",
     "ALLOW_IMAGE",
     "ALLOW_INSTALL",
     "CONTAINER_PROGRAM",
     "CONTAINER_OPTIONS",
 )
 """Names that may appear in the file without our prefix."""
-ALIASES = {"WALLET_PATH": "WALLET_PRIVATE_KEY_PATH"}
-"""The spelling of one of the guides."""
+CLIENT_NAMES = (
+    "ATTENTION",
+    "BASE",
+    "BIND_P2P_INTERFACE",
+    "BIND_P2P_PORT",
+    "CACHE_DIR",
+    "CHECKPOINT_DIR",
+    "COMPUTE_DTYPE",
+    "DATA_PARALLELISM",
+    "DELETE_OLD_STEPS",
+    "DEVICE",
+    "EVENTS_DIR",
+    "EVENTS_FILE",
+    "GCS_BUCKET",
+    "GCS_PREFIX",
+    "GRADIENT_CHECKPOINTING",
+    "HUB_REPO",
+    "IDENTITY_SECRET_KEY_PATH",
+    "JOURNAL_SIZE",
+    "KEEP_EVENT_FILES",
+    "KEEP_STEPS",
+    "LOGS",
+    "MAX_CONCURRENT_DOWNLOADS",
+    "MAX_CONCURRENT_PARAMETER_REQUESTS",
+    "MICRO_BATCH_SIZE",
+    "MODEL_STORE",
+    "RAW_IDENTITY_SECRET_KEY",
+    "RECONNECT_SECONDS",
+    "SHARDING",
+    "SIDECAR_BIND",
+    "SIDECAR_LOCAL_RANKS",
+    "SIDECAR_SECRET_FILE",
+    "TENSOR_PARALLELISM",
+    "TORCH_THREADS",
+    "TRANSPORT",
+    "VALIDATION_DATA",
+    "VALIDATION_SEQUENCES",
+    "VALIDATION_TOKEN_SIZE",
+    "WRITE_LOG",
+)
+"""Options of `psyche client train` that may also appear without our prefix; a test compares them with the program's."""
+ALIASES = {"WALLET_PATH": "WALLET_PRIVATE_KEY_PATH", "WALLET_FILE": "WALLET_PRIVATE_KEY_PATH", "SCRATCH_DIR": "CACHE_DIR"}
+"""Other spellings in guides and programs of the reference implementation."""
+_NOT_READ = {
+    "BACKEND": "a client that run-manager starts always uses the backend solana",
+    "EVAL_TASKS": "evaluations are not built yet",
+    "PROMPT_TASK": "prompts are not built yet",
+    "SERVER_ADDR": "a client that run-manager starts reads the run from the chain; use RPC",
+    "WANDB_PROJECT": "trackers are not built yet; use EVENTS_FILE",
+}
+"""Names that somebody may expect to work, and why nothing reads them."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
@@ -51,7 +100,31 @@ def read_env_file(path: Path) -> dict[str, str]:
         message = f"cannot read {path}: {getattr(error, 'strerror', error)}"
         raise ConfigError(message) from error
 
-    return with_prefix(read_env(text, source=str(path)))
+    given = read_env(text, source=str(path))
+    for sentence in ignored(given):
+        click.echo(f"warning: {path}: {sentence}", err=True)
+    return with_prefix(given)
+
+
+def ignored(given: Mapping[str, str]) -> list[str]:
+    """A sentence for each name in the file that looks like an option and that nothing reads. Values are not shown."""
+    found = []
+    options = {*NAMES, *CLIENT_NAMES, *ALIASES}
+    for name in given:
+        bare = name.removeprefix(PREFIX)
+        near = nearest(bare, options)
+        if name in _NOT_READ:
+            found.append(f"{name} is ignored: {_NOT_READ[name]}")
+        elif name.startswith(PREFIX) and bare in ALIASES:
+            found.append(f"{name} is ignored; its name here is {ALIASES[bare]}")
+        elif bare not in options and near is not None and (name.startswith(PREFIX) or _misspelt(bare, near)):
+            found.append(f"{name} is passed on to the client, but is no option of it; did you mean {near}?")
+    return found
+
+
+def _misspelt(name: str, option: str) -> bool:
+    """Whether a name without our prefix is an option's but for `-`, case or a plural, and not some other program's."""
+    return name.upper().rstrip("S") == option.rstrip("S")
 
 
 def read_env(text: str, *, source: str) -> dict[str, str]:
@@ -78,7 +151,8 @@ def with_prefix(given: Mapping[str, str]) -> dict[str, str]:
     known = {ALIASES.get(name, name): value for name, value in given.items() if name in ALIASES} | {
         name: value for name, value in given.items() if name not in ALIASES
     }
-    return {(PREFIX + name if name in NAMES else name): value for name, value in known.items()} | {
+    ours = (*NAMES, *CLIENT_NAMES)
+    return {(PREFIX + name if name in ours else name): value for name, value in known.items()} | {
         name: value for name, value in given.items() if name.startswith(PREFIX)
     }
 

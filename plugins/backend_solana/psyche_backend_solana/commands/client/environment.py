@@ -67,7 +67,7 @@ def for_pip(environment: Mapping[str, str], given: Mapping[str, str]) -> dict[st
         name: value
         for name, value in environment.items()
         if not name.startswith("PSYCHE_")
-        and name != RAW_WALLET
+        and name not in (RAW_WALLET, "RAW_IDENTITY_SECRET_KEY")
         and (name not in given or name.startswith("PIP_") or name.lower().endswith("_proxy"))
     }
 

@@ -175,7 +175,7 @@ async def _start(given: Mapping[str, str], options: StartOptions) -> int:
                     arguments,
                     environment=environment,
                     given=given,
-                    wallet=settings.wallet_private_key_path,
+                    wallet=settings.wallet_file,
                 )
             if isinstance(wanted, PipEnvironment):
                 return await prepare_environment(wanted, arguments, environment=environment, given=given)

@@ -1,0 +1,40 @@
+"""Amounts of tokens as people write them, in smallest units as the chain counts them."""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+
+from solders.account import Account
+from solders.pubkey import Pubkey
+
+from psyche_backend_solana.commands.context import CALL_SECONDS, CommandContext
+from psyche_backend_solana.layouts import tokens
+from psyche_backend_solana.rpc import methods
+from psyche_core.errors import BackendError, ConfigError, WireError
+
+
+async def decimals(context: CommandContext, mint: Pubkey) -> int:
+    """Number of decimals of a token. Raises BackendError."""
+    read = await methods.account(context.rpc, mint, timeout=CALL_SECONDS)
+    if read is None:
+        message = f"there is no token {mint}"
+        raise BackendError(message)
+
+    try:
+        return tokens.parse_mint(Account(read.lamports, read.data, read.owner)).decimals
+    except WireError as error:
+        raise BackendError(str(error)) from error
+
+
+def units_of(text: str, decimals: int, *, at_least: int = 1) -> int:
+    """A decimal amount of tokens in smallest units. at_least: smallest allowed number of units. Raises ConfigError."""
+    try:
+        units = Decimal(text) * 10**decimals
+    except InvalidOperation:
+        units = Decimal(-1)
+    if not units.is_finite() or units < at_least or units != units.to_integral_value() or units >= 2**64:
+        low = "above 0" if at_least else "of at least 0"
+        message = f"expected an amount {low} with at most {decimals} decimals, got {text!r}"
+        raise ConfigError(message)
+
+    return int(units)

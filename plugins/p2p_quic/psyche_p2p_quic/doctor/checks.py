@@ -1,0 +1,125 @@
+"""Measures the network for `psyche doctor network`. Only the given server, the given relays and the run's are contacted."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import time
+from collections.abc import Sequence
+
+import anyio
+import anyio.to_thread
+
+from psyche_core.errors import PsycheError, TransportError, UserError, WireError
+from psyche_core.sdk.observe import observed_run
+from psyche_core.wire.signing import SecretKey
+from psyche_p2p_quic.doctor.relay_rates import relay_rates
+from psyche_p2p_quic.doctor.verdict import Figures, RelayFigures
+from psyche_p2p_quic.endpoint import Endpoint, ObserverRefused
+from psyche_p2p_quic.own_address import RelayAnswer, locate_observer
+from psyche_p2p_quic.relays import canonical_relays
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 5.0
+OBSERVER_SECONDS = 6.0
+
+
+async def measure(
+    server: str,
+    relays: Sequence[str],
+    *,
+    interface: str,
+    port: int = 0,
+    run_id: str | None = None,
+    key: SecretKey | None = None,
+    token: str | None = None,
+    rates: bool = True,
+) -> Figures:
+    """Measure everything that can be measured. server: `host:port#KEY`. run_id: to ask the server for the run's relays, too.
+
+    interface: to bind; see `interfaces.addresses_of`. key: our own, for relays that serve members only; None makes one. rates:
+    whether to measure a relay's, which takes some seconds. Raises UserError for a wrong server address, and TransportError.
+    """
+    reached, ms, problem = await _connect(server)
+    found = list(relays)
+    if run_id is not None and reached:
+        try:
+            found += await _relays_of_run(run_id, server, key)
+        except (PsycheError, TimeoutError) as error:
+            problem = str(error) or "the coordinator did not answer"
+    key = key or SecretKey.generate()
+    endpoint = await Endpoint.bind(key.seed, interface=interface, port=port, whole=True)
+    try:
+        local = endpoint.sockets
+        figures = [await _relay(url, endpoint, key, token=token, rates=rates) for url in canonical_relays(found)]
+    finally:
+        await endpoint.aclose(timeout=1.0)
+    return Figures(server, reached, ms, problem, local, tuple(figures))
+
+
+async def _connect(server: str) -> tuple[bool, float | None, str]:
+    """Whether the server takes a connection; the milliseconds; else why not."""
+    host, _, port = server.partition("#")[0].rpartition(":")
+    if not host or not port.isdecimal():
+        message = f"--server-addr {server}: expected host:port#KEY, as the server prints it"
+        raise UserError(message)
+
+    began = time.perf_counter()
+    try:
+        with anyio.fail_after(CONNECT_SECONDS):
+            stream = await anyio.connect_tcp(host.strip("[]"), int(port))
+        await stream.aclose()
+    except (OSError, TimeoutError) as error:
+        return False, None, str(error) or "no answer"
+
+    return True, _ms(began), ""
+
+
+async def _relays_of_run(run_id: str, server: str, key: SecretKey | None) -> tuple[str, ...]:
+    with anyio.fail_after(2 * CONNECT_SECONDS):
+        async with observed_run(run_id, server, key=key, retry_seconds=CONNECT_SECONDS) as backend:
+            return (await backend.next_state()).all_relays
+
+
+async def _relay(url: str, endpoint: Endpoint, key: SecretKey, *, token: str | None, rates: bool) -> RelayFigures:
+    began, now = time.perf_counter(), time.time()
+    try:
+        answer: RelayAnswer | None = await anyio.to_thread.run_sync(locate_observer, url, abandon_on_cancel=True)
+        problem = ""
+    except WireError as error:  # it can be reached, and has no observer
+        answer, problem = None, str(error)
+    except (OSError, http.client.HTTPException) as error:
+        return RelayFigures(url, reachable=False, problem=str(error) or type(error).__name__)
+
+    ms = _ms(began)
+    udp, seen = None, None
+    if answer is not None:
+        udp, seen, problem = await _ask_observer(endpoint, answer)
+    upload = download = None
+    if rates:
+        try:
+            upload, download = await relay_rates(url, key, token=token)
+        except (OSError, TransportError, WireError, TimeoutError) as error:
+            problem = "; ".join(filter(None, (problem, f"rates were not measured: {str(error) or 'it took too long'}")))
+    # the relay's clock has whole seconds, half a second late on average; it answered half way through the request
+    offset = None if answer is None or answer.date is None else round(now + ms / 2000 - (answer.date + 0.5), 1)
+    return RelayFigures(url, True, ms, udp, seen, offset, upload, download, problem)
+
+
+async def _ask_observer(endpoint: Endpoint, answer: RelayAnswer) -> tuple[bool, str | None, str]:
+    """Whether UDP got through, the address seen, and a problem."""
+    try:
+        with anyio.fail_after(OBSERVER_SECONDS):
+            link, observation = await endpoint.call_observer(answer.location, answer.hosts)
+    except ObserverRefused as error:
+        return True, None, str(error)
+    except (TransportError, WireError, TimeoutError) as error:
+        return False, None, f"the observer did not answer over UDP: {str(error) or 'no answer'}"
+
+    link.close(0, "")
+    return True, str(observation), ""
+
+
+def _ms(began: float) -> float:
+    return round(1000 * (time.perf_counter() - began), 1)

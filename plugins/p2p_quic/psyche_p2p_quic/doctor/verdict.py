@@ -1,0 +1,146 @@
+"""What the figures of a network check mean. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+CLOCK_SECONDS = 5.0
+"""Offset of the clock from which on it is worth a sentence: times of a run are whole seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayFigures:
+    """One relay. reachable: over TCP. ms: of one request. udp: whether its observer answered over UDP; None if it has none.
+
+    seen: the `ip:port` that the observer saw; None if it did not tell. clock_offset: our clock minus the relay's, seconds, to
+    about one second. upload, download: bytes a second; None if not measured. problem: why something was not measured.
+    """
+
+    url: str
+    reachable: bool
+    ms: float | None = None
+    udp: bool | None = None
+    seen: str | None = None
+    clock_offset: float | None = None
+    upload: float | None = None
+    download: float | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """All that was measured. server: address of the coordinator. local: (ip, port) pairs that the endpoint is bound to."""
+
+    server: str
+    server_reachable: bool
+    server_ms: float | None
+    server_problem: str = ""
+    local: tuple[tuple[str, int], ...] = ()
+    relays: tuple[RelayFigures, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """kind: `direct`, `relayed` or `impossible`. sentence: for people. nat: see `nat_kind`. advice: what would help."""
+
+    kind: str
+    sentence: str
+    nat: str
+    seen: tuple[str, ...] = ()
+    udp: bool | None = None
+    advice: tuple[str, ...] = field(default=())
+
+
+def nat_kind(local: Sequence[tuple[str, int]], seen: Sequence[str]) -> str:
+    """What is between us and the internet, from addresses that observers at different places saw.
+
+    `none`: we have the address that others see. `cone`: the same port for all destinations. `symmetric`: another for each.
+    `keeps the port`, `changes the port`: only one observer was asked, so it cannot be told whether that holds for all
+    destinations. `unknown`: no observer answered.
+    """
+    if not seen:
+        return "unknown"
+
+    own = {f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip, port in local}
+    if set(seen) <= own:
+        return "none"
+    if len(seen) > 1:
+        return "cone" if len(set(seen)) == 1 else "symmetric"
+
+    ports = {port for _, port in local}
+    return "keeps the port" if int(seen[0].rpartition(":")[2]) in ports else "changes the port"
+
+
+def judge(figures: Figures) -> Verdict:
+    """Whether this machine can take part, and how it will be reached."""
+    reachable = [relay for relay in figures.relays if relay.reachable]
+    answers = [relay.udp for relay in figures.relays if relay.udp is not None]
+    udp = any(answers) if answers else None
+    seen = tuple(relay.seen for relay in figures.relays if relay.seen is not None)
+    nat = nat_kind(figures.local, seen)
+    global6 = any(":" in ip and ipaddress.ip_address(ip).is_global for ip, _ in figures.local)
+    advice = tuple(_advice(figures, nat, udp=udp, global6=global6))
+    if not figures.server_reachable:
+        why = f"the server {figures.server} cannot be reached ({figures.server_problem or 'no answer'})"
+        return Verdict("impossible", f"you cannot take part, because {why}", nat, seen, udp, advice)
+
+    if udp is False:
+        if reachable:
+            sentence = "you will be relayed: UDP does not get through here, so all traffic goes through a relay"
+            return Verdict("relayed", sentence, nat, seen, udp, advice)
+        sentence = "you cannot take part, because UDP does not get through here and no relay can be reached"
+        return Verdict("impossible", sentence, nat, seen, udp, advice)
+
+    if nat == "symmetric" and not global6:
+        if not reachable:
+            sentence = "you cannot take part, because the router changes ports for each destination and no relay can be reached"
+            return Verdict("impossible", sentence, nat, seen, udp, advice)
+        sentence = (
+            "you will be relayed to members behind most routers, because yours uses another port for each destination; members "
+            "with public addresses are reached directly"
+        )
+        return Verdict("relayed", sentence, nat, seen, udp, advice)
+
+    if nat == "none":
+        return Verdict("direct", "you can take part: others reach this machine directly", nat, seen, udp, advice)
+    if nat == "unknown":
+        public = any(ipaddress.ip_address(ip).is_global for ip, _ in figures.local)
+        if public:
+            sentence = "you can take part: this machine has a public address (no relay told how others see it)"
+            return Verdict("direct", sentence, nat, seen, udp, advice)
+        if reachable:
+            sentence = "you can take part; whether directly or through the relay cannot be told without an observer"
+            return Verdict("relayed", sentence, nat, seen, udp, advice)
+        sentence = (
+            "you can take part with members in the same network only, because this machine has no public address and no relay "
+            "was asked"
+        )
+        return Verdict("direct", sentence, nat, seen, udp, advice)
+
+    sentence = "you can take part: others will reach this machine directly, except from behind the strictest routers"
+    return Verdict("direct", sentence, nat, seen, udp, advice)
+
+
+def _advice(figures: Figures, nat: str, *, udp: bool | None, global6: bool) -> list[str]:
+    advice = []
+    if not figures.relays:
+        advice.append("give --relay URL or --run-id NAME, so that UDP, the router and the rates can be measured")
+    if udp is False:
+        advice.append("let UDP out of the firewall")
+    if nat in ("symmetric", "changes the port") and not global6:
+        advice.append(
+            "forward a UDP port of the router to this machine, and start with --bind-p2p-port PORT --advertise-address "
+            "PUBLIC_IP; IPv6 helps as well"
+        )
+    offsets = [relay.clock_offset for relay in figures.relays if relay.clock_offset is not None]
+    if offsets and min(map(abs, offsets)) > CLOCK_SECONDS:
+        advice.append(f"set the clock of this machine: it is {min(offsets, key=abs):+.0f} s off")
+    return advice
+
+
+def as_json(figures: Figures, verdict: Verdict) -> dict[str, Any]:
+    """Everything as plain values."""
+    return {"verdict": asdict(verdict), **asdict(figures)}

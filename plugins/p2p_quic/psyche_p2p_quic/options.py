@@ -1,0 +1,90 @@
+"""The options of this transport, beside those of `psyche client train`: relays, discovery of addresses, announced addresses."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from psyche_p2p_quic.relays import RelayChoice
+
+MAX_ADVERTISED = 4
+
+
+class QuicOptions(BaseSettings):
+    """What a member decides about its connections. The defaults send nothing to anybody but the run's members and relays."""
+
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
+        env_prefix="PSYCHE_", extra="forbid", frozen=True, env_ignore_empty=True
+    )
+
+    iroh_relay: str | None = Field(
+        default=None,
+        description=(
+            "Relays for members that cannot reach each other directly: disabled, n0 (public relays of iroh's makers), or URLs "
+            "separated by commas, such as https://relay.example.org. No other relay is contacted, whatever other members "
+            "publish. Default: the relays that the run names; none if it names none."
+        ),
+    )
+    iroh_relay_token: str | None = Field(
+        default=None, repr=False, description="Token for relays that ask for one. It is sent to the relays in use only."
+    )
+    iroh_discovery: Literal["off", "n0", "observer"] | None = Field(
+        default=None,
+        description=(
+            "How to find the address that others see. observer: asks the observer of a relay in use; n0: publishes this client's "
+            "addresses at a public service of iroh's makers and looks others up there; off: asks nobody. Default: observer if a "
+            "relay is in use, else off."
+        ),
+    )
+    advertise_address: str | None = Field(
+        default=None,
+        description=(
+            "IP[:PORT] at which others reach this client, where it cannot know it: a router that forwards a port, or a cloud "
+            "that translates addresses. The port defaults to --bind-p2p-port. Up to four, separated by commas."
+        ),
+    )
+
+    @field_validator("iroh_relay")
+    @classmethod
+    def _relays(cls, value: str | None) -> str | None:
+        RelayChoice.parse(value)
+        return value
+
+    @field_validator("advertise_address")
+    @classmethod
+    def _addresses(cls, value: str | None) -> str | None:
+        parse_advertised(value)
+        return value
+
+
+def parse_advertised(text: str | None) -> tuple[tuple[str, int | None], ...]:
+    """(IP, port or None) pairs from `IP`, `IP:PORT`, `[IPv6]:PORT`, separated by commas. Raises ValueError with a sentence."""
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    if text is not None and not 0 < len(parts) <= MAX_ADVERTISED:
+        message = f"expected 1 to {MAX_ADVERTISED} addresses IP[:PORT] separated by commas"
+        raise ValueError(message)
+
+    return tuple(_advertised(part) for part in parts)
+
+
+def _advertised(text: str) -> tuple[str, int | None]:
+    host, port = text, ""
+    if text.startswith("["):
+        host, closed, port = text[1:].partition("]")
+        host, port = host if closed else "", port.removeprefix(":")
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        ip = None
+    number = int(port[:6]) if port.isascii() and port.isdecimal() else None
+    bad_port = (bool(port) or text.endswith(":")) and (number is None or not 0 < number < 65536)
+    if ip is None or ip.is_multicast or ip.is_unspecified or bad_port:
+        message = f"expected IP[:PORT] such as 203.0.113.7:4433 or [2001:db8::7]:4433, got {text[:100]!r}"
+        raise ValueError(message)
+
+    return str(ip), number

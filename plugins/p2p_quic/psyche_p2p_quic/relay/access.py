@@ -1,0 +1,78 @@
+"""Who may use a relay. A policy is asked when a client has proved its id, and again when it has changed. Pure."""
+
+from __future__ import annotations
+
+import enum
+import hmac
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class Verdict(enum.Enum):
+    """The answer about one id."""
+
+    ALLOW = "allow"
+    WAIT = "wait"  # not now, and perhaps soon: ask again when the policy has changed
+    DENY = "deny"
+
+
+class Access(Protocol):
+    """A policy.
+
+    refusal: the reason that a refused client is told; at most 127 bytes.
+    """
+
+    refusal: str
+
+    def judge(self, key: bytes, token: str | None) -> Verdict:
+        """Whether the owner of the id `key`, who sent `token`, may use the relay now."""
+        ...
+
+
+class OpenAccess:
+    """Everybody."""
+
+    refusal = ""
+
+    def judge(self, key: bytes, token: str | None) -> Verdict:  # noqa: ARG002  # a policy's signature
+        """Always ALLOW."""
+        return Verdict.ALLOW
+
+
+class TokenAccess:
+    """Who knows one of the tokens. Comparing takes equally long for every wrong token of equal length."""
+
+    refusal = "this relay needs a token: not authorized"
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._tokens = [token.encode() for token in tokens]
+
+    def replace(self, tokens: Iterable[str]) -> None:
+        """From now on these tokens only."""
+        self._tokens = [token.encode() for token in tokens]
+
+    def judge(self, key: bytes, token: str | None) -> Verdict:  # noqa: ARG002  # a policy's signature
+        """ALLOW for a known token, else DENY."""
+        given = (token or "").encode()
+        return Verdict.ALLOW if any(hmac.compare_digest(given, known) for known in self._tokens) else Verdict.DENY
+
+
+class MemberAccess:
+    """Members of runs. Nobody is a member before the first call of `replace`.
+
+    Others are told to wait, since a client often comes here some moments before the coordinator has it as a member.
+    """
+
+    refusal = "this relay serves the members of a run only: not authorized"
+
+    def __init__(self) -> None:
+        self.members: frozenset[bytes] = frozenset()
+
+    def replace(self, members: Iterable[bytes]) -> bool:
+        """From now on these members only; whether that is a change."""
+        before, self.members = self.members, frozenset(members)
+        return before != self.members
+
+    def judge(self, key: bytes, token: str | None) -> Verdict:  # noqa: ARG002  # a policy's signature
+        """ALLOW for a member, else WAIT."""
+        return Verdict.ALLOW if key in self.members else Verdict.WAIT

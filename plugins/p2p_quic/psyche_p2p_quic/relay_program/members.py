@@ -1,0 +1,108 @@
+"""Who the members of runs are: asked of their coordinators, again and again, for a relay that serves members only.
+
+A coordinator that cannot be reached changes nothing: the members known last stay members until it says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Protocol
+
+from psyche_core.coordinator.members import transport_keys
+from psyche_core.errors import CommandRefused, PsycheError, UserError
+from psyche_core.sdk.observe import observed_run
+from psyche_core.wire.signing import SecretKey
+
+_log = logging.getLogger("psyche.relay.members")
+_PATIENCE_SECONDS = 5.0
+"""How long a backend tries to come back by itself, without a word."""
+
+_RETRY_SECONDS = 5.0
+
+
+class MemberSource(Protocol):
+    """Something that knows who the members of a run are. Read-only: the run does not notice."""
+
+    @property
+    def name(self) -> str:
+        """For log lines."""
+        ...
+
+    def follow(self) -> AsyncGenerator[frozenset[bytes], None]:
+        """The transport keys (32 bytes each) of the members now, then after each change, for ever.
+
+        Raises PsycheError when the connection is lost; another call connects again. UserError means that trying again is of
+        no use.
+        """
+        ...
+
+
+class CoordinatorSource:
+    """The members of one run, from its coordinator, by any backend plugin.
+
+    address: as clients give it. key: for a coordinator that admits listed keys only.
+    """
+
+    def __init__(self, run_id: str, address: str, *, backend: str = "tcp", key: SecretKey | None = None) -> None:
+        self._run_id, self._address, self._backend = run_id, address, backend
+        self._key = key or SecretKey.generate()
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return f"run {self._run_id}"
+
+    async def follow(self) -> AsyncGenerator[frozenset[bytes], None]:
+        """The members now and after each change."""
+        before = None
+        opening = observed_run(self._run_id, self._address, backend=self._backend, key=self._key, retry_seconds=_PATIENCE_SECONDS)
+        async with opening as coordinator:
+            while True:
+                update = await coordinator.next_state()
+                members = transport_keys(update.state)
+                if members != before:
+                    before = members
+                    yield members
+
+
+class Membership:
+    """The members of several runs together. on_change: called with all keys whenever they change."""
+
+    def __init__(self, sources: Sequence[MemberSource], on_change: Callable[[frozenset[bytes]], None]) -> None:
+        self._sources = sources
+        self._on_change = on_change
+        self._members: dict[int, frozenset[bytes]] = {}
+
+    async def follow(self) -> None:
+        """Follow all sources until cancelled.
+
+        Raises UserError if a source can never work as it was given; only for its first answer.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            for place, source in enumerate(self._sources):
+                tasks.create_task(self._follow_one(place, source))
+
+    async def _follow_one(self, place: int, source: MemberSource) -> None:
+        trouble = ""
+        while True:
+            try:
+                async with contextlib.aclosing(source.follow()) as changes:
+                    async for members in changes:
+                        if trouble:
+                            _log.warning("%s answers again", source.name)
+                            trouble = ""
+                        self._members[place] = members
+                        _log.info("%s has %d members", source.name, len(members))
+                        self._on_change(frozenset().union(*self._members.values()))
+            except PsycheError as error:
+                if isinstance(error, UserError) and place not in self._members:
+                    raise
+                sentence = error.message if isinstance(error, CommandRefused) else str(error)
+                if sentence != trouble:
+                    trouble = sentence
+                    kept = "its members known last stay members" if place in self._members else "it has no members until then"
+                    _log.warning("cannot follow %s: %s; %s", source.name, sentence, kept)
+            await asyncio.sleep(_RETRY_SECONDS)

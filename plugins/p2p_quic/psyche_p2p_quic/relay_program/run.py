@@ -1,0 +1,197 @@
+"""What `psyche relay run` does: reads its options, starts the relay, keeps its policy up to date, ends it on a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from psyche_core.config.sentences import printable
+from psyche_core.errors import ConfigError, UserError
+from psyche_core.wire.signing import SecretKey
+from psyche_p2p_quic.relay.access import Access, MemberAccess, OpenAccess, TokenAccess
+from psyche_p2p_quic.relay.limits import RelayLimits
+from psyche_p2p_quic.relay_program.members import CoordinatorSource, Membership, MemberSource
+from psyche_p2p_quic.relay_program.service import RelayService, ServiceOptions
+from psyche_p2p_quic.relay_program.token_file import fingerprint, read_tokens
+
+_log = logging.getLogger("psyche.relay")
+_LOOK_SECONDS = 2.0
+_OTHER_FILES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayOptions:
+    """All that the command was given. access: a policy; token_file, sources: what keeps it up to date."""
+
+    service: ServiceOptions
+    access: Access = field(default_factory=OpenAccess)
+    token_file: Path | None = None
+    sources: tuple[MemberSource, ...] = ()
+
+
+def read_options(given: Mapping[str, Any]) -> RelayOptions:
+    """Check the command's options together. Raises ConfigError, UserError, IdentityError."""
+    path = given["identity_secret_key_path"]
+    key = None if path is None else SecretKey.load(path)
+    run_ids, addresses = given["run_ids"], given["server_addrs"]
+    wanted = given["access"] or ("members" if run_ids else "token" if given["token_file"] else None)
+    if wanted is None:
+        message = (
+            "say who may use the relay: --run-id and --server-addr for the members of a run, --token-file FILE for whoever knows "
+            "a token, or --access open for everybody"
+        )
+        raise ConfigError(message)
+    if (wanted == "members") != bool(run_ids):
+        message = "--access members and --run-id belong together" if run_ids else "--access members needs --run-id"
+        raise ConfigError(message)
+    if (wanted == "token") != (given["token_file"] is not None):
+        message = "--access token and --token-file FILE belong together"
+        raise ConfigError(message)
+    if addresses and len(addresses) != len(run_ids):
+        message = f"expected one --server-addr for each --run-id, got {len(addresses)} for {len(run_ids)}"
+        raise ConfigError(message)
+
+    service = ServiceOptions(
+        hosts=given["hosts"] or ("127.0.0.1",),
+        port=given["port"],
+        observer=given["observer"],
+        observer_port=given["observer_port"],
+        url=given["url"],
+        tls_cert=given["tls_cert"],
+        tls_key=given["tls_key"],
+        public_metrics=given["public_metrics"],
+        limits=RelayLimits(
+            clients=given["max_clients"],
+            connections=2 * given["max_clients"],
+            connections_per_address=given["max_connections_per_address"],
+            total_queue_bytes=given["max_queued"] * 10**6,
+            client_rate=None if given["client_rate"] is None else given["client_rate"] * 1e6,
+            total_rate=None if given["total_rate"] is None else given["total_rate"] * 1e6,
+        ),
+        key=key,
+    )
+    if wanted == "token":
+        return RelayOptions(service=service, access=TokenAccess(read_tokens(given["token_file"])), token_file=given["token_file"])
+    if wanted == "open":
+        return RelayOptions(service=service)
+
+    places = addresses or [""] * len(run_ids)
+    sources = tuple(
+        CoordinatorSource(run_id, address, backend=given["backend"], key=key)
+        for run_id, address in zip(run_ids, places, strict=True)
+    )
+    return RelayOptions(service=service, access=MemberAccess(), sources=sources)
+
+
+def allow_open_files(count: int) -> None:
+    """Raise the process's own limit of open files to `count`, as far as the system lets it; warn where that is less."""
+    try:
+        import resource
+    except ImportError:
+        return  # Windows has no such limit
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < count:
+        _log.warning("this system allows %d open files, %d are needed for --max-clients; see `ulimit -Hn`", wanted, count)
+
+
+def run_relay(options: RelayOptions) -> int:
+    """Run until a signal; the exit code. Raises PsycheError."""
+    return asyncio.run(_run(options))
+
+
+async def _run(options: RelayOptions) -> int:
+    allow_open_files(options.service.limits.connections + _OTHER_FILES)
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for stopping in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(stopping, signals.put_nowait, int(stopping))
+
+    async with RelayService(options.access, options.service) as service, _kept_up_to_date(service, options) as failed:
+        _announce(service, options)
+        ended = asyncio.create_task(signals.get())
+        await asyncio.wait([ended, failed], return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            ended.cancel()
+            failed.result()  # raises what is wrong with the coordinator that was given
+        number = ended.result()
+        _log.info("stopping: telling %d clients", service.relay.router.client_count)
+        draining = asyncio.create_task(service.drain())
+        again = asyncio.create_task(signals.get())
+        await asyncio.wait([draining, again], return_when=asyncio.FIRST_COMPLETED)
+        for task in (draining, again):
+            task.cancel()
+    return 0 if number == signal.SIGTERM else 128 + number
+
+
+@contextlib.asynccontextmanager
+async def _kept_up_to_date(service: RelayService, options: RelayOptions) -> AsyncIterator[asyncio.Task[None]]:
+    """Meanwhile the policy follows its file or its runs. Yields a task that ends only if that is of no use any more."""
+    access = options.access
+    if isinstance(access, MemberAccess):
+        members = access
+
+        def changed(keys: frozenset[bytes]) -> None:
+            if members.replace(keys):
+                service.reconsider()
+
+        task = asyncio.create_task(Membership(options.sources, changed).follow())
+    elif isinstance(access, TokenAccess) and options.token_file is not None:
+        task = asyncio.create_task(_follow_tokens(service, access, options.token_file))
+    else:
+        task = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]  # never ends
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()
+
+
+async def _follow_tokens(service: RelayService, access: TokenAccess, path: Path) -> None:
+    before = fingerprint(path)
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        now = fingerprint(path)
+        if now == before:
+            continue
+
+        before = now
+        try:
+            tokens = read_tokens(path)
+        except UserError as error:
+            _log.warning("%s; the tokens read before stay valid", printable(str(error)))
+            continue
+        access.replace(tokens)
+        service.reconsider()
+        _log.info("read %d tokens from %s", len(tokens), path)
+
+
+def _announce(service: RelayService, options: RelayOptions) -> None:
+    """What the owner needs to know, on standard output; the last line is `ready`."""
+    access = options.access
+    who = "members of the given runs" if isinstance(access, MemberAccess) else "everybody"
+    who = "who knows a token" if isinstance(access, TokenAccess) else who
+    lines = [f"relay {service.url}", f"for {who}"]
+    if service.observer is not None:
+        location = service.observer.location
+        lines.append(f"address observer UDP port {location.port}, key {location.key.hex()}")
+    if options.service.tls_cert is None and not (options.service.url or "").startswith("https:"):
+        lines.append("note: without --tls-cert, who talks to whom, how much, and tokens can be read on the way; contents cannot")
+    if all(host in {"127.0.0.1", "::1"} for host in options.service.hosts):
+        lines.append("note: only this machine can reach it; --host 0.0.0.0 lets others in")
+    with contextlib.suppress(BrokenPipeError):
+        for line in [*lines, "ready"]:
+            click.echo(line)

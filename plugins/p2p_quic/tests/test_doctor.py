@@ -1,0 +1,83 @@
+"""What `psyche doctor network` makes of its figures, and what it says and returns as a program."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from psyche_core.cli import cli
+from psyche_core.errors import UserError
+from psyche_p2p_quic.doctor.report import lines
+from psyche_p2p_quic.doctor.verdict import Figures, RelayFigures, judge, nat_kind
+
+HOME = (("192.168.1.23", 51514),)
+URL, OTHER = "https://one.example.org", "https://two.example.org"
+
+
+def relay(url: str = URL, **given: object) -> RelayFigures:
+    return RelayFigures(url, **{"reachable": True, "ms": 20.0, **given})  # type: ignore[arg-type]
+
+
+def figures(*relays: RelayFigures, local: tuple[tuple[str, int], ...] = HOME, server: bool = True) -> Figures:
+    return Figures("server:1#ab", server, 20.0 if server else None, "" if server else "refused", local, relays)
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind"),
+    [
+        ([], "unknown"),
+        (["192.168.1.23:51514"], "none"),
+        (["203.0.113.5:51514"], "keeps the port"),
+        (["203.0.113.5:6000"], "changes the port"),
+        (["203.0.113.5:6000", "203.0.113.5:6000"], "cone"),
+        (["203.0.113.5:6000", "203.0.113.5:6001"], "symmetric"),
+    ],
+)
+def test_the_kind_of_router_follows_from_what_observers_saw(seen: list[str], kind: str) -> None:
+    assert nat_kind(HOME, seen) == kind
+
+
+@pytest.mark.parametrize(
+    ("measured", "kind", "begins"),
+    [
+        (figures(server=False), "impossible", "you cannot take part, because the server server:1#ab cannot be reached (refused)"),
+        (figures(relay(udp=True, seen="203.0.113.5:51514")), "direct", "you can take part: others will reach"),
+        (figures(relay(udp=False)), "relayed", "you will be relayed: UDP does not get through"),
+        (figures(relay(udp=False, reachable=True), relay(OTHER, reachable=False)), "relayed", "you will be relayed"),
+        (
+            figures(relay(udp=True, seen="203.0.113.5:1"), relay(OTHER, udp=True, seen="203.0.113.5:2")),
+            "relayed",
+            "you will be relayed to members behind most routers",
+        ),
+        (figures(), "direct", "you can take part with members in the same network only"),
+        (figures(local=(("45.1.2.3", 1),)), "direct", "you can take part: this machine has a public address"),
+        (figures(relay()), "relayed", "you can take part; whether directly"),
+    ],
+)
+def test_the_verdict_is_one_of_three(measured: Figures, kind: str, begins: str) -> None:
+    verdict = judge(measured)
+    assert (verdict.kind, verdict.sentence[: len(begins)]) == (kind, begins)
+    assert list(lines(measured, verdict))[-1] == verdict.sentence
+
+
+def test_a_symmetric_router_is_no_obstacle_with_ipv6() -> None:
+    seen = [relay(url, udp=True, seen=f"203.0.113.5:{port}") for port, url in enumerate((URL, OTHER), 1)]
+    assert judge(figures(*seen, local=(*HOME, ("2a10:1::2", 1)))).kind == "direct"
+
+
+def test_advice_names_the_clock_and_the_port() -> None:
+    seen = [relay(url, udp=True, seen=f"203.0.113.5:{port}", clock_offset=-61.0) for port, url in enumerate((URL, OTHER), 1)]
+    advice = " ".join(judge(figures(*seen)).advice)
+    assert "--advertise-address" in advice
+    assert "-61 s off" in advice
+
+
+@pytest.mark.quic
+def test_an_unreachable_server_is_exit_code_1_and_a_wrong_option_2() -> None:
+    done = CliRunner().invoke(cli, ["doctor", "network", "--server-addr", "127.0.0.1:1", "--json"], standalone_mode=False)
+    assert json.loads(done.output)["verdict"]["kind"] == "impossible"
+    assert done.return_value == 1
+    for wrong in (["--server-addr", "nowhere"], ["--server-addr", "127.0.0.1:1", "--relay", "nonsense"]):
+        assert isinstance(CliRunner().invoke(cli, ["doctor", "network", *wrong]).exception, UserError)  # exit status 2

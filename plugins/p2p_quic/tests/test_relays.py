@@ -1,0 +1,233 @@
+"""Which relays are contacted, and what is published: never a relay that the run does not name."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import iroh
+import pytest
+from anyio.abc import SocketStream
+
+from psyche_core.config.settings import load_settings
+from psyche_core.errors import ConfigError, TransportError, WireError
+from psyche_core.testing.transport import connected, received, until
+from psyche_core.wire import codec
+from psyche_core.wire.signing import SecretKey
+from psyche_p2p_quic.address import PeerAddress
+from psyche_p2p_quic.endpoint import ALPN
+from psyche_p2p_quic.interfaces import addresses_of
+from psyche_p2p_quic.options import QuicOptions, parse_advertised
+from psyche_p2p_quic.relay.access import OpenAccess
+from psyche_p2p_quic.relay_program.service import RelayService, ServiceOptions
+from psyche_p2p_quic.relays import N0_RELAYS, RelayChoice, canonical_relay, canonical_relays
+from psyche_p2p_quic.settings import QuicSettings
+from psyche_p2p_quic.transport import QuicTransport
+
+QUICK = QuicSettings(heartbeat_seconds=0.05, silent_beats=40, dial_grace_seconds=0.0, address_seconds=0.05)
+
+
+def options(**given: object) -> QuicOptions:
+    return load_settings(QuicOptions, given)
+
+
+def member(**given: object) -> QuicTransport:
+    return QuicTransport("run", SecretKey.generate(), settings=QUICK, options=options(**given))
+
+
+def relay_service() -> RelayService:
+    return RelayService(OpenAccess(), ServiceOptions(port=0))
+
+
+class Trap:
+    """A listener that nobody should connect to."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.url = ""
+
+
+@asynccontextmanager
+async def trap() -> AsyncIterator[Trap]:
+    caught = Trap()
+
+    async def count(stream: SocketStream) -> None:
+        caught.connections += 1
+        await stream.aclose()
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        caught.url = f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}"
+        tasks.start_soon(listener.serve, count)
+        yield caught
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("https://Relay.Example.org", "https://relay.example.org"),
+        ("https://relay.example.org.:443/", "https://relay.example.org"),
+        ("http://198.51.100.7:80/relay", "http://198.51.100.7"),
+        ("http://[2001:DB8:0::1]:3340", "http://[2001:db8::1]:3340"),
+    ],
+)
+def test_a_relay_has_one_spelling(written: str, meant: str) -> None:
+    assert canonical_relay(written) == meant
+    assert canonical_relay(meant) == meant
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *["", "relay.example.org", "ftp://a", "http://", "http://u:p@a", "http://a/x", "http://a?x", "http://a#x"],
+        *["http://a:0", "http://a:99999", "http://a b", "http://-a", "https://[::1", "http://" + "a" * 64],
+    ],
+)
+def test_what_is_no_relay_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match="relay"):
+        canonical_relay(wrong)
+
+
+def test_a_members_own_choice_takes_precedence() -> None:
+    run = ["https://run.example.org", "nonsense"]
+    assert RelayChoice.parse(None).of(run) == ("https://run.example.org",)
+    assert RelayChoice.parse("disabled").of(run) == ()
+    assert RelayChoice.parse("n0").of(run) == N0_RELAYS
+    assert RelayChoice.parse("http://a, http://b/").of(run) == ("http://a", "http://b")
+    with pytest.raises(ValueError, match="at most 8"):
+        canonical_relays(f"http://a{number}" for number in range(9))
+    with pytest.raises(ConfigError, match="--iroh-relay: got 'my relay'; got the relay 'my relay', expected http"):
+        options(iroh_relay="my relay")
+
+
+def test_advertised_addresses() -> None:
+    assert parse_advertised("203.0.113.7, 203.0.113.7:4433,[2001:db8::7]:1,2001:db8::8") == (
+        ("203.0.113.7", None),
+        ("203.0.113.7", 4433),
+        ("2001:db8::7", 1),
+        ("2001:db8::8", None),
+    )
+    for wrong in ("", "home.example.org", "203.0.113.7:", "203.0.113.7:0", "0.0.0.0", "224.0.0.1", "1.2.3.4:99999", "[::1"):
+        with pytest.raises(ConfigError, match="--advertise-address"):
+            options(advertise_address=wrong or ",")
+
+
+def test_an_address_of_version_1_is_still_read_and_one_of_version_2_keeps_everything() -> None:
+    old = codec.encode([1, [["203.0.113.7", 4433]], None])
+    assert PeerAddress.decode(old) == PeerAddress((("203.0.113.7", 4433),))
+    new = PeerAddress((("203.0.113.7", 4433),), "https://relay.example.org", b"8 bytes.")
+    assert PeerAddress.decode(new.encode()) == new
+    with pytest.raises(WireError, match="version 3, expected version 2"):
+        PeerAddress.decode(codec.encode([3, [], None, b"8 bytes."]))
+    for relay in ("relay.example.org", "http://a/x", "http://" + "a." * 200):
+        with pytest.raises(WireError):
+            PeerAddress.decode(codec.encode([2, [], relay, b"8 bytes."]))
+
+
+def test_an_interface_has_addresses_of_both_families() -> None:
+    assert addresses_of("lo")[0] == "127.0.0.1"
+    assert addresses_of("192.0.2.7") == ("192.0.2.7",)
+    with pytest.raises(TransportError, match=r"cannot bind 'l0': expected an IP address of this machine, or one of .*\(lo"):
+        addresses_of("l0")
+
+
+@pytest.mark.quic
+async def test_members_connect_through_the_runs_relay() -> None:
+    async with relay_service() as relay, member() as one, member() as other:
+        for each in (one, other):
+            await each.use_relays([relay.url])
+            assert PeerAddress.decode(each.address).relay == canonical_relay(relay.url)
+        bare = {each.peer_id: PeerAddress((), canonical_relay(relay.url), b"8 bytes.").encode() for each in (one, other)}
+        await one.set_peers(bare)
+        await other.set_peers(bare)
+        await connected((one, other))
+        await one.broadcast(b"over the relay", tag=1)
+        assert [each.message for each in await received(other, 1)] == [b"over the relay"]
+        assert relay.relay.router.counters.frames_forwarded > 0
+        await until(lambda: [each.peer for each in one.paths] == [other.peer_id])
+
+
+@pytest.mark.quic
+async def test_a_relay_that_only_a_peer_names_is_never_contacted() -> None:
+    async with relay_service() as relay, trap() as ours, trap() as foreign, member() as one:
+        await one.use_relays([relay.url, ours.url])
+        strangers = {SecretKey.generate().public: PeerAddress((), url, b"8 bytes.").encode() for url in (ours.url, foreign.url)}
+        await one.set_peers(strangers)
+        await until(lambda: ours.connections > 2)  # the relay of the run is tried again and again
+        assert foreign.connections == 0
+
+
+@pytest.mark.quic
+async def test_a_peer_that_lives_at_another_relay_does_not_lead_us_there() -> None:
+    async with relay_service() as ours, relay_service() as theirs, member() as one:
+        await one.use_relays([ours.url])
+        relays = iroh.RelayMap.empty()
+        for url in (ours.url, theirs.url):
+            relays.insert(iroh.RelayConfig(url=url, quic_port=None, auth_token=None))
+        key = SecretKey.generate()
+        endpoint = await iroh.Endpoint.bind(
+            iroh.EndpointOptions(
+                preset=iroh.preset_minimal(), relay_mode=iroh.RelayMode.custom(relays), secret_key=key.seed, alpns=[ALPN]
+            )
+        )
+        await endpoint.online()
+        await one.set_peers({key.public: PeerAddress((), canonical_relay(theirs.url), b"8 bytes.").encode()})
+        target = iroh.EndpointAddr(iroh.EndpointId.from_bytes(one.peer_id), ours.url, [])
+        connection = await endpoint.connect(target, ALPN)
+        await until(lambda: theirs.relay.router.is_connected(key.public) or ours.relay.router.is_connected(key.public))
+        await anyio.sleep(0.5)  # time to be told of another relay
+        assert ours.relay.router.is_connected(one.peer_id)
+        assert not theirs.relay.router.is_connected(one.peer_id)
+        connection.close(0, b"")
+        await endpoint.close()
+
+
+@pytest.mark.quic
+async def test_nothing_is_contacted_by_a_member_that_disabled_relays() -> None:
+    async with trap() as used, trap() as unused, member(iroh_relay="disabled") as one, member() as other:
+        await one.use_relays([unused.url])
+        await one.set_peers({SecretKey.generate().public: PeerAddress((), unused.url, b"8 bytes.").encode()})
+        await other.use_relays([used.url])
+        await until(lambda: used.connections > 2)
+        assert unused.connections == 0
+        assert PeerAddress.decode(one.address).relay is None
+
+
+@pytest.mark.quic
+async def test_an_advertised_address_is_published_first_and_the_observed_one_follows() -> None:
+    async with relay_service() as relay, member(advertise_address="203.0.113.7:4433,203.0.113.8") as one:
+        await one.use_relays([relay.url])
+        sockets = PeerAddress.decode(one.address).sockets
+        assert one._endpoint is not None
+        assert sockets == (("203.0.113.7", 4433), ("203.0.113.8", one._endpoint.port))
+        assert relay.observer is not None
+        assert relay.observer.caller_count == 1
+
+
+@pytest.mark.quic
+async def test_a_new_address_of_the_same_life_leaves_the_connection_alone() -> None:
+    async with member() as one, member() as other:
+        await one.set_peers({other.peer_id: other.address})
+        await other.set_peers({one.peer_id: one.address})
+        await connected((one, other))
+        assert one._mesh is not None
+        session = one._mesh.sessions[other.peer_id]
+        published = PeerAddress.decode(other.address)
+        moved = PeerAddress((("192.0.2.1", 4433), *published.sockets), None, published.instance)
+        await one.set_peers({other.peer_id: moved.encode()})
+        await one.broadcast(b"still here", tag=1)
+        assert [each.message for each in await received(other, 1)] == [b"still here"]
+        assert one._mesh.sessions[other.peer_id] is session
+        assert not session.ended.is_set()
+        restarted = PeerAddress(published.sockets, None, b"another.")
+        await one.set_peers({other.peer_id: restarted.encode()})
+        await until(session.ended.is_set)
+
+
+@pytest.mark.quic
+async def test_a_relay_can_be_replaced_by_another() -> None:
+    async with relay_service() as old, relay_service() as new, member() as one:
+        await one.use_relays([old.url])
+        await until(lambda: old.relay.router.is_connected(one.peer_id))
+        await one.use_relays([new.url])
+        await until(lambda: new.relay.router.is_connected(one.peer_id))
+        assert PeerAddress.decode(one.address).relay == canonical_relay(new.url)

@@ -1,0 +1,87 @@
+"""`psyche web`: runs on a web page."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import anyio
+import click
+
+from psyche_core.cli.lazy import example
+from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
+from psyche_core.cli.program import log_to_stderr, run_program
+from psyche_core.config.settings import WebSettings, load_settings
+
+
+@click.command(
+    epilog=example(
+        "psyche web --events runs",
+        "psyche web --events events --web-host 0.0.0.0 --token-file tokens",
+        "psyche web --run-id first-light --server-addr 203.0.113.7:20000#KEY",
+        note=ENVIRONMENT_NOTE,
+    ),
+)
+@settings_options(WebSettings)
+def web(**given: Any) -> int:
+    """Show runs live on a web page: curves, members, epochs, checkpoints. It only reads.
+
+    Losses are drawn against steps, tokens and time; members have pages of their own. The page loads nothing from other hosts, and
+    is at http://127.0.0.1:8420/ unless another address is given. Ctrl-C ends it.
+    """
+    settings = load_settings(WebSettings, given)
+    log_to_stderr()
+    run_program(functools.partial(_serve, settings))
+    return 0
+
+
+async def _serve(settings: WebSettings) -> None:
+    from psyche_core.cli.pages import say_where
+    from psyche_core.errors import UserError
+    from psyche_core.hookspecs import BackendContext
+    from psyche_core.plugins import PluginRegistry
+    from psyche_core.web.access import Access
+    from psyche_core.web.feeds import Feeds
+    from psyche_core.web.hosting import listen, new_server, serving
+    from psyche_core.web.sources import check_folder, follow_coordinator, watch_folder
+    from psyche_core.wire.signing import SecretKey
+
+    if settings.events is None and settings.run_id is None:
+        message = "nothing to show: give event files with --events DIR, or a coordinator with --run-id and --server-addr"
+        raise UserError(message)
+
+    access, feeds = Access.load(settings.token_file), Feeds()
+    new_server(feeds, access)  # reports what is missing now
+    backend = None
+    if settings.run_id is not None:
+        kind = PluginRegistry.discover().load("backend", settings.backend)
+        if not kind.needs_address:
+            message = (
+                f"a run of the backend {settings.backend} cannot be followed without taking part in it: whoever follows it also "
+                "pays for its ticks; show its members' event files with --events DIR"
+            )
+            raise UserError(message)
+        if settings.server_addr is None:
+            message = f"the backend {settings.backend} needs the coordinator's address; give it with --server-addr"
+            raise UserError(message)
+        context = BackendContext(
+            run_id=settings.run_id,
+            address=settings.server_addr,
+            key=SecretKey.generate(),
+            retry_seconds=settings.reconnect_seconds,
+        )
+        backend = kind.create(context)
+    if settings.events is not None and (why := check_folder(settings.events)) is not None:
+        raise UserError(why)
+
+    async with (
+        serving(feeds, access, listen(settings.web_host, settings.web_port)) as url,
+        anyio.create_task_group() as tasks,
+    ):
+        if backend is not None:
+            assert settings.run_id is not None
+            tasks.start_soon(follow_coordinator, backend, feeds.add(settings.run_id))
+        if settings.events is not None:
+            tasks.start_soon(watch_folder, settings.events, feeds)
+        say_where(url)
+        await anyio.sleep_forever()

@@ -1,0 +1,99 @@
+"""Spellings of the Rust programs of Psyche, so that a command copied from their manual works or says in one sentence why not.
+
+`respelled` rewrites the words of a command line before click reads them: flags that take `true` or `false`, `--tui`, options with
+another name. ABSENT holds the options that have no counterpart here, with what to do instead. The page
+`docs/reference/seeds-commands.md` lists all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import click
+
+_TRACKERS = "trackers are not built yet; --events-file writes every event, which a program of yours can pass on"
+_TELEMETRY = "OpenTelemetry is not built yet; --events-file or --logs json give every event"
+_EVALUATION = "evaluations are not built yet; --validation-data measures the loss on held-out tokens"
+
+ABSENT: dict[str, str] = {
+    "--eval-fewshot": _EVALUATION,
+    "--eval-seed": _EVALUATION,
+    "--eval-task-max-docs": _EVALUATION,
+    "--eval-tasks": _EVALUATION,
+    "--hub-max-concurrent-downloads": "the Hub's own library decides how many files it downloads at a time",
+    "--log": "psyche --debug COMMAND shows debug messages; files of events hold everything",
+    "--metrics-local-port": _TELEMETRY,
+    "--oltp-auth-header": _TELEMETRY,
+    "--oltp-logs-url": _TELEMETRY,
+    "--oltp-metrics-url": _TELEMETRY,
+    "--oltp-report-interval": _TELEMETRY,
+    "--oltp-tracing-url": _TELEMETRY,
+    "--optim-stats": "statistics of the optimizer are not built yet",
+    "--optim-stats-steps": "statistics of the optimizer are not built yet",
+    "--prompt-task": "prompts during training are not built yet",
+    "--sidecar-port": "processes on other machines connect to --sidecar-bind HOST:PORT; those of this machine need no port",
+    "--wandb-entity": _TRACKERS,
+    "--wandb-group": _TRACKERS,
+    "--wandb-project": _TRACKERS,
+    "--wandb-run": _TRACKERS,
+    "--write-distro-data": "results are not written to disk; --checkpoint-dir keeps a journal of the rounds",
+    "--write-gradients-dir": "results are not written to disk; --checkpoint-dir keeps a journal of the rounds",
+}
+"""Option -> why it is not here, and what to use instead."""
+
+_SAYS = {"true": True, "false": False}
+_ALWAYS = {"--grad-accum-in-fp32": "--micro-batch-size", "--python": "--micro-batch-size", "--write-log": "--num-clients"}
+"""Flags that ask for what is always so here, with an option of the commands for which it is: gradients are summed in float32,
+models are Python, and a testnet's programs write log files."""
+
+_VALUES = {
+    ("--tui", "true"): ("--logs", "auto"),
+    ("--tui", "false"): ("--logs", "console"),
+    ("--logs", "tui"): ("--logs", "auto"),
+}
+"""(option, value) -> the words that mean it here: the live panel is in place of their full-screen interface."""
+
+
+class SettingsCommand(click.Command):
+    """A command that also takes the spellings of the Rust programs."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Respell, then parse. Raises UsageError, also for an option that is not built, with what to use instead."""
+        try:
+            return super().parse_args(ctx, list(respelled(args, self.get_params(ctx))))
+        except click.NoSuchOption as error:
+            if error.option_name not in ABSENT:
+                raise
+            message = f"{error.option_name}: {ABSENT[error.option_name]}"
+            raise click.UsageError(message, ctx) from error
+
+
+def respelled(words: Sequence[str], parameters: Sequence[click.Parameter]) -> Iterator[str]:
+    """The words as click expects them. parameters: of the command. Words after `--` stay as they are."""
+    known = {name: each for each in parameters if isinstance(each, click.Option) for name in each.opts}
+    logs = "--logs" in known
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            yield from (word, *rest)
+            return
+        name, equals, value = word.partition("=")
+        following = value if equals else (rest[0] if rest else "")
+        option = known.get(name)
+        if option is None and _ALWAYS.get(name) in known:
+            continue
+        if logs and (name, following) in _VALUES:
+            yield from _VALUES[name, following]
+        elif option is not None and option.is_flag and following in _SAYS:
+            yield from _flag(option, name, on=_SAYS[following])
+        else:
+            yield word
+            continue
+        if not equals:
+            rest.pop(0)
+
+
+def _flag(option: click.Option, name: str, *, on: bool) -> tuple[str, ...]:
+    """A flag without its value: its name, its negation, or nothing if it has none."""
+    return (name,) if on else tuple(option.secondary_opts[:1])

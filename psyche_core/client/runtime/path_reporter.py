@@ -1,0 +1,89 @@
+"""Turns what the transport says about its connections into events for people. Pure; the caller passes the time.
+
+The paths are reported when one of them changes its kind, at most every few seconds, and otherwise now and then. Where every
+member that is reached is reached through a relay, one sentence says so, and what would help.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from psyche_core.interfaces import PeerPath
+from psyche_core.telemetry.events import Event, Mended, PathOfPeer, PeerPaths, Problem
+
+CHANGE_SECONDS = 2.0
+REPORT_SECONDS = 30.0
+ONLY_RELAYED_SECONDS = 30.0
+
+ONLY_RELAYED = (
+    "every member is reached through a relay only, which is slower: the router changes ports, or UDP is blocked. It helps to "
+    "forward a UDP port to this machine (--bind-p2p-port PORT --advertise-address ITS_PUBLIC_IP), or to have IPv6; "
+    "`psyche doctor network` says more"
+)
+DIRECT_AGAIN = "members are reached directly"
+
+
+class PathReporter:
+    """Remembers what was reported."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[bytes, str] = {}
+        self._reported_at = -math.inf
+        self._counters: dict[bytes, tuple[int, int]] = {}
+        self._relayed_since: float | None = None
+        self._warned = False
+
+    def look(self, paths: Iterable[PeerPath], members: Sequence[bytes], now: float) -> list[Event]:
+        """The events that are due. paths: of connected peers. members: of the epoch, ours excluded."""
+        known = {path.peer: path for path in paths}
+        if not known and not self._kinds:
+            return []
+
+        kinds = {peer: _kind(known.get(peer)) for peer in members}
+        told = self._about_relays(kinds, now)
+        since = now - self._reported_at
+        if since >= REPORT_SECONDS or (kinds != self._kinds and since >= CHANGE_SECONDS):
+            seconds = since if math.isfinite(since) else math.inf
+            told.append(PeerPaths(tuple(self._line(peer, known.get(peer), seconds) for peer in members)))
+            self._kinds, self._reported_at = kinds, now
+            self._counters = {peer: (path.bytes_sent, path.bytes_received) for peer, path in known.items()}
+        return told
+
+    def _line(self, peer: bytes, path: PeerPath | None, seconds: float) -> PathOfPeer:
+        if path is None:
+            return PathOfPeer(peer[:4].hex(), "none")
+
+        sent, received = self._counters.get(peer, (0, 0))
+        if path.bytes_sent < sent or path.bytes_received < received:  # another connection than before
+            sent, received = 0, 0
+        return PathOfPeer(
+            peer[:4].hex(),
+            _kind(path),
+            round(1000 * path.rtt, 1),
+            round((path.bytes_sent - sent) / seconds),
+            round((path.bytes_received - received) / seconds),
+        )
+
+    def _about_relays(self, kinds: dict[bytes, str], now: float) -> list[Event]:
+        only_relayed = "relayed" in kinds.values() and "direct" not in kinds.values()
+        if not only_relayed:
+            self._relayed_since = None
+            if self._warned and "direct" in kinds.values():
+                self._warned = False
+                return [Mended(DIRECT_AGAIN)]
+            return []
+
+        self._relayed_since = now if self._relayed_since is None else self._relayed_since
+        if self._warned or now - self._relayed_since < ONLY_RELAYED_SECONDS:
+            return []
+
+        self._warned = True
+        return [Problem("warning", ONLY_RELAYED)]
+
+
+def _kind(path: PeerPath | None) -> str:
+    if path is None:
+        return "none"
+
+    return "relayed" if path.relayed else "direct"

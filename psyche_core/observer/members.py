@@ -1,0 +1,134 @@
+"""One member's part of an observed run: where it stood and when, its losses, its traffic, its pay."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from psyche_core.observer.buckets import BucketSeries
+from psyche_core.telemetry.events import NetworkTotals, StepTrained
+
+LOSS_BUCKETS = 512
+MAX_SPANS = 96
+"""Spans kept for a member; when there are more, the shortest of the older ones is given to its neighbour."""
+
+RATE_WINDOW = 20
+"""Number of newest steps over which tokens per second are computed."""
+
+
+@dataclass(slots=True)
+class Span:
+    """From `since` (unix seconds) the member was in `state`; why: a word or sentence about it, may be empty."""
+
+    since: float
+    state: str
+    why: str = ""
+
+
+@dataclass(slots=True)
+class MemberView:
+    """What is known of a member.
+
+    key: what identifies it in this run: the name of its first event file, or its signer in hex if it has none. spans: its
+    states, oldest first; the last one lasts. earned, slashed: points that the coordinator counts; None if unknown. paid: smallest
+    units of the token that it was paid. starts: number of its processes. out_epoch: epoch from which it was dropped or ejected.
+    heard: unix seconds of the newest event about it. changed: version of the newest change.
+    """
+
+    key: str
+    name: str = ""
+    id: str = ""
+    spans: list[Span] = field(default_factory=list)
+    losses: BucketSeries = field(default_factory=lambda: BucketSeries(LOSS_BUCKETS))
+    step: int | None = None
+    loss: float | None = None
+    tokens: int = 0
+    payload_bytes: int | None = None
+    parameters: int | None = None
+    sent: int = 0
+    received: int = 0
+    peers: int = 0
+    digest: tuple[int, str] | None = None
+    earned: int | None = None
+    slashed: int | None = None
+    paid: int = 0
+    starts: int = 0
+    problems: int = 0
+    reported_rate: float | None = None
+    heard: float = 0.0
+    out_epoch: int | None = None
+    changed: int = 0
+    _network: NetworkTotals = field(default_factory=lambda: NetworkTotals(0, 0, 0))
+    _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW + 1))
+
+    @property
+    def state(self) -> str:
+        """Where it stands now; empty if nothing was heard of it."""
+        return self.spans[-1].state if self.spans else ""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of its shares per second of wall time, over its newest steps; what its witness statements say if that is all."""
+        if len(self._recent) >= 2:
+            elapsed = self._recent[-1][0] - self._recent[0][0]
+            return sum(tokens for _, tokens in list(self._recent)[1:]) / elapsed if elapsed > 0 else 0.0
+
+        return self.reported_rate or 0.0
+
+    def enter(self, state: str, time: float, why: str = "") -> None:
+        """It is in a state from now on. A state that it is in already goes on, with its first reason."""
+        if self.state == state:
+            return
+
+        if self.spans and time < self.spans[-1].since:
+            time = self.spans[-1].since  # two machines' clocks
+        self.spans.append(Span(time, state, why))
+        if len(self.spans) > MAX_SPANS:
+            self._shorten()
+
+    def start(self) -> None:
+        """One of its processes has started; its totals begin anew."""
+        self.starts += 1
+        self.out_epoch = None
+        self._network = NetworkTotals(0, 0, 0)
+        self._recent.clear()
+
+    def note_trained(self, time: float, event: StepTrained, *, version: int) -> None:
+        """Enter a trained step."""
+        self.step, self.loss, self.payload_bytes = event.step, event.loss, event.payload_bytes
+        self.tokens += event.tokens
+        self.losses.add(event.step, event.loss, time=time, changed=version)
+        self._recent.append((time, event.tokens))
+
+    def note_network(self, event: NetworkTotals) -> None:
+        """Enter the newest totals of its process, which count from its start."""
+        before = self._network
+        if event.bytes_sent < before.bytes_sent or event.bytes_received < before.bytes_received:
+            before = NetworkTotals(0, 0, 0)  # a new process whose start we did not see
+        self.sent += max(0, event.bytes_sent - before.bytes_sent)
+        self.received += max(0, event.bytes_received - before.bytes_received)
+        self.peers = event.peers
+        self._network = event
+
+    def absorb(self, other: MemberView) -> None:
+        """Another view turned out to be the same member: take what it knows and we do not."""
+        self.name = self.name or other.name
+        self.spans = sorted([*other.spans, *self.spans], key=lambda span: span.since)
+        self.paid += other.paid
+        self.earned = other.earned if self.earned is None else self.earned
+        self.slashed = other.slashed if self.slashed is None else self.slashed
+        self.step = other.step if self.step is None else self.step
+        self.loss = other.loss if self.loss is None else self.loss
+        self.reported_rate = other.reported_rate
+        self.heard = max(self.heard, other.heard)
+        while len(self.spans) > MAX_SPANS:
+            self._shorten()
+
+    def _shorten(self) -> None:
+        """Give the shortest of the older spans to the one before it."""
+        older = range(1, len(self.spans) - 2)
+        shortest = min(older, key=lambda index: self.spans[index + 1].since - self.spans[index].since)
+        del self.spans[shortest]
+        after, before = self.spans[shortest], self.spans[shortest - 1]
+        if after.state == before.state:
+            del self.spans[shortest]

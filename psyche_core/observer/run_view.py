@@ -1,0 +1,414 @@
+"""Turns the events of a run's members into what people watch: curves, members, epochs, checkpoints, pay, and news.
+
+`handle` takes events of any mixture of members, in about the order of their times; `follow` takes states of a coordinator. Both
+only add up: no I/O, no clock. Memory is bounded however long the run is. Every change has a version, so that a reader who knows a
+version can be sent only what changed since (`documents`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from psyche_core.config.sentences import printable
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.observer.buckets import BucketSeries
+from psyche_core.observer.members import MemberView
+from psyche_core.observer.roster import Roster
+from psyche_core.sdk.run_events import phase_of
+from psyche_core.telemetry import events as told
+from psyche_core.telemetry.events import Event
+from psyche_core.types import ClientState, RunState
+from psyche_core.ui.console import describe
+
+CURVE_BUCKETS = 4096
+SMALL_BUCKETS = 1024
+MAX_NEWS = 300
+NAME_CHARACTERS = 64
+"""Longest name of a member or an event file that is kept."""
+
+MAX_EPOCHS = 256
+MAX_LISTED = 200
+REPORT_REACH = 8
+"""How many steps a witness's figures may be from where the run is."""
+
+MAX_REPORTED_LOSS = 50.0
+"""Nats per token; far more than any model has."""
+
+
+_SILENT = (told.StepTrained, told.StepApplied, told.NetworkTotals, told.WitnessSent, told.WitnessReported, told.ModelSync)
+_STATES = {
+    ClientState.Healthy: "healthy",
+    ClientState.Dropped: "dropped",
+    ClientState.Withdrawn: "left",
+    ClientState.Ejected: "ejected",
+}
+_STANDINGS = (
+    *(told.Joined, told.ModelLoading, told.ModelLoaded, told.WaitsForEpoch, told.Dropped, told.CameBack),
+    *(told.ModelSync, told.Leaving, told.Problem, told.Ended),
+)
+"""What members tell of themselves. A server tells other things before it says that it is one."""
+
+_OVER = ("finished", "failed", "ejected")
+_TRAINING = ("RoundTrain", "RoundWitness")
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """One line about the run. version: of the change it is about. level: `info`, `warning` or `error`."""
+
+    version: int
+    time: float
+    source: str
+    level: str
+    text: str
+
+
+@dataclass(slots=True)
+class EpochView:
+    """An epoch. last_step: None until it ended. digests: of its end -> how many reported it. signed: by a quorum."""
+
+    number: int
+    first_step: int
+    began: float
+    last_step: int | None = None
+    ended: float | None = None
+    clients: int = 0
+    signed: bool = False
+    digests: dict[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """From `since` (unix seconds) the run was in a phase; the two phases of a round count as `Training`."""
+
+    since: float
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A checkpoint or a payment. kind: `saved`, `stored` or `paid`; text: where, or to whom; number: step, or units."""
+
+    time: float
+    kind: str
+    number: int
+    text: str
+
+
+class RunView:
+    """Everything that is shown of one run.
+
+    version: number of changes so far. newest: unix seconds of the newest event. trained: whether members' own losses are known;
+    if not, there may be those that witnesses report.
+    """
+
+    def __init__(self, *, run_id: str = "", total_steps: int | None = None) -> None:
+        self.run_id = run_id
+        self.total_steps = total_steps
+        self.version: int = 0
+        self.first: float | None = None
+        self.newest: float = 0.0
+        self.phase: told.PhaseChanged | None = None
+        self.phase_since: float | None = None
+        self.phase_version: int = 0
+        self.loss = BucketSeries(CURVE_BUCKETS)
+        self.reported = BucketSeries(CURVE_BUCKETS)
+        self.validation = BucketSeries(SMALL_BUCKETS)
+        self.accepted = BucketSeries(SMALL_BUCKETS)
+        self.healthy = BucketSeries(SMALL_BUCKETS)
+        self.sent = BucketSeries(SMALL_BUCKETS)
+        self.received = BucketSeries(SMALL_BUCKETS)
+        self.roster = Roster()
+        self.news: deque[News] = deque(maxlen=MAX_NEWS)
+        self.epochs: dict[int, EpochView] = {}
+        self.epochs_changed: int = 0
+        self.stages: deque[Stage] = deque(maxlen=MAX_LISTED)
+        self.stages_changed: int = 0
+        self.entries: deque[Entry] = deque(maxlen=MAX_LISTED)
+        self.entries_changed: int = 0
+        self.trained: bool = False
+        self.last_step: int = 0
+        self.tokens: int = 0
+        self.parameters: int | None = None
+        self.newest_validation: tuple[int, float] | None = None
+        self.differ: int = 0
+        self.ended: told.Ended | None = None
+        self._server: str | None = None
+        self._signed: deque[int] = deque(maxlen=MAX_EPOCHS)
+        self._sent = self._received = 0
+
+    def handle(self, source: str, time: float, event: Event) -> None:
+        """Enter an event. source: name of the member's file or process. time: unix seconds, from the clock of that process."""
+        source = printable(source, at_most=NAME_CHARACTERS)
+        self.version += 1
+        self.first = time if self.first is None else min(self.first, time)
+        self.newest = max(self.newest, time)
+        match event:
+            case told.Started(role="server"):
+                self._server = source
+                self.run_id = self.run_id or event.run_id
+                self.total_steps = event.total_steps or self.total_steps
+            case told.Started():
+                self.run_id = self.run_id or event.run_id
+                self._note_start(source, time, event)
+            case told.PhaseChanged():
+                if self._server in (None, source):
+                    self._note_phase(time, event)
+            case told.StepTrained():
+                self._note_trained(source, time, event)
+            case told.StepApplied():
+                self._note_applied(source, time, event)
+            case told.WitnessReported():
+                self._note_reported(time, event)
+            case told.NetworkTotals():
+                self._note_network(source, time, event)
+            case told.Validated():
+                self.validation.add(event.step, event.loss, time=time, changed=self.version)
+                self.newest_validation = (event.step, event.loss)
+            case told.EpochDigest():
+                self._note_digest(source, time, event)
+            case told.EpochSigned():
+                self._note_signed(event)
+            case told.ReplicasDiffer():
+                self.differ += 1
+            case told.WentBack():
+                self._go_back(event)
+            case told.CheckpointSaved():
+                self._list(Entry(time, "saved", event.step, event.path))
+            case told.CheckpointStored():
+                self._list(Entry(time, "stored", event.step, event.location))
+            case told.RewardPaid():
+                member = self._of_id(event.member)
+                if member is not None:
+                    member.paid += event.units
+                    self._touch(member, time)
+                self._list(Entry(time, "paid", event.units, event.member))
+            case told.Ended() if source == self._server:
+                self.ended = event
+            case _:
+                self._note_standing(source, time, event)
+        if not isinstance(event, _SILENT):
+            self._tell(source, time, event)
+
+    def follow(self, time: float, state: CoordinatorState) -> None:
+        """Enter a state of the coordinator: phase, members, and what they earned. time: unix seconds when it was seen."""
+        self.version += 1
+        self.first = time if self.first is None else self.first
+        self.newest = max(self.newest, time)
+        self.run_id = state.run_id
+        self.total_steps = state.config.total_steps
+        phase = phase_of(state)
+        if phase != self.phase:
+            self._note_phase(time, phase)
+        standing: dict[str, tuple[str, str]] = {}
+        if state.run_state is not RunState.WaitingForMembers:
+            for client in state.epoch.clients:
+                standing[client.id.signer.hex()] = (_STATES[client.state], "")
+        for waiting in state.pending:
+            standing.setdefault(waiting.signer.hex(), ("waiting", "for the next epoch"))
+        for key, (where, why) in standing.items():
+            self._enter(self._of_id(key), time, where, why)
+        for member in self.roster:
+            if member.id and member.id not in standing and member.state in ("healthy", "waiting", "dropped"):
+                self._enter(member, time, "left")
+        for account in state.accounts:
+            known = self._of_id(account.signer.hex())
+            if known is not None and (known.earned, known.slashed) != (account.earned, account.slashed):
+                known.earned, known.slashed = account.earned, account.slashed
+                self._touch(known, time)
+        if state.run_state is RunState.Finished and self.ended is None:
+            self.ended = told.Ended(f"the run finished after {state.progress.step - 1} steps", success=True)
+
+    # ---- parts of handle
+
+    def _note_start(self, source: str, time: float, event: told.Started) -> None:
+        member = self.roster.introduce(source, printable(event.id, at_most=NAME_CHARACTERS), version=self.version)
+        if member is None:
+            return
+
+        member.start()
+        member.enter("starting", time, "" if member.starts == 1 else "started again")
+        self._touch(member, time)
+
+    def _note_phase(self, time: float, event: told.PhaseChanged) -> None:
+        self.phase, self.phase_since, self.phase_version = event, time, self.version
+        self.last_step = max(self.last_step, event.step - 1)
+        stage = "Training" if event.phase in _TRAINING else event.phase
+        if not self.stages or self.stages[-1].name != stage:
+            self.stages.append(Stage(time, stage))
+            self.stages_changed = self.version
+        if event.needed is None:
+            self.healthy.add(event.step, event.clients, time=time, changed=self.version)
+        if event.phase in (*_TRAINING, "Cooldown"):
+            epoch = self._epoch(event.epoch, event.step, time)
+            if event.clients > epoch.clients:
+                epoch.clients, self.epochs_changed = event.clients, self.version
+
+    def _note_trained(self, source: str, time: float, event: told.StepTrained) -> None:
+        member = self._of_source(source)
+        weight = max(1, event.tokens)
+        if not self.trained:
+            self.trained, self.loss.reshaped = True, self.version  # it takes the place of what witnesses report
+        self.loss.add(event.step, event.loss, time=time, changed=self.version, weight=weight)
+        self.tokens += max(0, event.tokens)
+        if member is not None:
+            member.note_trained(time, event, version=self.version)
+            self._works(member, time, event.epoch)
+
+    def _note_applied(self, source: str, time: float, event: told.StepApplied) -> None:
+        if event.trained <= 0:
+            return
+
+        self.last_step = max(self.last_step, event.step)
+        self.accepted.add(event.step, event.accepted / event.trained, time=time, changed=self.version)
+        member = self._of_source(source)
+        if member is not None:
+            self._works(member, time, event.epoch)
+
+    def _works(self, member: MemberView, time: float, epoch: int) -> None:
+        """It trains or applies. Who was dropped or ejected may still finish what it had begun, which does not bring it back."""
+        if member.out_epoch is None or epoch > member.out_epoch:
+            member.out_epoch = None
+            member.enter("healthy", time)
+        self._touch(member, time)
+
+    def _note_reported(self, time: float, event: told.WitnessReported) -> None:
+        """What a witness says of its own training; enough for a curve where no event file of a member can be read."""
+        if not (abs(event.step - self.last_step) <= REPORT_REACH and 0 <= event.loss <= MAX_REPORTED_LOSS):
+            return  # a witness may say anything, and nothing here is verified
+
+        member = self._of_id(event.member)
+        self.reported.add(event.step, event.loss, time=time, changed=self.version)
+        if member is not None and not member.tokens:
+            member.step, member.loss = event.step, event.loss
+            member.reported_rate = event.tokens_per_second if math.isfinite(event.tokens_per_second) else None
+            member.losses.add(event.step, event.loss, time=time, changed=self.version)
+            member.enter("healthy", time)
+            self._touch(member, time)
+
+    def _note_network(self, source: str, time: float, event: told.NetworkTotals) -> None:
+        member = self._of_source(source)
+        if member is None:
+            return
+
+        sent, received = member.sent, member.received
+        member.note_network(event)
+        self._sent += member.sent - sent
+        self._received += member.received - received
+        self.sent.add(int(time), self._sent, time=time, changed=self.version)
+        self.received.add(int(time), self._received, time=time, changed=self.version)
+        self._touch(member, time)
+
+    def _note_digest(self, source: str, time: float, event: told.EpochDigest) -> None:
+        epoch = self._epoch(event.epoch, event.step, time)
+        epoch.last_step, epoch.ended = event.step, time if epoch.ended is None else epoch.ended
+        epoch.signed = epoch.signed or event.step in self._signed
+        epoch.digests = epoch.digests or {}
+        if event.sha256 in epoch.digests or len(epoch.digests) < MAX_LISTED:
+            epoch.digests[event.sha256] = epoch.digests.get(event.sha256, 0) + 1
+        self.epochs_changed = self.version
+        member = self._of_source(source)
+        if member is not None:
+            member.digest = (event.epoch, event.sha256)
+            self._touch(member, time)
+
+    def _note_signed(self, event: told.EpochSigned) -> None:
+        self._signed.append(event.step)
+        for epoch in self.epochs.values():
+            if epoch.last_step == event.step:
+                epoch.signed, self.epochs_changed = True, self.version
+
+    def _go_back(self, event: told.WentBack) -> None:
+        for series in (self.loss, self.reported, self.validation, self.accepted, self.healthy):
+            series.cut(event.to_step, changed=self.version)
+        for member in self.roster:
+            member.losses.cut(event.to_step, changed=self.version)
+        self.last_step = min(self.last_step, event.to_step)
+
+    def _note_standing(self, source: str, time: float, event: Event) -> None:
+        """Events about where a member stands; of itself, or of another as the server sees it."""
+        if isinstance(event, told.MemberExited | told.MemberWithdrew):
+            if isinstance(event, told.MemberWithdrew):
+                state, why = "left", ""
+            else:
+                state, why = ("ejected" if event.why == "ejected" else "dropped"), event.why
+            other = self._of_id(event.member)
+            if other is not None and (state == "ejected" or other.state not in _OVER):
+                self._enter(other, time, state, why)
+                other.out_epoch = event.epoch
+            return
+        if source == self._server or not isinstance(event, _STANDINGS):
+            return
+
+        member = self._of_source(source)
+        if member is None:
+            return
+
+        match event:
+            case told.Joined():
+                member.enter("joined", time)
+            case told.ModelLoading():
+                member.enter("loading", time)
+            case told.ModelLoaded():
+                member.parameters = self.parameters = event.parameters
+                member.enter("joined", time)
+            case told.WaitsForEpoch():
+                member.enter("waiting", time, "for the next epoch")
+            case told.Dropped():
+                member.enter("dropped", time, event.why)
+                member.out_epoch = event.epoch
+            case told.CameBack():
+                member.out_epoch = None
+                member.enter("healthy", time)
+            case told.ModelSync():
+                member.enter("catching up", time)
+            case told.Leaving():
+                member.enter("leaving", time)
+            case told.Problem():
+                member.problems += 1
+            case told.Ended() if member.state != "ejected":
+                member.enter("finished" if event.success else "failed", time, event.reason)
+        self._touch(member, time)
+
+    def _enter(self, member: MemberView | None, time: float, state: str, why: str = "") -> None:
+        if member is not None and member.state != state:
+            member.enter(state, time, why)
+            self._touch(member, time)
+
+    def _touch(self, member: MemberView, time: float) -> None:
+        member.changed = self.version
+        member.heard = max(member.heard, time)
+
+    def _of_source(self, source: str) -> MemberView | None:
+        return self.roster.of_source(source, version=self.version)
+
+    def _of_id(self, id: str) -> MemberView | None:  # noqa: A002  # the events' word
+        return self.roster.of_id(printable(id, at_most=NAME_CHARACTERS), version=self.version)
+
+    # ---- lists
+
+    def _epoch(self, number: int, step: int, time: float) -> EpochView:
+        epoch = self.epochs.get(number)
+        if epoch is None:
+            epoch = self.epochs[number] = EpochView(number, step, time)
+            self.epochs_changed = self.version
+            while len(self.epochs) > MAX_EPOCHS:
+                del self.epochs[min(self.epochs)]
+        return epoch
+
+    def _list(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.entries_changed = self.version
+
+    def _tell(self, source: str, time: float, event: Event) -> None:
+        if isinstance(event, told.PhaseChanged) and event.phase in _TRAINING:
+            return
+
+        level = event.level if isinstance(event, told.Problem) else "info"
+        if isinstance(event, told.ReplicasDiffer | told.ModelLost) or (isinstance(event, told.Ended) and not event.success):
+            level = "error"
+        elif isinstance(event, told.WentBack | told.Dropped | told.MemberExited | told.StatementVoided):
+            level = "warning"
+        self.news.append(News(self.version, time, source, level, describe(event)))

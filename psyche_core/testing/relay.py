@@ -1,0 +1,99 @@
+"""Conformance of relays: what `psyche_core.interfaces.relay` promises, as tests a plugin author inherits.
+
+    class TestMyRelay(RelayConformance):
+        registration = MY_REGISTRATION  # as its hook returns it
+
+        @asynccontextmanager
+        async def connect(self, url: str, key: SecretKey) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+            ...  # a client of that key: TransportError if it is refused; yields a function that waits until it is disconnected
+
+Every wait is for an event, with a deadline.
+"""
+
+# ruff: noqa: D102  # the tests' names describe them
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import ClassVar
+
+import anyio
+import pytest
+
+from psyche_core.errors import TransportError, UserError
+from psyche_core.hookspecs import RelayContext, RelayRegistration
+from psyche_core.interfaces.relay import Relay
+from psyche_core.testing.ports import free_port
+from psyche_core.wire.signing import SecretKey
+
+TIMEOUT = 30.0
+
+
+class RelayConformance:
+    """Inherit, set `registration`, and override `connect`."""
+
+    registration: ClassVar[RelayRegistration]
+
+    def connect(self, url: str, key: SecretKey) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:
+        raise NotImplementedError
+
+    def create(self, **given: object) -> Relay:
+        return self.registration.create(RelayContext(**given))  # type: ignore[arg-type]  # as tests give them
+
+    @pytest.mark.anyio
+    async def test_it_says_where_members_reach_it(self) -> None:
+        port = free_port()
+        async with self.create(port=port) as relay:
+            assert str(port) in relay.url
+        async with self.create(url="https://relay.example.org/") as relay:
+            assert relay.url == "https://relay.example.org/"
+
+    @pytest.mark.anyio
+    async def test_members_are_served_and_others_are_not(self) -> None:
+        member, stranger = SecretKey.generate(), SecretKey.generate()
+        with anyio.fail_after(TIMEOUT):
+            async with self.create() as relay:
+                relay.set_members([member.public])
+                async with self.connect(relay.url, member):
+                    pass
+                with pytest.raises(TransportError):
+                    async with self.connect(relay.url, stranger):
+                        pass
+
+    @pytest.mark.anyio
+    async def test_nobody_is_a_member_at_first(self) -> None:
+        with anyio.fail_after(TIMEOUT):
+            async with self.create() as relay:
+                with pytest.raises(TransportError):
+                    async with self.connect(relay.url, SecretKey.generate()):
+                        pass
+
+    @pytest.mark.anyio
+    async def test_who_is_no_member_any_more_is_disconnected(self) -> None:
+        member, other = SecretKey.generate(), SecretKey.generate()
+        with anyio.fail_after(TIMEOUT):
+            async with self.create() as relay:
+                relay.set_members([member.public, other.public])
+                async with self.connect(relay.url, member) as disconnected, self.connect(relay.url, other):
+                    relay.set_members([other.public])
+                    await disconnected()
+
+    @pytest.mark.anyio
+    async def test_its_end_disconnects_everybody_and_may_be_repeated(self) -> None:
+        member = SecretKey.generate()
+        with anyio.fail_after(TIMEOUT):
+            async with self.create() as relay:
+                relay.set_members([member.public])
+                async with self.connect(relay.url, member) as disconnected:
+                    await relay.aclose()
+                    await disconnected()
+                await relay.aclose()
+
+    @pytest.mark.anyio
+    async def test_a_port_that_is_taken_is_an_error_of_the_user(self) -> None:
+        port = free_port()
+        async with self.create(port=port):
+            with pytest.raises(UserError, match=str(port)):
+                async with self.create(port=port):
+                    pass

@@ -1,0 +1,122 @@
+"""What the conformance classes of transports share: a mesh of endpoints, and helpers that wait for events."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from psyche_core.errors import WireError
+from psyche_core.interfaces.transport import Incoming, Opened, Transport
+
+TIMEOUT = 30.0
+BLOB = bytes(range(256)) * 12_000
+"""3 072 000 bytes."""
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll until a condition on snapshots (`stats`) holds, since there is no event to wait for."""
+    with anyio.fail_after(TIMEOUT):
+        while not condition():  # noqa: ASYNC110  # see above
+            await anyio.sleep(0.005)
+
+
+async def connected(endpoints: Sequence[Transport]) -> None:
+    """Wait until every endpoint sees all the others."""
+    everybody = {endpoint.peer_id for endpoint in endpoints}
+    await until(lambda: all(everybody - {endpoint.peer_id} <= set(endpoint.stats.peers) for endpoint in endpoints))
+
+
+async def received(endpoint: Transport, count: int) -> list[Incoming]:
+    """Wait for `count` messages."""
+    with anyio.fail_after(TIMEOUT):
+        return [await endpoint.receive() for _ in range(count)]
+
+
+def by_its_first_bytes(message: bytes) -> Opened:
+    """A check for `Transport.check_messages`. A message is its author's key, then its content; an unknown content is false."""
+    if message[32:] == b"false":
+        error = "nobody said this"
+        raise WireError(error)
+
+    return Opened(message[:32], message[32:])
+
+
+class ExternalBlob:
+    """A blob stored outside a transport. Tests can change the result of `read`, and every read is recorded."""
+
+    def __init__(self, blob: bytes = BLOB) -> None:
+        self.blob_hash: bytes = hashlib.sha256(blob).digest()
+        self.size: int = len(blob)
+        self.holds: bytes | Exception = blob
+        self.readers: list[int] = []
+
+    def read(self) -> bytes:
+        """Return the current bytes, or raise the exception set in their place."""
+        self.readers.append(threading.get_ident())
+        if isinstance(self.holds, Exception):
+            raise self.holds
+
+        return self.holds
+
+
+@pytest.mark.anyio
+class MeshTests:
+    """Tests with a mesh of endpoints, which a subclass makes."""
+
+    can_cut = False
+
+    def make_mesh(self, count: int) -> AbstractAsyncContextManager[list[Transport]]:
+        """`count` entered endpoints. Each knows all others through `set_peers`; they are closed at the end."""
+        raise NotImplementedError
+
+    def cut(self, one: Transport, other: Transport) -> None:
+        """Cut the link between two endpoints."""
+        raise NotImplementedError
+
+    def mend(self, one: Transport, other: Transport) -> None:
+        """Restore a link that was cut."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        """The event loop for the tests."""
+        return "asyncio"
+
+    def _needs_cuts(self) -> None:
+        if not self.can_cut:
+            pytest.skip("a test cannot cut this transport's links")
+
+    @staticmethod
+    def _needs_checks(endpoint: Transport) -> None:
+        if type(endpoint).check_messages is Transport.check_messages:
+            pytest.skip("this transport does not check messages, and forwards all of them")
+
+    @staticmethod
+    async def _got(endpoint: Transport, external: ExternalBlob, source: Transport, *, tag: int = 1) -> bytes:
+        """Offer a blob and fetch it without keeping it."""
+        return await endpoint.fetch(
+            external.blob_hash, sources=[source.peer_id], max_bytes=external.size, timeout=TIMEOUT, tag=tag, keep=False
+        )
+
+    @staticmethod
+    async def _fetched(endpoint: Transport, blob_hash: bytes, source: bytes) -> None:
+        assert await endpoint.fetch(blob_hash, sources=[source], max_bytes=4, timeout=TIMEOUT, tag=1) == b"blob"
+
+    @staticmethod
+    async def _all_members(endpoints: Sequence[Transport], *, with_self: bool = False) -> None:
+        for endpoint in endpoints:
+            await endpoint.set_peers({other.peer_id: other.address for other in endpoints if with_self or other is not endpoint})
+
+    @staticmethod
+    async def _nothing_more(endpoints: Sequence[Transport]) -> None:
+        """Check that no message is ready to be read. It does not wait for later messages."""
+        for endpoint in endpoints:
+            with anyio.move_on_after(0.05):
+                incoming = await endpoint.receive()
+                pytest.fail(f"a message too many: {incoming.message!r}")

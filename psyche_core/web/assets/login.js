@@ -1,0 +1,20 @@
+// Shows the server a token, in a header; a link may carry it behind #, which browsers do not send to servers.
+
+import { $ } from "./common.js";
+
+async function show(token) {
+  const answer = await fetch("api/login", { headers: { Authorization: `Bearer ${token}` } }).catch(() => null);
+  if (answer?.ok) location.replace("./");
+  else $("answer").textContent = answer ? "This token opens no run here." : "The server does not answer; try again.";
+}
+
+$("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  show($("token").value.trim());
+});
+
+const given = new URLSearchParams(location.hash.slice(1)).get("token");
+if (given) {
+  history.replaceState(null, "", location.pathname);
+  show(given);
+}

@@ -1,0 +1,57 @@
+"""Whole runs of members at home: `psyche server run --with-relay` on a public host, each client behind a router of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from live_run import LiveRun, StartRun
+from psyche_core.telemetry.events import PeerPaths, RelayStarted, Resynced, StepTrained
+from psyche_core.wire.signing import SecretKey
+from tests.nat.lab import Host, Lab
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def newest_paths(run: LiveRun, name: str) -> dict[str, str]:
+    """First digits of each member's key -> how it is reached, as a client told last."""
+    told = run.told(name, PeerPaths)
+    return {each.peer: each.path for each in told[-1].peers} if told else {}
+
+
+def name_of(run: LiveRun, name: str) -> str:
+    """The first digits of a client's key."""
+    return SecretKey.load(run.folder / f"{name}.key").public.hex()[:8]
+
+
+def start(run: LiveRun, host: Host) -> None:
+    """Start a client on a host."""
+    run.start_client(host.name, inside=host.space.command())
+
+
+@pytest.mark.slow
+def test_members_behind_routers_of_their_own_train_one_model_and_a_late_one_gets_it(lab: Lab, live_run: StartRun) -> None:
+    """One of three leaves for good, so the second epoch waits for the late one, which no other member reaches directly."""
+    run = live_run(
+        server=("--with-relay",),
+        inside=lab.relay.space.command(),
+        host=lab.relay.address,
+        total_steps=80,
+        rounds_per_epoch=40,
+        max_round_train_time=15,
+    )
+    (offered,) = run.wait(lambda: run.told("server", RelayStarted), seconds=30)
+    assert offered.url == f"http://{lab.relay.address}:3340/"
+    homes = [lab.behind(kind, kind) for kind in ("port", "full", "sym")]
+    for home in homes:
+        start(run, home)
+    for home in homes:
+        run.wait_for_steps(home.name, 2)
+    run.wait(lambda: newest_paths(run, "port").get(name_of(run, "full")) == "direct", seconds=60)
+    assert newest_paths(run, "port")[name_of(run, "sym")] == "relayed"
+    run.kill("full")
+    start(run, lab.behind("sym", "late"))
+    run.wait_for_end()
+    run.assert_kept_its_promises(steps=80, finishers=("port", "sym", "late"))
+    assert run.told("late", Resynced)
+    assert run.told("late", StepTrained)
+    assert set(newest_paths(run, "late").values()) == {"relayed"}

@@ -1,0 +1,274 @@
+"""What becomes of events: curves, members, epochs, and documents for pages."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psyche_core.coordinator.state import Account, Client, Epoch
+from psyche_core.observer.documents import head, losses_document, member_document, outline, run_document
+from psyche_core.observer.members import MAX_SPANS
+from psyche_core.observer.roster import MAX_MEMBERS
+from psyche_core.observer.run_view import RunView
+from psyche_core.telemetry import events as told
+from psyche_core.testing.backend import small_state
+from psyche_core.types import ClientState, NodeIdentity, RunState
+
+IDS = {"client-1": "a1" * 32, "client-2": "b2" * 32, "client-3": "c3" * 32}
+
+
+def begun(**more: Any) -> RunView:
+    view = RunView(**more)
+    view.handle("server", 0.0, told.Started("server", "ff" * 32, "first-light", "127.0.0.1:1", 100))
+    for name, id_ in IDS.items():
+        view.handle(name, 1.0, told.Started("client", id_, "first-light", "127.0.0.1:1"))
+    return view
+
+
+def train(view: RunView, name: str, step: int, loss: float, *, epoch: int = 0, tokens: int = 10) -> None:
+    view.handle(name, 10.0 + step, told.StepTrained(epoch, step, loss, tokens, 1.0, 100))
+
+
+def states(view: RunView) -> dict[str, str]:
+    return {member.key: member.state for member in view.roster}
+
+
+def test_the_loss_is_that_of_all_members_by_their_tokens() -> None:
+    view = begun()
+    train(view, "client-1", 1, 2.0, tokens=30)
+    train(view, "client-2", 1, 4.0, tokens=10)
+    document = run_document(view)
+    assert document["series"]["loss"]["rows"] == [[1, 2.5, 2.0, 4.0, 40, 11.0]]
+    assert document["head"]["loss"] == 2.5
+    assert document["head"]["tokens"] == 40
+    assert document["head"]["total_steps"] == 100
+    assert [each["rows"] for each in losses_document(view)["members"]] == [[[1, 2.0]], [[1, 4.0]]]
+
+
+def test_the_outline_has_few_points_and_the_curves_shape() -> None:
+    view = begun()
+    assert outline(view) == []
+    for step in range(1, 1001):
+        train(view, "client-1", step, 10.0 - step / 200)
+    shape = outline(view)
+    assert len(shape) == 60
+    assert shape == sorted(shape, reverse=True)
+    assert [shape[0], shape[-1]] == pytest.approx([9.96, 5.04], abs=0.05)
+
+
+def test_members_stand_where_their_events_say() -> None:
+    view = begun()
+    view.handle("client-1", 2.0, told.Joined("first-light"))
+    train(view, "client-2", 1, 3.0)
+    view.handle("client-3", 3.0, told.Dropped(0, 4, "silent", returns=True))
+    assert states(view) == {"client-1": "joined", "client-2": "healthy", "client-3": "dropped"}
+    train(view, "client-3", 2, 3.0)
+    assert states(view)["client-3"] == "dropped", "it finishes what it had begun"
+    view.handle("client-3", 20.0, told.CameBack(0))
+    view.handle("client-2", 21.0, told.Ended("the run finished", success=True))
+    view.handle("client-1", 21.0, told.Ended("no memory", success=False))
+    assert states(view) == {"client-1": "failed", "client-2": "finished", "client-3": "healthy"}
+    page = member_document(view, "client-1")
+    assert page is not None
+    assert [span[1:] for span in page["member"]["spans"]] == [["starting", ""], ["joined", ""], ["failed", "no memory"]]
+
+
+def test_the_server_says_who_was_ejected_and_that_lasts() -> None:
+    view = begun()
+    train(view, "client-1", 1, 3.0)
+    view.handle("server", 12.0, told.MemberExited(0, "a1a1a1a1", "ejected"))
+    train(view, "client-1", 2, 3.0)
+    view.handle("client-1", 13.0, told.Ended("the coordinator ejected this client", success=False))
+    assert states(view)["client-1"] == "ejected"
+    assert len(view.roster) == 3, "the first digits are enough to know it"
+
+
+def test_who_was_dropped_takes_part_again_in_the_next_epoch() -> None:
+    view = begun()
+    train(view, "client-1", 1, 3.0)
+    view.handle("server", 12.0, told.MemberExited(0, "a1a1a1a1", "late"))
+    train(view, "client-1", 5, 3.0, epoch=1)
+    assert states(view)["client-1"] == "healthy"
+
+
+def test_a_member_is_one_whether_its_file_or_the_server_is_heard_first() -> None:
+    view = RunView()
+    view.handle("server", 0.0, told.Started("server", "ff" * 32, "first-light", "x"))
+    view.handle("server", 1.0, told.RewardPaid("a1a1a1a1", 70))
+    view.handle("client-1", 2.0, told.Started("client", IDS["client-1"], "first-light", "x"))
+    train(view, "client-1", 1, 3.0)
+    (member,) = view.roster
+    assert (member.id, member.paid, member.name, member.step) == (IDS["client-1"], 70, "client-1", 1)
+
+    other = RunView()
+    train(other, "client-1", 1, 3.0)  # an old file, whose beginning is gone
+    other.handle("server", 1.0, told.RewardPaid("a1a1a1a1", 70))
+    other.handle("client-1", 30.0, told.Started("client", IDS["client-1"], "first-light", "x"))
+    (member,) = other.roster
+    assert (member.key, member.paid, member.step) == ("client-1", 70, 1)
+
+
+def test_a_coordinators_states_are_enough_for_members_and_points() -> None:
+    view = RunView()
+    members = [NodeIdentity(bytes([n]) * 32, bytes([n]) * 32) for n in (1, 2, 3)]
+    before = small_state(clients=3)
+    epoch = Epoch(clients=(Client(members[0]), Client(members[1], ClientState.Ejected), Client(members[2], ClientState.Dropped)))
+    state = replace(before, run_state=RunState.RoundTrain, epoch=epoch, pending=(), accounts=(Account(members[0].signer, 9, 1),))
+    view.follow(5.0, state)
+    assert [member.state for member in view.roster] == ["healthy", "ejected", "dropped"]
+    assert next(iter(view.roster)).earned == 9
+    assert head(view)["total_steps"] == state.config.total_steps
+    view.follow(9.0, replace(state, epoch=replace(epoch, clients=(Client(members[0]),))))
+    assert [member.state for member in view.roster] == ["healthy", "ejected", "left"]
+    view.follow(10.0, replace(state, run_state=RunState.Finished))
+    assert head(view)["ended"]["success"]
+
+
+def test_what_witnesses_report_is_a_curve_and_a_lie_does_not_bend_it() -> None:
+    view = begun()
+    for step in range(1, 20):
+        view.handle("server", float(step), told.PhaseChanged("RoundTrain", 0, step, 3))
+        view.handle("server", float(step), told.WitnessReported("a1a1a1a1", step, 3.0, 50.0, 10.0))
+    for step, loss in ((2**31, 3.0), (19, 1e30), (19, math.nan), (19, -1.0)):
+        view.handle("server", 20.0, told.WitnessReported("b2b2b2b2", step, loss, 1e300, math.inf))
+    document = run_document(view)
+    assert [row[1] for row in document["series"]["loss"]["rows"]] == [3.0] * 19
+    assert document["head"]["reported"]
+    assert document["head"]["tokens_per_second"] == 50
+    json.dumps(document, allow_nan=False)
+
+
+def test_going_back_cuts_the_curves() -> None:
+    view = begun()
+    for step in range(1, 10):
+        train(view, "client-1", step, 3.0)
+    view.handle("server", 30.0, told.WentBack(9, 4, from_checkpoint=True))
+    assert [row[0] for row in run_document(view)["series"]["loss"]["rows"]] == [1, 2, 3, 4]
+    assert run_document(view, since=view.version - 1)["series"]["loss"]["reset"]
+
+
+def test_traffic_is_summed_over_members_and_their_processes() -> None:
+    view = begun()
+    view.handle("client-1", 2.0, told.NetworkTotals(100, 10, 2))
+    view.handle("client-2", 2.0, told.NetworkTotals(50, 5, 2))
+    view.handle("client-1", 3.0, told.Started("client", IDS["client-1"], "first-light", "x"))
+    view.handle("client-1", 4.0, told.NetworkTotals(7, 1, 2))
+    assert (head(view)["sent"], head(view)["received"]) == (157, 16)
+    assert [row[3] for row in run_document(view)["series"]["sent"]["rows"]] == [150, 157]
+
+
+def test_an_epochs_end_says_how_many_replicas_are_equal() -> None:
+    view = begun()
+    view.handle("server", 5.0, told.PhaseChanged("RoundTrain", 0, 1, 3))
+    view.handle("server", 6.0, told.EpochSigned(4, "d1" * 32))
+    for name, digest in zip(IDS, ("d1", "d1", "e2"), strict=True):
+        view.handle(name, 7.0, told.EpochDigest(0, 4, digest * 32))
+    (epoch,) = run_document(view)["epochs"]
+    assert (epoch["first"], epoch["last"], epoch["digests"], epoch["digest"]) == (1, 4, [2, 1], "d1" * 8)
+    assert epoch["signed"]
+
+
+def test_memory_is_bounded_however_long_the_run_is() -> None:
+    view = begun()
+    for step in range(20_000):
+        train(view, "client-1", step, 3.0)
+        if step % 10 == 0:
+            view.handle("client-1", 10.0 + step, told.Dropped(step, 1, "late", returns=True))
+    for n in range(MAX_MEMBERS + 100):
+        view.handle(f"guest-{n}", 1.0, told.Joined("first-light"))
+    document = run_document(view)
+    assert len(view.roster) == MAX_MEMBERS
+    assert len(document["series"]["loss"]["rows"]) <= 4096
+    assert all(len(member["spans"]) <= MAX_SPANS for member in document["members"])
+    assert len(document["news"]) <= 300
+
+
+EVENTS = st.one_of(
+    st.builds(
+        told.StepTrained, st.integers(0, 3), st.integers(0, 300), st.floats(), st.integers(-5, 99), st.floats(), st.integers()
+    ),
+    st.builds(told.StepApplied, st.integers(0, 3), st.integers(0, 300), st.integers(-1, 9), st.integers(-1, 9), st.floats()),
+    st.builds(
+        told.Started,
+        st.sampled_from(["client", "server"]),
+        st.sampled_from(["a1b2c3d4e5f6", "12345678", "", "x"]),
+        st.text(max_size=9),
+        st.text(max_size=9),
+    ),
+    st.builds(
+        told.MemberExited, st.integers(0, 3), st.sampled_from(["", "a1b2c3d4", "a1b2c3d4e5", "12345678"]), st.text(max_size=9)
+    ),
+    st.builds(told.Dropped, st.integers(0, 3), st.integers(0, 9), st.text(max_size=9), st.booleans()),
+    st.builds(told.NetworkTotals, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 9)),
+    st.builds(told.EpochDigest, st.integers(0, 3), st.integers(0, 300), st.text(max_size=70)),
+    st.builds(told.PhaseChanged, st.text(max_size=9), st.integers(0, 3), st.integers(0, 300), st.integers(0, 9)),
+    st.builds(told.RewardPaid, st.sampled_from(["", "a1b2c3d4", "12345678"]), st.integers(0, 2**64 - 1)),
+    st.builds(told.WentBack, st.integers(0, 300), st.integers(0, 300), st.booleans()),
+    st.builds(told.Ended, st.text(max_size=20), st.booleans()),
+    st.builds(told.Problem, st.text(max_size=9), st.text(max_size=20)),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    events=st.lists(st.tuples(st.sampled_from(["server", "client-1", "client-2", ""]), st.floats(0, 1e10), EVENTS), max_size=20),
+    data=st.data(),
+)
+def test_whatever_is_told_is_a_document_and_increments_add_up_to_it(
+    events: list[tuple[str, float, told.Event]], data: st.DataObject
+) -> None:
+    view = RunView()
+    seen = 0
+    members: dict[str, Any] = {}
+    rows: dict[int, list[Any]] = {}
+    for source, time, event in events:
+        view.handle(source, time, event)
+        if data.draw(st.booleans()):
+            document = json.loads(json.dumps(run_document(view, since=seen), allow_nan=False))
+            if document["series"]["loss"]["reset"]:
+                rows.clear()
+            rows.update({row[0]: row for row in document["series"]["loss"]["rows"]})
+            members.update({member["key"]: member for member in document["members"]})
+            members = {key: members[key] for key in document.get("keys", members)}
+            seen = document["version"]
+    document = json.loads(json.dumps(run_document(view, since=seen), allow_nan=False))
+    if document["series"]["loss"]["reset"]:
+        rows.clear()
+    rows.update({row[0]: row for row in document["series"]["loss"]["rows"]})
+    members.update({member["key"]: member for member in document["members"]})
+    members = {key: members[key] for key in document.get("keys", members)}
+    whole = json.loads(json.dumps(run_document(view), allow_nan=False))
+    assert sorted(rows.values()) == sorted(whole["series"]["loss"]["rows"]) if rows else not whole["series"]["loss"]["rows"]
+    assert members == {member["key"]: member for member in whole["members"]}
+
+
+def test_text_of_others_is_printable_and_short() -> None:
+    view = RunView()
+    view.handle("\x1b[31mevil\u202e" + "x" * 100, 1.0, told.Started("client", "<b>" * 50, "<script>alert(1)</script>\n", "x"))
+    text = json.dumps(run_document(view), ensure_ascii=False)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert all(len(member["label"]) <= 64 and len(member["id"]) <= 64 for member in run_document(view)["members"])
+
+
+def test_a_server_is_no_member_whatever_it_tells_first() -> None:
+    view = RunView()
+    view.handle("server", 0.0, told.TokenFiles("data", 0, 3, 0, 0.0))
+    view.handle("server", 1.0, told.Started("server", "ff" * 32, "first-light", "x"))
+    view.handle("server", 2.0, told.Problem("warning", "a disk is full"))
+    assert len(view.roster) == 0
+
+
+def test_no_such_member_is_none() -> None:
+    assert member_document(begun(), "nobody") is None
+
+
+@pytest.mark.parametrize("since", [0, 2])
+def test_a_document_says_what_it_starts_from(since: int) -> None:
+    assert run_document(begun(), since=since)["since"] == since
