@@ -265,6 +265,13 @@ def test_a_failure_of_the_honest_run_beside_a_liar_comes_back_from_another_proce
     assert (str(read), read.script, read.time) == (str(failure), script, 1.5)
 
 
+def test_a_member_whose_result_only_some_witnesses_saw_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this run a slow member was dropped for one such result, which the test above shows."""
+    monkeypatch.setattr("psyche_core.simulator.world.MUCH_SLOWER", 2.0)
+    result = run_script(without_faults(generate(700199)))
+    assert result.failure is None, str(result.failure)
+
+
 @pytest.mark.usefixtures("dropped_at_once")
 def test_who_is_much_slower_than_all_others_is_left_behind_and_that_is_no_failure() -> None:
     script = without_faults(generate(700199))
