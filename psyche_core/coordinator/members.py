@@ -19,7 +19,7 @@ from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.committee import is_witness, witness_slots
 from psyche_core.coordinator.round.missed_duties import WAITED_MISSES
 from psyche_core.coordinator.round.rounds import active_round
-from psyche_core.coordinator.round.witness import accepted_slots, quorum
+from psyche_core.coordinator.round.witness import accepted_slots, divided_slots, quorum
 from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, Client, CoordinatorState, Round
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import MAX_CLIENTS, ClientState, RunState
@@ -117,11 +117,13 @@ def returned(state: CoordinatorState, slot: int) -> Outcome:
 
 
 def health_check(state: CoordinatorState, command: HealthCheck, now: int) -> Outcome:
-    """Drop slots whose share was not seen by a quorum.
+    """Drop slots whose share was seen by less than half of the witnesses.
 
-    The decision uses the statements of the previous round, which are about the round before it. Only the elected witnesses of the
-    previous round may report (F8). If any reported slot was seen, the whole report is rejected. A reported slot that was absent
-    and has returned since is not dropped. Raises CoordinatorError (Halted, InvalidRunState, NoActiveRound, InvalidHealthCheck).
+    Slots that at least half saw, but no quorum, may be reported too, but are not dropped: `rounds` counts a missed duty for each
+    (F16). The decision uses the statements of the previous round, which are about the round before it. Only the elected witnesses
+    of the previous round may report (F8). If any reported slot was seen, the whole report is rejected. A reported slot that was
+    absent and has returned since is not dropped. Raises CoordinatorError (Halted, InvalidRunState, NoActiveRound,
+    InvalidHealthCheck).
     """
     if state.run_state.halted:
         raise CoordinatorError("Halted", f"the run is {state.run_state.name}")
@@ -149,7 +151,7 @@ def health_check(state: CoordinatorState, command: HealthCheck, now: int) -> Out
         raise CoordinatorError("InvalidHealthCheck", got)
 
     forgiven = {slot for slot in command.slots if _came_back_since(state.epoch.clients[slot], judged)}
-    return exited(state, set(command.slots) - forgiven, ClientState.Dropped, now)
+    return exited(state, set(command.slots) - forgiven - divided_slots(state, judged), ClientState.Dropped, now)
 
 
 def _came_back_since(client: Client, judged: Round) -> bool:

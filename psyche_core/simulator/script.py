@@ -43,6 +43,7 @@ SLOWING_LIES = (
     "selective-finished",
     "late-finished",
     "just-in-time",
+    "late-statement",
     "idle-joiners",
 )
 """Lies that cost the others time."""

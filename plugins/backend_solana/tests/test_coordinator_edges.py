@@ -262,3 +262,69 @@ def test_no_time_is_due_at_once(chain: CoordinatorSvm, late: int) -> None:
     epoch = replace(largest.state.epoch, ready=tuple(range(200)), unplayed=True)
     state = replace(largest.state, run_state=RunState.Warmup, config=config, epoch=epoch, since=NOW - late)
     assert check(chain, state, commands.Tick()) == (None if late else "NothingDue")
+
+
+@pytest.mark.parametrize("mean", [0, 4, 5, 20])
+@pytest.mark.parametrize("seconds", [-1, 0, 1, 2, 4, 5, 10, 11])
+def test_what_is_late(chain: CoordinatorSvm, largest: Largest, mean: int, seconds: int) -> None:
+    """The witness phase began so many seconds ago, in a round that is the eighth of its epoch."""
+    state = largest.playing(10, RunState.RoundWitness)
+    state = replace(state, since=NOW - seconds, epoch=replace(state.epoch, start_time=NOW - 8 * mean))
+    said = largest.next_witness(state)
+    assert isinstance(said, commands.Witness)
+    assert check(chain, with_client(state, said.statement.index, missed=20), said) is None
+
+
+@pytest.mark.parametrize("missed", [0, 47, 48, 61, 62, 63, 64, 80, 255])
+@pytest.mark.parametrize("seconds", [0, 1, 4])
+@pytest.mark.parametrize("rejoins", [0, 1])
+def test_what_lateness_adds(chain: CoordinatorSvm, largest: Largest, missed: int, seconds: int, rejoins: int) -> None:
+    state = replace(largest.playing(10, RunState.RoundWitness), since=NOW - seconds)
+    said = largest.next_witness(state)
+    assert isinstance(said, commands.Witness)
+    height = state.epoch.rounds[-1].height
+    state = with_client(state, said.statement.index, missed=missed, rejoins=rejoins, exited_height=height)
+    assert check(chain, state, said) is None
+
+
+def seen_by_all_numbers(largest: Largest, state: CoordinatorState, place: int) -> CoordinatorState:
+    """Of the round at this place, of each 33 results nobody saw the first, one witness the second, and all 32 the last."""
+    judged, judging = state.epoch.rounds[place], state.epoch.rounds[place + 1]
+    given = sorted(shares(state, judged))
+    said = tuple(
+        largest.statement(statement.index, judging, seen=[slot for order, slot in enumerate(given) if number < order % 33])
+        for number, statement in enumerate(judging.statements)
+    )
+    rounds = list(state.epoch.rounds)
+    rounds[place + 1] = replace(judging, statements=said)
+    return replace(state, epoch=replace(state.epoch, rounds=tuple(rounds)))
+
+
+@pytest.mark.parametrize("statements", [32, 31, 22, 21, 16])
+@pytest.mark.parametrize("missed", [0, 63, 64, 127])
+def test_results_that_divide_the_witnesses(chain: CoordinatorSvm, largest: Largest, statements: int, missed: int) -> None:
+    """Half of the witnesses, 16, saw some, but not the quorum of 22. Some trainers left, were absent or sent two results."""
+    state = seen_by_all_numbers(largest, largest.playing(statements, RunState.RoundWitness), 2)
+    judged = state.epoch.rounds[2]
+    height = judged.height
+    divided = [slot for order, slot in enumerate(sorted(shares(state, judged))) if order % 33 in range(16, 22)]
+    state = with_client(state, divided[0], state=ClientState.Withdrawn)
+    for slot in divided[1:]:
+        state = with_client(state, slot, missed=missed)
+    for slot, exited in zip(divided[1:4], (height - 1, height, height + 1), strict=True):
+        state = with_client(state, slot, rejoins=1, exited_height=exited)
+    rounds = state.epoch.rounds
+    rounds = (*rounds[:2], replace(judged, voided=(divided[4],)), rounds[3])
+    assert check(chain, replace(state, epoch=replace(state.epoch, rounds=rounds)), commands.Tick()) is None
+
+
+@pytest.mark.parametrize("statements", [32, 22])
+def test_who_is_reported_though_half_saw_its_result(chain: CoordinatorSvm, largest: Largest, statements: int) -> None:
+    """Those that half of the witnesses saw stay, the others go."""
+    state = largest.playing(0)
+    judging = state.epoch.rounds[2]
+    rounds = (*state.epoch.rounds[:2], replace(judging, statements=judging.statements[:statements]), state.epoch.rounds[3])
+    state = seen_by_all_numbers(largest, replace(state, epoch=replace(state.epoch, rounds=rounds)), 1)
+    unseen = [slot for order, slot in enumerate(sorted(shares(state, state.epoch.rounds[1]))) if order % 33 < 22]
+    report = commands.HealthCheck(member(witness_slots(state, judging)[0]), tuple(unseen))
+    assert check(chain, state, report) is None

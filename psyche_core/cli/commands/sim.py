@@ -39,7 +39,7 @@ Kinds of faults:
             old-signatures
   slow down silent-witness never-states all-ones empty-statements
             never-finished selective-finished late-finished just-in-time
-            idle-joiners"""
+            late-statement idle-joiners"""
 
 
 @click.command(

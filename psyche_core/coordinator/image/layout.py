@@ -243,7 +243,7 @@ CLIENT = Record(
         ("accepted_rounds", U32, "in this epoch"),
         ("state", CLIENT_STATE, "health"),
         ("rejoins", U8, "how often it came back in this epoch"),
-        ("missed", U8, "duties as a witness missed in this epoch"),
+        ("missed", U8, "score of missed duties"),
         _padding(1),
         ("end_digest", Bytes(32), "full digest of its masters at this epoch's end, zero before it said so"),
     ],

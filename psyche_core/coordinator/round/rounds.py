@@ -14,7 +14,13 @@ from psyche_core.coordinator.commands import CooldownStarted, Event, Outcome, Ro
 from psyche_core.coordinator.phases import due, entered
 from psyche_core.coordinator.round.assignment import shares, unaccepted
 from psyche_core.coordinator.round.committee import witness_slots
-from psyche_core.coordinator.round.missed_duties import WAITED_MISSES, dropped_for_missing, silent_witnesses, with_missed_duties
+from psyche_core.coordinator.round.missed_duties import (
+    WAITED_MISSES,
+    dropped_for_missing,
+    silent_witnesses,
+    unseen_by_some,
+    with_missed_duties,
+)
 from psyche_core.coordinator.round.requeue import added, merged, taken
 from psyche_core.coordinator.round.schedule import batch_size
 from psyche_core.coordinator.round.witness import accepted_slots, quorum
@@ -111,6 +117,8 @@ def finish_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     silent = silent_witnesses(state, current)
     state = with_missed_duties(state, silent)
     state, events = _settled(state, before, unpaid=silent) if before is not None else (state, ())
+    if before is not None:
+        state = with_missed_duties(state, unseen_by_some(state, before))
     state, dropped = dropped_for_missing(state, now)
     events = (*events, *dropped)
     if not state.healthy_slots or not current.statements:

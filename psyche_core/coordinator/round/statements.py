@@ -14,7 +14,7 @@ from psyche_core.coordinator.members import returned
 from psyche_core.coordinator.phases import entered
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.committee import witness_slots
-from psyche_core.coordinator.round.missed_duties import STATED, WAITED_MISSES, with_missed
+from psyche_core.coordinator.round.missed_duties import WAITED_MISSES, with_missed, with_statement
 from psyche_core.coordinator.round.rounds import active_round, everybody_stated, finish_round
 from psyche_core.coordinator.round.witness import BLOOM_BYTES, quorum
 from psyche_core.coordinator.state import CoordinatorState, Round
@@ -74,7 +74,7 @@ def witness(state: CoordinatorState, command: Witness, now: int, *, seed: int) -
 
     stored = replace(current, statements=(*current.statements, statement))
     state = replace(state, epoch=replace(state.epoch, rounds=(*state.epoch.rounds[:-1], stored)))
-    state = with_missed(state, statement.index, -STATED)
+    state = with_statement(state, statement.index, now)
     if state.run_state is RunState.RoundTrain and len(stored.statements) >= quorum(len(elected)):
         state = entered(state, RunState.RoundWitness, now)
     if state.run_state is RunState.RoundWitness and everybody_stated(state):

@@ -52,6 +52,25 @@ def accepted_slots(state: CoordinatorState, round_: Round, *, without: int | Non
     return frozenset([slot for slot in shares(state, round_) if seen >> slot & 1 and slot not in round_.voided])
 
 
+def divided_slots(state: CoordinatorState, round_: Round) -> frozenset[int]:
+    """Return the slots whose result of `round_` at least half of the next round's elected witnesses saw, but no quorum.
+
+    Liars and a member on a slow line can do that to an honest trainer. Of a trainer that gave nothing only liars say that they
+    saw something, and they are less than half. Empty while less than a quorum has stated: silence judges nobody.
+    """
+    attesting = state.round_at(round_.height + 1)
+    if attesting is None:
+        return frozenset()
+
+    elected = len(witness_slots(state, attesting))
+    if not attesting.statements or len(attesting.statements) < quorum(elected):
+        return frozenset()
+
+    seen = _seen_by(-(-elected // 2), [statement.participants for statement in attesting.statements])
+    decided = accepted_slots(state, round_).union(round_.voided)
+    return frozenset([slot for slot in shares(state, round_) if seen >> slot & 1 and slot not in decided])
+
+
 def _seen_by(needed: int, bitmaps: Sequence[bytes]) -> int:
     """Return the bits (slots) that are set in at least `needed` of the bitmaps. All bits are counted in parallel."""
     if not bitmaps:

@@ -124,7 +124,7 @@ class Lies:
                     self._count(kind)
                     command = replace(command, digest=self._false_digest(chance))
                 case _ if is_slowing(kind):
-                    changed = self._slowing.changed(kind, command)
+                    changed = self._slowing.changed(node, kind, command)
                     if changed is None:
                         return
                     command = changed

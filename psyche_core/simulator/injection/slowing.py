@@ -24,6 +24,12 @@ JUST_IN_TIME = 0.85
 LATE = 0.95
 """The same for a late Finished."""
 
+LAST_MOMENT = 0.2
+"""Seconds before the end of RoundWitness in which a late statement is sent."""
+
+LOOK_EVERY = 0.2
+"""Seconds after which a member with a late statement looks again whether RoundWitness has begun."""
+
 IDLE_EVERY = 1.5
 """Seconds between two joins of an idle key."""
 
@@ -67,9 +73,13 @@ class Slowing:
         self._counts[kind] += 1
         return True
 
-    def changed(self, kind: str, command: Command) -> Command | None:
-        """The command to send instead; None sends nothing."""
+    def changed(self, node: Node, kind: str, command: Command) -> Command | None:
+        """The command to send instead; None sends nothing, at least not now."""
         match kind, command:
+            case "late-statement", Witness():
+                self._counts[kind] += 1
+                self._state_late(node, node.life, command)
+                return None
             case "silent-witness" | "never-states" | "selective-finished", Witness() | HealthCheck():
                 self._counts[kind] += 1
                 return None
@@ -88,6 +98,22 @@ class Slowing:
         waited = self._clock.now - (state.since - EPOCH_OF_TIME) if state.run_state is RunState.RoundTrain else 0.0
         wait = share * state.config.max_round_train_time - waited
         self._clock.after(max(wait, 0.0), self._say, node, node.life, message, tag)
+
+    def _state_late(self, node: Node, life: int, command: Witness) -> None:
+        """Send a statement in the last moment of its round's RoundWitness."""
+        state, said = self._server.state, command.statement
+        current = state.current_round
+        if node.life != life or not node.running or self._server.finished or current is None:
+            return
+        if (state.progress.epoch, current.height) != (said.epoch, said.height):
+            return
+
+        if state.run_state is RunState.RoundWitness:
+            began = state.since - EPOCH_OF_TIME
+            end = began + state.config.round_witness_time + 1 - LAST_MOMENT
+            self._clock.after(max(end - self._clock.now, 0.0), self._server.ask, node, command)
+        else:
+            self._clock.after(LOOK_EVERY, self._state_late, node, life, command)
 
     def _say_to_few(self, node: Node, message: Message, tag: int) -> None:
         """Send a message to two or three members, different ones each time; the rest get it from them."""

@@ -273,13 +273,14 @@ class Play:
         return Witness(sender=self.state.epoch.clients[slot].id, statement=replace(fields, **changes))
 
     def play_round(self, *, seen: Iterable[int] | None = None, digest: bytes = bytes(32)) -> list[Event]:
-        """All healthy elected witnesses of the current round state; the events from the first statement to the next round."""
+        """All healthy elected witnesses of the current round state, a second later and all at once; the events of that."""
         height, events = self.round.height, []
+        self.now += 1
         stated = {statement.index for statement in self.round.statements}
         for slot in sorted(set(self.elected) & set(self.state.healthy_slots) - stated):
             if self.state.run_state not in (RunState.RoundTrain, RunState.RoundWitness) or self.round.height != height:
                 break
-            events += self.do(self.statement(slot, seen=seen, model_digest=digest), after=1)
+            events += self.do(self.statement(slot, seen=seen, model_digest=digest))
         return events
 
     def signed(self, slot: int, height: int, payload: str, **changes: Any) -> SignedResult:

@@ -1,4 +1,7 @@
-"""Witnesses that do not state (F16): counted, not paid, then not waited for, then dropped; forgiven by statements."""
+"""Missed duties (F16): counted, then not waited for, then dropped; forgiven by statements that come in time.
+
+Of witnesses that do not state or state late, and of trainers whose result divided the witnesses.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from psyche_core.coordinator.commands import ClientsExited, Event, RoundSettled, RoundStarted, StatementVoided
+from psyche_core.coordinator.commands import ClientsExited, Event, HealthCheck, RoundSettled, RoundStarted, StatementVoided
 from psyche_core.types import ClientState, bitmap
 
 STRANGERS = bitmap([77])
@@ -28,7 +31,7 @@ def others_state(run: Any, *silent: int) -> list[Event]:
     height, events = run.round.height, []
     for slot in run.elected:
         if slot not in silent and run.phase in ("RoundTrain", "RoundWitness") and run.round.height == height:
-            events += run.do(run.statement(slot), after=1)
+            events += run.do(run.statement(slot))
     return events
 
 
@@ -274,3 +277,187 @@ def test_who_makes_void_statements_again_is_dropped_with_the_round(play: Any, vo
     events = others_state(run, 3)
     assert ClientsExited(epoch=0, slots=(3,)) in events
     assert run.round.slots == (0, 1, 2)
+
+
+# ---------------------------------------------------------------- late statements
+
+
+def late_round(run: Any, *, late: int, slot: int = 3) -> list[Event]:
+    """A round in which all others state at once, and this slot `late` seconds after RoundWitness began."""
+    for other in run.elected:
+        if other != slot:
+            run.do(run.statement(other))
+    assert run.phase == "RoundWitness"
+    return list(run.do(run.statement(slot), after=late))
+
+
+@pytest.mark.parametrize(("late", "score"), [(0, 9), (1, 12), (2, 26), (11, 26)])
+def test_a_late_statement_adds_to_the_score(play: Any, late: int, score: int) -> None:
+    """One whole second may be a fraction of a second; two are more than one for certain."""
+    run = play(4)
+    run.play_round()
+    set_missed(run, 10)
+    late_round(run, late=late)
+    assert missed(run) == score
+
+
+def test_a_statement_that_the_training_waits_for_is_not_late(play: Any) -> None:
+    run = play(4)
+    set_missed(run, 10)
+    run.do(run.statement(3), after=25)
+    assert missed(run) == 9
+
+
+def test_a_late_statement_counts_and_its_sender_is_paid(play: Any) -> None:
+    run = play(4)
+    run.play_round()
+    events = late_round(run, late=5)
+    (settled,) = [event for event in events if isinstance(event, RoundSettled)]
+    assert settled.accepted == (0, 1, 2, 3)
+    assert [client.accepted_rounds for client in run.state.epoch.clients] == [1, 1, 1, 1]
+    assert run.state.round_at(1).statements[-1].index == 3
+
+
+def test_who_is_always_late_is_left_behind_and_not_dropped(play: Any) -> None:
+    run = play(4)
+    for score in (16, 32, 48, 80):
+        late_round(run, late=5)
+        assert missed(run) == score
+    height = run.round.height
+    for other in range(3):
+        run.do(run.statement(other))
+    assert (run.round.height, missed(run)) == (height + 1, 82)
+
+
+def test_a_late_statement_of_who_is_not_waited_for_changes_nothing(play: Any) -> None:
+    """Another one is waited for still, so the round goes on."""
+    run = play(5)
+    set_missed(run, 100)
+    for other in range(2):
+        run.do(run.statement(other))
+    run.tick(after=30)
+    run.do(run.statement(3), after=10)
+    assert (run.phase, missed(run)) == ("RoundWitness", 100)
+
+
+@pytest.mark.parametrize(("score", "left"), [(47, 63), (48, 80), (63, 80)])
+def test_lateness_raises_the_score_to_eighty_at_most(play: Any, score: int, left: int) -> None:
+    run = play(4)
+    set_missed(run, score)
+    late_round(run, late=2)
+    assert missed(run) == left
+
+
+def test_statements_in_time_bring_back_the_waiting_after_lateness(play: Any) -> None:
+    run = play(4)
+    set_missed(run, 80)
+    rounds = 0
+    while missed(run) >= 64:
+        run.do(run.statement(3))
+        others_state(run, 3)
+        rounds += 1
+    assert rounds == 17
+
+
+@pytest.mark.parametrize(("late", "added"), [(4, -1), (5, 2), (10, 2), (11, 16)])
+def test_what_counts_as_late_grows_with_the_rounds(play: Any, late: int, added: int) -> None:
+    """In rounds of 20 s, 4 s are in time and 10 s are not very late."""
+    run = play(4, max_round_train_time=100, round_witness_time=20)
+    set_missed(run, 10)
+    run.now = run.state.epoch.start_time + 20 - late
+    late_round(run, late=late)
+    assert missed(run) == 10 + added
+
+
+def test_a_clock_that_went_back_makes_nobody_late(play: Any) -> None:
+    run = play(4)
+    set_missed(run, 10)
+    for other in range(3):
+        run.do(run.statement(other), after=1)
+    run.now = run.state.epoch.start_time - 50
+    run.do(run.statement(3))
+    assert missed(run) == 9
+
+
+def test_who_came_back_in_the_round_is_not_late(play: Any) -> None:
+    run = play(4)
+    run.play_round()
+    run.withdraw(3)
+    for other in range(2):
+        run.do(run.statement(other))
+    run.come_back(3)
+    set_missed(run, 10)
+    run.do(run.statement(2))
+    assert run.phase == "RoundWitness"
+    run.do(run.statement(3), after=5)
+    assert missed(run) == 9
+
+
+# ---------------------------------------------------------------- results that divide the witnesses
+
+
+def divided_round(run: Any, *, seen_by: int, slot: int = 3, stating: int = 8) -> list[Event]:
+    """A round in which only so many of the witnesses that state have seen this slot's result of the round before."""
+    height, before = run.round.height, run.shares(run.round.height - 1)
+    events: list[Event] = []
+    for number, witness in enumerate(run.elected[:stating]):
+        if run.round.height == height and run.phase != "Cooldown":
+            events += run.do(run.statement(witness, seen=[one for one in before if one != slot or number < seen_by]))
+    return events
+
+
+@pytest.mark.parametrize(("seen_by", "added"), [(3, 0), (4, 32), (5, 32), (6, 0), (8, 0)])
+def test_a_result_that_half_of_the_witnesses_saw_is_a_missed_duty(play: Any, seen_by: int, added: int) -> None:
+    """It is not accepted and its samples are assigned again, but a health report does not drop its trainer at once."""
+    run = play(8)
+    run.play_round()
+    (settled,) = [event for event in divided_round(run, seen_by=seen_by) if isinstance(event, RoundSettled)]
+    assert (3 in settled.accepted) == (seen_by >= 6)
+    assert missed(run) == added
+    if seen_by < 6:
+        events = run.do(HealthCheck(run.state.epoch.clients[0].id, (3,)))
+        assert events == ([] if seen_by >= 4 else [ClientsExited(epoch=0, slots=(3,))])
+    assert (3 in run.state.healthy_slots) == (seen_by >= 4)
+
+
+def test_who_divides_the_witnesses_again_and_again_is_dropped(play: Any) -> None:
+    """Two of its results in a row, and it is not waited for; from then on each adds 2, and each of its statements takes 1 off."""
+    run = play(8, total_steps=2000)
+    run.play_round()
+    scores = []
+    while 3 in run.state.healthy_slots:
+        divided_round(run, seen_by=4)
+        scores.append(missed(run))
+        assert len(scores) < 100
+    assert scores[:4] == [32, 63, 94, 95]
+    assert scores[-1] == 128
+
+
+def test_too_few_statements_divide_nobody(play: Any) -> None:
+    """Half of the witnesses stated and saw everything: the others' silence is not the trainers' fault."""
+    run = play(8)
+    run.play_round()
+    divided_round(run, seen_by=8, stating=5)
+    run.tick(after=30)
+    run.tick(after=11)
+    assert run.round.drain
+    assert [missed(run, slot) for slot in range(8)] == [0] * 8
+
+
+def test_who_was_absent_and_came_back_has_divided_nobody(play: Any) -> None:
+    run = play(8)
+    run.withdraw(3)
+    run.come_back(3)
+    run.play_round()
+    divided_round(run, seen_by=4)
+    assert missed(run) == 0
+
+
+def test_a_silent_witness_whose_result_divided_the_others_missed_two_duties(play: Any) -> None:
+    run = play(8)
+    run.play_round()
+    before = run.shares(run.round.height - 1)
+    for witness in (0, 1, 2, 4, 5, 6, 7):
+        run.do(run.statement(witness, seen=[one for one in before if one != 3 or witness < 6]))
+    run.tick(after=run.state.config.round_witness_time + 1)
+    assert missed(run) == 64

@@ -240,6 +240,11 @@ def missed_duties_do_not_count(patch: Patch) -> None:
     patch.setattr(missed_duties, "with_missed", lambda state, *_: state)
 
 
+def late_statements_are_forgiven(patch: Patch) -> None:
+    """F16: a statement forgives however late it comes."""
+    patch.setattr(missed_duties, "_lateness", lambda *_: 0)
+
+
 def members_wait_alone(patch: Patch) -> None:
     """A member goes on waiting for a result that nobody else waits for, and looks late."""
     patch.setattr(WaitingBudget, "waits_alone", lambda *_, **__: False)
@@ -356,6 +361,7 @@ MUTATIONS = (
     Mutation(runs_of_one_name_are_one_run, ("old-signatures",), ("no-honest-member-ejected",)),
     Mutation(commitments_do_not_name_the_round, ("old-signatures", "older-state"), ("no-honest-member-ejected",)),
     Mutation(missed_duties_do_not_count, ("never-states",), ("a-liar-costs-little-time",), lone=True),
+    Mutation(late_statements_are_forgiven, ("late-statement",), ("a-liar-costs-little-time",), lone=True),
     Mutation(older_ends_are_said_as_they_are, ("all-die",), ("nothing-is-lost-that-a-member-holds", "the-run-goes-on")),
     Mutation(the_run_goes_back_as_soon_as_one_lacks_the_model, ("false-digests", "all-die"),
              ("nothing-is-lost-that-a-member-holds", "nothing-is-lost-that-a-disk-holds")),

@@ -14,6 +14,11 @@ pub const MAX_REJOINS: u8 = 3;
 pub const WAITED_MISS: u8 = 32;
 pub const UNWAITED_MISS: u8 = 2;
 pub const STATED: u8 = 1;
+pub const LATE_STATEMENT: u8 = 2;
+pub const VERY_LATE_STATEMENT: u8 = 16;
+pub const LATE_PART: u64 = 5;
+pub const VERY_LATE_PART: u64 = 2;
+pub const LEFT_BEHIND: u8 = 80;
 pub const WAITED_MISSES: u8 = 64;
 pub const MAX_MISSED: u8 = 128;
 pub const MAX_UNREADY: usize = 256;
@@ -109,6 +114,11 @@ pub struct Client {
     pub missed: u8,
     zero: u8,
     pub end_digest: Key,
+}
+
+impl Client {
+    /// Whether it was absent in the round of this height or later, and came back.
+    pub fn absent_since(&self, height: u32) -> bool { self.rejoins > 0 && self.exited_height >= height }
 }
 
 #[repr(C)]

@@ -9,7 +9,7 @@ use crate::refusal::{
 use crate::rewards::has_account_for;
 use crate::run::{Run, Signers};
 use crate::set;
-use crate::shares::{accepted, assigned, before};
+use crate::shares::{accepted, assigned, before, divided};
 use crate::verified::{as_bytes, Verified, JOIN};
 use psyche_common::authorization::Authorization;
 use psyche_common::platform::same as same_key;
@@ -217,10 +217,13 @@ pub fn health_check(run: &mut Run, sender: &Key, slots: &[u8]) -> Outcome {
             return Err(INVALID_HEALTH_CHECK);
         }
         let client = &run.image.epoch.clients.items[slot];
-        if client.rejoins == 0 || height > client.exited_height {
+        if !client.absent_since(height) {
             set::insert(&mut leaving, slot);
         }
     }
+    // `rounds` has counted a missed duty for each of these.
+    divided(run, judged, &mut seen);
+    set::subtract(&mut leaving, &seen);
     exit(run, &leaving, health::DROPPED);
     Ok(())
 }

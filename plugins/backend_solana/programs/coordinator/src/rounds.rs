@@ -9,7 +9,7 @@ use crate::refusal::{Outcome, NOTHING_DUE};
 use crate::requeue;
 use crate::run::{heap, Run};
 use crate::set;
-use crate::shares::{accepted, before, samples, samples_of};
+use crate::shares::{accepted, before, divided, samples, samples_of};
 use psyche_common::arithmetic::mul_div;
 
 /// Samples of a round before which `first` samples were assigned: a linear ramp over tokens, halves rounded up.
@@ -111,11 +111,35 @@ fn silent_witnesses(run: &mut Run, current: usize, out: &mut Set) {
     while !set::is_empty(&left) {
         let slot = set::take_first(&mut left);
         let client = &run.image.epoch.clients.items[slot];
-        let came_back = client.rejoins > 0 && client.exited_height == height;
-        if client.state == health::HEALTHY && !came_back {
+        if client.state == health::HEALTHY && !client.absent_since(height) {
             set::insert(out, slot);
         }
     }
+}
+
+/// Counts a missed duty for each of these slots.
+fn add_missed_duties(run: &mut Run, slots: &Set) {
+    let mut left = *slots;
+    while !set::is_empty(&left) {
+        let client = &mut run.image.epoch.clients.items[set::take_first(&mut left)];
+        client.missed = client.missed.saturating_add(if client.missed < WAITED_MISSES { WAITED_MISS } else { UNWAITED_MISS });
+    }
+}
+
+/// Counts a missed duty for the healthy slots whose result of a round divided the witnesses. Who was absent is excused.
+#[inline(never)]
+fn note_divided(run: &mut Run, place: usize) {
+    let height = run.image.round(place).height;
+    let (mut left, mut unseen) = ([0; 4], [0; 4]);
+    divided(run, place, &mut left);
+    while !set::is_empty(&left) {
+        let slot = set::take_first(&mut left);
+        let client = &run.image.epoch.clients.items[slot];
+        if client.state == health::HEALTHY && !client.absent_since(height) {
+            set::insert(&mut unseen, slot);
+        }
+    }
+    add_missed_duties(run, &unseen);
 }
 
 /// Drops who missed too many duties.
@@ -158,14 +182,11 @@ pub fn tick_round(run: &mut Run) -> Outcome {
 pub fn finish_round(run: &mut Run, current: usize) {
     let mut silent = [0; 4];
     silent_witnesses(run, current, &mut silent);
-    let mut left = silent;
-    while !set::is_empty(&left) {
-        let client = &mut run.image.epoch.clients.items[set::take_first(&mut left)];
-        client.missed = client.missed.saturating_add(if client.missed < WAITED_MISSES { WAITED_MISS } else { UNWAITED_MISS });
-    }
+    add_missed_duties(run, &silent);
     let previous = before(run, current, 1);
     if previous != NONE {
         settle(run, previous, &silent);
+        note_divided(run, previous);
     }
     drop_for_missing(run);
     let drain = run.image.round(current).drain != 0;

@@ -1,5 +1,5 @@
 //! Which samples each trainer of a round gets, and which of them were accepted (psyche_core/coordinator/round/assignment.py, witness.py).
-use crate::elections::{needed, trainer_count, trainers, trains};
+use crate::elections::{elected_count, needed, trainer_count, trainers, trains};
 use crate::image::{Interval, Set, Statement, NONE};
 use crate::run::Run;
 use crate::set;
@@ -65,6 +65,31 @@ pub fn accepted(run: &mut Run, place: usize, out: &mut Set) {
     seen_by(run, next, quorum as u64, &mut seen);
     set::intersect(out, &seen);
     set::subtract(out, &run.image.round(place).voided);
+}
+
+/// The slots whose result of a round at least half of the next round's elected witnesses saw, but no quorum; none before a quorum stated.
+#[inline(never)]
+pub fn divided(run: &mut Run, place: usize, out: &mut Set) {
+    *out = [0; 4];
+    let next = place + 1;
+    if next >= run.image.epoch.rounds.len() {
+        return;
+    }
+    let stated = run.image.round(next).statements.len();
+    if stated == 0 || stated < needed(run, next) {
+        return;
+    }
+    let (quorum, half) = (needed(run, next), elected_count(run, next).div_ceil(2));
+    let mut seen = [0; 4];
+    seen_by(run, next, half as u64, out);
+    seen_by(run, next, quorum as u64, &mut seen);
+    set::subtract(out, &seen);
+    if set::is_empty(out) {
+        return;
+    }
+    set::subtract(out, &run.image.round(place).voided);
+    assigned(run, place, &mut seen);
+    set::intersect(out, &seen);
 }
 
 /// The bits set in at least `quorum` of a round's statements: 6 bits of a counter for each slot, counted side by side.

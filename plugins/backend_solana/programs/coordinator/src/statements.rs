@@ -1,6 +1,9 @@
 //! What members say: that they are ready, and what a round's witnesses saw (psyche_core/coordinator/round/statements.py).
 use crate::elections::{needed, witnesses};
-use crate::image::{health, state, Key, Statement, MAX_WITNESSES, NONE, STATED, WAITED_MISSES};
+use crate::image::{
+    health, state, Key, Statement, LATE_PART, LATE_STATEMENT, LEFT_BEHIND, MAX_WITNESSES, NONE, STATED, VERY_LATE_PART, VERY_LATE_STATEMENT,
+    WAITED_MISSES,
+};
 use crate::members::come_back;
 use crate::refusal::{Outcome, DUPLICATE_WITNESS, HALTED, INVALID_RUN_STATE, INVALID_WITNESS, NO_ACTIVE_ROUND, WITNESSES_FULL};
 use crate::rounds::{everybody_stated, finish_round};
@@ -63,8 +66,7 @@ pub fn witness(run: &mut Run, sender: &Key, statement: &Statement) -> Outcome {
     copy(&mut statements.items[statements.count as usize], statement);
     statements.count += 1;
     let stated = statements.len();
-    let client = &mut run.image.epoch.clients.items[statement.index as usize];
-    client.missed = client.missed.saturating_sub(STATED);
+    note_statement(run, current, statement.index as usize);
     if run.image.run_state == state::TRAIN && stated >= needed(run, current) {
         run.image.enter(state::WITNESS, run.now);
     }
@@ -72,6 +74,33 @@ pub fn witness(run: &mut Run, sender: &Key, statement: &Statement) -> Outcome {
         finish_round(run, current);
     }
     Ok(())
+}
+
+/// Changes a slot's score for its statement: one that is in time lowers it, a late one raises it while rounds wait for the slot.
+#[inline(never)]
+fn note_statement(run: &mut Run, current: usize, slot: usize) {
+    let height = run.image.round(current).height;
+    let late = lateness(run, height);
+    let client = &mut run.image.epoch.clients.items[slot];
+    if late == 0 || client.absent_since(height) {
+        client.missed = client.missed.saturating_sub(STATED);
+    } else if client.missed < WAITED_MISSES {
+        let missed = client.missed + late;
+        client.missed = if missed >= WAITED_MISSES { LEFT_BEHIND } else { missed };
+    }
+}
+
+/// What is added for a statement that comes now, 0 where it is in time. The epoch's mean round includes the warmup.
+fn lateness(run: &Run, height: u32) -> u8 {
+    let seconds = if run.image.run_state == state::WITNESS { run.now.saturating_sub(run.image.since) } else { 0 };
+    let mean = run.now.saturating_sub(run.image.epoch.start_time) / (u64::from(height) + 1);
+    if seconds <= mean / LATE_PART {
+        0
+    } else if seconds <= (mean / VERY_LATE_PART).max(1) {
+        LATE_STATEMENT
+    } else {
+        VERY_LATE_STATEMENT
+    }
 }
 
 /// Refuses a statement that is not a healthy, elected witness's own about this round.
