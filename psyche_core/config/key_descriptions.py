@@ -137,7 +137,7 @@ DESCRIBED: Mapping[type[schema.Table], Mapping[str, Key]] = MappingProxyType(
         schema.NetworkConfig: {
             "relays": Key(
                 "",
-                "URLs of relays for members that cannot reach each other directly, the only ones contacted. Not in the reference.",
+                "URLs of relays for members that cannot reach each other directly; no others are used. Not in the reference.",
                 "at most 8, http(s)://HOST[:PORT]",
             ),
         },
