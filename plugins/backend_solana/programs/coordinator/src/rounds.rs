@@ -186,7 +186,9 @@ pub fn finish_round(run: &mut Run, current: usize) {
     if previous != NONE {
         let mut divided = [0; 4];
         settle(run, previous, &silent, &mut divided);
-        note_divided(run, previous, &divided);
+        if !set::is_empty(&divided) {
+            note_divided(run, previous, &divided);
+        }
     }
     drop_for_missing(run);
     let drain = run.image.round(current).drain != 0;

@@ -82,7 +82,7 @@ pub fn judged(run: &mut Run, place: usize, out: &mut [Set; 2]) {
     }
 }
 
-/// The bits set in at least so many of a round's statements, for two numbers: 6 bits of a counter for each slot, counted side by side.
+/// The bits set in at least so many of a round's statements, for two numbers, the larger first: 6 bits of a counter for each slot, counted side by side.
 fn seen_by(run: &Run, place: usize, needed: &[u64; 2], out: &mut [Set; 2]) {
     let statements = run.image.round(place).statements.used();
     for word in 0..4 {
@@ -90,22 +90,37 @@ fn seen_by(run: &Run, place: usize, needed: &[u64; 2], out: &mut [Set; 2]) {
         for statement in statements {
             let participants = &statement.participants;
             let mut carry = u64::from(participants[2 * word]) | u64::from(participants[2 * word + 1]) << 32;
-            for plane in &mut planes {
+            let (low, high) = planes.split_at_mut(3);
+            for plane in low {
+                let sum = *plane ^ carry;
+                carry &= *plane;
+                *plane = sum;
+            }
+            if carry == 0 {
+                continue; // most often nothing reaches the upper half
+            }
+            for plane in high {
                 let sum = *plane ^ carry;
                 carry &= *plane;
                 *plane = sum;
             }
         }
-        // counter >= needed exactly when counter - needed borrows nothing
-        for (needed, out) in needed.iter().zip(out.iter_mut()) {
-            let mut borrow = 0u64;
-            for (bit, plane) in planes.iter().enumerate() {
-                let subtracted = 0u64.wrapping_sub(needed >> bit & 1);
-                borrow = (!plane & (subtracted | borrow)) | (subtracted & borrow);
-            }
-            out[word] = !borrow;
-        }
+        out[0][word] = at_least(&planes, needed[0]);
+        // usually all or none of the witnesses saw a result, and the smaller number changes nothing
+        let any = planes.iter().fold(0, |any, plane| any | plane);
+        out[1][word] = if any == out[0][word] { any } else { at_least(&planes, needed[1]) };
     }
+}
+
+/// The bits whose counter is at least `needed`, which is so exactly when counter - needed borrows nothing.
+#[inline(always)]
+fn at_least(planes: &[u64; 6], needed: u64) -> u64 {
+    let mut borrow = 0u64;
+    for (bit, plane) in planes.iter().enumerate() {
+        let subtracted = 0u64.wrapping_sub(needed >> bit & 1);
+        borrow = (!plane & (subtracted | borrow)) | (subtracted & borrow);
+    }
+    !borrow
 }
 
 /// Writes all samples of a round to `out`; how many intervals they are.
