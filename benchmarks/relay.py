@@ -1,9 +1,14 @@
-"""How much a relay forwards per second of CPU, what an idle client costs it, and how many logins a second of CPU pays for.
+"""What a relay costs, which pairs of routers need it, and what it costs a run.
 
     python -m benchmarks.relay --json
 
-Starts `psyche relay run` as a process and measures its CPU time and memory from outside. Frames are 13 kB, as members send them,
-one per write, at most 32 under way. Clients are plain sockets in this process; loopback only.
+Its own cost: how much it forwards per second of CPU, memory for an idle client, logins per second of CPU. `psyche relay run` is
+a process, and its CPU time and memory are measured from outside. Frames are 13 kB, as members send them, one per write, at most
+32 under way. Clients are plain sockets in this process; loopback only.
+
+Then `benchmarks.relay_pairs` measures pairs of routers and steps of a relayed run, in a process of its own and a network
+namespace (`tools/loopback.sh`). Where the system has no such namespaces these figures are null, and a sentence says why.
+`--without-laboratory` leaves them out; they take some minutes.
 """
 
 from __future__ import annotations
@@ -22,10 +27,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 from nacl.signing import SigningKey
 
+ROOT = Path(__file__).parents[1]
 FRAME_BYTES = 13_000
 IN_FLIGHT = 32
 _CONTEXT = "iroh-relay handshake v1 challenge signature"
@@ -161,19 +168,35 @@ def measure(*, frames: int = 20_000, clients: int = 500, times: int = 3) -> dict
     }
 
 
+def in_laboratory() -> dict[str, Any]:
+    """The figures of `benchmarks.relay_pairs`; each is None where they cannot be measured, and stderr says why."""
+    command = [str(ROOT / "tools" / "loopback.sh"), sys.executable, "-m", "benchmarks.relay_pairs", "--json"]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        return {"pairs": None, "training_step_ratio_relayed_over_direct": None}
+
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--frames", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--times", type=int, default=3, help="runs, of which the median is taken")
+    parser.add_argument("--without-laboratory", action="store_true", help="only the cost of the relay itself")
     arguments = parser.parse_args()
-    figures = measure(frames=arguments.frames, clients=arguments.clients, times=arguments.times)
+    figures: dict[str, Any] = dict(measure(frames=arguments.frames, clients=arguments.clients, times=arguments.times))
+    if not arguments.without_laboratory:
+        figures |= in_laboratory()
     if arguments.json:
         print(json.dumps(figures))
     else:
         for name, value in figures.items():
-            print(f"{name:<24} {value}")
+            print(f"{name:<40} {value}")
 
 
 if __name__ == "__main__":

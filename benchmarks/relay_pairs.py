@@ -4,7 +4,8 @@
 
 Members and a run of three clients live in the NAT laboratory of the tests (network namespaces; nothing leaves the machine). The
 step ratio is the median time between steps of the demo's model with every path relayed (all routers symmetric), divided by the
-same with every path direct (port-restricted routers). `benchmarks.relay` prints these figures among its own.
+same with every path direct (port-restricted routers). `benchmarks.relay` runs this module and prints its figures among its own.
+Where there can be no laboratory it ends with a sentence and exit code 1.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ def _server_words(config: Path, address: str) -> tuple[str, ...]:
 
 def _start(host: Host, folder: Path, name: str, *words: str) -> subprocess.Popen[str]:
     command = (sys.executable, "-m", "psyche_core", *words, "--logs", "none", "--events-file", str(folder / f"{name}.jsonl"))
-    return host.start(*command, cwd=str(ROOT), env={**os.environ, "OMP_NUM_THREADS": "1"})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return host.start(*command, stdout=subprocess.DEVNULL, cwd=str(ROOT), env=environment)
 
 
 def _events(folder: Path, name: str) -> Iterator[tuple[float, Any]]:
@@ -136,7 +138,10 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=1, help="runs of each kind; the median counts")
     parser.add_argument("--json", action="store_true", help="one JSON object on one line")
     given = parser.parse_args()
-    measured = figures(turns=given.turns)
+    try:
+        measured = figures(turns=given.turns)
+    except RuntimeError as error:
+        sys.exit(f"Error: {error}")
     sys.stdout.write(json.dumps(measured, indent=None if given.json else 1) + "\n")
 
 

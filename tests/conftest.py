@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, settings
 
 from psyche_core.testing import ports
 
-settings.register_profile("default", print_blob=True)
+# A busy machine draws slowly, which says nothing about the code.
+settings.register_profile("default", print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
     "ci", parent=settings.get_profile("default"), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -130,6 +130,17 @@ DESCRIBED: Mapping[type[schema.Table], Mapping[str, Key]] = MappingProxyType(
             "bucket": Key("", "Bucket of Google Cloud Storage; s3://NAME is one of S3.", "at most 64 bytes"),
             "prefix": Key("", "Folder in the bucket.", "at most 64 bytes"),
         },
+        schema.ModelConfig: {
+            "LLM": Key("", "The model, its data and its optimizer."),
+            "network": Key("", "How members reach each other. Not in the reference."),
+        },
+        schema.NetworkConfig: {
+            "relays": Key(
+                "",
+                "URLs of relays for members that cannot reach each other directly; no others are used. Not in the reference.",
+                "at most 8, http(s)://HOST[:PORT]",
+            ),
+        },
         schema.DataFile: {
             "dir": Key("", "Folder with token files, relative to the file."),
             "token_size": Key("", "Bytes of a token in the files."),

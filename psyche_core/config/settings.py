@@ -351,6 +351,16 @@ class TestnetSettings(_ProgramSettings):
     num_clients: int = Field(ge=1, le=256, description="Client processes to start.")
     backend: str = Field(default="tcp", description="Coordinator backend to host, by plugin name.")
     server_port: int = Field(default=20000, ge=0, le=65535, description="Port of the server; 0 picks a free one.")
+    with_relay: bool = Field(
+        default=False,
+        description="The server also runs a relay, which the clients use, as with `psyche server run --with-relay`.",
+    )
+    relay_port: int = Field(
+        default=3340,
+        ge=0,
+        le=65535,
+        description="With --with-relay: TCP port of the relay, and UDP port of its address observer; 0 picks a free one.",
+    )
     out: Path | None = Field(default=None, description="Folder for report, events, logs, keys and checkpoints; runs/<run_id>.")
     validation_data: Path | None = Field(
         default=None,

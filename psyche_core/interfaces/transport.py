@@ -25,10 +25,12 @@ class Opened:
     Attributes:
         origin: the p2p key (32 bytes) that signed it.
         content: what it says, opaque here.
+        tags: the lowest and the highest tag that a message with this content can have; None if the content does not limit it.
     """
 
     origin: bytes
     content: Any = None
+    tags: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,8 @@ class Transport(AsyncResource):
         - A message signed by a key that is not in `set_peers` is delivered. It is forwarded once the key is in `set_peers`,
           because other members may know a new member before us. Only a few such messages are kept.
         - The number of live messages of one origin that are forwarded is bounded.
+        - A message's tag is the one that its peer sent, brought between the `tags` that the check returned. So nobody can make
+          an old message of another member live again.
         """
 
     @abstractmethod

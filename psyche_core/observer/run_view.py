@@ -105,7 +105,7 @@ class RunView:
     """
 
     def __init__(self, *, run_id: str = "", total_steps: int | None = None) -> None:
-        self.run_id = run_id
+        self.run_id: str | None = run_id
         self.total_steps = total_steps
         self.version: int = 0
         self.first: float | None = None
@@ -113,14 +113,14 @@ class RunView:
         self.phase: told.PhaseChanged | None = None
         self.phase_since: float | None = None
         self.phase_version: int = 0
-        self.loss = BucketSeries(CURVE_BUCKETS)
-        self.reported = BucketSeries(CURVE_BUCKETS)
-        self.validation = BucketSeries(SMALL_BUCKETS)
-        self.accepted = BucketSeries(SMALL_BUCKETS)
-        self.healthy = BucketSeries(SMALL_BUCKETS)
-        self.sent = BucketSeries(SMALL_BUCKETS)
-        self.received = BucketSeries(SMALL_BUCKETS)
-        self.roster = Roster()
+        self.loss: BucketSeries = BucketSeries(CURVE_BUCKETS)
+        self.reported: BucketSeries = BucketSeries(CURVE_BUCKETS)
+        self.validation: BucketSeries = BucketSeries(SMALL_BUCKETS)
+        self.accepted: BucketSeries = BucketSeries(SMALL_BUCKETS)
+        self.healthy: BucketSeries = BucketSeries(SMALL_BUCKETS)
+        self.sent: BucketSeries = BucketSeries(SMALL_BUCKETS)
+        self.received: BucketSeries = BucketSeries(SMALL_BUCKETS)
+        self.roster: Roster = Roster()
         self.news: deque[News] = deque(maxlen=MAX_NEWS)
         self.epochs: dict[int, EpochView] = {}
         self.epochs_changed: int = 0

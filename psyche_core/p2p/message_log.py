@@ -6,6 +6,11 @@ separately, so an honest member that forwards the flood of another one does not 
 above ours are lowered. A message that expired unread is forgotten completely, so it may be received again. The caller interprets
 the messages; there is no I/O here.
 
+A peer that forwards a message chooses the tag it sends with it. With a check, the tag is brought between those that the signed
+content allows. Otherwise a liar could send an honest member's old messages with new tags, and use up that member's share with
+them, or let its new ones expire early. The ids of past messages do not prevent this: a new process knows none, and a flood
+displaces them.
+
 With a check, only messages signed by members are passed on (told, sent or compared). Anybody can make keys and sign with them, so
 a right signature alone is not enough. Other members may know a new member before us: a message of an unknown key is read, and
 passed on once the key is a member's; a peer may send us few of these. A member that has left counts as a member until the
@@ -29,7 +34,8 @@ PREFIX_BYTES = 16
 """Number of bytes of a message id that members send when they compare their messages."""
 
 _ASKED = 3
-"""Number of members that are asked for the same message. More than one, because a member that has it may not send it."""
+"""Number of members that are asked for the same message in a small run. In a larger one it is more than a third of the members.
+So one of them is honest as long as the quorum is, whoever says to have a message and keeps it."""
 
 _WANTED = 8192
 """Maximum number of requested messages for which the number of requests is stored. The oldest entry is removed first."""
@@ -44,11 +50,11 @@ class LogLimits:
 
     own_messages, own_bytes: maximum of live messages that a peer may send as its own; more is an offence.
     relayed_messages, relayed_bytes: maximum of live messages that it may forward for others; more are ignored.
-    unknown_messages: maximum of these signed by keys that are not members'; above it, everything it forwards is ignored,
-    unchecked.
+    unknown_messages: maximum of these signed by keys that are not members', and of expired ones that it forwarded with a higher
+    tag since we last expired messages; above it, everything it forwards is ignored, unchecked.
     passed_messages: maximum of one author's live messages that are passed on. An honest author has a few for each live round.
-    false_messages: so many messages of a peer that cannot be opened, or that another key signed although it sent them as its own,
-    are an offence.
+    false_messages: so many messages of a peer that cannot be opened, or that it sent as its own although another key signed them
+    or they are expired ones with a higher tag, are an offence.
     tag_ahead: how far a peer's tag may be above the newest tag that we used or expired; higher tags are lowered to that limit.
     remembered: number of ids kept of expired messages, so that these are not read twice.
     """
@@ -110,6 +116,7 @@ class MessageLog:
         self._former: dict[bytes, int] = {}  # members that left, and the newest tag at that time
         self._false: Counter[bytes] = Counter()
         self._unknown: Counter[bytes] = Counter()  # by the peer that sent them
+        self._outdated: Counter[bytes] = Counter()  # by the peer that sent them, since the last expiry
         self._passed: Counter[bytes] = Counter()  # by author
         self._limits = limits or LogLimits()
         self._live: dict[bytes, LogEntry] = {}
@@ -121,7 +128,7 @@ class MessageLog:
         self._newest: int | None = None
         self._digest: bytes | None = None
         self._by_prefix: dict[bytes, bytes] = {}
-        self._wanted: OrderedDict[bytes, set[bytes]] = OrderedDict()
+        self._wanted: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()  # the members asked; a tuple is small
         self._received: deque[bytes] = deque(maxlen=_RECEIVED)
 
     def __len__(self) -> int:
@@ -171,7 +178,8 @@ class MessageLog:
         if refusal is not None:
             return refusal, message_id
 
-        entry = LogEntry(message_id, self._believable(tag), message, peer, relayed)
+        opened = None
+        passable, unknown = True, False
         if self._check is not None:
             try:
                 opened = self._check(message)
@@ -186,10 +194,16 @@ class MessageLog:
             if refusal is not None:
                 return refusal, message_id
 
+            if opened.tags is not None:
+                lowest, highest = opened.tags
+                tag = max(lowest, min(tag, highest))
+            if self._is_expired(tag):
+                return self._note_outdated(peer, relayed=relayed), message_id
+
             unknown = relayed and not self._is_member(opened.origin)
             passable = self._may_pass(opened.origin)
-            entry = replace(entry, relayed=relayed, opened=opened, passable=passable, unknown=unknown)
 
+        entry = LogEntry(message_id, self._believable(tag), message, peer, relayed, opened, passable, unknown)
         self._insert(entry)
         self._unread.append(message_id)
         if entry.passable:
@@ -215,13 +229,14 @@ class MessageLog:
     def wants(self, prefix: bytes, peer: bytes) -> bool:
         """Record that a member reports to have a message. Returns whether to request it from this member.
 
-        True only for the first few members that report the same message, once for each, and never for a live message.
+        True only for the first members that report the same message, more than a third of all, once for each; and never for a
+        live message.
         """
-        asked = self._wanted.get(prefix, set())
-        if prefix in self._by_prefix or peer in asked or len(asked) >= _ASKED:
+        asked = self._wanted.get(prefix, ())
+        if prefix in self._by_prefix or peer in asked or len(asked) >= max(_ASKED, len(self._members) // 3 + 1):
             return False
 
-        self._wanted[prefix] = asked | {peer}
+        self._wanted[prefix] = (*asked, peer)
         if len(self._wanted) > _WANTED:
             self._wanted.popitem(last=False)
         return True
@@ -251,6 +266,8 @@ class MessageLog:
         if self._is_expired(before):
             return
 
+        if before != self._expired_before:
+            self._outdated.clear()
         self._expired_before = before
         self._advance(before)
         self._former = {key: tag for key, tag in self._former.items() if tag >= before}
@@ -306,7 +323,7 @@ class MessageLog:
     def _over_share(self, peer: bytes, message: bytes, *, relayed: bool) -> Verdict | None:
         """The verdict if a peer's share has no room for a message."""
         limits, account = self._limits, (peer, relayed)
-        if relayed and self._unknown[peer] >= limits.unknown_messages:
+        if relayed and self._unknown[peer] + self._outdated[peer] >= limits.unknown_messages:
             return Verdict.IGNORED
 
         most_messages = limits.relayed_messages if relayed else limits.own_messages
@@ -329,6 +346,14 @@ class MessageLog:
         del self._false[peer]
         self.offence = f"it sent {self._limits.false_messages} false messages; the last: {reason}"
         return Verdict.OFFENCE
+
+    def _note_outdated(self, peer: bytes, *, relayed: bool) -> Verdict:
+        """Count an expired message that came with a higher tag, because each of these costs a check."""
+        if not relayed:
+            return self._note_false(peer, "it sent an expired message of its own with a higher tag")
+
+        self._outdated[peer] += 1
+        return Verdict.EXPIRED
 
     def _is_member(self, origin: bytes) -> bool:
         return origin in self._members or origin in self._former

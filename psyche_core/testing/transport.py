@@ -25,6 +25,7 @@ from psyche_core.testing.transport_mesh import (
     TIMEOUT,
     ExternalBlob,
     by_its_first_bytes,
+    by_its_round,
     connected,
     received,
     until,
@@ -141,6 +142,27 @@ class TransportConformance(BlobTests):
                 assert {incoming.opened for incoming in got} == {Opened(author.peer_id, text) for text in (b"first", b"last")}
                 assert {incoming.via for incoming in got} == {giver.peer_id}
             await self._nothing_more((author, between, far))
+
+    async def test_with_a_check_nobody_can_prolong_a_message(self) -> None:
+        """What a member hands over with a higher tag than its content allows expires as if the tag were right."""
+        async with self.make_mesh(3) as (author, keeper, late):
+            self._needs_checks(author)
+            for endpoint in (author, keeper, late):
+                endpoint.check_messages(by_its_round)
+            await connected((author, keeper, late))
+            await late.set_peers({})
+            for endpoint in (author, keeper):
+                await endpoint.set_peers({e.peer_id: e.address for e in (author, keeper)})
+            for text in (b"of round 1", b"of round 9"):
+                await author.broadcast(author.peer_id + text, tag=9)
+            await received(keeper, 2)
+            await keeper.expire(2)
+            everybody = {e.peer_id: e.address for e in (author, keeper, late)}
+            await author.aclose()
+            await keeper.set_peers(everybody)
+            await late.set_peers(everybody)
+            assert [incoming.message for incoming in await received(late, 1)] == [author.peer_id + b"of round 9"]
+            await self._nothing_more([late])
 
     async def test_with_a_check_what_an_unknown_key_signed_is_passed_on_once_it_is_a_members(self) -> None:
         async with self.make_mesh(4) as (author, early, late, far):

@@ -21,20 +21,20 @@ PREFIX: Final = "public_state/"
 """Before the names of the public state, in manifests and checkpoints. No parameter of the model may begin with it."""
 
 
-def shared_tensors(optimizer: Optimizer) -> Mapping[str, torch.Tensor]:
-    """Return masters and public state by name, float32, not copies.
-
-    Raises ModelError if a parameter has the name of a tensor of the state.
-    """
-    masters, state = optimizer.masters, prefixed(optimizer.public_state)
-    if not state:
-        return masters
-
-    common = sorted(masters.keys() & state.keys())
-    if common:
-        message = f"the model's parameter {common[0]} has the name of a tensor of the optimizer's public state"
+def check_names(optimizer: Optimizer) -> None:
+    """Raise ModelError if a parameter of the model has a name that is reserved for the public state of optimizers."""
+    reserved = sorted(name for name in optimizer.masters if name.startswith(PREFIX))
+    if reserved:
+        message = (
+            f"the model's parameter {reserved[0]} begins with {PREFIX}, which is reserved for the state of optimizers; rename it"
+        )
         raise ModelError(message)
-    return {**masters, **state}
+
+
+def shared_tensors(optimizer: Optimizer) -> Mapping[str, torch.Tensor]:
+    """Return masters and public state by name, float32, not copies. Their names differ, see `check_names`."""
+    masters, state = optimizer.masters, prefixed(optimizer.public_state)
+    return {**masters, **state} if state else masters
 
 
 def shared_digest(optimizer: Optimizer) -> bytes:

@@ -24,7 +24,7 @@ from psyche_core.training import snapshot
 from psyche_core.training.checkpoints.private_state import load_private, save_private
 from psyche_core.training.checkpoints.public_state import save_with_public_state
 from psyche_core.training.micro_batch import MicroBatch, Notice
-from psyche_core.training.shared_tensors import shared_digest, shared_tensors
+from psyche_core.training.shared_tensors import check_names, shared_digest, shared_tensors
 
 APPLY_DELAY = 2
 """Number of steps between training a result and applying it (protocol section 3)."""
@@ -45,7 +45,7 @@ class Trained:
 
 
 class Trainer:
-    """One client's training, see the module.
+    """One client's training, see the module. Raises ModelError for a parameter with a reserved name (`shared_tensors.PREFIX`).
 
     learning_rate: returns the learning rate of a step, including the cold-start factor. micro_batch_size: sequences per forward
     pass; it changes memory and speed but not the result, except for rounding. It becomes smaller when memory runs out; then
@@ -61,6 +61,7 @@ class Trainer:
         micro_batch_size: int,
         notice: Notice = lambda _: None,
     ) -> None:
+        check_names(optimizer)
         self._model = model
         self._optimizer = optimizer
         self._learning_rate = learning_rate

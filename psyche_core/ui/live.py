@@ -36,6 +36,7 @@ from psyche_core.telemetry.events import (
     ModelSync,
     PhaseChanged,
     Problem,
+    RelayStarted,
     ReplicasDiffer,
     Resumed,
     RewardPaid,
@@ -55,7 +56,7 @@ from psyche_core.ui.run_metrics import RunMetrics
 PANEL_SECONDS = 0.25
 LINE_SECONDS = 5.0
 _COMPLAINTS = (Problem, MemberExited, ReplicasDiffer, WentBack, ModelLost, StatementVoided, Dropped)
-_NEWS = (WaitsForEpoch, CameBack, MemberWithdrew, Mended)
+_NEWS = (RelayStarted, WaitsForEpoch, CameBack, MemberWithdrew, Mended)
 _WORTH_A_LINE = (
     TokenFiles,
     Started,

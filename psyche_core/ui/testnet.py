@@ -107,6 +107,8 @@ async def run_testnet(
     """
     run, data = files.run, files.data
     check_port(settings.server_port)
+    if settings.with_relay:
+        check_port(settings.relay_port, option="--relay-port")
     kills = plan_kills(settings, run)
     out = settings.out if settings.out is not None else Path("runs") / run.run_id
     prepare_folder(out, settings, run)
@@ -176,16 +178,14 @@ def plan_kills(settings: TestnetSettings, run: RunFile) -> RandomKills | None:
     )
 
 
-def check_port(port: int) -> None:
-    """Check, before anything is started, that no process listens on a port. Raises UserError."""
+def check_port(port: int, *, option: str = "--server-port") -> None:
+    """Check, before anything is started, that no process listens on a TCP port, which `option` gave. Raises UserError."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            message = (
-                f"cannot use port {port} on {HOST}: {error.strerror}; choose another with --server-port, or 0 for any free one"
-            )
+            message = f"cannot use port {port} on {HOST}: {error.strerror}; choose another with {option}, or 0 for any free one"
             raise UserError(message) from error
 
 
@@ -249,7 +249,10 @@ class _Testnet:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._children)
             async with anyio.create_task_group() as tasks:
-                server = await self._children.start("server", self._server_arguments(), environment=self._environment)
+                arguments = server_arguments(
+                    self._settings, state=self._state_file(), out=self._out, serves_data=self._serves_data
+                )
+                server = await self._children.start("server", arguments, environment=self._environment)
                 self._running = 1 + self._settings.num_clients
                 tasks.start_soon(self._follow, server)
                 with anyio.move_on_after(START_SECONDS):
@@ -366,18 +369,14 @@ class _Testnet:
         lines = child.last_lines(SHOWN_LOG_LINES)
         return "\n  ".join(["the end of its log:", *lines, f"(all of it: {child.log})"]) if lines else "its log is empty"
 
-    def _server_arguments(self) -> list[str]:
-        config = self._settings.config_path.absolute()
-        data = ["--data-config", str(config / "data.toml")] if self._serves_data else []
-        state = config / "state.toml"
-        if self._settings.first_client_checkpoint is not None:
-            state = self._out / STATE_FILE
-            state.write_bytes(tomli_w.dumps(self._run.model_dump(exclude_none=True)).encode())
-        return [
-            *("server", "run", "--state", str(state), *data, "--host", HOST),
-            *("--backend", self._settings.backend, "--server-port", str(self._settings.server_port)),
-            *("--logs", "json", "--events-file", str(self._out / "events" / "server.jsonl")),
-        ]
+    def _state_file(self) -> Path:
+        """The run file that the server reads: the user's own, or ours if the run was changed."""
+        if self._settings.first_client_checkpoint is None:
+            return self._settings.config_path.absolute() / "state.toml"
+
+        state = self._out / STATE_FILE
+        state.write_bytes(tomli_w.dumps(self._run.model_dump(exclude_none=True)).encode())
+        return state
 
     def _key(self, name: str) -> Path:
         return self._out / "keys" / f"{name}.key"
@@ -403,6 +402,17 @@ class _Testnet:
             *("--cache-dir", str(self._out / "cache"), "--base", str(settings.config_path.absolute())),
             *("--logs", "json", "--events-file", str(self._out / "events" / f"{name}.jsonl"), *more),
         ]
+
+
+def server_arguments(settings: TestnetSettings, *, state: Path, out: Path, serves_data: bool) -> list[str]:
+    """The server's command line, after the name of the program. state: run file. out: folder of the results; both absolute."""
+    return [
+        *("server", "run", "--state", str(state), "--host", HOST),
+        *(("--data-config", str(settings.config_path.absolute() / "data.toml")) if serves_data else ()),
+        *("--backend", settings.backend, "--server-port", str(settings.server_port)),
+        *(("--with-relay", "--relay-port", str(settings.relay_port)) if settings.with_relay else ()),
+        *("--logs", "json", "--events-file", str(out / "events" / "server.jsonl")),
+    ]
 
 
 def _server_address(member: MemberContext) -> list[str]:

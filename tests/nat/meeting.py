@@ -203,6 +203,7 @@ def _started_relay(host: Host, *options: str) -> subprocess.Popen[str]:
         "-m",
         "psyche_core",
         *("relay", "run", "--host", host.address, "--port", str(RELAY_PORT), "--access", "open", *options),
+        *("--log-level", "warning"),
         stdout=subprocess.PIPE,
         cwd=str(ROOT),
     )

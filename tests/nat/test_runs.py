@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from live_run import LiveRun, StartRun
-from psyche_core.telemetry.events import PeerPaths, RelayStarted, Resynced, StepTrained
+from psyche_core.telemetry.events import Dropped, PeerPaths, RelayStarted, Resynced, StepTrained
 from psyche_core.wire.signing import SecretKey
 from tests.nat.lab import Host, Lab
 
@@ -55,3 +57,34 @@ def test_members_behind_routers_of_their_own_train_one_model_and_a_late_one_gets
     assert run.told("late", Resynced)
     assert run.told("late", StepTrained)
     assert set(newest_paths(run, "late").values()) == {"relayed"}
+
+
+@pytest.mark.slow
+def test_members_that_only_the_relay_connects_move_to_one_that_replaces_it(lab: Lab, live_run: StartRun) -> None:
+    """The server is killed and started again with its relay at another port, which it offers then."""
+    run = live_run(
+        server=("--with-relay", "--save-state-dir", "saved"),
+        inside=lab.relay.space.command(),
+        host=lab.relay.address,
+        total_steps=60,
+        rounds_per_epoch=30,
+        max_round_train_time=15,
+    )
+    homes = [lab.behind("sym", f"home-{number}") for number in range(3)]
+    for home in homes:
+        start(run, home)
+    for home in homes:
+        run.wait_for_steps(home.name, 2)
+        run.note("disturb", home.name)  # what is under way when its only path ends is trained again
+    run.kill("server")
+    moment = time.time()
+    run.start_again("server", "--relay-port", 3341)
+    (offered,) = run.wait(lambda: run.told("server", RelayStarted, after=moment), seconds=30)
+    assert offered.url == f"http://{lab.relay.address}:3341/"
+    for home in homes:
+        run.wait_for_steps(home.name, 10, after=moment)
+    run.wait_for_end()
+    run.assert_kept_its_promises(steps=60, finishers=[home.name for home in homes])
+    for home in homes:
+        assert set(newest_paths(run, home.name).values()) == {"relayed"}
+        assert not run.told(home.name, Dropped)

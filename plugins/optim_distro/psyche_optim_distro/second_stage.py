@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from psyche_core.errors import ModelError
 from psyche_core.interfaces.parameters import check_public_state, copy_parameter
 from psyche_optim_distro.layout import Group, Layout
 from psyche_optim_distro.tiles import Workspace
@@ -61,8 +62,13 @@ class RMSprop:
         return self._state
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Replace the state. Raises ModelError for other names or shapes, and then changes nothing."""
+        """Replace the state. Raises ModelError, and then changes nothing, for other names or shapes and for values below 0."""
         check_public_state(state, self._state)
+        for name in self._state:
+            if not bool((state[name] >= 0).all()):
+                message = f"{name} of the optimizer's public state holds values below 0 or NaN, which no mean square is"
+                raise ModelError(message)
+
         for name, tensor in self._state.items():
             copy_parameter(state, name, tensor)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from psyche_core.errors import ModelError
 from psyche_core.testing.optimizer import Replica, digest, play_rounds, shared
 from psyche_core.testing.toy_model import ToyModel
 from psyche_optim_distro.aggregation import Aggregator
@@ -148,3 +149,17 @@ def test_it_needs_votes() -> None:
 def test_without_it_there_is_no_public_state() -> None:
     model = ToyModel()
     assert DistroOptimizer(DistroSettings(quantize_1bit=True), model).public_state == {}
+
+
+@pytest.mark.parametrize("name", ["correction", "mean_square.w"])
+@pytest.mark.parametrize("value", [-1e-9, float("nan")])
+def test_a_state_that_no_updates_give_is_refused_and_changes_nothing(name: str, value: float) -> None:
+    optimizer = optimizer_of(ToyModel({"v": (6,), "w": (3, 4)}))
+    before = {name: tensor.clone() for name, tensor in optimizer.public_state.items()}
+    state = {name: tensor + 1 for name, tensor in before.items()}
+    state[name].view(-1)[-1] = value
+    with pytest.raises(ModelError, match=rf"^{name} of the optimizer's public state holds values below 0 or NaN"):
+        optimizer.load_public_state(state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in optimizer.public_state.items())
+    state[name].view(-1)[-1] = -0.0
+    optimizer.load_public_state(state)

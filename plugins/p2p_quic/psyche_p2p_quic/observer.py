@@ -73,8 +73,8 @@ class Observer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._endpoint: Any = None
         self._loop: asyncio.Task[None] | None = None
-        self.port = 0
-        self.answered = 0
+        self.port: int = 0
+        self.answered: int = 0
 
     @property
     def location(self) -> ObserverLocation:

@@ -219,7 +219,11 @@ def test_a_close_frame_is_told_with_what_to_answer() -> None:
         (from_client(Opcode.BINARY, bytes(600), fin=False) + from_client(Opcode.CONT, bytes(600)), CloseCode.TOO_BIG),
         (from_client(Opcode.BINARY, b"", fin=False) + 64 * from_client(Opcode.CONT, b"", fin=False), CloseCode.TOO_BIG),
     ],
-)
+    ids=[  # the frames have random masks, and every test process must give a case the same name
+        "without-mask", "compressed", "unknown-opcode", "ping-in-parts", "long-ping", "lone-part", "begun-twice",
+        "longer-than-allowed", "longest", "parts-together-too-long", "too-many-parts",
+    ],
+)  # fmt: skip
 def test_what_breaks_the_rules_is_refused_from_its_header_on(stream: bytes, code: CloseCode) -> None:
     with pytest.raises(WebSocketError) as refused:
         FrameReader(max_message=1024).feed(memoryview(stream))

@@ -231,3 +231,38 @@ async def test_a_relay_can_be_replaced_by_another() -> None:
         await one.use_relays([new.url])
         await until(lambda: new.relay.router.is_connected(one.peer_id))
         assert PeerAddress.decode(one.address).relay == canonical_relay(new.url)
+
+
+@pytest.mark.quic
+async def test_members_keep_their_connections_when_their_relay_is_replaced_and_meet_others_at_the_new_one() -> None:
+    """The coordinator offers another URL, one member hears of it before the other, and the old relay ends. Then a third comes."""
+    async with member() as one, member() as other, member() as late, relay_service() as new:
+
+        async def tell_addresses(*members: QuicTransport) -> None:
+            """As the coordinator does, but without sockets, so that only a relay leads from one to the other."""
+            bare = {}
+            for each in members:
+                published = PeerAddress.decode(each.address)
+                bare[each.peer_id] = PeerAddress((), published.relay, published.instance).encode()
+            for each in members:
+                await each.set_peers(bare)
+
+        async with relay_service() as old:
+            for each in (one, other):
+                await each.use_relays([old.url])
+            await tell_addresses(one, other)
+            await connected((one, other))
+            sessions = [each._mesh.sessions[peer.peer_id] for each, peer in ((one, other), (other, one)) if each._mesh]
+            for each in (one, other):
+                await each.use_relays([new.url])
+                await tell_addresses(one, other)
+            assert {PeerAddress.decode(each.address).relay for each in (one, other)} == {canonical_relay(new.url)}
+            await other.broadcast(b"replaced", tag=1)
+            assert [each.message for each in await received(one, 1)] == [b"replaced"]
+            assert [session.ended.is_set() for session in sessions] == [False, False]
+        await until(lambda: all(new.relay.router.is_connected(each.peer_id) for each in (one, other)))
+        forwarded = new.relay.router.counters.frames_forwarded
+        await late.use_relays([new.url])
+        await tell_addresses(one, other, late)
+        await connected((one, other, late))
+        assert new.relay.router.counters.frames_forwarded > forwarded

@@ -1,4 +1,4 @@
-"""`psyche client`: take part in a run, and show who we are."""
+"""`psyche client`: take part in a run, see how that goes, and show who we are."""
 
 from __future__ import annotations
 
@@ -141,3 +141,40 @@ def create_identity(file: Path) -> None:
     key = SecretKey.generate()
     key.save(file)
     click.echo(key.public.hex())
+
+
+@client.command(
+    epilog=example(
+        "psyche client train --run-id first-light --server-addr 203.0.113.7:20000#KEY --events-dir events",
+        "psyche client status --events-dir events",
+        note="The options can also be set by PSYCHE_EVENTS_FILE and PSYCHE_EVENTS_DIR, as for `psyche client train`.",
+    )
+)
+@click.option(
+    "--events-file", type=click.Path(path_type=Path), envvar="PSYCHE_EVENTS_FILE", help="The file of that client's option."
+)
+@click.option(
+    "--events-dir",
+    type=click.Path(path_type=Path),
+    envvar="PSYCHE_EVENTS_DIR",
+    help="The folder of that client's option; of several clients the one that wrote last is shown.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
+def status(events_file: Path | None, events_dir: Path | None, as_json: bool) -> None:
+    """Show where a client of this machine stands, from the events that it writes.
+
+    Run, phase, step and loss; its place (healthy, waiting, dropped, ...); how it reaches each other member (direct, relayed or
+    none), with round trip and rates; its newest checkpoint. It only reads files, while the client runs or later.
+    """
+    import json
+
+    from psyche_core.cli.client_status import newest_client, read_status, status_lines
+    from psyche_core.errors import InputError
+
+    if (events_file is None) == (events_dir is None):
+        message = "give --events-file FILE or --events-dir DIR, as they were given to `psyche client train`"
+        raise InputError(message)
+
+    files = [events_file] if events_file is not None else newest_client(events_dir or Path())
+    document = read_status(files).document()
+    click.echo(json.dumps(document) if as_json else "\n".join(status_lines(document)))

@@ -172,6 +172,8 @@ def _open_epoch(client: MachineState, state: CoordinatorState) -> None:
     slot = state.slot_of(client.identity)
     notes = client.notes = EpochNotes(epoch_key(state), state.progress.epoch, clients, slot, client.now, opened_at=playing)
     notes.digests.ours = client.model_digest
+    if old is None:
+        client.do(Expire(notes.tag(0)))  # this process needs nothing of earlier epochs, and does not know what others read of it
     hear_early(client, notes.number, None)
 
 

@@ -11,6 +11,7 @@ from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.rounds.waiting import Awaited, WaitingBudget, fewest
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import ClientState, NodeIdentity, RunState
+from psyche_core.wire.messages import Finished, Message, ModelDigest, Result
 
 PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 """States in which rounds are played."""
@@ -34,6 +35,22 @@ def epoch_key(state: CoordinatorState) -> tuple[int, int]:
 def round_tag(epoch: int, height: int) -> int:
     """The transport tag of a round: grows over the whole run."""
     return (epoch << 20) + height
+
+
+def possible_tags(message: Message) -> tuple[int, int]:
+    """The lowest and the highest transport tag that an honest member sends a message with.
+
+    They follow from what it signed: the round, or at least the epoch. An honest member signs few messages that name no round.
+    """
+    match message:
+        case Result() | Finished():
+            tag = round_tag(message.epoch, message.height)
+            return tag, tag
+        case ModelDigest(ended=False):
+            tag = round_tag(message.epoch, 0)
+            return tag, tag
+        case _:
+            return round_tag(message.epoch, 0), round_tag(message.epoch + 1, 0) - 1
 
 
 def masters_due(state: CoordinatorState) -> int:

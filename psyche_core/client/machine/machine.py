@@ -78,6 +78,15 @@ class ClientMachine:
         return not self._state.doubtful and (self._state.notes is None or self._state.notes.resync.reason is None)
 
     @property
+    def model_awaited(self) -> bool:
+        """Whether a member that asked for our model has not said yet that it has one."""
+        client, notes = self._state, self._state.notes
+        if notes is None or client.masters_at is None:
+            return False
+
+        return notes.snapshot_requests.awaited_by(_silent(client, notes), client.masters_at)
+
+    @property
     def notes(self) -> EpochNotes | None:
         """Our notes about the epoch, for tests and displays."""
         return self._state.notes
@@ -325,9 +334,15 @@ def _nothing_left(client: MachineState, state: CoordinatorState, notes: EpochNot
         # Others may still give us the whole model; `resync` stops us when nobody can.
         return not (client.source_missing and scheduler.starts_from_members(state) and notes.describes(state))
 
-    others = client.healthy - {notes.slot}
-    heard = others <= notes.digests.heard(ended=True)
-    # A member that asked for our model needs us for longer.
-    asked = client.masters_at is not None and notes.snapshot_requests.wanted(client.masters_at)
+    silent = _silent(client, notes)
+    # A member that asked for our model needs us until it has chosen our offer; the runtime serves what it then fetches. Not
+    # longer, because a liar that asks and never says its digest would hold everybody.
+    began = client.now - client.timeouts.offers - client.timeouts.leaving
+    asked = client.masters_at is not None and notes.snapshot_requests.awaited_by(silent, client.masters_at, since=began)
     timeout = client.timeouts.payload if asked else client.timeouts.leaving
-    return notes.closed and (heard or client.now - notes.closed_at > timeout)
+    return notes.closed and (not silent or client.now - notes.closed_at > timeout)
+
+
+def _silent(client: MachineState, notes: EpochNotes) -> frozenset[int]:
+    """The other healthy slots that have not said with which model they ended."""
+    return client.healthy.difference((notes.slot,), notes.digests.heard(ended=True))

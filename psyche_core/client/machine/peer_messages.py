@@ -37,7 +37,7 @@ def hear(client: MachineState, origin: bytes, message: Message) -> None:
             notes.digests.add(slot, message)
             notes.judge = True
         case ModelWanted():
-            notes.snapshot_requests.want(slot, message.step)
+            notes.snapshot_requests.want(slot, message.step, now=client.now)
         case ModelOffer():
             notes.resync.offered(slot, message)
 

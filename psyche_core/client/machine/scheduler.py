@@ -99,7 +99,7 @@ def next_work(
         return fetch(state, notes, healthy=healthy, now=now, timeouts=timeouts)
 
     if notes.snapshot_requests.asked and masters_at is not None and notes.snapshot_requests.due(masters_at):
-        notes.snapshot_requests.given.add(masters_at)
+        notes.snapshot_requests.given[masters_at] = now
         return TakeSnapshot(masters_at, notes.tag(max(notes.newest, 0) + SNAPSHOT_ROUNDS))
 
     record = notes.next_to_apply()

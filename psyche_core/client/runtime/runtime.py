@@ -22,6 +22,7 @@ from anyio.abc import TaskGroup
 
 from psyche_core.client.actions import Actions
 from psyche_core.client.machine import events as ev
+from psyche_core.client.machine.epoch import possible_tags
 from psyche_core.client.machine.machine import ClientMachine, Timeouts
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
@@ -51,6 +52,10 @@ DOWNLOAD_TURN = 2.0
 WITHDRAW_TIMEOUT = COMMAND_TIMEOUT / 2
 TICK_SECONDS = 0.25
 TOTALS_SECONDS = 1.0
+SERVING_SECONDS = 2.0
+SERVING_BYTES = 64 * 1024
+"""A client sends peers this much in this time if a member fetches the model from it."""
+
 REPUBLISH_SECONDS = 10.0
 """Shortest time between two publications of our address: on a chain each is a transaction."""
 
@@ -102,12 +107,15 @@ class ClientRuntime(Actions[Awaitable[None]]):
             check=check,
         )
         self._explain = explain
+        self._timeouts = timeouts or Timeouts()
+        self._idle = anyio.Event()  # set while little is fetched from us
+        self._idle.set()
         self._downloads = Limiter(downloads_at_once, seconds=DOWNLOAD_TURN)
         self._machine = ClientMachine(
             backend.identity,
             run_id,
             sign=lambda commitment: sign_commitment(key, self.state.instance, commitment),
-            timeouts=timeouts,
+            timeouts=self._timeouts,
             can_store=store is not None,
         )
         transport.check_messages(self._open)
@@ -155,6 +163,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
     def leave(self) -> None:
         """Ask the client to leave in order; safe to call from a signal handler of the loop."""
         self._leave_asked = True
+        self._idle.set()
         self._wake()
 
     async def run(self) -> telemetry.Ended:
@@ -198,11 +207,19 @@ class ClientRuntime(Actions[Awaitable[None]]):
                     break
 
             self._inbox.close()  # tasks that wait for queue space continue
+            if self._stopped is not None and self._stopped.success and not self._left:
+                await self._serve_on()
             if self._withdrawn is not None:
                 with anyio.move_on_after(WITHDRAW_TIMEOUT):
                     await self._withdrawn.wait()
             tasks.cancel_scope.cancel()
         return self._stopped
+
+    async def _serve_on(self) -> None:
+        """Wait while much is fetched from us, for a bounded time, if a member may be getting the run's last model."""
+        if self._machine.model_awaited and not self._leave_asked:
+            with anyio.move_on_after(self._timeouts.payload):
+                await self._idle.wait()
 
     async def _put(self, event: ev.Event) -> None:
         """Queue an event for the machine; waits for space."""
@@ -268,7 +285,8 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
     def _open(self, message: bytes) -> Opened:
         """Open a message of this run; raises WireError. There are no peers, and no messages, before a state."""
-        return Opened(*unseal(message, run=self.state.instance))
+        origin, content = unseal(message, run=self.state.instance)
+        return Opened(origin, content, possible_tags(content))
 
     async def _watch_messages(self) -> None:
         refused = RepeatedProblem()
@@ -287,10 +305,14 @@ class ClientRuntime(Actions[Awaitable[None]]):
     async def _watch_time(self) -> None:
         peers: tuple[bytes, ...] = ()
         told, received = anyio.current_time(), 0
+        counted, sent = told, 0
         while True:
             await anyio.sleep(TICK_SECONDS)
             now = anyio.current_time()
             stats = self._transport.stats
+            if now - counted >= SERVING_SECONDS:
+                self._note_serving(stats.bytes_sent - sent >= SERVING_BYTES)
+                counted, sent = now, stats.bytes_sent
             if stats.peers != peers:
                 peers = stats.peers
                 await self._put(ev.PeersSeen(frozenset(peers)))
@@ -301,6 +323,13 @@ class ClientRuntime(Actions[Awaitable[None]]):
                 self._tell_paths(now)
                 self._republish(now)
             self._put_or_drop(ev.TimePassed())
+
+    def _note_serving(self, serving: bool) -> None:
+        """Record whether much is fetched from us."""
+        if not serving:
+            self._idle.set()
+        elif self._idle.is_set():
+            self._idle = anyio.Event()
 
     def _tell_paths(self, now: float) -> None:
         """Report how members are reached, when that changes and now and then."""

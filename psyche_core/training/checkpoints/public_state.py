@@ -2,7 +2,8 @@
 
 transformers reads `model.safetensors`, or the files of its index, and ignores this one. A folder without the file stands for a
 state of zeros: a model of other software, or a checkpoint of an optimizer without such state. If `psyche.json` lists the state,
-the file must be there, as listed. An optimizer without public state ignores the file.
+the file must be there, as listed; if it lists none, the file is not part of the checkpoint and is not read. An optimizer without
+public state ignores the file.
 
 Format: safetensors, float32, names with the prefix of `shared_tensors`, and the format's version in the metadata.
 """
@@ -55,8 +56,7 @@ def load_public_state(optimizer: Optimizer, folder: Path) -> None:
         return
 
     path = folder / STATE_FILE
-    _check_listed(path)
-    if not path.exists():
+    if not _is_listed(path) or not path.exists():
         return
 
     try:
@@ -82,16 +82,17 @@ def load_public_state(optimizer: Optimizer, folder: Path) -> None:
         raise ModelError(message) from error
 
 
-def _check_listed(path: Path) -> None:
-    """Compare the file with the folder's manifest, if that lists it. Raises ModelError."""
+def _is_listed(path: Path) -> bool:
+    """Whether the folder's manifest lists the file, which then is as listed, or there is no manifest. Raises ModelError."""
     manifest = read_manifest(path.parent)
     if manifest is None:
-        return
+        return True
 
     listed = {name: entry for name, entry in manifest.tensors.items() if entry.file == path.name}
     weights = {entry.file for entry in manifest.tensors.values()} - {path.name}
     if listed and any((path.parent / name).exists() for name in weights):  # without weights it is a model's description
         verify(path.parent, manifest.model_copy(update={"tensors": listed, "files": {}}))
+    return bool(listed)
 
 
 class _StateFile(LazyParameters):

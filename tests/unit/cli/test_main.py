@@ -33,6 +33,7 @@ LEAVES = [
     ("bench", "convergence"),
     ("client", "train"),
     ("client", "show-identity"),
+    ("client", "status"),
     ("client", "create-identity"),
     ("doctor",),
     ("replay",),

@@ -1,15 +1,18 @@
-"""`psyche web`, `psyche replay`, and where events are written: arguments, sentences, files."""
+"""`psyche web`, `psyche replay`, `psyche client status`, and where events are written: arguments, sentences, files."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from psyche_core.cli.client_status import status_lines
 from psyche_core.cli.program import open_report
 from psyche_core.errors import UserError
+from psyche_core.observer.client_status import ClientStatus
 from psyche_core.telemetry import events as told
 from psyche_core.telemetry.event_files import EventFolderReader, find_runs
 from psyche_core.telemetry.sinks import to_json
@@ -115,3 +118,76 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write events into .*--events-dir"), open_report(events_dir=tmp_path / "file"):
         pass
+
+
+# ------------------------------------------------------------------------------------------------ psyche client status
+
+
+def clients_files(folder: Path) -> Path:
+    """A folder of --events-dir with two files of one client and one of an earlier one; the client's last word is about paths."""
+    run = folder / "first-light"
+    run.mkdir(parents=True)
+    paths = told.PeerPaths((told.PathOfPeer("6c01aa22", "relayed", 81.0, 1500, 2500), told.PathOfPeer("77bb0011", "none")))
+    parts: dict[str, list[told.Event]] = {
+        "client-0000000000000000.20260101T000000000Z": [told.Started("client", "00" * 32, "first-light", "x")],
+        "client-a1a1a1a1a1a1a1a1.20260102T000000000Z": [told.Started("client", "a1" * 32, "first-light", "x", 40)],
+        "client-a1a1a1a1a1a1a1a1.20260103T000000000Z": [
+            told.PhaseChanged("RoundTrain", 2, 12, 3, height=5),
+            told.StepTrained(2, 12, 4.25, 800, 1.0, 1000),
+            told.CheckpointSaved(11, "checkpoints/first-light-11"),
+            paths,
+        ],
+    }
+    for at, (name, events) in enumerate(parts.items()):
+        file = run / f"{name}.jsonl"
+        file.write_text("".join(to_json(event) + "\n" for event in events))
+        os.utime(file, (1e9 + at, 1e9 + at))
+    return folder
+
+
+def test_a_client_s_status_is_that_of_the_one_that_wrote_last(psyche: Psyche, tmp_path: Path) -> None:
+    result = psyche("client", "status", "--events-dir", clients_files(tmp_path / "events"))
+    assert result.code == 0
+    lines = [line.split() for line in result.out.splitlines()]
+    assert lines[0] == ["run:", "first-light,", "client", "a1" * 8]
+    assert lines[1][:2] == ["place:", "healthy,"]
+    assert lines[2] == ["phase:", "RoundTrain,", "epoch", "2,", "round", "5,", "3", "clients"]
+    assert lines[3][:9] == ["step:", "11", "of", "40,", "loss", "4.250", "at", "step", "12"]
+    assert lines[5][:6] == ["members:", "1", "relayed,", "1", "not", "reached"]
+    assert lines[6] == ["6c01aa22", "relayed", "81", "ms", "sent", "1.5", "kB/s,", "received", "2.5", "kB/s"]
+    assert lines[7][:2] == ["77bb0011", "none"]
+    assert lines[8][0] == "checkpoint:"
+    assert lines[8][-1] == "checkpoints/first-light-11"
+
+
+def test_a_client_s_status_as_json(psyche: Psyche, tmp_path: Path) -> None:
+    file = max((clients_files(tmp_path / "events") / "first-light").iterdir())
+    document = json.loads(psyche("client", "status", "--events-file", file, "--json").out)
+    assert (document["format"], document["epoch"], document["place"]) == (1, 2, "healthy")
+    assert [peer["path"] for peer in document["peers"]] == ["relayed", "none"]
+    assert (document["run_id"], document["id"]) == ("first-light", "a1" * 8), "of the names, where the first file is gone"
+
+
+def test_a_client_that_has_been_silent_may_have_stopped() -> None:
+    status = ClientStatus()
+    status.handle(1000.0, told.Started("client", "a1" * 32, "first-light", "x"))
+    silent, heard = (status_lines(status.document(), now=now)[-1] for now in (1300.0, 1010.0))
+    assert silent.endswith("5 min 00 s ago; the client may have stopped")
+    assert heard.endswith("10 s ago")
+
+
+def test_what_has_no_status_is_a_sentence(psyche: Psyche, tmp_path: Path) -> None:
+    folder = written(tmp_path / "events")
+    (tmp_path / "empty.jsonl").touch()
+    for arguments, sentence in (
+        ([], "give --events-file FILE or --events-dir DIR"),
+        (["--events-file", folder / "client-1.jsonl", "--events-dir", folder], "give --events-file FILE or --events-dir DIR"),
+        (["--events-file", tmp_path / "none.jsonl"], "none.jsonl does not exist"),
+        (["--events-file", tmp_path / "empty.jsonl"], "empty.jsonl has no events yet"),
+        (["--events-file", folder / "server.jsonl"], "was written by a server, expected the events of a client"),
+        (["--events-dir", tmp_path / "nowhere"], "there are no event files of a client"),
+    ):
+        result = psyche("client", "status", *arguments)
+        assert result.code == 2
+        assert sentence in result.err
+        assert result.out == ""

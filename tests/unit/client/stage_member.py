@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from psyche_core.client.machine import events as ev
+from psyche_core.client.machine.epoch import possible_tags
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.simulator.members.node import Node
 from psyche_core.telemetry import events as telemetry
@@ -74,6 +75,8 @@ class Member(Node):
             super()._remind(action)
 
     def _broadcast(self, action: ev.Broadcast) -> None:
+        lowest, highest = possible_tags(action.message)
+        assert lowest <= action.tag <= highest, "or other members would not keep it as long as this one says"
         if isinstance(action.message, Finished):
             self._check_finished(action.message)
         super()._broadcast(action)

@@ -14,7 +14,7 @@ from psyche_core.coordinator.commands import Equivocation
 from psyche_core.simulator.members.keys import INSTANCE, signed_by
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import BatchId, ClientState, RunState
-from psyche_core.wire.messages import Finished, ModelDigest, Result, commitment_hash
+from psyche_core.wire.messages import Finished, ModelDigest, ModelWanted, Result, commitment_hash
 from stage import Member, Stage
 
 
@@ -150,6 +150,36 @@ def test_proof_is_repeated_until_its_share_is_void_whatever_its_member_was_eject
     honest.machine.handle(ev.StateSeen(state), world.now)
     repeated = proofs(honest.machine.handle(ev.TimePassed(), world.now + 10 * Timeouts().evidence))
     assert repeated == ([] if void else [proof])
+
+
+def test_who_asks_for_the_final_model_and_never_says_its_digest_is_not_waited_for_long() -> None:
+    """One liar held everybody at the run's end for the whole patience for a payload."""
+    world = Stage(4, total_steps=4, rounds_per_epoch=4)
+    *honest, liar = world.members
+    liar.liar = True
+    world.deaf = lambda source, target, message: source is liar and isinstance(message, ModelDigest) and message.ended
+    world.run(
+        until=lambda: (
+            world.state.run_state is RunState.Finished
+            and all(member.machine.notes is not None and member.machine.notes.closed for member in honest)
+        )
+    )
+    closed, timeouts = world.now, honest[0].machine._state.timeouts
+    for member in honest:
+        notes = member.machine.notes
+        assert notes is not None
+        member.hear(ev.MessageSeen(liar.identity.p2p, ModelWanted(notes.number, world.state.progress.step - 1)))
+    stopped: dict[str, float] = {}
+
+    def all_stopped() -> bool:
+        stopped.update({member.name: world.now for member in honest if member.stop is not None and member.name not in stopped})
+        return len(stopped) == len(honest)
+
+    world.run(until=all_stopped)
+    assert all(member.stop is not None and member.stop.success for member in honest)
+    patience = timeouts.offers + timeouts.leaving
+    assert patience <= min(stopped.values()) - closed, "it may have to wait for offers, and then chooses"
+    assert max(stopped.values()) - closed < patience + 2 < timeouts.payload
 
 
 def test_another_clients_share_cannot_be_answered() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_core.client.machine import events as ev
+from psyche_core.client.machine.epoch import round_tag
 from psyche_core.client.machine.machine import ClientMachine
 from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.commands import ClientsExited, HealthCheck, Withdraw, Witness
@@ -410,6 +411,18 @@ def test_who_starts_while_witnesses_speak_loads_once_the_round_is_decided() -> N
     assert not [action for action in anew.handle(ev.StateSeen(speaking), 0.0) if isinstance(action, ev.Load)]
     loads = [action for action in anew.handle(ev.StateSeen(world.state), 0.1) if isinstance(action, ev.Load)]
     assert [load.state for load in loads] == [world.state]
+
+
+def test_a_new_process_begins_with_the_messages_of_its_first_epoch() -> None:
+    """Of earlier ones it knows no id, so a liar could give it an honest member's old messages, up to that member's share."""
+    world = Stage(4, total_steps=8, rounds_per_epoch=3)
+    world.run(until=lambda: world.state.progress.epoch == 1 and world.state.run_state is RunState.Warmup)
+    key = world.members[0].identity.p2p
+    anew = ClientMachine(NodeIdentity(key, key), world.state.run_id, sign=lambda _: bytes(64), timeouts=Timeouts())
+    actions = anew.handle(ev.StateSeen(world.state), 0.0)
+    assert [action for action in actions if isinstance(action, ev.Expire)] == [ev.Expire(round_tag(1, 0))]
+    stayed = world.members[1].machine.handle(ev.StateSeen(world.state), world.now)
+    assert not [action for action in stayed if isinstance(action, ev.Expire)], "others may still need what it has"
 
 
 def test_who_is_leaving_while_the_coordinator_goes_back_leaves_and_does_not_begin_anew() -> None:

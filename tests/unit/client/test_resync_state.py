@@ -1,7 +1,7 @@
 from collections.abc import Iterable
 
 from psyche_core.client.machine.replica.digests import DigestBook
-from psyche_core.client.machine.replica.resync_state import Offered, Resync
+from psyche_core.client.machine.replica.resync_state import Offered, Resync, SnapshotRequests
 from psyche_core.wire.messages import ModelDigest, ModelOffer
 
 RIGHT, WRONG = b"r" * 32, b"w" * 32
@@ -148,6 +148,21 @@ def test_where_nobody_said_the_same_nobody_is_disbelieved() -> None:
     book.add(1, ModelDigest(0, True, RIGHT, SEED))
     said(book, WRONG, ended=True)
     assert book.compared(WRONG) == (frozenset(), frozenset())
+
+
+def test_who_asked_for_our_model_is_waited_for_until_it_has_had_request_and_offer_for_a_while() -> None:
+    requests = SnapshotRequests()
+    requests.want(1, 9, now=10.0)
+    requests.want(2, 8, now=10.0)
+    assert requests.awaited_by({1, 2}, 9, since=50.0), "nothing was offered yet"
+    requests.given[9] = 20.0
+    requests.want(1, 9, now=30.0)
+    requests.want(3, 9, now=40.0)
+    assert [requests.awaited_by({1, 2}, 9, since=since) for since in (20.0, 21.0)] == [True, False]
+    assert [requests.awaited_by({3}, 9, since=since) for since in (40.0, 41.0)] == [True, False]
+    assert requests.awaited_by({1, 2}, 9), "however long ago"
+    assert not requests.awaited_by({2}, 9)
+    assert not requests.awaited_by({1}, 7)
 
 
 def test_of_masters_that_nobody_signed_and_that_few_offer_against_others_none_are_taken() -> None:

@@ -24,10 +24,10 @@ from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.coordinator.commands import Command, Withdraw, Witness
 from psyche_core.errors import BackendClosed, CommandRefused, ModelError
 from psyche_core.interfaces.backend import StateUpdate
-from psyche_core.interfaces.transport import Opened
+from psyche_core.interfaces.transport import Opened, TransportStats
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import RunState
-from psyche_core.wire.messages import Finished, Message, seal, unseal
+from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelWanted, seal, unseal
 from psyche_core.wire.signing import SecretKey
 
 
@@ -128,6 +128,75 @@ async def test_each_message_is_opened_once_and_garbage_is_told_now_and_then(
     assert all(count == 1 for count in opened.values())
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == (1 if transport is Unchecked else 0)
+
+
+async def test_a_message_lives_as_long_as_what_was_signed_says_whatever_tag_it_comes_with() -> None:
+    party = Party(trainers(2), min_clients=2)
+    author = SecretKey(hashlib.sha256(b"party\x01").digest())
+    old, new = (seal(author, INSTANCE, Finished(0, height)) for height in (19, 20))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(party.member, 0)
+        tasks.start_soon(party.member, 1)
+        while len(party.transports) < 2 or not party.transports[0].stats.peers:
+            party.coordinator.tick()
+            await anyio.sleep(0.05)
+        await party.transports[0].expire(20)
+        for message in (old, new):
+            await party.transports[1].broadcast(message, tag=50)
+        kept = {entry.message: entry.tag for entry in party.transports[0].live_messages()}
+        party.runtimes[0].leave()
+        party.runtimes[1].leave()
+
+    assert old not in kept
+    assert kept[new] == 20
+
+
+class Busy(MemoryTransport):
+    """One from which much is fetched until the test says otherwise."""
+
+    fetched = True
+
+    @property
+    def stats(self) -> TransportStats:
+        stats = super().stats
+        self._sent += 2 * runtime_module.SERVING_BYTES if self.fetched else 0
+        return stats
+
+
+class Withholding(ClientRuntime):
+    """Asks for the final model, and never says its digest of it."""
+
+    async def carry_out(self, action: ev.Action) -> None:
+        if isinstance(action, ev.Broadcast) and isinstance(action.message, ModelDigest) and action.message.ended:
+            asked = ModelWanted(action.message.epoch, self.state.progress.step - 1)
+            action = ev.Broadcast(asked, action.tag)
+        await super().carry_out(action)
+
+
+@pytest.mark.parametrize("fetched", [True, False])
+async def test_the_final_model_is_served_as_long_as_it_is_fetched(monkeypatch: pytest.MonkeyPatch, *, fetched: bool) -> None:
+    monkeypatch.setattr(runtime_module, "SERVING_SECONDS", 0.3)
+    party = Party(trainers(2), min_clients=2, total_steps=2, rounds_per_epoch=2)
+    party.timeouts = Timeouts(peers=2.0, offers=0.2, leaving=0.2, payload=30.0)
+    party.transport = Busy
+    kinds = iter([ClientRuntime, Withholding])
+    party.runtime = lambda **parts: next(kinds)(**parts)  # type: ignore[assignment]  # another for each member
+
+    async def look() -> None:
+        while 0 not in party.runtimes or party.runtimes[0]._stopped is None:
+            await anyio.sleep(0.01)
+        if fetched:
+            await anyio.sleep(4 * runtime_module.SERVING_SECONDS)
+            assert not any(isinstance(event, telemetry.Ended) for event in party.events[0])
+        party.transports[0].fetched = False  # type: ignore[attr-defined]
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(look)
+        with anyio.fail_after(25):
+            await party.play()
+
+    assert party.ended(0).success
 
 
 async def test_leaving_withdraws_before_it_ends() -> None:

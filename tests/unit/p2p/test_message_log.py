@@ -1,8 +1,12 @@
 import hashlib
+from collections import Counter
+from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psyche_core.coordinator.round.witness import quorum
 from psyche_core.errors import WireError
 from psyche_core.interfaces.transport import Opened
 from psyche_core.p2p.message_log import PREFIX_BYTES, LogLimits, MessageLog, Verdict
@@ -153,18 +157,29 @@ def signed(author: bytes, text: bytes) -> bytes:
     return author + b"signed " + text
 
 
-def checked(*members: bytes, **limits: int) -> MessageLog:
-    def check(message: bytes) -> Opened:
-        if message[32:39] != b"signed ":
-            error = "nobody signed it"
-            raise WireError(error)
+def check_signed(message: bytes) -> Opened:
+    if message[32:39] != b"signed ":
+        error = "nobody signed it"
+        raise WireError(error)
 
-        return Opened(message[:32], message[39:])
+    return Opened(message[:32], message[39:])
 
+
+def checked(*members: bytes, check: Callable[[bytes], Opened] = check_signed, **limits: int) -> MessageLog:
     log = MessageLog(own=US, limits=LogLimits(**limits))
     log.check_with(check)
     log.set_members(members)
     return log
+
+
+def dated(author: bytes, tag: int, text: bytes = b"", *, until: int | None = None) -> bytes:
+    """A message whose content allows one tag, or all `until` another."""
+    return signed(author, b"%d to %d " % (tag, tag if until is None else until) + text)
+
+
+def check_dated(message: bytes) -> Opened:
+    first, _, last, *_ = message[39:].split(b" ")
+    return Opened(message[:32], None, (int(first), int(last)))
 
 
 def passed(log: MessageLog) -> list[bytes]:
@@ -274,6 +289,99 @@ def test_each_member_that_says_to_have_a_message_is_asked_once_and_only_a_few_ar
     log = MessageLog()
     assert [log.wants(b"x" * 16, ALICE) for _ in range(4)] == [True, False, False, False]
     assert [log.wants(b"x" * 16, peer) for peer in (BOB, CAROL, STRANGER)] == [True, True, False]
+
+
+def test_in_a_large_run_more_than_a_third_are_asked_for_the_same_message() -> None:
+    """As many liars as a quorum bears cannot, by saying to have it, prevent that an honest member is asked."""
+    for count in range(1, 33):
+        members = [bytes([n]) * 32 for n in range(count)]
+        log = MessageLog(own=members[-1])
+        log.set_members(members)
+        liars = count - quorum(count)
+        asked = sum(log.wants(b"x" * 16, peer) for peer in members[:-1])
+        assert asked > liars or asked == count - 1
+        assert asked <= max(3, count // 3 + 1)
+
+
+# ------------------------------------------------------------------------------------------------ tags that are signed
+
+
+def test_an_old_message_handed_over_with_a_new_tag_is_expired_though_its_id_was_forgotten() -> None:
+    """Two liars flood a member with messages of each other, so that it forgets, and then replay an honest one's."""
+    log = checked(ALICE, BOB, CAROL, check=check_dated, remembered=4, passed_messages=8)
+    old = [dated(CAROL, n // 2, b"%d" % n) for n in range(20)]
+    for message in old:
+        assert log.add_from(CAROL, message, tag=9, relayed=False)[0] is Verdict.NEW
+    while log.read() is not None:
+        pass
+    log.expire(10)
+    for n in range(8):
+        assert log.add_from(ALICE, dated(BOB, 10, b"%d" % n), tag=10, relayed=True)[0] is Verdict.NEW
+    while log.read() is not None:
+        pass
+    log.expire(11)
+    replayed = [log.add_from(ALICE, message, tag=70, relayed=True)[0] for message in old]
+    assert replayed == [Verdict.EXPIRED] * 20, "none is read or counted again"
+    _, fresh = log.add_from(CAROL, dated(CAROL, 11), tag=11, relayed=False)
+    assert log.may_pass_on(fresh)
+
+
+def test_a_new_process_takes_no_old_messages_once_it_knows_the_time() -> None:
+    log = checked(ALICE, CAROL, check=check_dated, passed_messages=8)
+    early = [log.add_from(ALICE, dated(CAROL, n), tag=1000, relayed=True)[0] for n in range(8)]
+    assert early == [Verdict.NEW] * 8
+    _, fresh = log.add_from(CAROL, dated(CAROL, 1000), tag=1000, relayed=False)
+    assert not log.may_pass_on(fresh)
+    log.expire(1000)
+    assert [log.add_from(ALICE, dated(CAROL, n), tag=1064, relayed=True)[0] for n in range(8)] == [Verdict.EXPIRED] * 8
+    assert passed(log) == [dated(CAROL, 1000)]
+
+
+@pytest.mark.parametrize(("given", "kept"), [(3, 5), (5, 5), (7, 7), (9, 9), (60, 9)])
+def test_a_tag_is_brought_between_those_that_the_content_allows(given: int, kept: int) -> None:
+    log = checked(ALICE, check=check_dated)
+    log.expire(1)
+    log.add_from(ALICE, dated(ALICE, 5, until=9), tag=given, relayed=False)
+    assert [entry.tag for entry in log.lacking(())] == [kept]
+
+
+def test_what_names_a_time_far_ahead_is_lowered_as_before() -> None:
+    log = checked(ALICE, check=check_dated, tag_ahead=10)
+    log.expire(1)
+    log.add_from(ALICE, dated(ALICE, 2**60), tag=5, relayed=False)
+    assert [entry.tag for entry in log.lacking(())] == [11]
+
+
+def test_who_hands_over_expired_messages_with_new_tags_is_soon_ignored_unchecked_until_time_goes_on() -> None:
+    checks = Counter[bytes]()
+
+    def check(message: bytes) -> Opened:
+        checks[message] += 1
+        return check_dated(message)
+
+    log = checked(ALICE, BOB, CAROL, check=check, unknown_messages=3)
+    log.expire(10)
+    for _ in range(5):
+        log.add_from(ALICE, dated(CAROL, 1), tag=20, relayed=True)
+    assert checks == {dated(CAROL, 1): 3}
+    assert log.add_from(ALICE, dated(CAROL, 10), tag=10, relayed=True)[0] is Verdict.IGNORED
+    assert log.add_from(BOB, dated(CAROL, 10), tag=10, relayed=True)[0] is Verdict.NEW
+    log.expire(10)
+    assert log.add_from(ALICE, dated(CAROL, 11), tag=11, relayed=True)[0] is Verdict.IGNORED
+    log.expire(11)
+    assert log.add_from(ALICE, dated(CAROL, 11), tag=11, relayed=True)[0] is Verdict.NEW
+
+
+@pytest.mark.parametrize("relayed", [True, False])
+def test_who_sends_expired_messages_of_its_own_with_new_tags_loses_its_connection(relayed: bool) -> None:
+    log = checked(ALICE, BOB, check=check_dated, false_messages=2)
+    log.expire(10)
+    assert log.add_from(ALICE, dated(ALICE, 9), tag=9, relayed=relayed)[0] is Verdict.EXPIRED, (
+        "it may know the time later than we"
+    )
+    assert log.add_from(ALICE, dated(ALICE, 9), tag=20, relayed=relayed)[0] is Verdict.FALSE
+    assert log.add_from(ALICE, dated(ALICE, 9), tag=20, relayed=relayed)[0] is Verdict.OFFENCE
+    assert "an expired message of its own with a higher tag" in log.offence
 
 
 @given(

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from psyche_core.cli.commands.server import server as server_command
 from psyche_core.config.run_config import RunFile, load_data_file, load_run_file
-from psyche_core.config.settings import TestnetSettings, load_settings
+from psyche_core.config.settings import ServerSettings, TestnetSettings, load_settings
 from psyche_core.errors import ConfigError, UserError
-from psyche_core.ui.testnet import MARKER, check_port, held_out, plan_kills, prepare_folder
+from psyche_core.ui.testnet import MARKER, check_port, held_out, plan_kills, prepare_folder, server_arguments
 from tests.conftest import LocalTestnet
 
 
@@ -62,7 +63,22 @@ def test_a_port_in_use_is_a_sentence() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=rf"cannot use port {port} on 127\.0\.0\.1: .*--server-port"):
             check_port(port)
+        with pytest.raises(UserError, match="choose another with --relay-port, or 0"):
+            check_port(port, option="--relay-port")
     check_port(port)
+
+
+def test_the_server_runs_a_relay_if_one_is_wanted(tmp_path: Path, settings: TestnetSettings) -> None:
+    """The command line, as the server reads it."""
+
+    def read(wanted: TestnetSettings) -> tuple[bool, int]:
+        group, name, *words = server_arguments(wanted, state=tmp_path / "state.toml", out=tmp_path, serves_data=True)
+        assert (group, name) == ("server", "run")
+        given = load_settings(ServerSettings, server_command.commands[name].make_context(name, words).params)
+        return given.with_relay, given.relay_port
+
+    assert read(settings) == (False, 3340)
+    assert read(settings.model_copy(update={"with_relay": True, "relay_port": 0})) == (True, 0)
 
 
 def test_without_kills_asked_for_nobody_is_killed(settings: TestnetSettings, run: RunFile) -> None:

@@ -99,17 +99,17 @@ class Client:
         self._pinged_at: float | None = None
         self._bucket: TokenBucket | None = None
         self._limited = False
-        self.host = host
-        self.key = b""
-        self.version = frames.V1
+        self.host: str = host
+        self.key: bytes = b""
+        self.version: str = frames.V1
         self.token: str | None = None
-        self.phase = Phase.REQUEST
-        self.heard_at = now
-        self.out_bytes = 0
-        self.paused_until = 0.0
+        self.phase: Phase = Phase.REQUEST
+        self.heard_at: float = now
+        self.out_bytes: int = 0
+        self.paused_until: float = 0.0
         self.blocked_since: float | None = None
-        self.dirty = False
-        self.ending = ""
+        self.dirty: bool = False
+        self.ending: str = ""
         self.sent_to: set[bytes] = set()
         self.shell: object = None
 

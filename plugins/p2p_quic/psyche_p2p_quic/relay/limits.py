@@ -83,7 +83,7 @@ class AddressCounter:
         self._rate = rate
         self._burst = 2 * most_per_address + 16
         self._places: dict[str, _Place] = {}
-        self.total = 0
+        self.total: int = 0
 
     def enter(self, host: str, now: float) -> str | None:
         """Count a connection; its key for `leave`, or None if it is one too many."""

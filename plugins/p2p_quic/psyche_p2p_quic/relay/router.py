@@ -35,11 +35,11 @@ class Router:
     ) -> None:
         self.access = access
         self.limits = limits
-        self.pages = pages or {}
+        self.pages: Pages = pages or {}
         self.nonce = nonce
         self._jitter = jitter
-        self.counters = Counters()
-        self.total_bucket = TokenBucket(limits.total_rate, burst_seconds=limits.burst_seconds, now=now)
+        self.counters: Counters = Counters()
+        self.total_bucket: TokenBucket = TokenBucket(limits.total_rate, burst_seconds=limits.burst_seconds, now=now)
         self.queued_bytes = 0
         self.dirty: list[Client] = []
         self._clients: dict[bytes, list[Client]] = {}  # the last one of an id gets its traffic

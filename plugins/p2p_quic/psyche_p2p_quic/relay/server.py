@@ -57,7 +57,7 @@ class RelayServer:
         gauges: Callable[[], Sequence[tuple[str, str, float]]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limits = limits or RelayLimits()
+        self.limits: RelayLimits = limits or RelayLimits()
         self._clock = clock
         self._started = clock()
         self._gauges = gauges
@@ -68,7 +68,7 @@ class RelayServer:
             "/healthz": lambda _: self._health(),
             "/metrics": self._metrics_page,
         }
-        self.router = Router(access, limits=self.limits, now=clock(), pages={**own, **(pages or {})})
+        self.router: Router = Router(access, limits=self.limits, now=clock(), pages={**own, **(pages or {})})
         self._hosts, self._wanted_port, self._tls = list(hosts), port, tls
         self._addresses = AddressCounter(
             most=self.limits.connections,

@@ -24,8 +24,8 @@ class ServerTls:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self.ready = False
-        self.ended = False
+        self.ready: bool = False
+        self.ended: bool = False
 
     def receive(self, data: memoryview) -> bytes:
         """What the client says in these bytes. Something may be left to be sent afterwards. Raises TlsFailed."""

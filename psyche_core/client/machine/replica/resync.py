@@ -168,7 +168,7 @@ def changed_unasked(client: MachineState, event: SnapshotTaken) -> bool:
     if notes is None or unknown or event.digest == client.model_digest:
         return False
 
-    notes.snapshot_requests.given.discard(event.step)
+    notes.snapshot_requests.given.pop(event.step, None)
     notes.resync.alike, notes.resync.unlike = notes.digests.compared(client.model_digest)
     _lacks(client, notes, "this client's model has changed by itself, which memory that fails does", astray=True)
     return True

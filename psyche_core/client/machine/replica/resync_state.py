@@ -16,6 +16,7 @@ Protocol section 5. A client that needs masters says after which step (ModelWant
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from psyche_core.coordinator.round.witness import tolerated
@@ -201,19 +202,24 @@ class Resync:
 
 @dataclass(slots=True)
 class SnapshotRequests:
-    """What others requested from us and what we offered, in one epoch. asked: step -> slots that want the masters after it."""
+    """What others requested from us and what we offered, in one epoch.
 
-    asked: dict[int, set[int]] = field(default_factory=dict)
-    given: set[int] = field(default_factory=set)
+    asked: step -> slots that want the masters after it, and when each first said so. given: step -> when we began to offer them.
+    """
 
-    def want(self, slot: int, step: int) -> None:
+    asked: dict[int, dict[int, float]] = field(default_factory=dict)
+    given: dict[int, float] = field(default_factory=dict)
+
+    def want(self, slot: int, step: int, *, now: float) -> None:
         """Record a request; each slot has a few, so that nobody can keep us busy with snapshots."""
         if sum(slot in slots for slots in self.asked.values()) < MAX_ATTEMPTS + 2:
-            self.asked.setdefault(step, set()).add(slot)
+            self.asked.setdefault(step, {}).setdefault(slot, now)
 
-    def wanted(self, step: int) -> bool:
-        """Whether any member requested the masters after `step`."""
-        return step in self.asked
+    def awaited_by(self, slots: Collection[int], step: int, *, since: float = 0.0) -> bool:
+        """Whether any of these slots requested the masters after `step`, and did not have request and offer before `since`."""
+        return any(
+            slot in slots and max(at, self.given.get(step, since)) >= since for slot, at in self.asked.get(step, {}).items()
+        )
 
     def due(self, step: int) -> bool:
         """Whether the masters after `step`, which we have now, are requested and not offered yet."""

@@ -155,6 +155,22 @@ def test_a_checkpoint_without_state_gives_a_state_of_zeros(source: Path, tmp_pat
     assert trainer.full_digest() == without.full_digest()
 
 
+@pytest.mark.parametrize("content", ["false", "damaged"])
+def test_a_file_that_the_manifest_does_not_list_is_not_read(source: Path, trained: Trainer, tmp_path: Path, content: str) -> None:
+    """It would change the model without changing what the manifest says."""
+    without = build(source, WITHOUT)
+    train(without, 1, 3)
+    folder = save(without, tmp_path / "checkpoint")
+    if content == "damaged":
+        (folder / STATE_FILE).write_bytes(b"no safetensors")
+    else:
+        state = {f"public_state/{name}": tensor + 1 for name, tensor in state_of(trained).items()}
+        save_file(state, folder / STATE_FILE, metadata={"psyche_public_state": "1"})
+    again = build(folder)
+    assert again.full_digest() == without.full_digest()
+    assert not any(bool(tensor.any()) for tensor in state_of(again).values())
+
+
 def test_an_optimizer_without_state_does_not_look_at_the_file(checkpoint: Path, trained: Trainer) -> None:
     (checkpoint / STATE_FILE).write_bytes(b"no safetensors")
     assert build(checkpoint, WITHOUT).full_digest() == full_digest(trained._optimizer.masters)
@@ -215,6 +231,8 @@ def test_a_flipped_bit_is_one_sentence_where_the_manifest_lists_the_file(checkpo
         (lambda state: {**state, "w": torch.zeros(2)}, "tensor w, which is no public state"),
         (lambda state: {**state, "public_state/correction": torch.full((1,), float("nan"))}, "NaN or infinite"),
         (lambda state: {**state, "public_state/correction": torch.zeros(1, dtype=torch.float64)}, "stored as F64, expected F32"),
+        (lambda state: {**state, "public_state/correction": torch.full((1,), -0.5)}, "correction .* holds values below 0"),
+        (lambda state: {name: tensor - 1 for name, tensor in state.items()}, "holds values below 0 or NaN"),
     ],
 )
 def test_a_file_of_another_optimizer_is_one_sentence(
