@@ -119,6 +119,9 @@ class RequestReader:
                 (("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13")),
             )
 
+        if b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0":
+            return self._refuse(HTTPStatus.BAD_REQUEST, "expected a request without a body")
+
         offered = _words(headers.get(b"sec-websocket-protocol", b""))
         version = next((version for version in VERSIONS if version.encode() in offered), None)
         if version is None:

@@ -10,7 +10,12 @@ import anyio
 from psyche_core.hookspecs import RelayContext
 from psyche_core.interfaces import Relay
 from psyche_p2p_quic.relay.access import MemberAccess
+from psyche_p2p_quic.relay.limits import RelayLimits
+from psyche_p2p_quic.relay_program.open_files import within_open_files
 from psyche_p2p_quic.relay_program.service import RelayService, ServiceOptions
+
+_COORDINATORS_FILES = 1024
+"""Files kept for the coordinator: its members' connections, newcomers, data, its state."""
 
 
 class IrohRelay(Relay):
@@ -26,6 +31,7 @@ class IrohRelay(Relay):
                 url=context.url,
                 tls_cert=context.tls_cert,
                 tls_key=context.tls_key,
+                limits=within_open_files(RelayLimits(), others=_COORDINATORS_FILES),
             ),
         )
         self._open = False

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.relay.access import Access, MemberAccess, OpenAccess, TokenAccess
 from psyche_p2p_quic.relay.limits import RelayLimits
 from psyche_p2p_quic.relay_program.members import CoordinatorSource, Membership, MemberSource
+from psyche_p2p_quic.relay_program.open_files import within_open_files
 from psyche_p2p_quic.relay_program.service import RelayService, ServiceOptions
 from psyche_p2p_quic.relay_program.token_file import fingerprint, read_tokens
 
@@ -91,28 +92,14 @@ def read_options(given: Mapping[str, Any]) -> RelayOptions:
     return RelayOptions(service=service, access=MemberAccess(), sources=sources)
 
 
-def allow_open_files(count: int) -> None:
-    """Raise the process's own limit of open files to `count`, as far as the system lets it; warn where that is less."""
-    try:
-        import resource
-    except ImportError:
-        return  # Windows has no such limit
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    if wanted < count:
-        _log.warning("this system allows %d open files, %d are needed for --max-clients; see `ulimit -Hn`", wanted, count)
-
-
 def run_relay(options: RelayOptions) -> int:
     """Run until a signal; the exit code. Raises PsycheError."""
     return asyncio.run(_run(options))
 
 
 async def _run(options: RelayOptions) -> int:
-    allow_open_files(options.service.limits.connections + _OTHER_FILES)
+    limits = within_open_files(options.service.limits, others=_OTHER_FILES)
+    options = replace(options, service=replace(options.service, limits=limits))
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for stopping in (signal.SIGINT, signal.SIGTERM):
