@@ -105,7 +105,7 @@ class RunView:
     """
 
     def __init__(self, *, run_id: str = "", total_steps: int | None = None) -> None:
-        self.run_id: str | None = run_id
+        self.run_id: str = run_id
         self.total_steps = total_steps
         self.version: int = 0
         self.first: float | None = None
