@@ -126,8 +126,9 @@ class Disk:
             for saved in self._saved
             if saved.step <= due
             and (
-                (saved.step, saved.digest) == base
-                or (ends[saved.step] == saved.digest if saved.step in ends else saved.generation == state.generation)
+                ends[saved.step] == saved.digest
+                if saved.step in ends
+                else saved.generation == state.generation or (saved.step, saved.digest) == base
             )
         ]
         return max(found, key=lambda saved: saved.step, default=None)

@@ -101,10 +101,10 @@ def belongs(
     """
 
     def check(manifest: CheckpointManifest) -> bool:
-        if _instance(manifest) == instance and (manifest.step, bytes.fromhex(manifest.digest or "")) == journal_base:
-            return True
         if manifest.step in ends and manifest.digest:
             return _is_end(manifest, ends)
+        if _instance(manifest) == instance and (manifest.step, bytes.fromhex(manifest.digest or "")) == journal_base:
+            return True
 
         return (_instance(manifest), manifest.generation) == (instance, generation)
 

@@ -250,3 +250,11 @@ def test_a_stored_model_of_a_signed_end_is_followed_by_the_journal_that_covers_i
     trainer: Any = masters
     assert member.restorer.restore(trainer, replace(state_at(10), stored=stored), step=None, use_journal=True) == 9
     assert masters.content == member.contents[9]
+
+
+def test_a_signed_digest_of_the_checkpoints_step_outweighs_the_journal(member: Member, tmp_path: Path) -> None:
+    member.train(4)
+    member.end_epoch()
+    member.train(9)
+    signed = replace(state_at(10), ends=(EpochEnd(step=4, digest=b"d" * 32),))
+    assert _newest(member, tmp_path, signed) is None

@@ -9,7 +9,7 @@ use crate::refusal::{
 use crate::rewards::has_account_for;
 use crate::run::{Run, Signers};
 use crate::set;
-use crate::shares::{accepted, assigned, before, divided};
+use crate::shares::{assigned, before, judged as verdicts};
 use crate::verified::{as_bytes, Verified, JOIN};
 use psyche_common::authorization::Authorization;
 use psyche_common::platform::same as same_key;
@@ -206,10 +206,11 @@ pub fn health_check(run: &mut Run, sender: &Key, slots: &[u8]) -> Outcome {
     if run.image.round(judging).statements.len() < needed(run, judging) || slots.is_empty() {
         return Err(INVALID_HEALTH_CHECK);
     }
-    let (mut unseen, mut seen, mut leaving) = ([0; 4], [0; 4], [0; 4]);
+    let (mut unseen, mut seen, mut leaving) = ([0; 4], [[0; 4]; 2], [0; 4]);
     assigned(run, judged, &mut unseen);
-    accepted(run, judged, &mut seen);
-    set::subtract(&mut unseen, &seen);
+    verdicts(run, judged, &mut seen);
+    let [accepted, divided] = seen;
+    set::subtract(&mut unseen, &accepted);
     let height = run.image.round(judged).height;
     for pair in slots.chunks_exact(2) {
         let slot = pair[0] as usize | (pair[1] as usize) << 8;
@@ -222,8 +223,7 @@ pub fn health_check(run: &mut Run, sender: &Key, slots: &[u8]) -> Outcome {
         }
     }
     // `rounds` has counted a missed duty for each of these.
-    divided(run, judged, &mut seen);
-    set::subtract(&mut leaving, &seen);
+    set::subtract(&mut leaving, &divided);
     exit(run, &leaving, health::DROPPED);
     Ok(())
 }

@@ -9,7 +9,7 @@ use crate::refusal::{Outcome, NOTHING_DUE};
 use crate::requeue;
 use crate::run::{heap, Run};
 use crate::set;
-use crate::shares::{accepted, before, divided, samples, samples_of};
+use crate::shares::{before, judged, samples, samples_of};
 use psyche_common::arithmetic::mul_div;
 
 /// Samples of a round before which `first` samples were assigned: a linear ramp over tokens, halves rounded up.
@@ -128,10 +128,9 @@ fn add_missed_duties(run: &mut Run, slots: &Set) {
 
 /// Counts a missed duty for the healthy slots whose result of a round divided the witnesses. Who was absent is excused.
 #[inline(never)]
-fn note_divided(run: &mut Run, place: usize) {
+fn note_divided(run: &mut Run, place: usize, divided: &Set) {
     let height = run.image.round(place).height;
-    let (mut left, mut unseen) = ([0; 4], [0; 4]);
-    divided(run, place, &mut left);
+    let (mut left, mut unseen) = (*divided, [0; 4]);
     while !set::is_empty(&left) {
         let slot = set::take_first(&mut left);
         let client = &run.image.epoch.clients.items[slot];
@@ -185,8 +184,11 @@ pub fn finish_round(run: &mut Run, current: usize) {
     add_missed_duties(run, &silent);
     let previous = before(run, current, 1);
     if previous != NONE {
-        settle(run, previous, &silent);
-        note_divided(run, previous);
+        let mut divided = [0; 4];
+        settle(run, previous, &silent, &mut divided);
+        if !set::is_empty(&divided) {
+            note_divided(run, previous, &divided);
+        }
     }
     drop_for_missing(run);
     let drain = run.image.round(current).drain != 0;
@@ -194,7 +196,7 @@ pub fn finish_round(run: &mut Run, current: usize) {
     run.image.healthy(&mut healthy);
     if set::is_empty(&healthy) || run.image.round(current).statements.count == 0 {
         if !drain {
-            settle(run, current, &[0; 4]);
+            settle(run, current, &[0; 4], &mut [0; 4]);
         }
         run.image.enter(state::COOLDOWN, run.now);
         return;
@@ -212,10 +214,13 @@ pub fn finish_round(run: &mut Run, current: usize) {
 }
 
 /// Counts the accepted rounds of a round, not for the `unpaid`, and puts the samples nobody is accepted for back in the queue.
+/// `divided` gets the slots whose result divided the witnesses.
 #[inline(never)]
-fn settle(run: &mut Run, place: usize, unpaid: &Set) {
-    let mut seen = [0; 4];
-    accepted(run, place, &mut seen);
+fn settle(run: &mut Run, place: usize, unpaid: &Set, divided: &mut Set) {
+    let mut both = [[0; 4]; 2];
+    judged(run, place, &mut both);
+    let mut seen = both[0];
+    *divided = both[1];
     let returned = if set::is_empty(&seen) {
         samples(run, place, heap::returned())
     } else {

@@ -1,5 +1,5 @@
 //! Which samples each trainer of a round gets, and which of them were accepted (psyche_core/coordinator/round/assignment.py, witness.py).
-use crate::elections::{elected_count, needed, trainer_count, trainers, trains};
+use crate::elections::{elected_count, needed, quorum, trainer_count, trainers, trains};
 use crate::image::{Interval, Set, Statement, NONE};
 use crate::run::Run;
 use crate::set;
@@ -52,68 +52,75 @@ pub fn has_samples(run: &mut Run, place: usize, slot: usize) -> bool {
 }
 
 /// The slots whose result of a round a quorum of the next round's elected witnesses saw; none before any statement.
-#[inline(never)]
 pub fn accepted(run: &mut Run, place: usize, out: &mut Set) {
+    let mut both = [[0; 4]; 2];
+    judged(run, place, &mut both);
+    *out = both[0];
+}
+
+/// The slots whose result of a round was accepted, and those that divided the witnesses: at least half of the elected saw the result,
+/// but no quorum. Nobody did before a quorum stated.
+#[inline(never)]
+pub fn judged(run: &mut Run, place: usize, out: &mut [Set; 2]) {
+    *out = [[0; 4]; 2];
     let next = place + 1;
     if next >= run.image.epoch.rounds.len() || run.image.round(next).statements.count == 0 {
-        *out = [0; 4];
         return;
     }
-    assigned(run, place, out);
-    let quorum = needed(run, next);
-    let mut seen = [0; 4];
-    seen_by(run, next, quorum as u64, &mut seen);
-    set::intersect(out, &seen);
-    set::subtract(out, &run.image.round(place).voided);
+    let mut given = [0; 4];
+    assigned(run, place, &mut given);
+    set::subtract(&mut given, &run.image.round(place).voided);
+    let elected = elected_count(run, next);
+    let needed = [quorum(elected) as u64, elected.div_ceil(2) as u64];
+    seen_by(run, next, &needed, out);
+    let [accepted, divided] = out;
+    set::subtract(divided, accepted);
+    set::intersect(accepted, &given);
+    set::intersect(divided, &given);
+    if (run.image.round(next).statements.len() as u64) < needed[0] {
+        *divided = [0; 4];
+    }
 }
 
-/// The slots whose result of a round at least half of the next round's elected witnesses saw, but no quorum; none before a quorum stated.
-#[inline(never)]
-pub fn divided(run: &mut Run, place: usize, out: &mut Set) {
-    *out = [0; 4];
-    let next = place + 1;
-    if next >= run.image.epoch.rounds.len() {
-        return;
-    }
-    let stated = run.image.round(next).statements.len();
-    if stated == 0 || stated < needed(run, next) {
-        return;
-    }
-    let (quorum, half) = (needed(run, next), elected_count(run, next).div_ceil(2));
-    let mut seen = [0; 4];
-    seen_by(run, next, half as u64, out);
-    seen_by(run, next, quorum as u64, &mut seen);
-    set::subtract(out, &seen);
-    if set::is_empty(out) {
-        return;
-    }
-    set::subtract(out, &run.image.round(place).voided);
-    assigned(run, place, &mut seen);
-    set::intersect(out, &seen);
-}
-
-/// The bits set in at least `quorum` of a round's statements: 6 bits of a counter for each slot, counted side by side.
-fn seen_by(run: &Run, place: usize, quorum: u64, out: &mut Set) {
+/// The bits set in at least so many of a round's statements, for two numbers, the larger first: 6 bits of a counter for each slot, counted side by side.
+fn seen_by(run: &Run, place: usize, needed: &[u64; 2], out: &mut [Set; 2]) {
     let statements = run.image.round(place).statements.used();
-    for (word, bits) in out.iter_mut().enumerate() {
+    for word in 0..4 {
         let mut planes = [0u64; 6];
         for statement in statements {
             let participants = &statement.participants;
             let mut carry = u64::from(participants[2 * word]) | u64::from(participants[2 * word + 1]) << 32;
-            for plane in &mut planes {
+            let (low, high) = planes.split_at_mut(3);
+            for plane in low {
+                let sum = *plane ^ carry;
+                carry &= *plane;
+                *plane = sum;
+            }
+            if carry == 0 {
+                continue; // most often nothing reaches the upper half
+            }
+            for plane in high {
                 let sum = *plane ^ carry;
                 carry &= *plane;
                 *plane = sum;
             }
         }
-        // counter >= quorum exactly when counter - quorum borrows nothing
-        let mut borrow = 0u64;
-        for (bit, plane) in planes.iter().enumerate() {
-            let subtracted = 0u64.wrapping_sub(quorum >> bit & 1);
-            borrow = (!plane & (subtracted | borrow)) | (subtracted & borrow);
-        }
-        *bits = !borrow;
+        out[0][word] = at_least(&planes, needed[0]);
+        // usually all or none of the witnesses saw a result, and the smaller number changes nothing
+        let any = planes.iter().fold(0, |any, plane| any | plane);
+        out[1][word] = if any == out[0][word] { any } else { at_least(&planes, needed[1]) };
     }
+}
+
+/// The bits whose counter is at least `needed`, which is so exactly when counter - needed borrows nothing.
+#[inline(always)]
+fn at_least(planes: &[u64; 6], needed: u64) -> u64 {
+    let mut borrow = 0u64;
+    for (bit, plane) in planes.iter().enumerate() {
+        let subtracted = 0u64.wrapping_sub(needed >> bit & 1);
+        borrow = (!plane & (subtracted | borrow)) | (subtracted & borrow);
+    }
+    !borrow
 }
 
 /// Writes all samples of a round to `out`; how many intervals they are.
