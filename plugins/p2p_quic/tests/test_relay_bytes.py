@@ -358,3 +358,16 @@ def test_the_captive_portal_check(challenge: str, answered: bool) -> None:
 def test_any_bytes_get_an_answer_or_wait(data: bytes) -> None:
     answer = ask(data)
     assert answer is None or isinstance(answer, Answered)
+
+
+@pytest.mark.parametrize("header", ["Transfer-Encoding: chunked", "Content-Length: 4"])
+def test_an_upgrade_with_a_body_is_refused(header: str) -> None:
+    """Bytes behind it that are no chunk raised an exception, with a traceback in the log for each such request."""
+    request = (
+        "GET /relay HTTP/1.1\r\nHost: relay\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        f"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Protocol: iroh-relay-v2\r\n{header}\r\n\r\nZZZZ\r\n"
+    )
+    answer = RequestReader({}, "127.0.0.1").feed(request.encode())
+    assert isinstance(answer, Answered)
+    assert answer.data.startswith(b"HTTP/1.1 400 ")
+    assert answer.problem == "expected a request without a body"
