@@ -51,6 +51,15 @@ def test_the_kind_of_router_follows_from_what_observers_saw(seen: list[str], kin
             "relayed",
             "you will be relayed to members behind most routers",
         ),
+        (figures(relay(udp=False, refused=True)), "impossible", "you cannot take part, because UDP does not get through"),
+        (
+            figures(relay(reachable=False)),
+            "direct",
+            (
+                "you can take part with members in the same network only, because this machine has "
+                "no public address and no relay that was asked"
+            ),
+        ),
         (figures(), "direct", "you can take part with members in the same network only"),
         (figures(local=(("45.1.2.3", 1),)), "direct", "you can take part: this machine has a public address"),
         (figures(relay()), "relayed", "you can take part; whether directly"),
@@ -79,5 +88,9 @@ def test_an_unreachable_server_is_exit_code_1_and_a_wrong_option_2() -> None:
     done = CliRunner().invoke(cli, ["doctor", "network", "--server-addr", "127.0.0.1:1", "--json"], standalone_mode=False)
     assert json.loads(done.output)["verdict"]["kind"] == "impossible"
     assert done.return_value == 1
-    for wrong in (["--server-addr", "nowhere"], ["--server-addr", "127.0.0.1:1", "--relay", "nonsense"]):
+    for wrong in (
+        ["--server-addr", "nowhere"],
+        ["--server-addr", "127.0.0.1:1#00ff"],
+        ["--server-addr", "127.0.0.1:1", "--relay", "nonsense"],
+    ):
         assert isinstance(CliRunner().invoke(cli, ["doctor", "network", *wrong]).exception, UserError)  # exit status 2

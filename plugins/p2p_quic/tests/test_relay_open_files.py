@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,7 +11,7 @@ from psyche_p2p_quic.relay_program.open_files import within_open_files
 
 
 @pytest.fixture
-def allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+def allowed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The process's limit, as the system would keep it: soft and hard."""
     limits = [(1024, 1024)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import logging
+import re
 import time
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ import anyio.to_thread
 from psyche_core.errors import PsycheError, TransportError, UserError, WireError
 from psyche_core.sdk.observe import observed_run
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic.doctor.relay_rates import relay_rates
+from psyche_p2p_quic.doctor.relay_rates import TokenRefused, relay_rates
 from psyche_p2p_quic.doctor.verdict import Figures, RelayFigures
 from psyche_p2p_quic.endpoint import Endpoint, ObserverRefused
 from psyche_p2p_quic.own_address import RelayAnswer, locate_observer
@@ -22,6 +23,7 @@ from psyche_p2p_quic.relays import canonical_relays
 logger: logging.Logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
+_KEY = re.compile("[0-9a-fA-F]{64}")
 OBSERVER_SECONDS = 6.0
 
 
@@ -46,6 +48,8 @@ async def measure(
     if run_id is not None and reached:
         try:
             found += await _relays_of_run(run_id, server, key)
+        except UserError:
+            raise  # another server, run or key than the given one: nothing else about it is worth a word
         except (PsycheError, TimeoutError) as error:
             problem = str(error) or "the coordinator did not answer"
     key = key or SecretKey.generate()
@@ -60,9 +64,10 @@ async def measure(
 
 async def _connect(server: str) -> tuple[bool, float | None, str]:
     """Whether the server takes a connection; the milliseconds; else why not."""
-    host, _, port = server.partition("#")[0].rpartition(":")
-    if not host or not port.isdecimal():
-        message = f"--server-addr {server}: expected host:port#KEY, as the server prints it"
+    place, _, key = server.partition("#")
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdecimal() or (key and not _KEY.fullmatch(key)):
+        message = f"--server-addr {server}: expected host:port#KEY with a key of 64 hexadecimal digits, as the server prints it"
         raise UserError(message)
 
     began = time.perf_counter()
@@ -97,14 +102,17 @@ async def _relay(url: str, endpoint: Endpoint, key: SecretKey, *, token: str | N
     if answer is not None:
         udp, seen, problem = await _ask_observer(endpoint, answer)
     upload = download = None
+    refused = False
     if rates:
         try:
             upload, download = await relay_rates(url, key, token=token)
+        except TokenRefused as error:
+            refused, problem = True, str(error)
         except (OSError, TransportError, WireError, TimeoutError) as error:
             problem = "; ".join(filter(None, (problem, f"rates were not measured: {str(error) or 'it took too long'}")))
     # the relay's clock has whole seconds, half a second late on average; it answered half way through the request
     offset = None if answer is None or answer.date is None else round(now + ms / 2000 - (answer.date + 0.5), 1)
-    return RelayFigures(url, True, ms, udp, seen, offset, upload, download, problem)
+    return RelayFigures(url, True, ms, udp, seen, offset, upload, download, problem, refused)
 
 
 async def _ask_observer(endpoint: Endpoint, answer: RelayAnswer) -> tuple[bool, str | None, str]:

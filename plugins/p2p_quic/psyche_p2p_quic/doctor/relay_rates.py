@@ -20,6 +20,7 @@ from nacl.signing import SigningKey
 from psyche_core.errors import TransportError, WireError
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.relay import frames
+from psyche_p2p_quic.relay.access import TokenAccess
 
 _CONTEXT = "iroh-relay handshake v1 challenge signature"
 _PAYLOAD_BYTES = 16 * 1024
@@ -28,6 +29,10 @@ _MOST_BYTES = 16 * 2**20
 _ENOUGH_SECONDS = 1.0
 _LONGEST_SECONDS = 20.0
 _MAX_HEAD_BYTES = 16 * 1024
+
+
+class TokenRefused(TransportError):
+    """The relay asks for a token, and got none or a wrong one. Joining the run does not help, unlike with one for members."""
 
 
 async def relay_rates(url: str, key: SecretKey, *, token: str | None = None) -> tuple[float, float]:
@@ -80,8 +85,9 @@ class _Client:
             client._send(bytes([1]) + key.public + bytes([64]) + signature)
             answer = await client._receive()
             if answer[:1] == b"\x03":
-                message = f"the relay refuses this key: {answer[2:200].decode(errors='replace')}"
-                raise TransportError(message)
+                reason = answer[2:200].decode(errors="replace")
+                message = f"the relay refuses this key: {reason}"
+                raise (TokenRefused if reason == TokenAccess.refusal else TransportError)(message)
             if answer != b"\x02":
                 raise _unexpected(answer)
         except BaseException:

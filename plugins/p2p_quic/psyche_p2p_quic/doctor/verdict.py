@@ -17,6 +17,7 @@ class RelayFigures:
 
     seen: the `ip:port` that the observer saw; None if it did not tell. clock_offset: our clock minus the relay's, seconds, to
     about one second. upload, download: bytes a second; None if not measured. problem: why something was not measured.
+    refused: whether it asks for another token than it got.
     """
 
     url: str
@@ -28,6 +29,7 @@ class RelayFigures:
     upload: float | None = None
     download: float | None = None
     problem: str = ""
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def nat_kind(local: Sequence[tuple[str, int]], seen: Sequence[str]) -> str:
 
 def judge(figures: Figures) -> Verdict:
     """Whether this machine can take part, and how it will be reached."""
-    reachable = [relay for relay in figures.relays if relay.reachable]
+    reachable = [relay for relay in figures.relays if relay.reachable and not relay.refused]
     answers = [relay.udp for relay in figures.relays if relay.udp is not None]
     udp = any(answers) if answers else None
     seen = tuple(relay.seen for relay in figures.relays if relay.seen is not None)
@@ -91,12 +93,12 @@ def judge(figures: Figures) -> Verdict:
         if reachable:
             sentence = "you will be relayed: UDP does not get through here, so all traffic goes through a relay"
             return Verdict("relayed", sentence, nat, seen, udp, advice)
-        sentence = "you cannot take part, because UDP does not get through here and no relay can be reached"
+        sentence = "you cannot take part, because UDP does not get through here and no relay can be used"
         return Verdict("impossible", sentence, nat, seen, udp, advice)
 
     if nat == "symmetric" and not global6:
         if not reachable:
-            sentence = "you cannot take part, because the router changes ports for each destination and no relay can be reached"
+            sentence = "you cannot take part, because the router changes ports for each destination and no relay can be used"
             return Verdict("impossible", sentence, nat, seen, udp, advice)
         sentence = (
             "you will be relayed to members behind most routers, because yours uses another port for each destination; members "
@@ -114,9 +116,8 @@ def judge(figures: Figures) -> Verdict:
         if reachable:
             sentence = "you can take part; whether directly or through the relay cannot be told without an observer"
             return Verdict("relayed", sentence, nat, seen, udp, advice)
-        sentence = (
-            "you can take part with members in the same network only, because this machine has no public address and no relay "
-            "was asked"
+        sentence = "you can take part with members in the same network only, because this machine has no public address and " + (
+            "no relay that was asked can be used" if figures.relays else "no relay was asked"
         )
         return Verdict("direct", sentence, nat, seen, udp, advice)
 
@@ -128,6 +129,8 @@ def _advice(figures: Figures, nat: str, *, udp: bool | None, global6: bool) -> l
     advice = []
     if not figures.relays:
         advice.append("give --relay URL or --run-id NAME, so that UDP, the router and the rates can be measured")
+    if any(relay.refused for relay in figures.relays):
+        advice.append("give the relay's token with --relay-token")
     if udp is False:
         advice.append("let UDP out of the firewall")
     if nat in ("symmetric", "changes the port") and not global6:
