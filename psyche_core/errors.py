@@ -13,6 +13,7 @@
     │   │   └── AccessRefused     because the given address, run or key is wrong: also a UserError
     │   └── UnknownHost           the host in an address does not exist: also a UserError
     ├── TransportError            a peer or blob cannot be reached
+    │   ├── CannotBind            the address or interface to bind is not one of this machine: also a UserError
     │   ├── BlobNotFound          no peer that was asked delivered it before the deadline
     │   └── BlobRejected          the blob was too large or did not match its hash
     ├── WireError                 received bytes do not follow the wire rules
@@ -102,6 +103,10 @@ class UnknownHost(BackendError, UserError):
 
 class TransportError(PsycheError):
     """A peer or blob cannot be reached."""
+
+
+class CannotBind(TransportError, UserError):
+    """The address or network interface to bind is not one of this machine, or its port is taken."""
 
 
 class BlobNotFound(TransportError):

@@ -234,7 +234,7 @@ def _tokenizer(text: TextSource, source: _Source) -> Any:
         tokenizer = Tokenizer.from_file(str(text.tokenizer))
     except Exception as error:  # the library raises bare Exception for every kind of bad file
         message = f"{text.tokenizer} is not a tokenizer.json that the tokenizers library can read: {error}"
-        raise DataError(message) from error
+        raise InputError(message) from error
 
     vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
     if vocabulary > 256**source.token_size:

@@ -25,7 +25,7 @@ import iroh
 from iroh.iroh_ffi import InternalError
 
 from psyche_core.config.sentences import printable
-from psyche_core.errors import TransportError
+from psyche_core.errors import CannotBind, TransportError
 from psyche_p2p_quic.ffi_copy import mend
 from psyche_p2p_quic.interfaces import addresses_of
 from psyche_p2p_quic.observer_protocol import ALPN as OBSERVER_ALPN
@@ -274,7 +274,7 @@ class Endpoint:
                 endpoint = await iroh.Endpoint.bind(options)
         except LinkLost as error:
             message = f"cannot bind {shown}: no interface of this machine has that address, or the port is taken; choose another"
-            raise TransportError(message) from error
+            raise CannotBind(message) from error
 
         return cls(endpoint, families=families, relays=relays, discovery=discovery)
 

@@ -12,7 +12,7 @@ import socket
 import psutil
 
 from psyche_core.config.sentences import did_you_mean, printable
-from psyche_core.errors import TransportError
+from psyche_core.errors import CannotBind
 
 
 def addresses_of(interface: str, *, whole: bool = False) -> tuple[str, ...]:
@@ -44,12 +44,12 @@ def _of_name(name: str) -> tuple[str, ...]:
             f"cannot bind {printable(name)!r}: expected an IP address of this machine, or one of its network interfaces "
             f"({known}){did_you_mean(name, interfaces)}"
         )
-        raise TransportError(message)
+        raise CannotBind(message)
 
     chosen = _chosen(interfaces[name])
     if not chosen:
         message = f"cannot bind the interface {name}: it has no IP address now; connect it, or choose another"
-        raise TransportError(message)
+        raise CannotBind(message)
 
     return chosen
 

@@ -9,7 +9,7 @@ import pytest
 from anyio.abc import SocketStream
 
 from psyche_core.config.settings import load_settings
-from psyche_core.errors import ConfigError, TransportError, WireError
+from psyche_core.errors import CannotBind, ConfigError, WireError
 from psyche_core.testing.transport import connected, received, until
 from psyche_core.wire import codec
 from psyche_core.wire.signing import SecretKey
@@ -126,7 +126,7 @@ def test_an_address_of_version_1_is_still_read_and_one_of_version_2_keeps_everyt
 def test_an_interface_has_addresses_of_both_families() -> None:
     assert addresses_of("lo")[0] == "127.0.0.1"
     assert addresses_of("192.0.2.7") == ("192.0.2.7",)
-    with pytest.raises(TransportError, match=r"cannot bind 'l0': expected an IP address of this machine, or one of .*\(lo"):
+    with pytest.raises(CannotBind, match=r"cannot bind 'l0': expected an IP address of this machine, or one of .*\(lo"):
         addresses_of("l0")
 
 

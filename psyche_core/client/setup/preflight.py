@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from psyche_core.config.settings import ClientSettings, TrainLocalSettings
@@ -24,6 +25,24 @@ def expect_held_out(settings: ClientSettings | TrainLocalSettings) -> None:
     """Check that --validation-data exists. Raises ConfigError."""
     if settings.validation_data is not None:
         expect_tokens(settings.validation_data, option="--validation-data")
+
+
+def expect_checkpoint_dir(settings: TrainLocalSettings) -> None:
+    """Make the folder of --checkpoint-dir, so that nothing is trained that cannot be saved. Raises ConfigError."""
+    folder = settings.checkpoint_dir
+    if folder is None:
+        return
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK | os.X_OK)
+    except (OSError, ValueError) as error:  # ValueError: a NUL character
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        message = f"--checkpoint-dir {str(folder)!r}: {reason}; give a folder that can be written"
+        raise ConfigError(message) from error
+    if not writable:
+        message = f"--checkpoint-dir {str(folder)!r} cannot be written; give another folder"
+        raise ConfigError(message)
 
 
 def expect_tokens(place: Path, *, option: str) -> None:

@@ -20,7 +20,7 @@ import anyio.to_thread
 from psyche_core.client.setup.data_source import data_source, first_samples, held_out_place, read_samples
 from psyche_core.client.setup.local_run_file import local_run_file
 from psyche_core.client.setup.parallelism import parallelism_of
-from psyche_core.client.setup.preflight import expect_device, expect_held_out, expect_tokens
+from psyche_core.client.setup.preflight import expect_checkpoint_dir, expect_device, expect_held_out, expect_tokens
 from psyche_core.config.run_config import Choice, RunFile
 from psyche_core.config.settings import TrainLocalSettings
 from psyche_core.coordinator.round.schedule import batch_size
@@ -45,6 +45,7 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
     run = await anyio.to_thread.run_sync(local_run_file, settings)
     location = _data_location(settings, run)
     expect_held_out(settings)
+    await anyio.to_thread.run_sync(expect_checkpoint_dir, settings)
     await anyio.to_thread.run_sync(expect_device, settings)
     from psyche_core.training.local_run import LocalRun
 

@@ -153,7 +153,7 @@ def _piece(path: Path, at: int, piece: tuple[bytes, bool], *, last: bool, docume
         text = (content.removeprefix(_BYTE_ORDER_MARK) if at == 0 else content).decode()
     except UnicodeDecodeError as error:
         message = f"{path} is not UTF-8 text: byte {at + error.start} cannot be read; convert it or leave it out"
-        raise DataError(message) from error
+        raise InputError(message) from error
 
     return Piece(text.replace("\r\n", "\n"), aside, last, len(content), documents)
 

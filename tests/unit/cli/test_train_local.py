@@ -80,6 +80,7 @@ def test_data_of_a_server_is_asked_for_otherwise(psyche: Psyche, base: Path) -> 
     [
         (("--data", "nowhere"), "--data 'nowhere': No such file"),
         (("--validation-data", "nowhere"), "--validation-data 'nowhere': No such file"),
+        (("--checkpoint-dir", __file__), "--checkpoint-dir"),
         (("--device", "cuda:77"), "device cuda:77 was asked for, but torch "),
     ],
 )
