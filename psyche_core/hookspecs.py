@@ -153,6 +153,7 @@ class BackendRegistration:
         transport_key: makes our transport's key from run id and settings if no key file was given.
         route: `host:port` of the server that the backend connects to, used to find the local address that others can reach; None
             means the address itself.
+        offers_relays: whether the server tells its clients of `ServerContext.relays`.
         observe: like create, for a program that only follows the run: it never joins and sends nothing; None if `create` gives
             that.
         testnet: what `psyche testnet` needs besides that; None if a member needs only the address.
@@ -164,6 +165,7 @@ class BackendRegistration:
     summary: str
     create: Callable[[BackendContext], Backend]
     create_server: Callable[[ServerContext], BackendServer] | None = None
+    offers_relays: bool = False
     observe: Callable[[BackendContext], Backend] | None = None
     settings: type[BaseModel] | None = None
     needs_address: bool = True

@@ -172,6 +172,12 @@ def _relay(settings: ServerSettings, registry: PluginRegistry) -> Relay | None:
     """The relay beside the coordinator, if one is wanted; it listens once it is entered. Raises UserError."""
     if not settings.with_relay:
         return None
+    if not registry.load("backend", settings.backend).offers_relays:
+        message = (
+            f"--with-relay: a server of the backend {settings.backend} cannot tell its members of a relay; run one with "
+            "`psyche relay run`, and name it in the run file: [model.network] relays"
+        )
+        raise ConfigError(message)
     if settings.relay_url is None and settings.host in _EVERY_INTERFACE:
         message = (
             f"--with-relay with --host {settings.host} needs --relay-url, the URL at which members reach the relay, such as "

@@ -64,3 +64,11 @@ async def test_a_server_on_every_interface_must_say_where_its_relay_is(local_tes
     settings = load_settings(ServerSettings, {**options, "with_relay": True})
     with pytest.raises(ConfigError, match="needs --relay-url"):
         await serve_run(settings, PluginRegistry.discover(), EventBus())
+
+
+@pytest.mark.anyio
+async def test_a_server_that_cannot_tell_of_its_relay_starts_none(local_testnet: Any) -> None:
+    folder = local_testnet()
+    options = {"state": folder / "state.toml", "data_config": folder / "data.toml", "backend": "solana", "with_relay": True}
+    with pytest.raises(ConfigError, match=r"cannot tell its members of a relay; run one with `psyche relay run`"):
+        await serve_run(load_settings(ServerSettings, options), PluginRegistry.discover(), EventBus())

@@ -19,6 +19,7 @@ def psyche_register_backends() -> list[BackendRegistration]:
             summary="a coordinator server over TCP that anybody can host",
             create=TcpBackend.from_context,
             create_server=TcpServer,
+            offers_relays=True,
         )
     ]
 

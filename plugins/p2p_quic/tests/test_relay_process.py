@@ -145,6 +145,8 @@ async def test_ctrl_c_ends_it_with_130() -> None:
         (["--access", "open", "--url", "relay.example.org:3340"], "the URL for members is http://HOST:PORT or https://"),
         (["--access", "open", "--url", "http://relay.example.org:99999"], "the URL for members is http://HOST:PORT or https://"),
         (["--access", "open", "--tls-cert", "c.pem"], "TLS needs both"),
+        (["--access", "open", "--client-rate", "nan"], "--client-rate nan: expected a number"),
+        (["--access", "open", "--total-rate", "inf"], "--total-rate inf: expected a number"),
         (["--access", "open", "--tls-cert", "c.pem", "--tls-key", "k.pem"], "cannot read the TLS certificate c.pem"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -59,6 +60,11 @@ def read_options(given: Mapping[str, Any]) -> RelayOptions:
     if addresses and len(addresses) != len(run_ids):
         message = f"expected one --server-addr for each --run-id, got {len(addresses)} for {len(run_ids)}"
         raise ConfigError(message)
+
+    for option in ("client_rate", "total_rate"):
+        if given[option] is not None and not math.isfinite(given[option]):
+            message = f"--{option.replace('_', '-')} {given[option]}: expected a number of megabytes a second"
+            raise ConfigError(message)
 
     service = ServiceOptions(
         hosts=given["hosts"] or ("127.0.0.1",),
