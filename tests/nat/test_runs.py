@@ -25,9 +25,9 @@ def name_of(run: LiveRun, name: str) -> str:
     return SecretKey.load(run.folder / f"{name}.key").public.hex()[:8]
 
 
-def start(run: LiveRun, host: Host) -> None:
+def start(run: LiveRun, host: Host, *options: object) -> None:
     """Start a client on a host."""
-    run.start_client(host.name, inside=host.space.command())
+    run.start_client(host.name, *options, inside=host.space.command())
 
 
 @pytest.mark.slow
@@ -44,14 +44,15 @@ def test_members_behind_routers_of_their_own_train_one_model_and_a_late_one_gets
     (offered,) = run.wait(lambda: run.told("server", RelayStarted), seconds=30)
     assert offered.url == f"http://{lab.relay.address}:3340/"
     homes = [lab.behind(kind, kind) for kind in ("port", "full", "sym")]
+    slowly = ("--dummy-training-delay-secs", 0.5)  # else a fast machine is done before its members have found direct paths
     for home in homes:
-        start(run, home)
+        start(run, home, *slowly)
     for home in homes:
         run.wait_for_steps(home.name, 2)
     run.wait(lambda: newest_paths(run, "port").get(name_of(run, "full")) == "direct", seconds=60)
     assert newest_paths(run, "port")[name_of(run, "sym")] == "relayed"
     run.kill("full")
-    start(run, lab.behind("sym", "late"))
+    start(run, lab.behind("sym", "late"), *slowly)
     run.wait_for_end()
     run.assert_kept_its_promises(steps=80, finishers=("port", "sym", "late"))
     assert run.told("late", Resynced)
