@@ -12,6 +12,8 @@ $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   show($("token").value.trim());
 });
+// Until here the browser itself would have sent the form, to a page that knows nothing of it.
+for (const part of ["token", "send"]) $(part).disabled = false;
 
 const given = new URLSearchParams(location.hash.slice(1)).get("token");
 if (given) {
