@@ -57,6 +57,7 @@ LIES = (
     "withhold",
     "false-statements",
     "false-digests",
+    "false-models",
     "flood",
     "stolen-key",
     "old-signatures",

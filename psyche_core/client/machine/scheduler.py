@@ -143,8 +143,7 @@ def fetch(
     if choice is None:
         return None
 
-    repair.attempts += 1
-    repair.taken = choice.manifest_hash
+    repair.takes(choice)
     sources = tuple(notes.clients[slot].p2p for slot in choice.slots)
     tag = notes.tag(max(notes.newest, 0) + SNAPSHOT_ROUNDS)
     return FetchModel(

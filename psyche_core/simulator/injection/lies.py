@@ -102,6 +102,9 @@ class Lies:
                         message = replace(message, manifest_hash=chance.randbytes(32))
                     else:
                         message = replace(message, description_hash=chance.randbytes(32))
+                case "false-models", ModelWanted() | ModelOffer():
+                    self._count(kind)
+                    message = node.offers_made_up_model(message.epoch, message.step, tag)
                 case _ if is_slowing(kind) and self._slowing.takes(node, kind, message, tag):
                     return
         node.say(message, tag)
@@ -120,6 +123,9 @@ class Lies:
                 case "false-digests", WarmupWitness():
                     self._count(kind)
                     command = replace(command, model_digest=self._false_digest(chance))
+                case "false-models", WarmupWitness():
+                    self._count(kind)
+                    command = replace(command, model_digest=node.made_up_digest(self._server.state.epoch.start_step - 1))
                 case "false-digests", EpochDigest():
                     self._count(kind)
                     command = replace(command, digest=self._false_digest(chance))

@@ -26,7 +26,7 @@ from psyche_core.simulator.members.process import Process
 from psyche_core.simulator.replicas.replica import Payload, Replica, StepOrder
 from psyche_core.simulator.sample_tracker import bits
 from psyche_core.simulator.times import Durations
-from psyche_core.wire.messages import Message, Result, seal, unseal
+from psyche_core.wire.messages import Message, ModelOffer, Result, seal, unseal
 
 if TYPE_CHECKING:
     from psyche_core.simulator.network import Letter
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 EMPTY_RESULT = hashlib.sha256(b"").digest()
 """The payload of any result that is all zeros: the same bytes for everybody, in every round."""
+
+DESCRIPTION = hashlib.sha256(b"description").digest(), 64
+"""Hash and length of the description of the run's model."""
 
 SECONDS: dict[type[object], float] = {
     ev.Load: 0.4,
@@ -202,6 +205,23 @@ class Node(Process):
 
         self.counts["slow-downlink"] += 1
         return max(self.downlinks) * self._world.train_seconds * (0.75 + 0.5 * self._chance.random())
+
+    def _made_up(self, step: int) -> Replica:
+        """A model that liars made up for a step, the same for all of them."""
+        replica = self._world.new_replica()
+        replica.spoil(step)
+        return replica
+
+    def made_up_digest(self, step: int) -> bytes:
+        """Its full digest."""
+        return self._made_up(step).digest()
+
+    def offers_made_up_model(self, epoch: int, step: int, tag: int) -> ModelOffer:
+        """Begin to serve it; returns the offer. tag: until when it is served."""
+        made_up = self._made_up(step)
+        offer = _offer(epoch, step, made_up.digest())
+        self.snapshots[offer.manifest_hash] = (tag, step, made_up.snapshot())
+        return offer
 
     # ------------------------------------------------------------------------------------ work
 
@@ -414,11 +434,17 @@ class Node(Process):
         self.receive(life, ev.ModelStored(action.step, location))
 
     def _take_snapshot(self, work: ev.TakeSnapshot) -> ev.Event:
-        manifest = hashlib.sha256(b"manifest" + self.replica.digest()).digest()
-        self.snapshots[manifest] = (work.tag, work.step, self.replica.snapshot())
+        offer = _offer(0, work.step, self.replica.digest())
+        self.snapshots[offer.manifest_hash] = (work.tag, work.step, self.replica.snapshot())
         self.counts["snapshots"] += 1
-        described = hashlib.sha256(b"description").digest()
-        return ev.SnapshotTaken(work.step, manifest, 256, described, 64, digest=self.replica.digest())
+        return ev.SnapshotTaken(
+            work.step,
+            offer.manifest_hash,
+            offer.manifest_bytes,
+            offer.description_hash,
+            offer.description_bytes,
+            digest=self.replica.digest(),
+        )
 
     def _fetch_model(self, work: ev.FetchModel, lineage: int) -> ev.Event:
         network = self._world.network
@@ -432,7 +458,7 @@ class Node(Process):
             held = functools.partial(self._world.held, asker=self)
             self._world.replicas.fetched(self.name, lineage=lineage, step=work.step, masters=masters, held=held)
         if work.build is not None:
-            if (hashlib.sha256(b"description").digest(), 64) not in work.descriptions:
+            if DESCRIPTION not in work.descriptions:
                 if source.liar:  # no honest member is left that knows the true one
                     return ev.ModelFetchFailed(work.step, "the description does not fit")
                 raise Broken(
@@ -448,6 +474,11 @@ class Node(Process):
         if work.build is not None:
             return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, work.step)
         return ev.ModelFetched(work.step, self.replica.digest())
+
+
+def _offer(epoch: int, step: int, digest: bytes) -> ModelOffer:
+    """An offer of the masters with this full digest."""
+    return ModelOffer(epoch, step, hashlib.sha256(b"manifest" + digest).digest(), 256, *DESCRIPTION)
 
 
 def _brief(value: Any) -> str:

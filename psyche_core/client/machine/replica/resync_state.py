@@ -9,7 +9,8 @@ Protocol section 5. A client that needs masters says after which step (ModelWant
 - Before the first round of an epoch it is enough that no other offer has as many votes: only members that took part before can
   offer anything.
 - A member whose masters changed by themselves knows who had the right ones. It asks those, and believes nobody who had others.
-- A manifest that led to wrong masters is never used again. One that could not be fetched is tried again after a pause.
+- A manifest that led to wrong masters is never used again. One that could not be fetched is tried again after a pause, or at
+  once when another member offers it: whoever offered it before may serve nothing, or tell falsely how the model is built.
 - The number of attempts per epoch is bounded.
 """
 
@@ -23,6 +24,9 @@ from psyche_core.coordinator.round.witness import tolerated
 from psyche_core.wire.messages import ModelOffer
 
 MAX_ATTEMPTS = 6
+MAX_EAGER_ATTEMPTS = MAX_ATTEMPTS // 2
+"""Attempts of an epoch after which a new offer no longer ends a manifest's pause, so that liars cannot use up all of them."""
+
 MAX_OFFERS_PER_SLOT = 8
 
 
@@ -44,7 +48,8 @@ class Resync:
     astray: our masters differ from the others', so nothing may be built on them. wanted: the step last requested, where the run
     is, and asked_at when; floor: the first one requested, from which on we know all rounds; since: when that was; heard_at:
     when a member first offered it; failed_at: when we last failed to get it. refused: manifests that led to wrong masters;
-    resting: those that could not be fetched, and until when they are not tried. alike, unlike: slots that had our masters, and
+    resting: those that could not be fetched, and until when they are not tried; taken, asked_slots: the last manifest tried, and
+    who offered it then. alike, unlike: slots that had our masters, and
     others, when ours were still right. contested: members offer different masters of a step that nobody signed, and so few of
     them each that liars could have said so; contest_told: people were told.
     """
@@ -64,6 +69,7 @@ class Resync:
     resting: dict[bytes, float] = field(default_factory=dict)
     failed_at: float = 0.0
     taken: bytes | None = None
+    asked_slots: frozenset[int] = frozenset()
     alike: frozenset[int] = frozenset()
     unlike: frozenset[int] = frozenset()
 
@@ -109,6 +115,13 @@ class Resync:
             known.append(offer)
             known.sort(key=lambda kept: kept.step)
             del known[:-MAX_OFFERS_PER_SLOT]
+            if self.attempts < MAX_EAGER_ATTEMPTS:
+                self.resting.pop(offer.manifest_hash, None)
+
+    def takes(self, choice: Offered) -> None:
+        """An attempt to fetch this begins."""
+        self.attempts += 1
+        self.taken, self.asked_slots = choice.manifest_hash, frozenset(choice.slots)
 
     def waited(self, now: float, *, seconds: float) -> bool:
         """Whether all had that long to answer, since our request and since the first answer."""
@@ -120,9 +133,16 @@ class Resync:
         return self.heard_at is not None and now - max(self.since, self.heard_at) > seconds
 
     def could_not_be_had(self, now: float, *, rest: float) -> None:
-        """The last manifest could not be fetched; it may be tried again after `rest` seconds. Fetched pieces are kept."""
+        """The last manifest could not be fetched; it may be tried again after `rest` seconds. Fetched pieces are kept.
+
+        At once if another member has offered it meanwhile.
+        """
         self.failed_at = now
-        if self.taken is not None:
+        if self.taken is None:
+            return
+
+        offering = {slot for slot, offers in self.offers.items() if any(one.manifest_hash == self.taken for one in offers)}
+        if offering <= self.asked_slots or self.attempts >= MAX_EAGER_ATTEMPTS:
             self.resting[self.taken] = now + rest
 
     def choice(
