@@ -157,8 +157,8 @@ class Restorer:
     def look_back(self, state: CoordinatorState) -> None:
         """Read our journal before a checkpoint is chosen. Call it again for each start. Raises ModelError, ConfigError.
 
-        If the coordinator went back to before our last checkpoint, or has decided a round of that checkpoint otherwise since, the
-        journal before it is used. Later checkpoints are set aside, because the run will have another model there.
+        If the run or its coordinator went back to before our last checkpoint, or has decided a round of that checkpoint otherwise
+        since, the journal before it is used. Later checkpoints are set aside, because the run will have another model there.
         """
         journal, due = self._open(state), masters_due(state)
         try:
@@ -173,8 +173,11 @@ class Restorer:
 
         def helps(header: Header, rounds: Sequence[AppliedRound]) -> bool:
             nonlocal up_to
-            if header.generation != state.generation or header.base_step > due:
+            if header.base_step > due:
                 return False
+            if header.generation != state.generation:  # the run went back to before our last checkpoint
+                reach = range(header.base_step, min(due, rounds[-1].step if rounds else header.base_step) + 1)
+                return base > due and any(step in reach for step in signed_ends(state))
 
             anew = decided_otherwise(state, rounds)
             if anew is not None:

@@ -188,8 +188,12 @@ class Disk:
             return
 
         due, earlier, base = masters_due(state), self._earlier, self._journal[0].step
-        if earlier[0].step > due or earlier[0].generation != state.generation:
+        if earlier[0].step > due:
             return
+        if earlier[0].generation != state.generation:
+            reached = any(earlier[0].step <= step <= min(due, earlier[-1].step) for step in signed_digests(state))
+            if base <= due or not reached:
+                return
 
         anew = decided_otherwise(state, earlier[1:])  # type: ignore[arg-type] # the fields it uses
         up_to = due if anew is None else min(due, anew - 1)
