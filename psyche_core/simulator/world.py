@@ -17,6 +17,7 @@ from psyche_core.client.machine.epoch import PLAYING, masters_due
 from psyche_core.config.run_config import Choice, CoordinatorConfig, LLMConfig, ModelConfig
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.commands import SetFutureEpochRates
+from psyche_core.coordinator.round.witness import tolerated
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.simulator.clock import Clock
 from psyche_core.simulator.failure import Broken, SimFailure
@@ -84,7 +85,7 @@ class World:
     """A run of a script. timeline: if given, gets an entry (virtual seconds, who, what) for everything that happens.
 
     member: the class of its members; tests use one that they can interfere with. all_lost_in: the epoch in which all honest
-    members lost memory and disk at once, None without one.
+    members lost memory and disk at once, None without one. false_offers: generation and step of models that liars offered.
     """
 
     member: type[Node] = Node
@@ -130,6 +131,7 @@ class World:
         self.nodes: list[Node] = [self._node(index, liar=index in liars) for index in range(script.clients)]
         self._finished_at: float | None = None
         self.all_lost_in: int | None = None
+        self.false_offers: set[tuple[int, int]] = set()
         self.server.take(_RATES)
         faults = Faults(self)
         for fault in script.faults:
@@ -311,24 +313,40 @@ class World:
 
         That is: the masters after the last step, in memory or on a disk, and on a disk those after any step that members
         signed. A member that read them from a store does not know which step they belong to, where no quorum signed them.
-        Steps of which no result was accepted left the masters as they were: nothing is lost with them.
+        Steps of which no result was accepted left the masters as they were: nothing is lost with them. Where nobody signed the
+        last step, liars offered another model of it, and no more honest members hold it than there may be liars, nobody can
+        tell who is right: then only the signed steps count.
         """
         step, target = before.progress.step - 1, state.progress.step - 1
         signed = [*attested_digests(before), *(end.step for end in before.ends)]
-        for node in self._honest():
-            slot = state.slot_of(node.identity)
-            awake = node.running and not node.paused and not node.spoiled and self.clock.now - node.booted_at > RECOVERY
-            if not awake or slot is None or slot not in state.healthy_slots:
-                continue
-            if node.holds_model and self.replicas.has_more(node.replica.snapshot(), step, than=target):
-                sentence = f"the run goes back from step {step}, whose masters {node.name} holds"
-                raise Broken("nothing-is-lost-that-a-member-holds", sentence)
+        present = [node for node in self._honest() if self._came_in_time(node, state)]
+        holders = [node for node in present if self._holds_more(node, step, than=target)]
+        few = len(holders) <= tolerated(len(before.epoch.clients))
+        contested = few and step not in signed and (before.generation, step) in self.false_offers
+        if contested and holders:
+            self.counts["contested models given up"] += 1
+        elif any(node.holds_model and self.replicas.has_more(node.replica.snapshot(), step, than=target) for node in present):
+            sentence = f"the run goes back from step {step}, whose masters {holders[0].name} holds"
+            raise Broken("nothing-is-lost-that-a-member-holds", sentence)
 
+        for node in present:
             for kept in node.disk.reach:
-                known = kept.step >= step or kept.step in signed
+                known = kept.step in signed or (kept.step >= step and not contested)
                 if known and self.replicas.has_more(kept.masters, kept.step, than=target):
                     sentence = f"the run goes back to step {target}, {node.name} has step {kept.step} on its disk"
                     raise Broken("nothing-is-lost-that-a-disk-holds", sentence)
+
+    def _came_in_time(self, node: Node, state: CoordinatorState) -> bool:
+        """Whether a healthy member of the epoch has been there long enough for others to get what it holds."""
+        slot = state.slot_of(node.identity)
+        awake = node.running and not node.paused and not node.spoiled and self.clock.now - node.booted_at > RECOVERY
+        return awake and slot is not None and slot in state.healthy_slots
+
+    def _holds_more(self, node: Node, step: int, *, than: int) -> bool:
+        """Whether a member has the masters after `step`, in memory or on disk, with more in them than those after `than`."""
+        held = [kept.masters for kept in node.disk.reach if kept.step >= step]
+        held += [node.replica.snapshot()] if node.holds_model else []
+        return any(self.replicas.has_more(masters, step, than=than) for masters in held)
 
     def applied(self, node: Node, work: ev.Apply, held: Mapping[bytes, Payload], *, lineage: int, before: object) -> None:
         """A member applied a round's results. held: its payloads by hash; before: its masters without them."""

@@ -79,7 +79,8 @@ class EpochNotes:
     judge: digests must be compared again. waiting: how long we may still wait for each slot's results and Finished. reloaded:
     we looked on our disk for the model this epoch starts with; lacking_said: when we last told the coordinator that we cannot
     get it. loaded_stored: we loaded the stored checkpoint instead; stored_told: people were told that it is a wrong one.
-    waits_told: people were told that we take part from the next epoch on.
+    waits_told: people were told that we take part from the next epoch on. own_offer: step and manifest of the masters that we
+    offered last.
     """
 
     key: tuple[int, int]
@@ -108,6 +109,7 @@ class EpochNotes:
     loaded_stored: bool = False
     stored_told: bool = False
     waits_told: bool = False
+    own_offer: tuple[int, bytes] | None = None
     slots: dict[bytes, int] = field(init=False)
 
     def __post_init__(self) -> None:

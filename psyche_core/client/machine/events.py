@@ -77,7 +77,7 @@ class ModelReady:
     """Model, optimizer and data are open. digest: full digest of the masters. max_payload_bytes: of any valid payload.
 
     step: the last step whose results are in these masters; None for the model the run's checkpoint names. held: steps and full
-    digests of the signed epoch ends on our disk, if our masters are not up to date. journalled: we keep a journal.
+    digests of the signed epoch ends on our disk, if our masters are not up to date or not signed. journalled: we keep a journal.
     """
 
     digest: bytes

@@ -17,7 +17,7 @@ from typing import assert_never
 from psyche_core.client.machine import announcements, coordinator_updates, peer_messages, scheduler, work_results
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.epoch import ENTERABLE_OR_OVER, LOADABLE, PLAYING, EpochNotes, masters_due
-from psyche_core.client.machine.replica import checkpoint_upload, resync
+from psyche_core.client.machine.replica import checkpoint_upload, contest, resync
 from psyche_core.client.machine.rounds.results import ResultTracker, Verify
 from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.state import MachineState
@@ -226,6 +226,8 @@ def _speak(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> 
     elif notes.resync.reason is not None or client.leaving is not None or client.work is not None:
         return
     elif healthy and state.run_state is RunState.Warmup:
+        if contest.keeps_silent(client, state, notes):
+            return
         waited = client.now - notes.since > client.timeouts.peers
         said = announcements.in_warmup(client.identity, state, notes, peers=client.peers, waited_enough=waited)
         notes.judge = notes.judge or bool(said)

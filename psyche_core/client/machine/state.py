@@ -44,8 +44,10 @@ class MachineState:
     leaving: when we began to leave. masters_at: the step whose results are in our masters, None when unknown; doubtful: work on
     them failed, so their content is unknown. model_digest: their last full digest; digest_at: the step of that digest, None
     when unknown. journalled: we keep a journal. loaded_generation: of the run when we last loaded a model. held: steps and full
-    digests of signed epoch ends on our disk. work: what the trainer is doing. can_store: whether there is a store for models of
-    epoch ends; upload: the one in progress. finish_estimator: durations of our trainings and of the turns between rounds.
+    digests of signed epoch ends on our disk. contested: generation and step of a model that an epoch starts with and of which
+    members offered different ones, and the key of the first epoch in which they did. work: what the trainer is doing. can_store:
+    whether there is a store for models of epoch ends; upload: the one in progress. finish_estimator: durations of our trainings
+    and of the turns between rounds.
     """
 
     identity: NodeIdentity
@@ -71,6 +73,7 @@ class MachineState:
     masters_at: int | None = None
     held: dict[int, bytes] = field(default_factory=dict)
     loaded_generation: int = 0
+    contested: tuple[int, int, tuple[int, int]] | None = None
     journalled: bool = False
     doubtful: bool = False
     work: Work | None = None

@@ -212,4 +212,5 @@ def _snapshot_taken(client: MachineState, event: ev.SnapshotTaken) -> None:
             event.description_hash,
             event.description_bytes,
         )
+        client.notes.own_offer = event.step, event.manifest_hash
         client.do(ev.Broadcast(offer, client.notes.tag(max(client.notes.newest, 0) + coordinator_updates.KEPT_ROUNDS)))

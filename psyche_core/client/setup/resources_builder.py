@@ -123,8 +123,13 @@ class ResourcesBuilder:
         return self._first_items
 
     async def _held_ends(self, state: CoordinatorState, step: int | None) -> tuple[tuple[int, bytes], ...]:
-        """Signed ends on our disk; searched only if the masters are not up to date, because that reads whole checkpoints."""
-        if self._restorer is None or (step is not None and step >= masters_due(state)):
+        """Signed ends on our disk.
+
+        Searched only if the masters are not up to date or nobody signed them, because that reads whole checkpoints.
+        """
+        due = masters_due(state)
+        signed = any(end.step == due for end in state.ends)
+        if self._restorer is None or (step is not None and step >= due and signed):
             return ()
 
         return await anyio.to_thread.run_sync(self._restorer.held, state)

@@ -142,17 +142,19 @@ class ReplicaWatch:
     def fetched(self, name: str, *, lineage: int, step: int, masters: object, held: Callable[[object], bool]) -> None:
         """A member will replace its masters with others'. held: whether any running honest member holds these.
 
-        If all members with the run's masters are gone, the run restarts from its checkpoint, whose model then becomes the
-        run's.
+        If all honest members with the run's masters are gone, another model becomes the run's: that of its checkpoint, or one
+        that few members offer, that nobody signed and that nobody contradicts (protocol section 5, "Not yet covered").
         """
         self.fetches += 1
-        expected = self._masters_after.get((lineage, step), masters)
+        expected = self._masters_after.get((lineage, step))
         if expected == masters:
             return
-
-        if held(expected):
-            raise Broken("fetched-masters-are-the-runs", f"{name} took masters for those after step {step} that are not")
-        self._masters_after[(lineage, step)] = masters
+        if expected is not None:
+            if held(expected):
+                raise Broken("fetched-masters-are-the-runs", f"{name} took masters for those after step {step} that are not")
+            self._masters_after[(lineage, step)] = masters
+        if lineage == self.lineage:  # whatever it is, it stands for what was accepted
+            self._samples_in.setdefault(masters, self._tracker().of_honest_before(step + 1))
 
     def has_more(self, masters: object, step: int, *, than: int) -> bool:
         """Whether these are the masters after `step`, in the current lineage, with more samples than those after `than`."""

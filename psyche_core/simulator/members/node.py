@@ -156,6 +156,8 @@ class Node(Process):
                 raise Broken("messages-travel-whole", f"{message} was read back as {read}")
         if message.__class__ is Result:
             self._world.announced.note(self.index, message)
+        if self.liar and isinstance(message, ModelOffer) and message.manifest_hash != _manifest(self.replica.digest()):
+            self._world.false_offers.add((self._world.server.state.generation, message.step))
         if self._world.timeline is not None:
             self.trace(f"says {message.__class__.__name__} {_brief(message)}")
         self._world.network.broadcast(self, message, tag, held_back=held_back)
@@ -205,6 +207,14 @@ class Node(Process):
 
         self.counts["slow-downlink"] += 1
         return max(self.downlinks) * self._world.train_seconds * (0.75 + 0.5 * self._chance.random())
+
+    def _refuted(self, step: int, masters: object) -> bool:
+        """Whether these masters of a step have another digest than the signed one, so that our machine must not use them."""
+        state = self.machine.state
+        signed = None if state is None else next((end.digest for end in state.ends if end.step == step), None)
+        replica = self._world.new_replica()
+        replica.restore(masters)
+        return signed is not None and replica.digest() != signed
 
     def _made_up(self, step: int) -> Replica:
         """A model that liars made up for a step, the same for all of them."""
@@ -312,7 +322,8 @@ class Node(Process):
         signed_stored = own is None and not from_members and state.stored.digest == self.replica.digest()
         loaded = own.step if own is not None else state.stored.step if signed_stored else None
         step = self._restored(work, loaded, lineage)
-        held = self.disk.held(state) if step is None or step < masters_due(state) else ()
+        signed = any(end.step == masters_due(state) for end in state.ends)
+        held = self.disk.held(state) if step is None or step < masters_due(state) or not signed else ()
         return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, step, held, journalled=True)
 
     def _restored(self, work: ev.Load, step: int | None, lineage: int) -> int | None:
@@ -454,7 +465,7 @@ class Node(Process):
             return ev.ModelFetchFailed(work.step, "nobody connected holds these masters any more")
 
         masters = source.snapshots[work.manifest_hash][2]
-        if not self.liar:
+        if not self.liar and not self._refuted(work.step, masters):
             held = functools.partial(self._world.held, asker=self)
             self._world.replicas.fetched(self.name, lineage=lineage, step=work.step, masters=masters, held=held)
         if work.build is not None:
@@ -478,7 +489,12 @@ class Node(Process):
 
 def _offer(epoch: int, step: int, digest: bytes) -> ModelOffer:
     """An offer of the masters with this full digest."""
-    return ModelOffer(epoch, step, hashlib.sha256(b"manifest" + digest).digest(), 256, *DESCRIPTION)
+    return ModelOffer(epoch, step, _manifest(digest), 256, *DESCRIPTION)
+
+
+def _manifest(digest: bytes) -> bytes:
+    """The hash of the manifest of masters with this full digest."""
+    return hashlib.sha256(b"manifest" + digest).digest()
 
 
 def _brief(value: Any) -> str:

@@ -9,25 +9,21 @@ from __future__ import annotations
 
 from psyche_core.client.machine import scheduler
 from psyche_core.client.machine.epoch import EpochNotes, masters_due
-from psyche_core.client.machine.events import Broadcast, Load, ModelFetched, ModelFetchFailed, Send, SnapshotTaken
+from psyche_core.client.machine.events import Broadcast, Load, ModelFetched, ModelFetchFailed, SnapshotTaken
+from psyche_core.client.machine.replica import contest, lacking
 from psyche_core.client.machine.replica.digests import note_rounds_before_ours, unlike_witnesses
 from psyche_core.client.machine.rounds.round import NO_DIGEST
 from psyche_core.client.machine.state import MachineState
-from psyche_core.coordinator.commands import WarmupWitness
-from psyche_core.coordinator.history import held_digest, signed_digests
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import RunState
 from psyche_core.wire.messages import ModelWanted
 
-_NOBODY_READY = 1 / 2
-_SOMEBODY_READY = 3 / 4
-"""Fraction of warmup_time after which we report that we cannot get the model."""
-
 
 def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
     """Check whether our masters can be used or brought up to date; if not, announce which masters we need."""
     repair = notes.resync
+    contest.note(client, state, notes)
     if notes.judge and not repair.astray:
         notes.judge = False
         _judge_digests(client, state, notes)
@@ -55,11 +51,13 @@ def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNot
     # What could not be fetched during the run may be available at its end.
     waited = client.now - (repair.asked_at if state.run_state is RunState.Finished else repair.since)
     helpless = not repair.untried(client.now) or min(waited, client.now - repair.failed_at) > client.timeouts.payload
+    helpless = helpless or contest.given_up(client, state, notes)
     if repair.contested and not repair.contest_told:
         repair.contest_told = True
         problem = (
             f"members offer different models after step {due}, no quorum signed one of them, and each is offered by so few that "
-            "they may be lying; this client takes none until more members agree, or the run's owner removes who lies"
+            "they may be lying; this client takes none until more members agree. If that is so in the next warmup, too, the run "
+            "goes back to the newest step that members signed and that one of them holds"
         )
         client.tell(telemetry.Problem("error", problem))
     if waited > scheduler.offers_patience(state, client.timeouts) and client.work is None and helpless:
@@ -76,7 +74,7 @@ def _without_offers(client: MachineState, state: CoordinatorState, notes: EpochN
     elif state.run_state is RunState.Warmup and state.from_checkpoint:
         _load_stored(client, state, notes)
     elif state.run_state is RunState.Warmup:
-        _say_what_we_hold(client, state, notes)
+        lacking.say_what_we_hold(client, state, notes, contested=contest.given_up(client, state, notes))
 
 
 def _load_stored(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
@@ -114,33 +112,6 @@ def _look_on_disk(client: MachineState, state: CoordinatorState, notes: EpochNot
     return True
 
 
-def _say_what_we_hold(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
-    """Tell the coordinator that we cannot get the model, and which earlier signed step we have (protocol F18)."""
-    if notes.slot is None or notes.slot not in client.healthy:
-        return
-    if notes.lacking_said is not None and client.now - notes.lacking_said <= client.timeouts.answer:
-        return
-    # Members that have the model may still be loading it; while one reports that it has it, offers may come.
-    if client.now - notes.since < state.config.warmup_time * (_SOMEBODY_READY if state.epoch.ready else _NOBODY_READY):
-        return
-
-    start = state.epoch.start_step - 1
-    in_memory = (
-        {} if client.masters_at is None or client.masters_at != client.digest_at else {client.masters_at: client.model_digest}
-    )
-    ours = client.held | in_memory
-    held = {step: digest for step, digest in signed_digests(state).items() if step < start and ours.get(step) == digest}
-    newest = max(held, default=None)
-    if notes.lacking_said is None:
-        best = (
-            "none on our disk is one that members signed" if newest is None else f"the newest one we have is after step {newest}"
-        )
-        client.tell(telemetry.Problem("warning", f"no member has the model after step {start}; {best}"))
-    notes.lacking_said = client.now
-    said = NO_DIGEST if newest is None else held_digest(held[newest])
-    client.do(Send(WarmupWitness(client.identity, notes.number, notes.slot, said)))
-
-
 def model_fetched(client: MachineState, event: ModelFetched) -> None:
     """Our masters are now the others'."""
     notes = client.notes
@@ -150,6 +121,7 @@ def model_fetched(client: MachineState, event: ModelFetched) -> None:
     if notes is None:
         return
 
+    contest.warn_of_few(client, notes, event.step)
     notes.digests.ours = event.digest
     notes.digests.forget_own()
     notes.masters_replaced(event.step)

@@ -203,6 +203,18 @@ class Resync:
         descriptions = tuple(sorted(said, key=lambda one: (-said[one], one)))
         return Offered(best[0], best[1], length, tuple(sorted(slots[best])), descriptions)
 
+    def voices(self, step: int, members: frozenset[int], *, ours: bytes | None) -> Counter[bytes]:
+        """How many members offer each manifest of the masters after `step`. ours: the one that we offer, None without one."""
+        found = Counter(
+            offer.manifest_hash
+            for slot in members
+            for offer in self.offers.get(slot, ())
+            if offer.step == step and offer.manifest_hash not in self.refused
+        )
+        if ours is not None:
+            found[ours] += 1
+        return found
+
     def untried(self, now: float) -> bool:
         """Whether there are offers now that may still help."""
         known = (offer for offers in self.offers.values() for offer in offers if self._useful(offer))

@@ -1,0 +1,102 @@
+"""A contested model: members offer different masters for the epoch's start, nobody signed one, and liars could be behind each.
+
+That happens after the death of all members in the middle of an epoch, when no more of them kept the last rounds than there may be
+liars, and a liar offers another model. Nobody can tell who is right, so nobody takes either. Where two warmups in a row end so,
+all give that model up: those who have it, too, say which signed step they hold, and the run goes back to the newest of these
+(protocol F18). Only where nobody holds any, the owner decides.
+
+Members that offer one model and are more than there may be liars end a contest, so liars cannot make the run go back then.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from psyche_core.client.machine.epoch import EpochNotes
+from psyche_core.client.machine.replica import lacking
+from psyche_core.client.machine.state import MachineState
+from psyche_core.coordinator.round.witness import tolerated
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.telemetry import events as telemetry
+from psyche_core.types import ClientState, RunState
+
+_HALF = 1 / 2
+"""Fraction of warmup_time after which members of a contested model say what they hold."""
+
+
+def note(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
+    """Record a contest over the model that this epoch starts with."""
+    if state.run_state is RunState.Warmup and not _repeated(client, state, notes) and _contested(state, notes):
+        client.contested = (state.generation, state.epoch.start_step - 1, notes.key)
+
+
+def given_up(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> bool:
+    """Whether the model that the epoch starts with is given up: it is contested in a second warmup."""
+    return state.run_state is RunState.Warmup and _repeated(client, state, notes) and _contested(state, notes)
+
+
+def keeps_silent(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> bool:
+    """Whether we have the model and do not say that we are ready, because it was contested in an earlier warmup.
+
+    Until enough members offer ours, or half of the warmup passed without another one; where it is contested then, say instead
+    which signed step we hold.
+    """
+    if notes.ready_sent or notes.slot is None or not _repeated(client, state, notes):
+        return False
+    if notes.own_offer is not None and _voices(state, notes)[notes.own_offer[1]] > _liars(state):
+        return False
+    if client.now - notes.since < state.config.warmup_time * _HALF:
+        return True
+    if not _contested(state, notes):
+        return False
+
+    lacking.say_what_we_hold(client, state, notes, contested=True)
+    return True
+
+
+def warn_of_few(client: MachineState, notes: EpochNotes, step: int) -> None:
+    """Tell people if the masters that were fetched are the word of no more members than there may be liars."""
+    state, offering = client.state, len(notes.resync.asked_slots)
+    if state is None or state.run_state is not RunState.Warmup or any(end.step == step for end in state.ends):
+        return
+
+    if 0 < offering <= _liars(state):
+        problem = (
+            f"the model after step {step} is the word of {offering} of {len(state.epoch.clients)} members: no quorum signed it, and "
+            "no other member offers one. If these may be lying, stop the run and set its progress to a step that members signed"
+        )
+        client.tell(telemetry.Problem("warning", problem))
+
+
+def _repeated(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> bool:
+    """Whether this model was contested in an earlier warmup."""
+    if client.contested is None:
+        return False
+
+    generation, step, key = client.contested
+    return (generation, step) == (state.generation, state.epoch.start_step - 1) and key != notes.key
+
+
+def _contested(state: CoordinatorState, notes: EpochNotes) -> bool:
+    start = state.epoch.start_step - 1
+    if any(end.step == start for end in state.ends):
+        return False
+
+    voices = _voices(state, notes)
+    return len(voices) > 1 and max(voices.values()) <= _liars(state)
+
+
+def _voices(state: CoordinatorState, notes: EpochNotes) -> Counter[bytes]:
+    start = state.epoch.start_step - 1
+    ours = notes.own_offer[1] if notes.own_offer is not None and notes.own_offer[0] == start else None
+    others = frozenset(slot for slot in _members(state) if slot != notes.slot)
+    return notes.resync.voices(start, others, ours=ours)
+
+
+def _members(state: CoordinatorState) -> frozenset[int]:
+    return frozenset(slot for slot, member in enumerate(state.epoch.clients) if member.state is not ClientState.Ejected)
+
+
+def _liars(state: CoordinatorState) -> int:
+    """How many liars there may be."""
+    return tolerated(len(_members(state)))
