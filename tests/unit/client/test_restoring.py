@@ -184,6 +184,25 @@ def test_after_going_back_to_a_signed_end_the_journal_leads_there_from_a_checkpo
     assert member.start(after, step=4) == 7
 
 
+def test_a_run_that_went_back_to_before_the_last_checkpoint_finds_the_journal_before_it(member: Member) -> None:
+    """Our member was not there when others turned the run back, and its journal before the last checkpoint was not looked at."""
+    member.train(9)
+    member.end_epoch()
+    end = EpochEnd(step=7, digest=hashlib.sha256(member.contents[7]).digest())
+    after = replace(state_at(8, generation=1), ends=(end,))
+    assert member.start(after, step=0) == 7
+    assert member.masters.content == member.contents[7]
+
+
+def test_a_journal_before_that_leads_to_no_signed_step_is_left_where_it_is(member: Member, tmp_path: Path) -> None:
+    member.train(9)
+    member.end_epoch()
+    unknown = replace(state_at(3, generation=1), ends=())
+    member.restorer.close()
+    member.restorer.look_back(unknown)
+    assert earlier_path(journal_path(tmp_path, RUN)).exists()
+
+
 def test_a_checkpoint_of_the_generation_before_is_not_trusted_without_a_journal_that_leads_into_the_history(
     member: Member, tmp_path: Path
 ) -> None:

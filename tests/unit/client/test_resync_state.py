@@ -182,6 +182,46 @@ def test_of_masters_that_nobody_signed_and_that_few_offer_against_others_none_ar
     assert not repair.contested
 
 
+def test_masters_that_could_not_be_had_are_tried_at_once_when_another_member_offers_them() -> None:
+    """A liar offered them first and told falsely how the model is built; honest members came later, within the pause."""
+    repair, members = asking(), {0, 1, 5}
+
+    def chosen(now: float) -> Offered | None:
+        return repair.choice(frozenset(), frozenset(members), now=now, waited=True, settle_for_fewer=True)
+
+    def failed(slot: int, now: float) -> None:
+        repair.offered(slot, offer(RIGHT))
+        found = chosen(now)
+        assert found is not None
+        repair.takes(found)
+        repair.could_not_be_had(now, rest=10.0)
+
+    failed(5, 1.0)
+    assert chosen(2.0) is None, "nobody else offers them"
+    failed(0, 3.0)
+    assert chosen(3.5) is None
+    again = repair.choice(frozenset(), frozenset(members), now=14.0, waited=True, settle_for_fewer=True)
+    assert again is not None
+    repair.takes(again)
+    repair.offered(1, offer(RIGHT))
+    repair.could_not_be_had(15.0, rest=10.0)
+    assert chosen(16.0) is None, "half of the attempts are used up: from here on offers end no pause, or liars could use up all"
+    assert chosen(26.0) is not None
+
+
+def test_an_offer_that_comes_while_the_masters_are_fetched_ends_the_pause_too() -> None:
+    repair, members = asking(), frozenset({0, 1, 5})
+    repair.offered(5, offer(RIGHT))
+    found = repair.choice(frozenset(), members, now=1.0, waited=True, settle_for_fewer=True)
+    assert found is not None
+    repair.takes(found)
+    repair.offered(0, offer(RIGHT))
+    repair.could_not_be_had(2.0, rest=10.0)
+    found = repair.choice(frozenset(), members, now=2.0, waited=True, settle_for_fewer=True)
+    assert found is not None
+    assert found.slots == (0, 5)
+
+
 def test_of_masters_with_a_signed_digest_any_may_be_tried_and_what_led_astray_is_not_taken_again() -> None:
     repair, members = asking(), frozenset({0, 4, 5})
     repair.offered(4, offer(WRONG))

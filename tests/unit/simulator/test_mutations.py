@@ -18,7 +18,7 @@ from psyche_core.client.machine import coordinator_updates, machine, peer_messag
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.buffers import MAX_EARLY_SENDERS, EarlyMessages, PayloadBuffer
 from psyche_core.client.machine.epoch import EpochNotes
-from psyche_core.client.machine.replica import digests, resync
+from psyche_core.client.machine.replica import contest, digests, resync, resync_state
 from psyche_core.client.machine.replica.digests import DigestBook
 from psyche_core.client.machine.rounds import results
 from psyche_core.client.machine.rounds.round import RoundRecord
@@ -309,6 +309,16 @@ def journals_end_with_their_checkpoint(patch: Patch) -> None:
     patch.setattr(Disk, "look_back", lambda *_: None)
 
 
+def a_contested_model_is_waited_for(patch: Patch) -> None:
+    """F18: of models that members contest none is ever given up, so the run waits for its owner."""
+    patch.setattr(contest, "_repeated", lambda *_: False)
+
+
+def lone_offers_are_believed(patch: Patch) -> None:
+    """Section 5: masters that nobody signed are taken from as many members as may be liars, though others contradict."""
+    patch.setattr(resync_state, "tolerated", lambda _: 0)
+
+
 def made_up_keys_fill_the_buffer(patch: Patch) -> None:
     """Early messages are kept in order of arrival, whoever signed them and however far ahead they are."""
 
@@ -367,6 +377,8 @@ MUTATIONS = (
              ("nothing-is-lost-that-a-member-holds", "nothing-is-lost-that-a-disk-holds")),
     Mutation(going_back_is_not_said, ("all-die",), ("training-never-goes-back-unsaid", "step-and-data-go-forward-only")),
     Mutation(journals_end_with_their_checkpoint, ("older-state",), ("nothing-is-lost-that-a-disk-holds",)),
+    Mutation(a_contested_model_is_waited_for, ("all-die", "false-models"), ("the-run-goes-on",)),
+    Mutation(lone_offers_are_believed, ("all-die", "false-models"), ("fetched-masters-are-the-runs",)),
     Mutation(made_up_keys_fill_the_buffer, ("flood",), ("memory-is-bounded",)),
     Mutation(journals_are_not_replayed, ("all-die",), ("nothing-is-lost-that-a-disk-holds",)),
     Mutation(statements_sign_nothing, LAGGING, ("nothing-is-lost-that-a-disk-holds",), first=1458),

@@ -62,8 +62,8 @@ def warn_of_few(client: MachineState, notes: EpochNotes, step: int) -> None:
 
     if 0 < offering <= _liars(state):
         problem = (
-            f"the model after step {step} is the word of {offering} of {len(state.epoch.clients)} members: no quorum signed it, and "
-            "no other member offers one. If these may be lying, stop the run and set its progress to a step that members signed"
+            f"the model after step {step} is the word of {offering} of {len(state.epoch.clients)} members: no quorum signed it, "
+            "and no other member offers one. If they may be lying, pause the run and set its progress to a signed step"
         )
         client.tell(telemetry.Problem("warning", problem))
 
