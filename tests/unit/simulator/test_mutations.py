@@ -18,7 +18,7 @@ from psyche_core.client.machine import coordinator_updates, machine, peer_messag
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.buffers import MAX_EARLY_SENDERS, EarlyMessages, PayloadBuffer
 from psyche_core.client.machine.epoch import EpochNotes
-from psyche_core.client.machine.replica import contest, digests, resync, resync_state
+from psyche_core.client.machine.replica import contest, digests, lacking, resync
 from psyche_core.client.machine.replica.digests import DigestBook
 from psyche_core.client.machine.rounds import results
 from psyche_core.client.machine.rounds.round import RoundRecord
@@ -263,7 +263,7 @@ def warmup_waits_for_everybody(patch: Patch) -> None:
 
 def older_ends_are_said_as_they_are(patch: Patch) -> None:
     """F18: who lacks the model sends the digest of the end it holds, which may be that of the model itself."""
-    for room in (history, warmup, resync, lies):
+    for room in (history, warmup, lacking, lies):
         patch.setattr(room, "held_digest", lambda digest: digest)
 
 
@@ -295,7 +295,7 @@ def journals_are_not_replayed(patch: Patch) -> None:
 
 def statements_sign_nothing(patch: Patch) -> None:
     """F18: the run goes back to the ends of epochs only, whatever step of the last rounds a disk still has."""
-    for room in (history, warmup, resync, disk):
+    for room in (history, warmup, lacking, disk):
         patch.setattr(room, "signed_digests", lambda state: {end.step: end.digest for end in state.ends})
 
 
@@ -312,11 +312,6 @@ def journals_end_with_their_checkpoint(patch: Patch) -> None:
 def a_contested_model_is_waited_for(patch: Patch) -> None:
     """F18: of models that members contest none is ever given up, so the run waits for its owner."""
     patch.setattr(contest, "_repeated", lambda *_: False)
-
-
-def lone_offers_are_believed(patch: Patch) -> None:
-    """Section 5: masters that nobody signed are taken from as many members as may be liars, though others contradict."""
-    patch.setattr(resync_state, "tolerated", lambda _: 0)
 
 
 def made_up_keys_fill_the_buffer(patch: Patch) -> None:
@@ -374,11 +369,10 @@ MUTATIONS = (
     Mutation(late_statements_are_forgiven, ("late-statement",), ("a-liar-costs-little-time",), lone=True),
     Mutation(older_ends_are_said_as_they_are, ("all-die",), ("nothing-is-lost-that-a-member-holds", "the-run-goes-on")),
     Mutation(the_run_goes_back_as_soon_as_one_lacks_the_model, ("false-digests", "all-die"),
-             ("nothing-is-lost-that-a-member-holds", "nothing-is-lost-that-a-disk-holds")),
+             ("nothing-is-lost-that-a-member-holds", "nothing-is-lost-that-a-disk-holds"), first=60),
     Mutation(going_back_is_not_said, ("all-die",), ("training-never-goes-back-unsaid", "step-and-data-go-forward-only")),
     Mutation(journals_end_with_their_checkpoint, ("older-state",), ("nothing-is-lost-that-a-disk-holds",)),
     Mutation(a_contested_model_is_waited_for, ("all-die", "false-models"), ("the-run-goes-on",)),
-    Mutation(lone_offers_are_believed, ("all-die", "false-models"), ("fetched-masters-are-the-runs",)),
     Mutation(made_up_keys_fill_the_buffer, ("flood",), ("memory-is-bounded",)),
     Mutation(journals_are_not_replayed, ("all-die",), ("nothing-is-lost-that-a-disk-holds",)),
     Mutation(statements_sign_nothing, LAGGING, ("nothing-is-lost-that-a-disk-holds",), first=1458),
