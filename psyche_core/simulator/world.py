@@ -360,13 +360,16 @@ class World:
         if not node.liar and not node.spoiled:
             self.replicas.applied(node.name, (lineage, *place), payloads=payloads(), before=before, masters=masters)
 
-    def held(self, masters: object, *, asker: Node) -> bool:
+    def held(self, masters: object, *, asker: Node, step: int) -> bool:
         """Whether any running honest member holds these masters.
 
         asker: the member that will replace its own. It does not count once the coordinator was restored from an older state: it
-        may be the only one that returned in time to see an epoch's last round decided again.
+        may be the only one that returned in time to see an epoch's last round decided again. Nor does who has just come back
+        where liars offer another model of this step: nobody waits for it (protocol section 5, "Not yet covered").
         """
         holders = [node for node in self.nodes if node.running and not node.liar and node.replica.snapshot() == masters]
+        if (self.server.state.generation, step) in self.false_offers:
+            holders = [node for node in holders if self.clock.now - node.booted_at > RECOVERY]
         return bool(holders) and (holders != [asker] or not self.counts["older-state"])
 
 

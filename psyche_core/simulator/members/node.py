@@ -466,7 +466,7 @@ class Node(Process):
 
         masters = source.snapshots[work.manifest_hash][2]
         if not self.liar and not self._refuted(work.step, masters):
-            held = functools.partial(self._world.held, asker=self)
+            held = functools.partial(self._world.held, asker=self, step=work.step)
             self._world.replicas.fetched(self.name, lineage=lineage, step=work.step, masters=masters, held=held)
         if work.build is not None:
             if DESCRIPTION not in work.descriptions:

@@ -121,6 +121,14 @@ def model_fetched(client: MachineState, event: ModelFetched) -> None:
     if notes is None:
         return
 
+    if client.state is not None and scheduler.signed_otherwise(client.state, event.step, event.digest):
+        # In the middle of an epoch results would be applied to these masters before any digest is compared.
+        notes.resync.led_astray()
+        client.masters_at = client.digest_at = None
+        problem = f"the model after step {event.step} that was offered is not the one that the run's members signed"
+        client.tell(telemetry.Problem("warning", f"{problem}; asking the other members again"))
+        return
+
     contest.warn_of_few(client, notes, event.step)
     notes.digests.ours = event.digest
     notes.digests.forget_own()
