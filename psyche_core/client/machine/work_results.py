@@ -100,8 +100,9 @@ def _model_ready(client: MachineState, event: ev.ModelReady) -> None:
         )  # the epoch begins with the model its checkpoint names
     if client.source_missing:
         client.source_missing = False
-        client.notes.resync.over()
-        client.tell(telemetry.Resynced(client.notes.number, event.step or 0))
+        if event.step is None or not resync.refuted(client, client.notes, event.step, digest=event.digest):
+            client.notes.resync.over()
+            client.tell(telemetry.Resynced(client.notes.number, event.step or 0))
     ask_again(client)
 
 

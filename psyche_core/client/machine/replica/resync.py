@@ -121,12 +121,7 @@ def model_fetched(client: MachineState, event: ModelFetched) -> None:
     if notes is None:
         return
 
-    if client.state is not None and scheduler.signed_otherwise(client.state, event.step, event.digest):
-        # In the middle of an epoch results would be applied to these masters before any digest is compared.
-        notes.resync.led_astray()
-        client.masters_at = client.digest_at = None
-        problem = f"the model after step {event.step} that was offered is not the one that the run's members signed"
-        client.tell(telemetry.Problem("warning", f"{problem}; asking the other members again"))
+    if refuted(client, notes, event.step, digest=event.digest):
         return
 
     contest.warn_of_few(client, notes, event.step)
@@ -136,6 +131,21 @@ def model_fetched(client: MachineState, event: ModelFetched) -> None:
     notes.ready_sent = notes.closed = False
     notes.resync.over()
     client.tell(telemetry.Resynced(notes.number, event.step))
+
+
+def refuted(client: MachineState, notes: EpochNotes, step: int, *, digest: bytes) -> bool:
+    """Whether the masters that were just fetched are not the signed ones; then they are not used.
+
+    In the middle of an epoch results would be applied to them before any digest is compared.
+    """
+    if client.state is None or not scheduler.signed_otherwise(client.state, step, digest):
+        return False
+
+    notes.resync.led_astray()
+    client.masters_at = client.digest_at = None
+    problem = f"the model after step {step} that was offered is not the one that the run's members signed"
+    client.tell(telemetry.Problem("warning", f"{problem}; asking the other members again"))
+    return True
 
 
 def changed_unasked(client: MachineState, event: SnapshotTaken) -> bool:
