@@ -265,6 +265,18 @@ def older_ends_are_said_as_they_are(patch: Patch) -> None:
     """F18: who lacks the model sends the digest of the end it holds, which may be that of the model itself."""
     for room in (history, warmup, lacking, lies):
         patch.setattr(room, "held_digest", lambda digest: digest)
+    journals_before_are_of_one_generation(patch)  # what going back needlessly costs, which this would hide
+
+
+def journals_before_are_of_one_generation(patch: Patch) -> None:
+    """F18: after the run went back to before a member's last checkpoint, its journal before that is not used."""
+
+    def look_back(kept: Disk, state: CoordinatorState) -> None:
+        if not kept._earlier or kept._earlier[0].generation == state.generation:
+            original(kept, state)
+
+    original = Disk.look_back
+    patch.setattr(Disk, "look_back", look_back)
 
 
 def the_run_goes_back_as_soon_as_one_lacks_the_model(patch: Patch) -> None:
