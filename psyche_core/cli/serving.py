@@ -18,8 +18,8 @@ import anyio.to_thread
 
 from psyche_core.builtin.local_data import LocalData
 from psyche_core.cli.run_files import RunFiles, load_run
+from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.run_config import CoordinatorConfig, RunFile, check_config
-from psyche_core.config.settings import ServerSettings
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.commands import (
     ClientsExited,

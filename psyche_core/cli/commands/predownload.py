@@ -125,7 +125,7 @@ def _of_run(run_id: str, name: str, given: dict[str, Any]) -> Choice:
     """The checkpoint of a run that a backend knows: where its first model is, or the one stored last. Raises UserError."""
     import anyio
 
-    from psyche_core.config.settings import load_settings
+    from psyche_core.config.options.loading import load_settings
     from psyche_core.coordinator.checkpoints import loaded_from_hub
     from psyche_core.plugins import PluginRegistry
 

@@ -26,7 +26,8 @@ from psyche_core.client.setup.model_store import open_store
 from psyche_core.client.setup.parallelism import parallelism_of
 from psyche_core.client.setup.preflight import expect_device, expect_held_out
 from psyche_core.client.setup.resources_builder import ResourcesBuilder
-from psyche_core.config.settings import RAW_IDENTITY, ClientSettings
+from psyche_core.config.options.client import ClientSettings
+from psyche_core.config.options.loading import RAW_IDENTITY
 from psyche_core.errors import ConfigError, IdentityError
 from psyche_core.hookspecs import BackendContext, BackendRegistration, TransportContext
 from psyche_core.p2p.local_address import interface_towards

@@ -19,8 +19,8 @@ from psyche_core.client.runtime.resources import ResourcesRequest
 from psyche_core.client.runtime.restoring import ReplayFailed, Restorer, signed_ends
 from psyche_core.client.setup.parallelism import parallelism_of
 from psyche_core.client.setup.preflight import expect_device
+from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.run_config import Choice, LLMConfig
-from psyche_core.config.settings import ClientSettings
 from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.coordinator.round.schedule import cold_start_bounds
 from psyche_core.coordinator.state import CoordinatorState

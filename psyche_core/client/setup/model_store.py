@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from psyche_core.client.runtime.resources import ModelStore
-from psyche_core.config.settings import ClientSettings
+from psyche_core.config.options.client import ClientSettings
 from psyche_core.errors import ConfigError
 from psyche_core.storage.model_url import parse_model_url
 

@@ -26,8 +26,8 @@ from psyche_core.client.runtime.resources import ResourcesRequest
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.client.setup.assemble import open_restorer, train_client
 from psyche_core.client.setup.resources_builder import ResourcesBuilder
+from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.run_config import parse_run_file
-from psyche_core.config.settings import ClientSettings
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, ConfigError, UserError
