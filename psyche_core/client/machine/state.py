@@ -45,7 +45,7 @@ class MachineState:
     them failed, so their content is unknown. model_digest: their last full digest; digest_at: the step of that digest, None
     when unknown. journalled: we keep a journal. loaded_generation: of the run when we last loaded a model. held: steps and full
     digests of signed epoch ends on our disk. work: what the trainer is doing. can_store: whether there is a store for models of
-    epoch ends; upload: the one in progress. finish_estimator: durations of our trainings and of the turns between rounds.
+    epoch ends; upload: the one in progress. finish_estimator: durations of our trainings and of the gaps between rounds.
     """
 
     identity: NodeIdentity

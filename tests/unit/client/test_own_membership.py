@@ -16,7 +16,7 @@ from stage import Member, Stage, with_a_slow_member_dropped
 OWN_PLACE = (telemetry.WaitsForEpoch, telemetry.Dropped, telemetry.CameBack)
 
 
-def own_place(member: Member) -> list[telemetry.Event]:
+def own_membership(member: Member) -> list[telemetry.Event]:
     return [event for event in member.told if isinstance(event, OWN_PLACE)]
 
 
@@ -26,20 +26,20 @@ def test_who_joins_in_the_middle_of_an_epoch_is_told_once_that_it_takes_part_fro
     late = world.arrive()
     world.run()
 
-    assert own_place(late) == [telemetry.WaitsForEpoch(0)]
-    assert not any(own_place(member) for member in world.members if member is not late)
+    assert own_membership(late) == [telemetry.WaitsForEpoch(0)]
+    assert not any(own_membership(member) for member in world.members if member is not late)
     assert any(isinstance(event, telemetry.StepTrained) for event in late.told), "it took part from then on"
 
 
 def test_who_is_slower_than_all_others_is_told_that_it_was_dropped_why_and_that_it_is_back() -> None:
     world, slow = with_a_slow_member_dropped()
 
-    dropped, back = own_place(slow)
+    dropped, back = own_membership(slow)
     assert isinstance(dropped, telemetry.Dropped)
     assert (dropped.epoch, dropped.why, dropped.returns) == (0, "late", True)
     assert dropped.height == world.state.epoch.clients[world.epoch_clients[0].index(slow.identity)].exited_height
     assert back == telemetry.CameBack(0)
-    assert not any(own_place(member) for member in world.members if member is not slow)
+    assert not any(own_membership(member) for member in world.members if member is not slow)
 
 
 def test_who_is_asked_to_leave_is_not_told_that_it_was_dropped() -> None:
@@ -47,7 +47,7 @@ def test_who_is_asked_to_leave_is_not_told_that_it_was_dropped() -> None:
     world.run(until=lambda: world.state.progress.step == 3)
     world.members[0].ask_to_leave()
     world.run()
-    assert not any(own_place(member) for member in world.members)
+    assert not any(own_membership(member) for member in world.members)
 
 
 def told_after(change: dict[str, object], *, ready: bool = True, phase: RunState | None = None) -> telemetry.Dropped:

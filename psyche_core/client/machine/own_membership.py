@@ -1,4 +1,4 @@
-"""Tells people about this member's own place in the epoch: that it waits for the next one, was dropped, or is back."""
+"""Tells people about our own membership of the epoch: that it waits for the next one, was dropped, or is back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psyche_core.telemetry import events as telemetry
 from psyche_core.types import ClientState
 
 
-def tell_own_place(client: MachineState, previous: CoordinatorState | None, state: CoordinatorState) -> None:
+def report_own_membership(client: MachineState, previous: CoordinatorState | None, state: CoordinatorState) -> None:
     """Report what a newer state says about us. Decides nothing."""
     notes = client.notes
     if notes is None or not notes.describes(state) or client.leaving is not None:
