@@ -32,7 +32,7 @@ from psyche_core.coordinator.commands import (
     UpdateConfig,
     WentBack,
 )
-from psyche_core.coordinator.members import transport_keys
+from psyche_core.coordinator.membership.members import transport_keys
 from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import BackendError, ConfigError, CoordinatorError, UserError
 from psyche_core.hookspecs import RelayContext, ServerContext

@@ -14,7 +14,7 @@ from typing import Literal
 
 from psyche_core.config.run_config import Choice, LLMConfig, ModelConfig
 from psyche_core.config.sentences import validated
-from psyche_core.coordinator.round.schedule import cold_start_factor, learning_rate
+from psyche_core.coordinator.learning_rate import cold_start_factor, learning_rate
 from psyche_core.errors import ConfigError, ModelError
 from psyche_core.hookspecs import (
     ModelContext,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from psyche_core.client.machine.epoch import ENTERABLE, EpochNotes
 from psyche_core.client.machine.state import MachineState
-from psyche_core.coordinator.round.missed_duties import MAX_MISSED
+from psyche_core.coordinator.membership.missed_duties import MAX_MISSED
 from psyche_core.coordinator.state import MAX_REJOINS, Client, CoordinatorState
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import ClientState

@@ -22,7 +22,7 @@ from psyche_core.client.setup.preflight import expect_device
 from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.run_config import Choice, LLMConfig
 from psyche_core.coordinator.checkpoints import loaded_from_hub
-from psyche_core.coordinator.round.schedule import cold_start_bounds
+from psyche_core.coordinator.learning_rate import cold_start_bounds
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ModelError
 from psyche_core.plugins import PluginRegistry

@@ -23,7 +23,7 @@ from psyche_core.client.setup.parallelism import parallelism_of
 from psyche_core.client.setup.preflight import expect_checkpoint_dir, expect_device, expect_held_out, expect_tokens
 from psyche_core.config.options.train_local import TrainLocalSettings
 from psyche_core.config.run_config import Choice, RunFile
-from psyche_core.coordinator.round.schedule import batch_size
+from psyche_core.coordinator.round.batch_size import batch_size
 from psyche_core.errors import ConfigError, UserError
 from psyche_core.hookspecs import Parallelism
 from psyche_core.plugins import PluginRegistry

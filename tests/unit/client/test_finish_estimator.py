@@ -15,7 +15,9 @@ from stage import Member, Stage
 seconds = st.floats(min_value=0.001, max_value=1e4)
 
 
-def one_round(estimator: FinishEstimator, tag: int, *, samples: int, training: float, gap: float, now: float = 0.0) -> float | None:
+def one_round(
+    estimator: FinishEstimator, tag: int, *, samples: int, training: float, gap: float, now: float = 0.0
+) -> float | None:
     """Play a round in which nothing is said ahead; what `begins` foresaw."""
     foreseen = estimator.begins(tag, samples=samples, now=now)
     estimator.trained(tag, now=now + training)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from psyche_core.client.machine import events as ev
-from psyche_core.coordinator.round.missed_duties import MAX_MISSED
+from psyche_core.coordinator.membership.missed_duties import MAX_MISSED
 from psyche_core.coordinator.state import Client, CoordinatorState
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import ClientState, RunState

@@ -11,18 +11,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.coordinator.commands import CooldownStarted, Event, Outcome, RoundSettled, RoundStarted
-from psyche_core.coordinator.phases import due, entered
-from psyche_core.coordinator.round.assignment import shares, unaccepted
-from psyche_core.coordinator.round.committee import witness_slots
-from psyche_core.coordinator.round.missed_duties import (
-    WAITED_MISSES,
+from psyche_core.coordinator.lifecycle.round_timing import training_time_is_over, witness_time_is_over
+from psyche_core.coordinator.membership.missed_duties import (
     dropped_for_missing,
     silent_witnesses,
     unseen_by_some,
     with_missed_duties,
 )
+from psyche_core.coordinator.phases import active_round, due, entered
+from psyche_core.coordinator.round.assignment import shares, unaccepted
+from psyche_core.coordinator.round.batch_size import batch_size
+from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.round.requeue import added, merged, taken
-from psyche_core.coordinator.round.schedule import batch_size
 from psyche_core.coordinator.round.witness import accepted_slots, quorum
 from psyche_core.coordinator.state import (
     STORED_ROUNDS,
@@ -30,18 +30,9 @@ from psyche_core.coordinator.state import (
     EndReason,
     Round,
 )
-from psyche_core.errors import CoordinatorError
-from psyche_core.types import BatchId, ClientState, RunState
+from psyche_core.types import BatchId, RunState
 
 ABANDONED = "Abandoned"
-
-
-def active_round(state: CoordinatorState) -> Round:
-    """Return the current round. Raises CoordinatorError (NoActiveRound)."""
-    if state.current_round is None:
-        raise CoordinatorError("NoActiveRound", "no round has been played in this epoch")
-
-    return state.current_round
 
 
 def start_round(state: CoordinatorState, now: int, *, seed: int, drain: bool = False) -> Outcome:
@@ -84,30 +75,14 @@ def _with_samples_taken(state: CoordinatorState) -> tuple[CoordinatorState, tupl
     return replace(state, requeue=queue, progress=progress), batches
 
 
-def everybody_stated(state: CoordinatorState) -> bool:
-    """Whether all elected witnesses that are healthy and that the round waits for have sent their statements (F15, F16)."""
-    current = active_round(state)
-    stated = {statement.index for statement in current.statements}
-    clients = state.epoch.clients
-    return all(
-        slot in stated or clients[slot].state is not ClientState.Healthy or clients[slot].missed >= WAITED_MISSES
-        for slot in witness_slots(state, current)
-    )
-
-
 def tick_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     """Do what is due at `now` (unix seconds) in RoundTrain or RoundWitness."""
     if state.run_state is RunState.RoundTrain:
-        if not due(state.since, now, state.config.max_round_train_time):
+        if not training_time_is_over(state, now):
             return state, ()
         state = entered(state, RunState.RoundWitness, now)
 
-    # Times are whole seconds, so a phase that is `seconds` old by its numbers may have lasted one second less. One second more
-    # makes the phase last as long as configured; else a time of one second could be over at once, and with it honest statements.
-    if due(state.since, now, state.config.round_witness_time + 1) or everybody_stated(state):
-        return finish_round(state, now, seed=seed)
-
-    return state, ()
+    return finish_round(state, now, seed=seed) if witness_time_is_over(state, now) else (state, ())
 
 
 def finish_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:

@@ -1,7 +1,7 @@
-"""Schedules over the run: samples per round, learning rate per step, cold-start factor.
+"""The learning rate of each step: the four schedules of a run configuration, and the factor after a cold start.
 
 The formulas are the same as in the reference implementation, with one correction: after `total_steps` the cosine schedule stays
-at its final rate instead of rising again. Numbers of samples are computed in integers, rates in float64.
+at its final rate instead of rising again. Rates are computed in float64.
 """
 
 from __future__ import annotations
@@ -12,18 +12,6 @@ from typing import Any
 
 from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.state import CoordinatorState
-
-
-def batch_size(tokens: int, *, start: int, end: int, warmup_tokens: int) -> int:
-    """Return the number of samples of a round: linear from `start` to `end` over `warmup_tokens` tokens, halves rounded up.
-
-    tokens: number of tokens assigned before this round. start, end: in samples. The computation uses integers only: every
-    implementation must assign the same samples, and programs on a chain have no floating-point numbers.
-    """
-    if tokens >= warmup_tokens:
-        return end
-
-    return start + (2 * (end - start) * tokens + warmup_tokens) // (2 * warmup_tokens)
 
 
 def learning_rate(schedule: Choice | Mapping[str, Any], step: int) -> float:

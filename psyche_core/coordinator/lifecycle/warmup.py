@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from psyche_core.coordinator.commands import EpochEnded, Event, Outcome, WarmupWitness
-from psyche_core.coordinator.exits import exited
 from psyche_core.coordinator.history import held_digest, must_go_back, signed_digests, without_model
+from psyche_core.coordinator.lifecycle.rounds import start_round
+from psyche_core.coordinator.membership.exits import exited
 from psyche_core.coordinator.phases import due, wait_for_members
-from psyche_core.coordinator.round.rounds import start_round
 from psyche_core.coordinator.state import MAX_UNREADY, MAX_UNREADY_WAITS, NO_DIGEST, CoordinatorState, Unready
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import ClientState

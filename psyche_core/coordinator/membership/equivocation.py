@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.coordinator.commands import ClientsExited, Equivocation, Outcome, ShareVoided, SignedResult
-from psyche_core.coordinator.exits import with_pending
+from psyche_core.coordinator.membership.exits import with_pending
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.requeue import added
 from psyche_core.coordinator.round.witness import accepted_slots, judge

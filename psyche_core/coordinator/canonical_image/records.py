@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from psyche_core.coordinator.image.kinds import FLAG, U32, Bytes, FieldError, Kind, Padding, Part, expect_zero
+from psyche_core.coordinator.canonical_image.kinds import FLAG, U32, Bytes, FieldError, Kind, Padding, Part, expect_zero
 
 
 class Optional(Kind):

@@ -11,9 +11,9 @@ from dataclasses import replace
 from psyche_core.config.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.coordinator.checkpoints import loaded_from_hub, loaded_from_peers
 from psyche_core.coordinator.commands import EpochEnded, EpochStarted, Event, Outcome, RunFinished
+from psyche_core.coordinator.membership.missed_duties import WAITED_MISSES
 from psyche_core.coordinator.phases import due, entered, wait_for_members
 from psyche_core.coordinator.rewards import rewards_shared
-from psyche_core.coordinator.round.missed_duties import WAITED_MISSES
 from psyche_core.coordinator.state import Client, CoordinatorState, Epoch, EpochEnd, Progress
 from psyche_core.types import MAX_CLIENTS, RunState
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.coordinator.commands import Outcome, StatementVoided, WarmupWitness, Witness
-from psyche_core.coordinator.members import returned
-from psyche_core.coordinator.phases import entered
+from psyche_core.coordinator.lifecycle.round_timing import everybody_stated
+from psyche_core.coordinator.lifecycle.rounds import finish_round
+from psyche_core.coordinator.lifecycle.warmup import came_back_in_warmup, check_who_comes_back, spoken_in_warmup
+from psyche_core.coordinator.membership.members import returned
+from psyche_core.coordinator.membership.missed_duties import WAITED_MISSES, with_missed, with_statement
+from psyche_core.coordinator.phases import active_round, entered
 from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.bloom_filter import BLOOM_BYTES
 from psyche_core.coordinator.round.committee import witness_slots
-from psyche_core.coordinator.round.missed_duties import WAITED_MISSES, with_missed, with_statement
-from psyche_core.coordinator.round.rounds import active_round, everybody_stated, finish_round
-from psyche_core.coordinator.round.witness import BLOOM_BYTES, quorum
+from psyche_core.coordinator.round.witness import quorum
 from psyche_core.coordinator.state import CoordinatorState, Round
-from psyche_core.coordinator.warmup import came_back_in_warmup, check_who_comes_back, spoken_in_warmup
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, ClientState, NodeIdentity, RunState, WitnessStatement
 

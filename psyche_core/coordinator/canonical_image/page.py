@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from psyche_core.config.rules import MAX_TABLES_BYTES
-from psyche_core.coordinator.image.kinds import Enumeration, Kind, value_name
-from psyche_core.coordinator.image.layout import (
+from psyche_core.coordinator.canonical_image.kinds import Enumeration, Kind, value_name
+from psyche_core.coordinator.canonical_image.layout import (
     CHECKPOINT_KIND,
     CLIENT_STATE,
     END_REASON,
@@ -20,7 +20,7 @@ from psyche_core.coordinator.image.layout import (
     SIZE,
     VERSION,
 )
-from psyche_core.coordinator.image.records import List, Record
+from psyche_core.coordinator.canonical_image.records import List, Record
 
 _ACCOUNT_OVERHEAD_BYTES = 128
 _LAMPORTS_PER_BYTE = 6960
@@ -37,9 +37,9 @@ _ENUMERATIONS = {
 _HEAD = """\
 # The canonical image
 
-The coordinator's whole state as one array of bytes. Every implementation (`psyche_core.coordinator.image`, the on-chain program)
-writes the same bytes for the same state. This page is made from the code by
-`python -m psyche_core.coordinator.image --markdown`; a test compares the two.
+The coordinator's whole state as one array of bytes. Every implementation (`psyche_core.coordinator.canonical_image`, the on-chain
+program) writes the same bytes for the same state. This page is made from the code by
+`python -m psyche_core.coordinator.canonical_image --markdown`; a test compares the two.
 
 - Layout version: **{version}**. Size of every image: **{size:,} bytes**.
 - Rent-exempt minimum of a Solana account of that size, (128 + {size}) × 6960: {lamports:,} lamports ({sol:.3f} SOL).

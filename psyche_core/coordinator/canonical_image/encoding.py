@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from psyche_core.coordinator.image.kinds import FieldError, Path, dotted, expect_order, offset_of
-from psyche_core.coordinator.image.layout import HEADER, IMAGE, SIZE, VERSION
+from psyche_core.coordinator.canonical_image.kinds import FieldError, Path, dotted, expect_order, offset_of
+from psyche_core.coordinator.canonical_image.layout import HEADER, IMAGE, SIZE, VERSION
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.errors import WireError
 from psyche_core.types import MAX_CLIENTS, BatchId, NodeIdentity

@@ -13,12 +13,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.coordinator.commands import ClientsReturned, HealthCheck, Join, Outcome, Withdraw
-from psyche_core.coordinator.exits import exited, with_pending
+from psyche_core.coordinator.membership.exits import exited, with_pending
+from psyche_core.coordinator.membership.missed_duties import WAITED_MISSES
+from psyche_core.coordinator.phases import active_round
 from psyche_core.coordinator.rewards import has_account_for
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.committee import is_witness, witness_slots
-from psyche_core.coordinator.round.missed_duties import WAITED_MISSES
-from psyche_core.coordinator.round.rounds import active_round
 from psyche_core.coordinator.round.witness import accepted_slots, divided_slots, quorum
 from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, Client, CoordinatorState, Round
 from psyche_core.errors import CoordinatorError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.coordinator.commands import Outcome
-from psyche_core.coordinator.exits import exited
+from psyche_core.coordinator.membership.exits import exited
 from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.round.witness import divided_slots, quorum
 from psyche_core.coordinator.state import Client, CoordinatorState, Round

@@ -15,7 +15,7 @@ from psyche_core.config import run_config
 from psyche_core.config.rules import MAX_TABLES_BYTES, model_tables
 from psyche_core.config.run_config import CHECKPOINTS, Choice, CoordinatorConfig, ModelConfig
 from psyche_core.config.schema import MAX_CHECKPOINTERS, MAX_RUN_ID_BYTES
-from psyche_core.coordinator.image.kinds import (
+from psyche_core.coordinator.canonical_image.kinds import (
     FLAG,
     U8,
     U16,
@@ -32,9 +32,9 @@ from psyche_core.coordinator.image.kinds import (
     Text,
     members,
 )
-from psyche_core.coordinator.image.records import Blob, List, Optional, Record
+from psyche_core.coordinator.canonical_image.records import Blob, List, Optional, Record
+from psyche_core.coordinator.round.bloom_filter import BLOOM_BYTES
 from psyche_core.coordinator.round.requeue import MAX_INTERVALS
-from psyche_core.coordinator.round.witness import BLOOM_BYTES
 from psyche_core.coordinator.state import (
     MAX_ACCOUNTS,
     MAX_END_INTERVALS,
