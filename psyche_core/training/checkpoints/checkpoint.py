@@ -2,7 +2,8 @@
 
 Only checkpoints of epoch ends count towards that number, because a run can only go back to one of these. A checkpoint saved in
 mid-epoch is useful only for the next start: it does not replace a checkpoint of an epoch end, and is deleted when there is a
-newer checkpoint. A checkpoint of a discarded history gets a longer name; after that it is not counted and not deleted.
+newer checkpoint. A checkpoint of a discarded history, or a damaged one, gets a longer name; after that it is not counted and not
+deleted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from psyche_core.storage.folders import remove_partial, whole_folder, write_insi
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, CheckpointManifest, read_manifest, write_manifest
 
 _ABANDONED = "-abandoned"
+_DAMAGED = "-damaged"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -117,12 +119,24 @@ def _renamed(path: Path, target: Path, problem: str) -> Path:
         raise ModelError(message) from error
 
 
+def set_damaged_aside(path: Path) -> Path:
+    """Rename a checkpoint whose files are damaged to `{name}-damaged`: it must not count as one of those that are kept.
+
+    Returns the new path. Raises ModelError.
+    """
+    return _renamed(path, _unused_name(path, _DAMAGED), f"cannot rename the damaged checkpoint {path}")
+
+
 def abandoned_name(path: Path) -> Path:
     """Return the first unused path of `{name}-abandoned`, `{name}-abandoned-2`, …"""
-    target, number = path.with_name(f"{path.name}{_ABANDONED}"), 1
+    return _unused_name(path, _ABANDONED)
+
+
+def _unused_name(path: Path, suffix: str) -> Path:
+    target, number = path.with_name(f"{path.name}{suffix}"), 1
     while target.exists():
         number += 1
-        target = path.with_name(f"{path.name}{_ABANDONED}-{number}")
+        target = path.with_name(f"{path.name}{suffix}-{number}")
     return target
 
 

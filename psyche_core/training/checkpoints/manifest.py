@@ -153,8 +153,15 @@ def parse_manifest(text: bytes, *, source: str) -> CheckpointManifest:
         raise ModelError(message) from error
 
 
+class DamagedCheckpoint(ModelError):
+    """The files of a checkpoint are not those that its manifest lists: bytes changed after it was saved."""
+
+
 def verify(directory: Path, manifest: CheckpointManifest) -> None:
-    """Compare a folder with its manifest. Reads every listed byte. Raises ModelError for the first difference."""
+    """Compare a folder with its manifest. Reads every listed byte.
+
+    Raises DamagedCheckpoint for the first difference, and ModelError if a file cannot be read.
+    """
     by_file: dict[str, dict[str, TensorEntry]] = {}
     for name, entry in manifest.tensors.items():
         by_file.setdefault(entry.file, {})[name] = entry
@@ -165,7 +172,7 @@ def verify(directory: Path, manifest: CheckpointManifest) -> None:
             path = directory / file_name
             if path.stat().st_size != plain.bytes or _digest_of(path, 0, plain.bytes) != plain.sha256:
                 message = f"{path} differs from the file listed in {MANIFEST_FILE}; download the checkpoint again"
-                raise ModelError(message)
+                raise DamagedCheckpoint(message)
     except OSError as error:
         message = f"the checkpoint in {directory} is incomplete: {error.filename}: {error.strerror}"
         raise ModelError(message) from error
@@ -177,14 +184,14 @@ def _compare(path: Path, listed: Mapping[str, TensorEntry]) -> None:
         if name not in listed or name not in found:
             where = "is not in its file" if name in listed else "is not listed"
             message = f"tensor {name} of {path} {where}; download the checkpoint again"
-            raise ModelError(message)
+            raise DamagedCheckpoint(message)
         if listed[name] != found[name]:
             message = f"tensor {name} of {path} differs from the one listed in {MANIFEST_FILE}; download the checkpoint again"
-            raise ModelError(message)
+            raise DamagedCheckpoint(message)
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, TensorEntry]]:
-    """Yield the tensors of a safetensors file with their digests. Raises ModelError for a file in another format."""
+    """Yield the tensors of a safetensors file with their digests. Raises DamagedCheckpoint for a file in another format."""
     start, header = _header(path)
     size = path.stat().st_size
     for name, entry in header.items():
@@ -199,11 +206,11 @@ def _tensors(path: Path) -> Iterator[tuple[str, TensorEntry]]:
                 yield name, TensorEntry(file=path.name, dtype=dtype, shape=tuple(shape), sha256=digest)
             case _:
                 message = f"{path} is cut or damaged: tensor {name!r:.80} is outside the file; download the checkpoint again"
-                raise ModelError(message)
+                raise DamagedCheckpoint(message)
 
 
 def _header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Return the position of the first tensor in the file, and the header. Raises ModelError."""
+    """Return the position of the first tensor in the file, and the header. Raises DamagedCheckpoint."""
     try:
         with open(path, "rb", opener=regular) as file:
             length = int.from_bytes(file.read(8), "little")
@@ -211,11 +218,11 @@ def _header(path: Path) -> tuple[int, dict[str, Any]]:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
         message = f"{path} is not a safetensors file, or its beginning is damaged; download the checkpoint again"
-        raise ModelError(message) from error
+        raise DamagedCheckpoint(message) from error
 
     if not isinstance(header, dict):
         message = f"{path} is not a safetensors file: its header is not a table; download the checkpoint again"
-        raise ModelError(message)
+        raise DamagedCheckpoint(message)
 
     return 8 + length, header
 

@@ -5,7 +5,7 @@ starts again under the same name. It must belong to the run's present history: t
 a quorum signed. Its step tells the client which later steps are missing. If the run's model is a stored one, our own checkpoint
 is used if it is newer, or if the stored one is of a later step than the run, which happens after the run went back. If the
 members hold the model (P2P), a local folder with the name in the configuration is used only for how the model is built, and
-nothing is downloaded, because the members have everything. A damaged checkpoint of our own is reported and skipped.
+nothing is downloaded, because the members have everything. A damaged checkpoint of our own is reported, renamed and skipped.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from types import MappingProxyType
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError
 from psyche_core.training.checkpoints import sources
-from psyche_core.training.checkpoints.checkpoint import checkpoints
-from psyche_core.training.checkpoints.manifest import CheckpointManifest, read_manifest, verify
+from psyche_core.training.checkpoints.checkpoint import checkpoints, set_damaged_aside
+from psyche_core.training.checkpoints.manifest import CheckpointManifest, DamagedCheckpoint, read_manifest, verify
 
 FROM_MEMBERS = ("P2P", "P2PGcs")
 _NO_ENDS: Mapping[int, bytes] = MappingProxyType({})
@@ -139,6 +139,9 @@ def newest_own(
                 )
                 continue
             verify(path, manifest)
+        except DamagedCheckpoint as error:
+            tell(f"our own checkpoint is ignored: {error}{_renamed(path)}")
+            continue
         except ModelError as error:
             tell(f"our own checkpoint is ignored: {error}")
             continue
@@ -162,6 +165,9 @@ def held(
             if manifest is None or manifest.run_id != run_id or not _is_end(manifest, ends):
                 continue
             verify(path, manifest)
+        except DamagedCheckpoint as error:
+            (tell or _silence)(f"our own checkpoint is not offered: {error}{_renamed(path)}")
+            continue
         except ModelError as error:
             (tell or _silence)(f"our own checkpoint is not offered: {error}")
             continue
@@ -214,6 +220,14 @@ def _newer(
     if saved is not None and saved.step is not None and (stored is None or not saved.step <= stored <= at_most):
         return saved
     return Origin(folder, stored_step=stored)
+
+
+def _renamed(path: Path) -> str:
+    """Give a damaged checkpoint another name, so that it is not counted among those we keep. Returns what to add to a message."""
+    try:
+        return f" (renamed to {set_damaged_aside(path).name}, so that older checkpoints are kept)"
+    except ModelError as error:
+        return f" ({error})"
 
 
 def _silence(sentence: str) -> None:

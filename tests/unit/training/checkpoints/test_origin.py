@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError
-from psyche_core.training.checkpoints.checkpoint import checkpoint_path, checkpoints, save_checkpoint
+from psyche_core.training.checkpoints.checkpoint import checkpoint_path, checkpoints, keep_last, save_checkpoint
 from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, CheckpointFacts, read_manifest, verify
 from psyche_core.training.checkpoints.origin import FROM_MEMBERS, NoModelSource, Origin, find_origin, held
 
@@ -121,6 +121,17 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(tmp_path: Path
     origin, told = find(tmp_path)
     assert origin.step == 3
     assert "is ignored" in told[0]
+    assert "renamed to a_run-step9-damaged, so that older checkpoints are kept" in told[0]
+
+
+def test_a_damaged_checkpoint_does_not_count_among_those_that_are_kept(tmp_path: Path) -> None:
+    for step in (3, 9):
+        save(tmp_path / "own", step)
+    damage(tmp_path / "own/a_run-step9")
+    find(tmp_path)
+    save(tmp_path / "own", 12)
+    assert keep_last(tmp_path / "own", "a run", 2) == []
+    assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["a_run-step12", "a_run-step3", "a_run-step9-damaged"]
 
 
 def test_without_a_copy_a_local_folder_says_how_the_model_is_built(tmp_path: Path) -> None:
