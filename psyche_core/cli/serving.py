@@ -41,7 +41,7 @@ from psyche_core.interfaces.backend import OwnerControl
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.run_events import phase_of
 from psyche_core.storage.folder_lock import locked_folder
-from psyche_core.storage.model_url import parse_model_url
+from psyche_core.storage.model_stores.url import parse_model_url
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as told
 from psyche_core.telemetry.events import Ended, Problem, RewardPaid, Started, Stopping

@@ -27,10 +27,11 @@ from psyche_core.coordinator.round.batch_size import batch_size
 from psyche_core.errors import ConfigError, UserError
 from psyche_core.hookspecs import Parallelism
 from psyche_core.plugins import PluginRegistry
+from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
-from psyche_core.training.checkpoints.checkpoint import checkpoint_path, save_checkpoint
+from psyche_core.training.checkpoints.checkpoint import save_checkpoint
 from psyche_core.training.checkpoints.manifest import CheckpointFacts
 from psyche_core.types import BatchId
 from psyche_core.wire.signing import SecretKey

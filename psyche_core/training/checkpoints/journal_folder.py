@@ -14,7 +14,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from psyche_core.errors import ConfigError
 from psyche_core.regular_files import NotRegular, expect_regular
-from psyche_core.training.checkpoints.checkpoint import name_of
+from psyche_core.storage.checkpoint_names import name_of
 
 
 def journal_path(folder: Path, run_id: str) -> Path:

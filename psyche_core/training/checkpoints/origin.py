@@ -17,8 +17,9 @@ from types import MappingProxyType
 
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError
+from psyche_core.storage.checkpoint_names import checkpoints
 from psyche_core.training.checkpoints import sources
-from psyche_core.training.checkpoints.checkpoint import checkpoints, set_damaged_aside
+from psyche_core.training.checkpoints.checkpoint import set_damaged_aside
 from psyche_core.training.checkpoints.manifest import CheckpointManifest, DamagedCheckpoint, read_manifest, verify
 
 FROM_MEMBERS = ("P2P", "P2PGcs")

@@ -16,7 +16,7 @@ from psyche_core.client.runtime.restoring import Restorer, signed_ends
 from psyche_core.config.run_config import load_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState, EpochEnd, Progress
-from psyche_core.training.checkpoints.checkpoint import checkpoint_path
+from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.training.checkpoints.journal_file import JournalFile
 from psyche_core.training.checkpoints.journal_folder import earlier_path, journal_path
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, write_manifest

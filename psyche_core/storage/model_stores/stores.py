@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -19,24 +18,16 @@ import anyio.to_thread
 
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import StoreError
+from psyche_core.storage.checkpoint_names import MANIFEST_FILE, checkpoint_path, checkpoints
 from psyche_core.storage.folders import whole_folder
+from psyche_core.storage.model_stores.interface import RetentionPolicy
 from psyche_core.storage.object_store import ObjectStore, open_bucket
-from psyche_core.training.checkpoints.checkpoint import checkpoint_path, checkpoints
-from psyche_core.training.checkpoints.manifest import MANIFEST_FILE
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 HUB_EXTRA = "storing on the Hub needs huggingface_hub: pip install 'psyche-core[train]'"
 MAX_NAME_BYTES = 64
 """Maximum length in bytes of a string of a location in a run configuration."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionPolicy:
-    """Which stored steps are kept. steps: number of newest steps to keep. delete: whether older ones are deleted at all."""
-
-    steps: int = 3
-    delete: bool = False
 
 
 class HubStore:

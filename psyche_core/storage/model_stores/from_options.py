@@ -1,22 +1,16 @@
-"""The store for models that the user's settings name. Stores themselves are in `training.checkpoints.model_stores`."""
+"""The store for models that a client's options name: `--model-store`, `--hub-repo` or `--gcs-bucket`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from psyche_core.client.runtime.resources import ModelStore
 from psyche_core.config.options.client import ClientSettings
 from psyche_core.errors import ConfigError
-from psyche_core.storage.model_url import parse_model_url
-
-if TYPE_CHECKING:
-    from psyche_core.training.checkpoints.model_stores import RetentionPolicy
+from psyche_core.storage.model_stores.interface import ModelStore, RetentionPolicy
+from psyche_core.storage.model_stores.stores import BucketStore, FolderStore, HubStore
+from psyche_core.storage.model_stores.url import is_hub_name, parse_model_url
 
 
 def open_store(settings: ClientSettings) -> ModelStore | None:
     """The user's store, used when it is our turn after an epoch; None without one. Raises ConfigError."""
-    from psyche_core.training.checkpoints.model_stores import BucketStore, FolderStore, HubStore, RetentionPolicy
-
     places = [place for place in (settings.model_store, settings.hub_repo, settings.gcs_bucket) if place is not None]
     if not places:
         return None
@@ -44,9 +38,6 @@ def open_store(settings: ClientSettings) -> ModelStore | None:
 
 def _hub_or_folder(place: str, settings: ClientSettings, *, keep: RetentionPolicy) -> ModelStore:
     """`--hub-repo` may name a folder that is there, as a run configuration's `repo_id` may."""
-    from psyche_core.training.checkpoints.model_stores import FolderStore, HubStore
-    from psyche_core.training.checkpoints.sources import is_hub_name
-
     if (settings.base / place).is_dir():
         return FolderStore(place, base=settings.base, keep=keep)
     if not is_hub_name(place):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import ConfigError
-from psyche_core.storage.model_url import ModelUrl, parse_model_url
+from psyche_core.storage.model_stores.url import ModelUrl, parse_model_url
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Where models are stored, written as one URL: `hf://owner/name`, `gs://bucket/prefix`, `s3://bucket/prefix`, `file:///folder`.
 
-Only the text is judged here. Who stores is in `training.checkpoints.model_stores`, who reads in `training.checkpoints.sources`.
+Only the text is judged here. Who stores is in `stores`, who reads in `training.checkpoints.sources`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from psyche_core.errors import ConfigError
 
 FORMS = "hf://OWNER/NAME, gs://BUCKET/PREFIX, s3://BUCKET/PREFIX or file:///FOLDER"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,221}[a-z0-9]")
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_URL = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def parse_model_url(text: str) -> ModelUrl:
         raise _unreadable(text)
     if parts.scheme == "hf":
         name, at, revision = f"{parts.netloc}{parts.path}".strip("/").partition("@")
-        if _HUB_NAME.fullmatch(name) and bool(at) == bool(revision):
+        if _HUB_URL.fullmatch(name) and bool(at) == bool(revision):
             return ModelUrl("hf", name, revision=revision or None)
     elif parts.scheme in ("gs", "s3"):
         prefix = unquote(parts.path).strip("/")
@@ -65,6 +66,11 @@ def parse_model_url(text: str) -> ModelUrl:
     elif parts.scheme == "file" and not parts.netloc and parts.path.strip("/"):
         return ModelUrl("file", str(PurePosixPath(unquote(parts.path))))
     raise _unreadable(text)
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether a checkpoint's `repo_id` has the form of a repository of the Hub, `owner/name`. Otherwise it is a path."""
+    return _HUB_NAME.fullmatch(text) is not None
 
 
 def _unreadable(text: str) -> ConfigError:
