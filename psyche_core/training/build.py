@@ -1,7 +1,7 @@
 """Build a client's trainer from the run's `[model]` table and the registry of plugins.
 
 If a run starts from random weights, all members draw them with the same seed, a SHA-256 of the run id. The caller provides the
-model's folder, which `checkpoints.origin` finds.
+model's folder, which `checkpoints.initial_model` finds.
 """
 
 from __future__ import annotations

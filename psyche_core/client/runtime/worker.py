@@ -73,7 +73,7 @@ from psyche_core.plugin_faults import brief
 from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.storage.model_stores.interface import ModelStore
 from psyche_core.telemetry import events as telemetry
-from psyche_core.training.checkpoints.origin import NoModelSource
+from psyche_core.training.checkpoints.initial_model import NoModelSource
 from psyche_core.training.checkpoints.sources import model_name
 from psyche_core.types import BatchId
 

@@ -29,7 +29,7 @@ from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
-from psyche_core.training.checkpoints.origin import NoModelSource, Origin
+from psyche_core.training.checkpoints.initial_model import NoModelSource, Origin
 
 if TYPE_CHECKING:
     from psyche_core.training.trainer import Trainer
@@ -167,7 +167,7 @@ class ModelOpener:
 
     def _find_origin(self, request: ResourcesRequest, *, source: Path | None = None) -> Origin:
         """source: folder to use instead of the run's checkpoint, for a model that brings its own first weights."""
-        from psyche_core.training.checkpoints.origin import FROM_MEMBERS, find_origin
+        from psyche_core.training.checkpoints.initial_model import FROM_MEMBERS, find_origin
 
         checkpoint = request.state.model.LLM.checkpoint
         if source is not None:

@@ -14,8 +14,8 @@ from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError
 from psyche_core.storage.checkpoint_names import MANIFEST_FILE, checkpoint_path, checkpoints
 from psyche_core.training.checkpoints.checkpoint import keep_last, save_checkpoint
+from psyche_core.training.checkpoints.initial_model import FROM_MEMBERS, NoModelSource, Origin, find_origin, held
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, read_manifest, verify
-from psyche_core.training.checkpoints.origin import FROM_MEMBERS, NoModelSource, Origin, find_origin, held
 
 P2P = Choice("P2P", {"repo_id": "nowhere"})
 
