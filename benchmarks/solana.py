@@ -30,7 +30,8 @@ from benchmarks import solana_programs, solana_reading
 from plugins.backend_solana.tests.svm.coordinator_svm import CoordinatorSvm, member
 from plugins.backend_solana.tests.svm.largest import NOW, Largest, compute_units
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, INSTANCE_BYTES
-from psyche_core.coordinator import apply, commands, image
+from psyche_core.coordinator import apply, commands
+from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.types import MAX_CLIENTS, RunState

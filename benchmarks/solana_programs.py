@@ -24,7 +24,7 @@ from plugins.backend_solana.tests.svm.program_chain import LAMPORTS, ProgramChai
 from psyche_backend_solana.layouts import authorizer, coordinator, mining_pool, tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES
 from psyche_backend_solana.programs.addresses import COORDINATOR
-from psyche_core.coordinator import image
+from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.state import MAX_ACCOUNTS, Account
 from psyche_core.testing.backend import small_state
 

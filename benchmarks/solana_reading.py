@@ -51,7 +51,8 @@ from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.runs import find_run
 from psyche_backend_solana.sending.sender import Sender
 from psyche_backend_solana.wallet import Wallet
-from psyche_core.coordinator import apply, commands, image
+from psyche_core.coordinator import apply, commands
+from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState, Epoch

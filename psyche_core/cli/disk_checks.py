@@ -20,6 +20,7 @@ from psyche_core.data.parquet.files import parquet_paths
 from psyche_core.data.text.tokenizing import DESCRIPTION, described
 from psyche_core.data.token_files import count_sequences, token_bytes
 from psyche_core.errors import DataError, ModelError
+from psyche_core.storage.model_stores.url import is_hub_name
 from psyche_core.training.checkpoints import sources
 
 
@@ -69,7 +70,7 @@ def _model(llm: LLMConfig, *, base: Path) -> Iterator[Finding]:
             return
 
         folder = sources.local_folder(checkpoint, base=base)
-        if folder is None and checkpoint.name in ("Hub", "P2P") and sources.is_hub_name(repo):
+        if folder is None and checkpoint.name in ("Hub", "P2P") and is_hub_name(repo):
             yield Note(f"the model {repo} is not a folder here ({base / repo}); as a repository of the Hub it was not checked")
             return
 

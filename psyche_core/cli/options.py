@@ -18,7 +18,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from psyche_core.cli.reference_options import SettingsCommand
-from psyche_core.config.settings import ENVIRONMENT_PREFIX, ClientSettings
+from psyche_core.config.options.client import ClientSettings
+from psyche_core.config.options.loading import ENVIRONMENT_PREFIX
 from psyche_core.errors import UserError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])

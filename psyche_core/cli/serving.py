@@ -18,8 +18,8 @@ import anyio.to_thread
 
 from psyche_core.builtin.local_data import LocalData
 from psyche_core.cli.run_files import RunFiles, load_run
+from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.run_config import CoordinatorConfig, RunFile, check_config
-from psyche_core.config.settings import ServerSettings
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.commands import (
     ClientsExited,
@@ -32,7 +32,7 @@ from psyche_core.coordinator.commands import (
     UpdateConfig,
     WentBack,
 )
-from psyche_core.coordinator.members import transport_keys
+from psyche_core.coordinator.membership.members import transport_keys
 from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import BackendError, ConfigError, CoordinatorError, UserError
 from psyche_core.hookspecs import RelayContext, ServerContext
@@ -41,7 +41,7 @@ from psyche_core.interfaces.backend import OwnerControl
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.run_events import phase_of
 from psyche_core.storage.folder_lock import locked_folder
-from psyche_core.storage.model_url import parse_model_url
+from psyche_core.storage.model_stores.url import parse_model_url
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as told
 from psyche_core.telemetry.events import Ended, Problem, RewardPaid, Started, Stopping

@@ -1,3 +1,4 @@
 """User configuration: run files (`run_config`, their tables in `schema`, rules between keys in `rules`) and program options
-(`settings`). `sentences` turns validation errors into readable sentences and makes text from other machines safe to show.
+(the package `options`). `sentences` turns validation errors into readable sentences and makes text from other machines safe to
+show.
 """

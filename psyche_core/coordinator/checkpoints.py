@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from psyche_core.config.run_config import CHECKPOINTS, Choice, ModelConfig
 from psyche_core.coordinator.commands import Checkpoint, Outcome
 from psyche_core.coordinator.history import present_end
+from psyche_core.coordinator.phases import active_round
 from psyche_core.coordinator.round.committee import drawn_order
-from psyche_core.coordinator.round.rounds import active_round
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import NodeIdentity, RunState

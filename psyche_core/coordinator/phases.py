@@ -1,10 +1,11 @@
-"""Phases of a run: enters them, and checks whether their time is over."""
+"""Phases of a run: enters them, checks whether their time is over, and says which round is being played."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import CoordinatorState, Round
+from psyche_core.errors import CoordinatorError
 from psyche_core.types import RunState
 
 
@@ -25,3 +26,11 @@ def wait_for_members(state: CoordinatorState, now: int) -> CoordinatorState:
     """Enter WaitingForMembers. If enough members are already pending, the extra waiting time starts now (F13)."""
     enough = len(state.pending) >= state.config.init_min_clients
     return replace(entered(state, RunState.WaitingForMembers, now), minimum_since=now if enough else None)
+
+
+def active_round(state: CoordinatorState) -> Round:
+    """Return the current round. Raises CoordinatorError (NoActiveRound)."""
+    if state.current_round is None:
+        raise CoordinatorError("NoActiveRound", "no round has been played in this epoch")
+
+    return state.current_round

@@ -3,15 +3,19 @@
 An epoch's pool is shared in proportion to accepted rounds among all its clients except the ejected ones. Clients that left are
 included. Each epoch is paid once, at the end of its cooldown, at the rates that were fixed when it began. The reason for its end
 does not matter. An epoch abandoned in warmup pays nobody. Fractions of a point are not paid out. A balance cannot exceed 64 bits.
-Accounts stay until they are settled (`settlement`). A run holds at most MAX_ACCOUNTS of them: a client that could not be paid is
+Accounts stay until they are settled. A run holds at most MAX_ACCOUNTS of them: a client that could not be paid is
 rejected when it joins, never after it has worked. The backend decides what a point is worth.
+
+Only the owner reports that a balance was paid (on a chain, its treasurer program, which knows what it paid). Then it is removed,
+so that a long run has room for new clients, but only if its signer can no longer earn or be slashed: it is not in the last epoch
+and not pending. A signer that returns later starts at 0 points, so a record of paid amounts must delete the old amount too.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from psyche_core.coordinator.commands import Outcome, RewardsShared, SetFutureEpochRates
+from psyche_core.coordinator.commands import Outcome, RewardsShared, SetFutureEpochRates, Settle
 from psyche_core.coordinator.state import MAX_ACCOUNTS, Account, CoordinatorState, Epoch, EpochRates
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import ClientState
@@ -88,3 +92,18 @@ def has_account_for(state: CoordinatorState, signer: bytes) -> bool:
         return True
 
     return len(state.accounts) + len(signers_without_account(state) | {signer}) <= MAX_ACCOUNTS
+
+
+def settle(state: CoordinatorState, command: Settle) -> Outcome:
+    """Remove a signer's balance. Raises CoordinatorError (InvalidSettlement)."""
+    signer = command.signer
+    member = any(client.id.signer == signer for client in state.epoch.clients)
+    if member or any(waiting.signer == signer for waiting in state.pending):
+        message = f"{signer.hex()} is in the epoch or pending: it may still earn or be slashed"
+        raise CoordinatorError("InvalidSettlement", message)
+
+    accounts = tuple(account for account in state.accounts if account.signer != signer)
+    if len(accounts) == len(state.accounts):
+        raise CoordinatorError("InvalidSettlement", f"{signer.hex()} has no balance")
+
+    return replace(state, accounts=accounts), ()

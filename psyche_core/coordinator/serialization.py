@@ -2,7 +2,7 @@
 
 The tree contains a version, and then the fields by name as declared in `state`. When a tree is read, its types, keys, sizes and
 order must be exactly as `apply` would produce them, so that code that uses the state later does not fail. Anything else raises
-WireError, and so does a configuration that breaks a rule. The canonical image is another format, see `image`.
+WireError, and so does a configuration that breaks a rule. The canonical image is another format, see `canonical_image`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pydantic import BaseModel
 from psyche_core.config import run_config
 from psyche_core.config.schema import MAX_RUN_ID_BYTES
 from psyche_core.coordinator.rewards import signers_without_account
+from psyche_core.coordinator.round.bloom_filter import BLOOM_BYTES
 from psyche_core.coordinator.round.requeue import MAX_INTERVALS, merged
-from psyche_core.coordinator.round.witness import BLOOM_BYTES
 from psyche_core.coordinator.state import (
     MAX_ACCOUNTS,
     MAX_END_INTERVALS,

@@ -1,8 +1,8 @@
 """`apply`: the coordinator as a pure function of state, command, time and seed.
 
 It has no clock, no randomness and no I/O. A rejected command raises CoordinatorError and changes nothing, because values are
-frozen. The owner's commands are here and in `rewards`, the clients' commands in `members`, `statements`, `equivocation` and
-`checkpoints`, and the effects of time in `epochs`, `warmup` and `rounds`. The backend decides who may send an owner's command.
+frozen. The owner's commands are here and in `rewards`, the clients' commands in the package `membership`, `checkpoints` and
+`lifecycle.statements`, and the effects of time in the package `lifecycle`. The backend decides who may send an owner's command.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from psyche_core.config.run_config import check_cold_start, check_config, check_
 from psyche_core.coordinator import commands
 from psyche_core.coordinator.checkpoints import checkpoint
 from psyche_core.coordinator.commands import Command, EpochEnded, Event, Outcome
-from psyche_core.coordinator.epochs import finish_run, finished, tick_cooldown, tick_waiting
 from psyche_core.coordinator.history import epoch_digest, moved_to, went_back
-from psyche_core.coordinator.members import health_check, join, withdraw
+from psyche_core.coordinator.lifecycle.epochs import finish_run, finished, tick_cooldown, tick_waiting
+from psyche_core.coordinator.lifecycle.rounds import tick_round
+from psyche_core.coordinator.lifecycle.statements import warmup_witness, witness
+from psyche_core.coordinator.lifecycle.warmup import tick_warmup
+from psyche_core.coordinator.membership.equivocation import equivocation
+from psyche_core.coordinator.membership.members import health_check, join, withdraw
 from psyche_core.coordinator.phases import entered, wait_for_members
-from psyche_core.coordinator.rewards import set_future_epoch_rates
-from psyche_core.coordinator.round.equivocation import equivocation
-from psyche_core.coordinator.round.rounds import tick_round
-from psyche_core.coordinator.round.statements import warmup_witness, witness
-from psyche_core.coordinator.settlement import settle
+from psyche_core.coordinator.rewards import set_future_epoch_rates, settle
 from psyche_core.coordinator.state import CoordinatorState, Progress
-from psyche_core.coordinator.warmup import tick_warmup
 from psyche_core.errors import ConfigError, CoordinatorError
 from psyche_core.types import RunState
 

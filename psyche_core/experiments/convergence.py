@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from psyche_core.config.run_config import Choice
-from psyche_core.coordinator.round.schedule import learning_rate
+from psyche_core.coordinator.learning_rate import learning_rate
 from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.rate_groups import RateGroups

@@ -16,7 +16,8 @@ from pydantic import BaseModel
 
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.client.setup.assemble import train_client
-from psyche_core.config.settings import ClientSettings, load_settings
+from psyche_core.config.options.client import ClientSettings
+from psyche_core.config.options.loading import load_settings
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, PluginFailed, PsycheError
 from psyche_core.plugin_faults import brief, explain_plugin, leaves

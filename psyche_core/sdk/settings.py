@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
+from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.sentences import validated
-from psyche_core.config.settings import ClientSettings
 from psyche_core.errors import ConfigError
 
 _NOT_HERE = ("logs", "events_file")

@@ -18,7 +18,7 @@ import anyio.from_thread
 import anyio.to_thread
 import numpy as np
 
-from psyche_core.coordinator.round.schedule import cold_start_bounds, cold_start_factor, learning_rate
+from psyche_core.coordinator.learning_rate import cold_start_bounds, cold_start_factor, learning_rate
 from psyche_core.data.sequences import SequenceData
 from psyche_core.errors import ConfigError, DataError
 from psyche_core.hookspecs import DataContext

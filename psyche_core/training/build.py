@@ -1,7 +1,7 @@
 """Build a client's trainer from the run's `[model]` table and the registry of plugins.
 
 If a run starts from random weights, all members draw them with the same seed, a SHA-256 of the run id. The caller provides the
-model's folder, which `checkpoints.origin` finds.
+model's folder, which `checkpoints.initial_model` finds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 
 from psyche_core.config.run_config import Choice, LLMConfig, ModelConfig
 from psyche_core.config.sentences import validated
-from psyche_core.coordinator.round.schedule import cold_start_factor, learning_rate
+from psyche_core.coordinator.learning_rate import cold_start_factor, learning_rate
 from psyche_core.errors import ConfigError, ModelError
 from psyche_core.hookspecs import (
     ModelContext,

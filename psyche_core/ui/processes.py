@@ -21,7 +21,7 @@ import anyio
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from psyche_core.config.settings import ENVIRONMENT_PREFIX, RAW_IDENTITY
+from psyche_core.config.options.loading import ENVIRONMENT_PREFIX, RAW_IDENTITY
 from psyche_core.telemetry.events import Event
 from psyche_core.telemetry.sinks import from_json
 

@@ -28,9 +28,9 @@ from rich.text import Text
 
 from psyche_core.__about__ import __version__
 from psyche_core.builtin.text_corpus import VALIDATION_FOLDER
+from psyche_core.config.options.testnet import TestnetSettings
 from psyche_core.config.run_config import DataFile, RunFile
 from psyche_core.config.sentences import printable_lines
-from psyche_core.config.settings import TestnetSettings
 from psyche_core.coordinator.round import witness
 from psyche_core.errors import BackendError, UserError
 from psyche_core.hookspecs import MemberContext

@@ -50,6 +50,13 @@ def test_paths_that_are_named_exist() -> None:
     assert [path for path in sorted(named) if not (REPOSITORY / path).exists()] == []
 
 
+def test_each_common_change_names_the_file_where_it_lands() -> None:
+    rows = table(PAGE, "Where do I change …?")
+    assert len(rows) >= 12
+    files = [row[1].strip("`") for row in rows]
+    assert [file for file in files if not (REPOSITORY / file).is_file()] == []
+
+
 def test_every_package_is_on_the_map() -> None:
     told = " ".join(row[0] for row in table(PAGE, "Where things are"))
     named = set(re.findall(r"`([\w/]+)`", told))

@@ -18,7 +18,7 @@ from seed_programs import filled, ours
 
 from psyche_backend_solana.commands.client.env_file import CLIENT_NAMES, with_prefix
 from psyche_core.cli.reference_options import ABSENT
-from psyche_core.config.settings import ClientSettings
+from psyche_core.config.options.client import ClientSettings
 from psyche_core.training import sidecar
 
 REPOSITORY = Path(__file__).parents[2]

@@ -27,9 +27,9 @@ from typing import TypeVar
 import pytest
 from safetensors.torch import load_file
 
+from psyche_core.storage.checkpoint_names import checkpoints
 from psyche_core.telemetry.events import Event, PhaseChanged, Started, StepTrained, WitnessSent
 from psyche_core.telemetry.sinks import from_json
-from psyche_core.training.checkpoints.checkpoint import checkpoints
 from psyche_core.training.digest import full_digest
 from psyche_core.ui.run_metrics import RunMetrics
 from psyche_core.wire.signing import SecretKey

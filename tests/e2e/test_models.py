@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from live_run import PACE, RUN_ID, THREE, StartRun
+from psyche_core.storage.checkpoint_names import checkpoints
 from psyche_core.telemetry.events import CheckpointStored, EpochDigest, ModelLoaded, PhaseChanged, Problem, Resynced, StepTrained
-from psyche_core.training.checkpoints.checkpoint import checkpoints
 from psyche_core.training.checkpoints.manifest import read_manifest, verify
 from psyche_core.training.checkpoints.private_state import private_path
 

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from psyche_core.hookspecs import GROUP
+from psyche_core.storage.checkpoint_names import checkpoints
 from psyche_core.telemetry.events import CheckpointSaved, Ended, Event, Leaving, StepApplied
 from psyche_core.telemetry.sinks import from_json
 from psyche_core.testing.tiny_models import LLAMA
-from psyche_core.training.checkpoints.checkpoint import checkpoints, remove_leftovers
+from psyche_core.training.checkpoints.checkpoint import remove_leftovers
 from psyche_core.training.checkpoints.journal import Journal
 from psyche_core.training.checkpoints.manifest import read_manifest, verify
 

@@ -11,7 +11,8 @@ from nacl.signing import SigningKey
 from plugins.p2p_quic.tests.relay_parts import Refused, RelayClient
 from psyche_backend_tcp.client.connection import TcpBackend
 from psyche_core.cli.serving import serve_run
-from psyche_core.config.settings import ServerSettings, load_settings
+from psyche_core.config.options.loading import load_settings
+from psyche_core.config.options.server import ServerSettings
 from psyche_core.errors import ConfigError
 from psyche_core.hookspecs import BackendContext
 from psyche_core.plugins import PluginRegistry

@@ -16,8 +16,9 @@ from psyche_core.cli.program import open_report
 from psyche_core.config.run_config import load_data_file, load_run_file
 from psyche_core.errors import ConfigError, IdentityError, ModelError, UserError
 from psyche_core.regular_files import NotRegular, expect_regular, regular, regular_private
+from psyche_core.storage.checkpoint_names import MANIFEST_FILE
 from psyche_core.telemetry.events import Problem
-from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, CheckpointFacts, read_manifest, verify, write_manifest
+from psyche_core.training.checkpoints.manifest import CheckpointFacts, read_manifest, verify, write_manifest
 from psyche_core.wire.signing import SecretKey
 
 pytestmark = pytest.mark.timeout(20)

@@ -39,7 +39,9 @@ from psyche_backend_solana.layouts.coordinator_accounts import (
 )
 from psyche_backend_solana.programs.addresses import AUTHORIZER, COORDINATOR, SYSTEM
 from psyche_backend_solana.rpc.endpoints import Endpoint
-from psyche_core.coordinator import apply, image
+from psyche_core.coordinator import apply
+from psyche_core.coordinator import canonical_image as image
+from psyche_core.coordinator.canonical_image.layout import CHECKPOINT, CONFIG, MODEL, STATEMENT
 from psyche_core.coordinator.commands import (
     Checkpoint,
     Command,
@@ -55,7 +57,6 @@ from psyche_core.coordinator.commands import (
     Withdraw,
     Witness,
 )
-from psyche_core.coordinator.image.layout import CHECKPOINT, CONFIG, MODEL, STATEMENT
 from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import NodeIdentity

@@ -39,8 +39,8 @@ from psyche_backend_solana.transport_key import transport_key
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.cli.failures import describe_failure
 from psyche_core.config.run_config import parse_run_file
-from psyche_core.coordinator import image
-from psyche_core.coordinator.round.schedule import batch_size
+from psyche_core.coordinator import canonical_image as image
+from psyche_core.coordinator.round.batch_size import batch_size
 from psyche_core.coordinator.state import Account as Balance
 from psyche_core.errors import AccessRefused, ConfigError
 from psyche_core.testing.command import CommandConformance

@@ -32,7 +32,8 @@ from psyche_backend_solana.layouts.coordinator_accounts import (
     RunInstance,
     RunMetadata,
 )
-from psyche_core.coordinator import apply, commands, image
+from psyche_core.coordinator import apply, commands
+from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.state import Progress
 from psyche_core.errors import WireError
 from psyche_core.types import RunState, WitnessStatement

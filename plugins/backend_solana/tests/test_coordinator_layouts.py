@@ -18,9 +18,9 @@ from plugins.backend_solana.tests.svm.coordinator_svm import PROGRAM_FILE, Coord
 from psyche_backend_solana.layouts import coordinator as layout
 from psyche_backend_solana.layouts import errors
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, CoordinatorAccount, RunMetadata
-from psyche_core.coordinator import image
+from psyche_core.coordinator import canonical_image as image
+from psyche_core.coordinator.canonical_image.layout import CONFIG
 from psyche_core.coordinator.errors import NAMES
-from psyche_core.coordinator.image.layout import CONFIG
 from psyche_core.coordinator.state import Progress
 from psyche_core.types import RunState
 

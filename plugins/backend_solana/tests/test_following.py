@@ -34,7 +34,8 @@ from psyche_backend_solana.layouts.coordinator_accounts import (
 )
 from psyche_backend_solana.programs.addresses import COORDINATOR
 from psyche_backend_solana.rpc.client import Rpc
-from psyche_core.coordinator import apply, image
+from psyche_core.coordinator import apply
+from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.commands import (
     Command,
     EpochDigest,

@@ -21,7 +21,7 @@ from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.testnet_member import lose_route, member_options
 from psyche_backend_solana.wallet import Wallet
-from psyche_core.coordinator import image
+from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.commands import ClientsExited, Event, WarmupWitness
 from psyche_core.coordinator.state import Account, Client, CoordinatorState, Epoch
 from psyche_core.errors import BackendError, UserError

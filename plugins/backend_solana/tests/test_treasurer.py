@@ -35,7 +35,7 @@ from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HE
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_VERSION as VERSION
 from psyche_backend_solana.layouts.errors import COMMON
 from psyche_backend_solana.programs.addresses import COORDINATOR, SYSTEM, TOKEN, TREASURER
-from psyche_core.coordinator import image
+from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.state import Account, Client, CoordinatorState, Epoch
 from psyche_core.errors import WireError
 from psyche_core.testing.backend import small_state

@@ -28,7 +28,7 @@ from psyche_backend_solana.localnet.settings import ChainSettings
 from psyche_backend_solana.programs.addresses import TOKEN
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.cli.failures import describe_failure
-from psyche_core.coordinator import image
+from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.state import Account as Balance
 from psyche_core.testing.backend import small_state
 from psyche_core.types import RunState

@@ -32,7 +32,7 @@ from psyche_backend_solana.layouts.coordinator_accounts import (
 )
 from psyche_backend_solana.layouts.errors import COMMON
 from psyche_backend_solana.programs.addresses import COORDINATOR
-from psyche_core.coordinator import image
+from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.state import Account, CoordinatorState
 from psyche_core.testing.backend import small_state
 from psyche_core.types import NodeIdentity, RunState

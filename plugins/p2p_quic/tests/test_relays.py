@@ -8,7 +8,7 @@ import iroh
 import pytest
 from anyio.abc import SocketStream
 
-from psyche_core.config.settings import load_settings
+from psyche_core.config.options.loading import load_settings
 from psyche_core.errors import CannotBind, ConfigError, WireError
 from psyche_core.testing.transport import connected, received, until
 from psyche_core.wire import codec

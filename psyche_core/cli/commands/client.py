@@ -13,7 +13,8 @@ import click
 from psyche_core.cli.lazy import example
 from psyche_core.cli.options import ENVIRONMENT_NOTE, PluginOptions, settings_options
 from psyche_core.cli.program import log_to_stderr, open_report, remember_failure
-from psyche_core.config.settings import ClientSettings, load_settings
+from psyche_core.config.options.client import ClientSettings
+from psyche_core.config.options.loading import load_settings
 
 _RENAMED = {"show-static-p2p-identity": "show-identity", "create-static-p2p-identity": "create-identity"}
 """Names of commands of the Rust client."""
@@ -104,7 +105,7 @@ def show_identity(ctx: click.Context, file: Path | None, path: Path | None) -> N
 
     The key is in FILE, or in the environment variable RAW_IDENTITY_SECRET_KEY as 64 hex digits.
     """
-    from psyche_core.config.settings import ENVIRONMENT_PREFIX, RAW_IDENTITY
+    from psyche_core.config.options.loading import ENVIRONMENT_PREFIX, RAW_IDENTITY
     from psyche_core.errors import ConfigError, IdentityError
     from psyche_core.wire.signing import SecretKey
 

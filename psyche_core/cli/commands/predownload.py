@@ -73,7 +73,7 @@ def predownload(
     """Download and verify a model now, so that joining its run later needs no download."""
     from psyche_core.config.run_config import Choice, load_run_file
     from psyche_core.config.sentences import printable
-    from psyche_core.storage.model_url import parse_model_url
+    from psyche_core.storage.model_stores.url import parse_model_url
     from psyche_core.storage.scratch import default_folder
     from psyche_core.training.checkpoints import sources
     from psyche_core.training.checkpoints.manifest import read_manifest, total_bytes, verify
@@ -125,7 +125,7 @@ def _of_run(run_id: str, name: str, given: dict[str, Any]) -> Choice:
     """The checkpoint of a run that a backend knows: where its first model is, or the one stored last. Raises UserError."""
     import anyio
 
-    from psyche_core.config.settings import load_settings
+    from psyche_core.config.options.loading import load_settings
     from psyche_core.coordinator.checkpoints import loaded_from_hub
     from psyche_core.plugins import PluginRegistry
 

@@ -34,7 +34,7 @@ def preview_lr(state: Path, rows: int, plot: Path | None, as_json: bool) -> None
     """
     from psyche_core.cli.run_files import NAMELESS
     from psyche_core.config.run_config import load_run_file
-    from psyche_core.coordinator.round.schedule import learning_rate
+    from psyche_core.coordinator.learning_rate import learning_rate
 
     run = load_run_file(state, run_id=NAMELESS)
     llm, total = run.model.LLM, run.config.total_steps

@@ -12,7 +12,8 @@ from psyche_core.cli.lazy import example
 from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
 from psyche_core.cli.program import log_to_stderr, open_report, run_program
 from psyche_core.cli.reference_options import SettingsCommand
-from psyche_core.config.settings import ServerSettings, load_settings
+from psyche_core.config.options.loading import load_settings
+from psyche_core.config.options.server import ServerSettings
 from psyche_core.errors import ConfigError
 
 

@@ -14,7 +14,8 @@ from psyche_core.cli.lazy import example
 from psyche_core.cli.options import settings_options
 from psyche_core.cli.program import log_to_stderr, run_program
 from psyche_core.cli.reference_options import SettingsCommand
-from psyche_core.config.settings import TestnetSettings, load_settings
+from psyche_core.config.options.loading import load_settings
+from psyche_core.config.options.testnet import TestnetSettings
 
 if TYPE_CHECKING:
     from psyche_core.config.run_config import RunFile

@@ -11,7 +11,8 @@ import click
 from psyche_core.cli.lazy import example
 from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
 from psyche_core.cli.program import log_to_stderr, run_program
-from psyche_core.config.settings import WebSettings, load_settings
+from psyche_core.config.options.loading import load_settings
+from psyche_core.config.options.web import WebSettings
 
 
 @click.command(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from psyche_core.client.machine import scheduler
 from psyche_core.client.machine.epoch import ENTERABLE, PLAYING, EpochNotes, epoch_key
 from psyche_core.client.machine.events import Expire, Join, Prefetch, Send, SetPeers
-from psyche_core.client.machine.own_place import tell_own_place
+from psyche_core.client.machine.own_membership import report_own_membership
 from psyche_core.client.machine.peer_messages import hear_early, repeat_evidence
 from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.rounds.settled_rounds import epoch_of_rounds
@@ -59,7 +59,7 @@ def see_state(client: MachineState, state: CoordinatorState) -> None:
         return
 
     follow(client, state)
-    tell_own_place(client, previous, state)
+    report_own_membership(client, previous, state)
     repeat_evidence(client)
 
 

@@ -47,7 +47,7 @@ class MachineState:
     digests of signed epoch ends on our disk. contested: generation and step of a model that an epoch starts with and of which
     members offered different ones, and the key of the first epoch in which they did. work: what the trainer is doing. can_store:
     whether there is a store for models of epoch ends; upload: the one in progress. finish_estimator: durations of our trainings
-    and of the turns between rounds.
+    and of the gaps between rounds.
     """
 
     identity: NodeIdentity

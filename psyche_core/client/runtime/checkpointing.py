@@ -26,9 +26,10 @@ from psyche_core.client.machine.events import Apply, CloseEpoch, FetchModel, Kee
 from psyche_core.client.runtime.payloads import PayloadStore
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.errors import ModelError, RanksLost
+from psyche_core.storage.checkpoint_names import checkpoint_path, checkpoints
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
-from psyche_core.training.checkpoints.checkpoint import checkpoint_path, checkpoints, remove_between, save_checkpoint, set_aside
+from psyche_core.training.checkpoints.checkpoint import remove_between, save_checkpoint, set_aside
 from psyche_core.training.checkpoints.journal import Journal
 from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, CheckpointManifest

@@ -1,4 +1,4 @@
-"""What a worker needs: trainer, data, and the store for models.
+"""What a worker needs: trainer and data. The store for models is a `storage.model_stores.interface.ModelStore`.
 
 They are protocols, so that tests and embedders can use their own and this module does not need torch.
 """
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Protocol
 
 from psyche_core.client.model_sync.exchange import ModelHolder
-from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.interfaces import DataProvider
 from psyche_core.interfaces.data import Samples
@@ -76,13 +75,6 @@ class TrainerLike(ModelHolder, Protocol):
 
     def save_private(self, path: Path) -> None:
         """Write our optimizer's private state, for our own next start."""
-
-
-class ModelStore(Protocol):
-    """A store for the run's models; psyche_core.training.checkpoints.model_stores has some."""
-
-    async def put(self, directory: Path, *, run_id: str, step: int) -> Choice:
-        """Store a checkpoint's whole folder; returns its location as in a run configuration. Raises StoreError."""
 
 
 @dataclass(frozen=True, slots=True)

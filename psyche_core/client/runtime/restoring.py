@@ -22,11 +22,11 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ModelError
 from psyche_core.training.checkpoints.checkpoint import remove_leftovers, set_aside, take_back
 from psyche_core.training.checkpoints.folder_member import last_member, note_member
+from psyche_core.training.checkpoints.initial_model import held, is_signed
 from psyche_core.training.checkpoints.journal import LEAST_LIMIT, Journal, Recovered, default_limit
-from psyche_core.training.checkpoints.journal_folder import lock_journal
+from psyche_core.training.checkpoints.journal_lock import lock_journal
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
 from psyche_core.training.checkpoints.journal_replay import replay
-from psyche_core.training.checkpoints.origin import held, is_signed
 
 if TYPE_CHECKING:
     from psyche_core.training.trainer import Trainer

@@ -28,12 +28,13 @@ from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.download_limiter import Limiter
 from psyche_core.client.runtime.path_reporter import PathReporter
-from psyche_core.client.runtime.resources import ModelStore, Resources, ResourcesRequest
+from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.client.runtime.worker import Worker, describe_exception
 from psyche_core.coordinator.commands import Command, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, BlobRejected, CommandRefused, ModelError, PsycheError, TransportError, WireError
 from psyche_core.interfaces import Backend, Opened, Transport
+from psyche_core.storage.model_stores.interface import ModelStore
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.telemetry.sinks import EventBus

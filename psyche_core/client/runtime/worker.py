@@ -54,7 +54,7 @@ from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.checkpointing import Checkpointer
 from psyche_core.client.runtime.payloads import PayloadStore, check_own
 from psyche_core.client.runtime.read_ahead import ReadAhead
-from psyche_core.client.runtime.resources import ModelStore, Resources, ResourcesRequest
+from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.config.run_config import ModelConfig
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.errors import (
@@ -70,9 +70,10 @@ from psyche_core.errors import (
 )
 from psyche_core.interfaces import Transport
 from psyche_core.plugin_faults import brief
+from psyche_core.storage.checkpoint_names import checkpoint_path
+from psyche_core.storage.model_stores.interface import ModelStore
 from psyche_core.telemetry import events as telemetry
-from psyche_core.training.checkpoints.checkpoint import checkpoint_path
-from psyche_core.training.checkpoints.origin import NoModelSource
+from psyche_core.training.checkpoints.initial_model import NoModelSource
 from psyche_core.training.checkpoints.sources import model_name
 from psyche_core.types import BatchId
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from psyche_core.config.options.train_local import TrainLocalSettings
 from psyche_core.config.run_config import RunFile, checked_run, load_run_file
-from psyche_core.config.settings import TrainLocalSettings
 from psyche_core.errors import ConfigError
 
 SEQUENCE_LENGTH = 2048

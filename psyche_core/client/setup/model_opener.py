@@ -19,17 +19,17 @@ from psyche_core.client.runtime.resources import ResourcesRequest
 from psyche_core.client.runtime.restoring import ReplayFailed, Restorer, signed_ends
 from psyche_core.client.setup.parallelism import parallelism_of
 from psyche_core.client.setup.preflight import expect_device
+from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.run_config import Choice, LLMConfig
-from psyche_core.config.settings import ClientSettings
 from psyche_core.coordinator.checkpoints import loaded_from_hub
-from psyche_core.coordinator.round.schedule import cold_start_bounds
+from psyche_core.coordinator.learning_rate import cold_start_bounds
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ModelError
 from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
-from psyche_core.training.checkpoints.origin import NoModelSource, Origin
+from psyche_core.training.checkpoints.initial_model import NoModelSource, Origin
 
 if TYPE_CHECKING:
     from psyche_core.training.trainer import Trainer
@@ -167,7 +167,7 @@ class ModelOpener:
 
     def _find_origin(self, request: ResourcesRequest, *, source: Path | None = None) -> Origin:
         """source: folder to use instead of the run's checkpoint, for a model that brings its own first weights."""
-        from psyche_core.training.checkpoints.origin import FROM_MEMBERS, find_origin
+        from psyche_core.training.checkpoints.initial_model import FROM_MEMBERS, find_origin
 
         checkpoint = request.state.model.LLM.checkpoint
         if source is not None:

@@ -6,7 +6,8 @@ loaded.
 
 from __future__ import annotations
 
-from psyche_core.config.settings import ClientSettings, TrainLocalSettings
+from psyche_core.config.options.client import ClientSettings
+from psyche_core.config.options.train_local import TrainLocalSettings
 from psyche_core.errors import ConfigError, IdentityError
 from psyche_core.hookspecs import Parallelism
 from psyche_core.training.micro_batch import NO_AUTO

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from psyche_core.config.settings import ClientSettings, TrainLocalSettings
+from psyche_core.config.options.client import ClientSettings
+from psyche_core.config.options.train_local import TrainLocalSettings
 from psyche_core.errors import ConfigError
 
 _ALWAYS_THERE = ("auto", "cpu")

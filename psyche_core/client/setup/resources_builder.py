@@ -23,8 +23,8 @@ from psyche_core.client.setup.data_source import (
     held_out_place,
 )
 from psyche_core.client.setup.model_opener import ModelOpener, cache_folder
+from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.run_config import Choice, LLMConfig
-from psyche_core.config.settings import ClientSettings
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.interfaces import DataProvider
 from psyche_core.interfaces.data import Samples

@@ -21,16 +21,17 @@ from psyche_core.client.setup.data_source import data_source, first_samples, hel
 from psyche_core.client.setup.local_run_file import local_run_file
 from psyche_core.client.setup.parallelism import parallelism_of
 from psyche_core.client.setup.preflight import expect_checkpoint_dir, expect_device, expect_held_out, expect_tokens
+from psyche_core.config.options.train_local import TrainLocalSettings
 from psyche_core.config.run_config import Choice, RunFile
-from psyche_core.config.settings import TrainLocalSettings
-from psyche_core.coordinator.round.schedule import batch_size
+from psyche_core.coordinator.round.batch_size import batch_size
 from psyche_core.errors import ConfigError, UserError
 from psyche_core.hookspecs import Parallelism
 from psyche_core.plugins import PluginRegistry
+from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
-from psyche_core.training.checkpoints.checkpoint import checkpoint_path, save_checkpoint
+from psyche_core.training.checkpoints.checkpoint import save_checkpoint
 from psyche_core.training.checkpoints.manifest import CheckpointFacts
 from psyche_core.types import BatchId
 from psyche_core.wire.signing import SecretKey

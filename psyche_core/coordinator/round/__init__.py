@@ -1,6 +1,5 @@
-"""Rounds: who trains which samples and who witnesses them, what witnesses state, and when a round is over.
+"""What follows from a round's values: who trains which samples, who witnesses them, and which results are accepted.
 
-`rounds` starts, finishes and settles rounds. `committee` elects, `assignment` and `requeue` say who gets which samples, and
-`schedule` how many; `shuffle` has the permutations. `statements` takes the witnesses' statements in and `witness` evaluates them.
-`missed_duties` and `equivocation` say what a member loses that states nothing, or two different things.
+`committee` elects, `assignment` and `requeue` say who gets which samples, `batch_size` how many; `shuffle` has the permutations.
+`witness` evaluates the witnesses' statements, which contain a `bloom_filter` and a `merkle_root` over commitments.
 """

@@ -1,8 +1,7 @@
-"""Evaluation of witness statements: quorum, acceptance, and the bloom filter and Merkle root over commitments.
+"""Evaluation of witness statements: the quorum, which results are accepted, and which of several results is applied.
 
-The quorum is two thirds, rounded up, of the *elected* witnesses (F5). The filter's keys come from the round's seed. With its 2560
-bits, the rate of false positives stays under 1 % for up to 256 entries (F6). The result does not depend on the order in which
-messages arrive (F7).
+The quorum is two thirds, rounded up, of the *elected* witnesses (F5). Commitments are looked
+up in the statements' filters (`bloom_filter`). The result does not depend on the order in which messages arrive (F7).
 """
 
 from __future__ import annotations
@@ -13,23 +12,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from psyche_core.coordinator.round.assignment import shares
-from psyche_core.coordinator.round.committee import REMEMBERED, witness_slots
+from psyche_core.coordinator.round.bloom_filter import filter_bits, filter_of
+from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState, Round
-from psyche_core.errors import WireError
 from psyche_core.types import WitnessStatement
 from psyche_core.wire.codec import encode
 
-BLOOM_BITS = 2560
-BLOOM_BYTES = BLOOM_BITS // 8
-BLOOM_KEYS = 8
-EMPTY_ROOT = bytes(32)
-
-_KEY_DOMAIN = b"psyche/broadcast-bloom/v1"
-_FNV_PRIME = 0x100000001B3
-_MASK = 2**64 - 1
-_LANE = 128
-_REMEMBERED_ITEMS = 4096
-_REMEMBERED_FILTERS = 256
 _REMEMBERED_STATEMENTS = 16
 
 
@@ -120,10 +108,10 @@ def judge(state: CoordinatorState, round_: Round, slot: int, candidates: Iterabl
         return Verdict()
 
     byte, bit = slot // 8, 1 << slot % 8
-    filters = [_bits(said.broadcast_bloom) for said in attesting.statements if said.participants[byte] & bit]
+    filters = [filter_bits(said.broadcast_bloom) for said in attesting.statements if said.participants[byte] & bit]
     liars = tolerated(len(witness_slots(state, attesting)))
     needed = max(len(filters) - liars, 1)
-    masks = {candidate: _mask(attesting.seed, candidate) for candidate in candidates}
+    masks = {candidate: filter_of(attesting.seed, candidate) for candidate in candidates}
     votes = {candidate: len([bits for bits in filters if bits & mask == mask]) for candidate, mask in masks.items()}
     agreed = [candidate for candidate, count in votes.items() if count >= needed]
     if agreed:
@@ -138,83 +126,6 @@ def choose_commitment(state: CoordinatorState, round_: Round, slot: int, candida
     return judge(state, round_, slot, candidates).chosen
 
 
-def bloom_positions(keys: Sequence[int], item: bytes, bits: int) -> list[int]:
-    """Return the bit position of an item for each key: 64-bit FNV-1a with the key as initial state, modulo `bits`.
-
-    The formula is that of the reference implementation.
-    """
-    # All keys are computed together, each in 128 bits of one large integer. The product of a 64-bit state and the 41-bit prime
-    # has at most 105 bits, so it does not overflow into the next 128 bits.
-    ones, kept = _lanes(len(keys))
-    states = sum(key << _LANE * place for place, key in enumerate(keys))
-    for byte in item:
-        states = (states ^ ones * byte) * _FNV_PRIME & kept
-    return [(states >> _LANE * place & _MASK) % bits for place in range(len(keys))]
-
-
-@lru_cache(maxsize=8)
-def _lanes(count: int) -> tuple[int, int]:
-    """Return an integer with a one in each of `count` 128-bit lanes, and the mask of the low 64 bits of each lane."""
-    ones = sum(1 << _LANE * place for place in range(count))
-    return ones, ones * _MASK
-
-
-@lru_cache(maxsize=REMEMBERED)
-def bloom_keys(seed: int) -> tuple[int, ...]:
-    """Return the filter's 8 keys (u64) for the round with this seed.
-
-    Key n is the first 8 bytes, as u64 LE, of SHA-256 over domain, seed (u64 LE) and n (1 byte).
-    """
-    prefix = _KEY_DOMAIN + seed.to_bytes(8, "little")
-    return tuple(int.from_bytes(hashlib.sha256(prefix + bytes([number])).digest()[:8], "little") for number in range(BLOOM_KEYS))
-
-
-@lru_cache(maxsize=_REMEMBERED_FILTERS)
-def _bits(bloom: bytes) -> int:
-    """Return a statement's filter as an integer. Cached, because each filter is tested for every share of a round."""
-    return int.from_bytes(bloom, "little")
-
-
-@lru_cache(maxsize=_REMEMBERED_ITEMS)
-def _mask(seed: int, item: bytes) -> int:
-    """Return the filter that contains only this item, as an integer. Cached, because an item is tested in many filters."""
-    mask = 0
-    for position in bloom_positions(bloom_keys(seed), item, BLOOM_BITS):
-        mask |= 1 << position
-    return mask
-
-
-class BroadcastBloom:
-    """Bloom filter over commitment hashes. seed: that of the round in which the statement is sent; witnesses cannot choose it."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._bits = 0
-
-    @classmethod
-    def from_bytes(cls, seed: int, data: bytes) -> BroadcastBloom:
-        """Return the filter whose bits are `data`. Raises WireError unless `data` has 320 bytes."""
-        if len(data) != BLOOM_BYTES:
-            message = f"expected a filter of {BLOOM_BYTES} bytes, got {len(data)}"
-            raise WireError(message)
-
-        bloom = cls(seed)
-        bloom._bits = int.from_bytes(data, "little")
-        return bloom
-
-    def add(self, item: bytes) -> None:
-        """Add an item (32 bytes for a commitment)."""
-        self._bits |= _mask(self._seed, item)
-
-    def __contains__(self, item: bytes) -> bool:
-        mask = _mask(self._seed, item)
-        return self._bits & mask == mask
-
-    def to_bytes(self) -> bytes:
-        """Return the 2560 bits as 320 bytes: bit i is bit i % 8 of byte i // 8."""
-        return self._bits.to_bytes(BLOOM_BYTES, "little")
-
-
 @lru_cache(maxsize=_REMEMBERED_STATEMENTS)
 def statements_digest(statements: tuple[WitnessStatement, ...]) -> bytes:
     """Return SHA-256 over a round's statements as canonical CBOR, ascending by slot. Journals store this digest."""
@@ -223,20 +134,3 @@ def statements_digest(statements: tuple[WitnessStatement, ...]) -> bytes:
         for said in sorted(statements, key=lambda said: said.index)
     ]
     return hashlib.sha256(encode(fields)).digest()
-
-
-def merkle_root(items: Sequence[bytes]) -> bytes:
-    """Return the Merkle root (32 bytes) over the items in this order; 32 zero bytes if there are none.
-
-    A leaf is SHA-256(0x00, item), a node is SHA-256(0x01, left, right). If a level has an odd number of nodes, its last node is
-    paired with itself, as in the reference implementation. Sort the items before, because equal sets must give equal roots (F6).
-    """
-    if not items:
-        return EMPTY_ROOT
-
-    level = [hashlib.sha256(b"\x00" + item).digest() for item in items]
-    while len(level) > 1:
-        if len(level) % 2:
-            level.append(level[-1])
-        level = [hashlib.sha256(b"\x01" + left + right).digest() for left, right in zip(level[::2], level[1::2], strict=True)]
-    return level[0]

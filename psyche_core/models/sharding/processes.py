@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from psyche_core.config.settings import ENVIRONMENT_PREFIX
+from psyche_core.config.options.loading import ENVIRONMENT_PREFIX
 
 END_SECONDS: Final = 60.0
 _KEPT_LINES: Final = 40

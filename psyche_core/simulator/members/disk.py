@@ -1,7 +1,7 @@
 """A simulated member's disk: checkpoints of epoch ends, and a journal of steps applied and results verified since the last one.
 
 It survives the process when a fault says so. Writes reach the disk at once, as the real journal syncs before a statement is
-sent. Loading follows `training.checkpoints.origin` and `client.runtime.restoring`: it takes a checkpoint of the run's
+sent. Loading follows `training.checkpoints.initial_model` and `client.runtime.restoring`: it takes a checkpoint of the run's
 generation, or of an end that a quorum signed, none newer than the run; then the journal's steps as far as the run knows them.
 """
 

@@ -1,4 +1,4 @@
-"""Where checkpoints are stored: `{run_id}-step{step}` in one folder. The newest few are kept, each with its manifest.
+"""A member's own checkpoints in a folder: saved, kept (the newest few), renamed or deleted. Their names: `checkpoint_names`.
 
 Only checkpoints of epoch ends count towards that number, because a run can only go back to one of these. A checkpoint saved in
 mid-epoch is useful only for the next start: it does not replace a checkpoint of an epoch end, and is deleted when there is a
@@ -8,31 +8,17 @@ deleted.
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from psyche_core.errors import ModelError
+from psyche_core.storage.checkpoint_names import checkpoint_path, checkpoints, stem_of, step_of
 from psyche_core.storage.folders import remove_partial, whole_folder, write_inside
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, CheckpointManifest, read_manifest, write_manifest
 
 _ABANDONED = "-abandoned"
 _DAMAGED = "-damaged"
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
-
-
-def checkpoint_path(folder: Path, run_id: str, step: int) -> Path:
-    """Return the path of the checkpoint after step `step`. Characters of the run id that are unsafe in file names become `_`."""
-    return folder / f"{_stem(run_id)}{step}"
-
-
-def checkpoints(folder: Path, run_id: str) -> list[Path]:
-    """Return the paths of this run's checkpoints in `folder`, lowest step first."""
-    stem = _stem(run_id)
-    folders = (path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else ()
-    found = [path for path in folders if path.name.startswith(stem) and path.name.removeprefix(stem).isdecimal()]
-    return sorted(found, key=lambda path: _step(path, run_id))
 
 
 def keep_last(folder: Path, run_id: str, count: int) -> list[Path]:
@@ -60,13 +46,13 @@ def keep_last(folder: Path, run_id: str, count: int) -> list[Path]:
 def remove_between(folder: Path, run_id: str, *, after: int, before: int) -> None:
     """Delete this run's mid-epoch checkpoints of the steps between `after` and `before`, both exclusive. Raises OSError."""
     for path in checkpoints(folder, run_id):
-        if after < _step(path, run_id) < before and _in_mid_epoch(path):
+        if after < step_of(path, run_id) < before and _in_mid_epoch(path):
             shutil.rmtree(path)
 
 
 def remove_leftovers(folder: Path, run_id: str) -> None:
     """Delete unfinished checkpoints of this run that killed processes left. No other process may be using them."""
-    remove_partial(folder, _stem(run_id))
+    remove_partial(folder, stem_of(run_id))
 
 
 def set_aside(
@@ -79,7 +65,7 @@ def set_aside(
     """
     renamed: list[Path] = []
     for path in checkpoints(folder, run_id):
-        if _step(path, run_id) <= above and _is_trusted(path, trusted):
+        if step_of(path, run_id) <= above and _is_trusted(path, trusted):
             continue
 
         renamed.append(
@@ -96,7 +82,7 @@ def take_back(folder: Path, run_id: str, *, signed: Callable[[CheckpointManifest
     This happens if the coordinator, or a provider that speaks for it, showed an older state for a while. Raises ModelError.
     """
     renamed: list[Path] = []
-    for path in sorted(folder.glob(f"{_stem(run_id)}*{_ABANDONED}*")):
+    for path in sorted(folder.glob(f"{stem_of(run_id)}*{_ABANDONED}*")):
         try:
             manifest = read_manifest(path)
         except ModelError:
@@ -154,19 +140,6 @@ def _in_mid_epoch(path: Path) -> bool:
     except ModelError:
         return False  # damaged: unknown, so it is not deleted early
     return manifest is not None and manifest.mid_epoch
-
-
-def _step(path: Path, run_id: str) -> int:
-    return int(path.name.removeprefix(_stem(run_id)))
-
-
-def _stem(run_id: str) -> str:
-    return f"{name_of(run_id)}-step"
-
-
-def name_of(run_id: str) -> str:
-    """Return the run id as it is used at the start of file names: unsafe characters become `_`."""
-    return _UNSAFE.sub("_", run_id)
 
 
 def save_checkpoint(directory: Path, facts: CheckpointFacts, *, write: Callable[[Path], None]) -> None:

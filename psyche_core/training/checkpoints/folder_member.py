@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from psyche_core.regular_files import regular
-from psyche_core.training.checkpoints.checkpoint import name_of
+from psyche_core.storage.checkpoint_names import name_of
 
 _KEY_BYTES = 32
 

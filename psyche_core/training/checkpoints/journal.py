@@ -38,7 +38,7 @@ from psyche_core.errors import ModelError, WireError
 from psyche_core.storage.folders import flush
 from psyche_core.training.checkpoints.checkpoint import abandoned_name
 from psyche_core.training.checkpoints.journal_file import JournalFile, named
-from psyche_core.training.checkpoints.journal_folder import earlier_path, journal_path, lock_journal, replacement_path
+from psyche_core.training.checkpoints.journal_lock import earlier_path, journal_path, lock_journal, replacement_path
 from psyche_core.training.checkpoints.journal_records import MAX_RECORD_BYTES, AppliedRound, Header, StoredResult
 
 LEAST_LIMIT: Final = 64 * 2**20

@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from psyche_core.errors import ModelError
 from psyche_core.regular_files import regular
+from psyche_core.storage.checkpoint_names import MANIFEST_FILE
 
-MANIFEST_FILE = "psyche.json"
 MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 100 * 2**20
 """The limit that the safetensors format itself has."""

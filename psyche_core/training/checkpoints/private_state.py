@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from psyche_core.errors import ModelError
+from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.storage.folders import flush
-from psyche_core.training.checkpoints.checkpoint import checkpoint_path
 
 _DIGEST = "masters_sha256"
 

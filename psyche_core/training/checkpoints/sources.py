@@ -11,7 +11,6 @@ kinds without a location raise ModelError. All functions block: call them in a w
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,15 @@ from typing import Any
 from psyche_core.config.run_config import Choice, LLMConfig
 from psyche_core.config.sentences import printable
 from psyche_core.errors import ModelError, NoSuchBucket, NoSuchModel, StoreError
+from psyche_core.storage.checkpoint_names import MANIFEST_FILE
 from psyche_core.storage.folders import resumed_folder, whole_folder
+from psyche_core.storage.model_stores.url import is_hub_name
 from psyche_core.storage.object_store import ObjectStore, open_bucket
-from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, parse_manifest, verify
+from psyche_core.training.checkpoints.manifest import MAX_MANIFEST_BYTES, parse_manifest, verify
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
 DESCRIPTION_PATTERNS = ("*.json", "tokenizer.model", "*.txt", "*.jinja")
 _NO_WEIGHTS = ("*.safetensors.index.json",)
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _HUB_EXTRA = "a model on the Hub needs huggingface_hub: pip install 'psyche-core[train]'"
 
 Tell = Callable[[str], None]
@@ -64,11 +64,6 @@ def model_name(llm: LLMConfig) -> str:
     settings = llm.checkpoint.settings or {}
     place = settings.get("repo_id") or "/".join(filter(None, (settings.get("bucket"), settings.get("prefix"))))
     return f"{place!r} ({llm.architecture})" if place else llm.architecture
-
-
-def is_hub_name(text: str) -> bool:
-    """Whether a checkpoint's `repo_id` has the form of a repository of the Hub, `owner/name`. Otherwise it is a path."""
-    return _HUB_NAME.fullmatch(text) is not None
 
 
 def local_folder(checkpoint: Choice, *, base: Path) -> Path | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from psyche_core.config.run_config import parse_run_file
-from psyche_core.coordinator.image import SIZE, decode, encode
+from psyche_core.coordinator.canonical_image import SIZE, decode, encode
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import WireError
 from tests.fuzz.mutation import change_bytes

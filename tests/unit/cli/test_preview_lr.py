@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from psyche_core.config.run_config import load_run_file
-from psyche_core.coordinator.round.schedule import learning_rate
+from psyche_core.coordinator.learning_rate import learning_rate
 from tests.unit.cli.conftest import Psyche
 
 STATE = Path(__file__).parents[3] / "examples" / "local_testnet" / "state.toml"

@@ -16,8 +16,10 @@ from psyche_core.cli.commands.server import run as server_run
 from psyche_core.cli.commands.testnet import begun_with, start
 from psyche_core.cli.reference_options import respelled
 from psyche_core.client.setup.local_run_file import local_run_file
+from psyche_core.config.options.client import ClientSettings
+from psyche_core.config.options.loading import load_settings
+from psyche_core.config.options.train_local import TrainLocalSettings
 from psyche_core.config.run_config import load_run_file
-from psyche_core.config.settings import ClientSettings, TrainLocalSettings, load_settings
 from psyche_core.errors import ConfigError, IdentityError
 from psyche_core.models.sharding.rendezvous import split_address
 from psyche_core.training import sidecar

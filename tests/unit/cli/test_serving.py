@@ -24,8 +24,9 @@ from psyche_core.cli.failures import Interrupted
 from psyche_core.cli.program import _until_signal
 from psyche_core.cli.run_files import load_run
 from psyche_core.cli.serving import KEY_FILE, ChangeReporter, first_config, name_checkpoint, serve_run, server_key
+from psyche_core.config.options.loading import load_settings
+from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.run_config import Choice, load_data_file
-from psyche_core.config.settings import ServerSettings, load_settings
 from psyche_core.coordinator import apply, new_state
 from psyche_core.coordinator.commands import ClientsExited, Command
 from psyche_core.coordinator.state import Client, CoordinatorState, Progress

@@ -9,7 +9,10 @@ import pytest
 from pydantic import BaseModel, Field
 
 from psyche_core.cli.options import settings_options
-from psyche_core.config.settings import ClientSettings, ServerSettings, TestnetSettings, load_settings
+from psyche_core.config.options.client import ClientSettings
+from psyche_core.config.options.loading import load_settings
+from psyche_core.config.options.server import ServerSettings
+from psyche_core.config.options.testnet import TestnetSettings
 from psyche_core.errors import ConfigError
 
 NEEDED = {"run_id": "r", "server_addr": "h:1"}

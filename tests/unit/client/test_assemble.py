@@ -26,19 +26,20 @@ from psyche_core.client.runtime.resources import ResourcesRequest
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.client.setup.assemble import open_restorer, train_client
 from psyche_core.client.setup.resources_builder import ResourcesBuilder
+from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.run_config import parse_run_file
-from psyche_core.config.settings import ClientSettings
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, ConfigError, UserError
 from psyche_core.hookspecs import GROUP
 from psyche_core.plugins import PluginRegistry
+from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.testing.tiny_models import LLAMA
-from psyche_core.training.checkpoints.checkpoint import checkpoint_path, save_checkpoint
+from psyche_core.training.checkpoints.checkpoint import save_checkpoint
 from psyche_core.training.checkpoints.folder_member import last_member, member_file, note_member
-from psyche_core.training.checkpoints.journal_folder import journal_path, lock_journal
+from psyche_core.training.checkpoints.journal_lock import journal_path, lock_journal
 from psyche_core.training.checkpoints.manifest import CheckpointFacts
 from psyche_core.wire.signing import SecretKey
 

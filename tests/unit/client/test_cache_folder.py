@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from psyche_core.client.setup.assemble import _open_scratch
-from psyche_core.config.settings import ClientSettings, load_settings
+from psyche_core.config.options.client import ClientSettings
+from psyche_core.config.options.loading import load_settings
 from psyche_core.errors import ConfigError
 
 GIVEN = {"run_id": "run", "server_addr": "127.0.0.1:1"}

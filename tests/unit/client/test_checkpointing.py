@@ -17,8 +17,9 @@ from psyche_core.client.machine.events import Apply, CloseEpoch, FetchModel
 from psyche_core.client.runtime.checkpointing import Checkpointer
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.client.runtime.worker import describe_exception
+from psyche_core.storage.checkpoint_names import checkpoints
 from psyche_core.telemetry import events as telemetry
-from psyche_core.training.checkpoints.checkpoint import checkpoints, keep_last
+from psyche_core.training.checkpoints.checkpoint import keep_last
 from psyche_core.training.checkpoints.journal import LEAST_LIMIT, Journal
 from psyche_core.training.checkpoints.manifest import read_manifest, verify
 

@@ -9,78 +9,80 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psyche_core.client.machine import events as ev
-from psyche_core.client.machine.rounds.finish_estimator import TURNS, FinishEstimator
+from psyche_core.client.machine.rounds.finish_estimator import RECENT, FinishEstimator
 from stage import Member, Stage
 
 seconds = st.floats(min_value=0.001, max_value=1e4)
 
 
-def one_round(pace: FinishEstimator, tag: int, *, samples: int, training: float, turn: float, now: float = 0.0) -> float | None:
+def one_round(
+    estimator: FinishEstimator, tag: int, *, samples: int, training: float, gap: float, now: float = 0.0
+) -> float | None:
     """Play a round in which nothing is said ahead; what `begins` foresaw."""
-    foreseen = pace.begins(tag, samples=samples, now=now)
-    pace.trained(tag, now=now + training)
-    pace.said_finished(tag, now=now + training)
-    pace.round_opened(tag + 1, now=now + training + turn)
+    foreseen = estimator.begins(tag, samples=samples, now=now)
+    estimator.trained(tag, now=now + training)
+    estimator.said_finished(tag, now=now + training)
+    estimator.round_opened(tag + 1, now=now + training + gap)
     return foreseen
 
 
-def test_nothing_is_foreseen_before_one_training_and_one_turn() -> None:
-    pace = FinishEstimator()
-    assert one_round(pace, 1, samples=2, training=4.0, turn=0.25) is None
-    assert pace.begins(2, samples=2, now=10.0) == pytest.approx(3.75)
+def test_nothing_is_foreseen_before_one_training_and_one_gap() -> None:
+    estimator = FinishEstimator()
+    assert one_round(estimator, 1, samples=2, training=4.0, gap=0.25) is None
+    assert estimator.begins(2, samples=2, now=10.0) == pytest.approx(3.75)
 
 
 def test_the_expectation_grows_with_the_share() -> None:
-    pace = FinishEstimator()
-    one_round(pace, 1, samples=2, training=4.0, turn=0.25)
-    assert pace.begins(2, samples=6, now=10.0) == pytest.approx(12.0 - 0.25)
+    estimator = FinishEstimator()
+    one_round(estimator, 1, samples=2, training=4.0, gap=0.25)
+    assert estimator.begins(2, samples=6, now=10.0) == pytest.approx(12.0 - 0.25)
 
 
-def test_waiting_for_slower_members_is_no_turn_as_long_as_one_round_had_none() -> None:
-    pace = FinishEstimator()
-    one_round(pace, 1, samples=1, training=8.0, turn=0.25)
-    one_round(pace, 2, samples=1, training=8.0, turn=3.0)
-    assert pace.begins(3, samples=1, now=100.0) == pytest.approx(7.75)
+def test_waiting_for_slower_members_is_no_gap_as_long_as_one_round_had_none() -> None:
+    estimator = FinishEstimator()
+    one_round(estimator, 1, samples=1, training=8.0, gap=0.25)
+    one_round(estimator, 2, samples=1, training=8.0, gap=3.0)
+    assert estimator.begins(3, samples=1, now=100.0) == pytest.approx(7.75)
 
 
-def test_an_old_turn_is_forgotten() -> None:
-    pace = FinishEstimator()
-    one_round(pace, 1, samples=1, training=8.0, turn=0.25)
-    for tag in range(2, 2 + TURNS):
-        one_round(pace, tag, samples=1, training=8.0, turn=1.0)
-    assert pace.begins(100, samples=1, now=100.0) == pytest.approx(7.0)
+def test_an_old_gap_is_forgotten() -> None:
+    estimator = FinishEstimator()
+    one_round(estimator, 1, samples=1, training=8.0, gap=0.25)
+    for tag in range(2, 2 + RECENT):
+        one_round(estimator, tag, samples=1, training=8.0, gap=1.0)
+    assert estimator.begins(100, samples=1, now=100.0) == pytest.approx(7.0)
 
 
-def test_a_round_that_was_missed_gives_no_turn() -> None:
-    pace = FinishEstimator()
-    pace.begins(1, samples=1, now=0.0)
-    pace.trained(1, now=4.0)
-    pace.said_finished(1, now=4.0)
-    pace.round_opened(3, now=9.0)
-    assert not pace.turns
+def test_a_round_that_was_missed_gives_no_gap() -> None:
+    estimator = FinishEstimator()
+    estimator.begins(1, samples=1, now=0.0)
+    estimator.trained(1, now=4.0)
+    estimator.said_finished(1, now=4.0)
+    estimator.round_opened(3, now=9.0)
+    assert not estimator.gaps
 
 
 def test_only_the_training_that_began_last_is_measured() -> None:
-    pace = FinishEstimator()
-    pace.begins(1, samples=1, now=0.0)
-    pace.begins(2, samples=1, now=5.0)
-    pace.trained(1, now=6.0)
-    assert pace.seconds_per_sample is None
+    estimator = FinishEstimator()
+    estimator.begins(1, samples=1, now=0.0)
+    estimator.begins(2, samples=1, now=5.0)
+    estimator.trained(1, now=6.0)
+    assert estimator.seconds_per_sample is None
 
 
 @given(st.lists(st.tuples(seconds, seconds, st.integers(1, 100)), min_size=2, max_size=20))
 def test_never_more_than_half_of_the_training_ahead_and_never_after_its_expected_end(
     rounds: list[tuple[float, float, int]],
 ) -> None:
-    pace, now = FinishEstimator(), 0.0
-    for tag, (training, turn, samples) in enumerate(rounds, start=1):
-        expected = None if pace.seconds_per_sample is None else pace.seconds_per_sample * samples
-        foreseen = one_round(pace, tag, samples=samples, training=training, turn=turn, now=now)
+    estimator, now = FinishEstimator(), 0.0
+    for tag, (training, gap, samples) in enumerate(rounds, start=1):
+        expected = None if estimator.seconds_per_sample is None else estimator.seconds_per_sample * samples
+        foreseen = one_round(estimator, tag, samples=samples, training=training, gap=gap, now=now)
         assert (foreseen is None) == (tag == 1)
         if foreseen is not None and expected is not None:
             assert expected / 2 <= foreseen * (1 + 1e-9)
             assert foreseen <= expected
-        now += training + turn
+        now += training + gap
 
 
 def test_the_journeys_between_two_rounds_pass_while_the_members_train() -> None:

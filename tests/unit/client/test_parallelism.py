@@ -17,8 +17,8 @@ from psyche_core.client.machine import events as ev
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.client.runtime.worker import Worker
 from psyche_core.client.setup.parallelism import parallelism_of
+from psyche_core.config.options.train_local import TrainLocalSettings
 from psyche_core.config.run_config import parse_run_file
-from psyche_core.config.settings import TrainLocalSettings
 from psyche_core.errors import ConfigError, ModelError, RanksLost
 from psyche_core.hookspecs import ModelRegistration, Parallelism
 from psyche_core.testing.tiny_models import LLAMA

@@ -16,11 +16,11 @@ from psyche_core.client.runtime.restoring import Restorer, signed_ends
 from psyche_core.config.run_config import load_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState, EpochEnd, Progress
-from psyche_core.training.checkpoints.checkpoint import checkpoint_path
+from psyche_core.storage.checkpoint_names import checkpoint_path
+from psyche_core.training.checkpoints.initial_model import belongs, newest_own
 from psyche_core.training.checkpoints.journal_file import JournalFile
-from psyche_core.training.checkpoints.journal_folder import earlier_path, journal_path
+from psyche_core.training.checkpoints.journal_lock import earlier_path, journal_path
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, write_manifest
-from psyche_core.training.checkpoints.origin import belongs, newest_own
 from psyche_core.types import RunState
 from tests.unit.training.journal_cases import applied, payload_of, result
 

@@ -33,8 +33,8 @@ from psyche_core.p2p.manifest import PIECE_BYTES
 from psyche_core.storage.scratch import Scratch
 from psyche_core.telemetry import events as telemetry
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
+from psyche_core.training.checkpoints.initial_model import NoModelSource
 from psyche_core.training.checkpoints.manifest import read_manifest
-from psyche_core.training.checkpoints.origin import NoModelSource
 from psyche_core.training.checkpoints.private_state import private_path
 from psyche_core.training.trainer import Trainer
 from psyche_core.types import BatchId

@@ -9,7 +9,7 @@ import pytest
 from psyche_core.config.rules import model_tables
 from psyche_core.config.run_config import ModelConfig, from_plain, parse_run_file, to_plain
 from psyche_core.coordinator import new_state
-from psyche_core.coordinator.image import decode, encode
+from psyche_core.coordinator.canonical_image import decode, encode
 from psyche_core.errors import ConfigError
 from psyche_core.interfaces import StateUpdate
 

@@ -32,9 +32,10 @@ from psyche_core.coordinator.commands import (
 from psyche_core.coordinator.history import held_digest, signed_digests
 from psyche_core.coordinator.rewards import signers_without_account
 from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.bloom_filter import BroadcastBloom
 from psyche_core.coordinator.round.committee import witness_slots
+from psyche_core.coordinator.round.merkle_root import merkle_root
 from psyche_core.coordinator.round.shuffle import Lcg
-from psyche_core.coordinator.round.witness import BroadcastBloom, merkle_root
 from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, NO_DIGEST, CoordinatorState, EpochEnd
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import BatchId, ClientState, NodeIdentity, RunState, WitnessStatement, bitmap

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psyche_core.coordinator.round import assignment, committee, witness
+from psyche_core.coordinator.round import assignment, bloom_filter, committee, witness
+from psyche_core.coordinator.round.bloom_filter import BLOOM_BITS, BroadcastBloom, bloom_keys, bloom_positions
 from psyche_core.coordinator.round.committee import CommitteeSelection, witness_slots
-from psyche_core.coordinator.round.witness import BLOOM_BITS, BroadcastBloom, bloom_keys, bloom_positions
 from psyche_core.coordinator.state import Round
 from psyche_core.types import BatchId, bitmap
 
-REMEMBERING = [committee.drawn_order, committee.trainers, assignment._shares, witness.bloom_keys, witness._mask]
+REMEMBERING = [committee.drawn_order, committee.trainers, assignment._shares, bloom_filter.bloom_keys, bloom_filter.filter_of]
 
 
 @pytest.mark.parametrize("function", REMEMBERING, ids=lambda function: function.__name__)

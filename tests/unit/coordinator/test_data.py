@@ -12,15 +12,10 @@ from hypothesis import strategies as st
 
 from psyche_core.coordinator import apply
 from psyche_core.coordinator.commands import ClientsExited, HealthCheck, Pause, Resume, RoundSettled, Tick
+from psyche_core.coordinator.round.bloom_filter import BroadcastBloom, bloom_keys
+from psyche_core.coordinator.round.merkle_root import merkle_root
 from psyche_core.coordinator.round.requeue import MAX_INTERVALS, added, merged, taken
-from psyche_core.coordinator.round.witness import (
-    BroadcastBloom,
-    accepted_slots,
-    bloom_keys,
-    choose_commitment,
-    merkle_root,
-    quorum,
-)
+from psyche_core.coordinator.round.witness import accepted_slots, choose_commitment, quorum
 from psyche_core.errors import WireError
 from psyche_core.types import BatchId, ClientState, RunState
 

@@ -19,7 +19,7 @@ from psyche_core.coordinator.commands import (
     ShareVoided,
     SignedResult,
 )
-from psyche_core.coordinator.round.witness import BroadcastBloom
+from psyche_core.coordinator.round.bloom_filter import BroadcastBloom
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CommandRefused, CoordinatorError
 from psyche_core.interfaces.backend import check_client_command

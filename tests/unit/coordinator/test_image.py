@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from psyche_core.config.rules import MAX_TABLES_BYTES
 from psyche_core.config.run_config import Choice, CoordinatorConfig, ModelConfig
 from psyche_core.coordinator import commands
-from psyche_core.coordinator.image import SIZE, decode, encode, offset
-from psyche_core.coordinator.image.layout import CHECKPOINT_KINDS, IMAGE
-from psyche_core.coordinator.image.page import rows, slot_records
+from psyche_core.coordinator.canonical_image import SIZE, decode, encode, offset
+from psyche_core.coordinator.canonical_image.layout import CHECKPOINT_KINDS, IMAGE
+from psyche_core.coordinator.canonical_image.page import rows, slot_records
 from psyche_core.coordinator.round.requeue import MAX_INTERVALS
 from psyche_core.coordinator.state import (
     MAX_ACCOUNTS,

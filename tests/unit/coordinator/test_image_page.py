@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from psyche_core.config.run_config import to_plain
-from psyche_core.coordinator.image import SIZE, encode, layout, offset
-from psyche_core.coordinator.image.__main__ import main
-from psyche_core.coordinator.image.kinds import U8, U64, Kind
-from psyche_core.coordinator.image.layout import IMAGE
-from psyche_core.coordinator.image.page import markdown
-from psyche_core.coordinator.image.records import List, Record
+from psyche_core.coordinator.canonical_image import SIZE, encode, layout, offset
+from psyche_core.coordinator.canonical_image.__main__ import main
+from psyche_core.coordinator.canonical_image.kinds import U8, U64, Kind
+from psyche_core.coordinator.canonical_image.layout import IMAGE
+from psyche_core.coordinator.canonical_image.page import markdown
+from psyche_core.coordinator.canonical_image.records import List, Record
 from psyche_core.coordinator.state import Account, EndReason, EpochEnd, EpochRates, Unready
 from psyche_core.types import BatchId, ClientState, RunState
 from psyche_core.wire import codec
@@ -28,7 +28,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "canonical-image.md"
 
 def test_the_page_is_what_the_code_writes() -> None:
     written = PAGE.read_text()
-    assert written == markdown(), "run: python -m psyche_core.coordinator.image --markdown > docs/reference/canonical-image.md"
+    assert written == markdown(), (
+        "run python -m psyche_core.coordinator.canonical_image --markdown and write docs/reference/canonical-image.md"
+    )
 
 
 def test_the_module_prints_layout_and_size(capsys: pytest.CaptureFixture[str]) -> None:

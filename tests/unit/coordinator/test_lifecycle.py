@@ -21,7 +21,7 @@ from psyche_core.coordinator.commands import (
     Tick,
     UpdateConfig,
 )
-from psyche_core.coordinator.round.schedule import cold_start_bounds
+from psyche_core.coordinator.learning_rate import cold_start_bounds
 from psyche_core.coordinator.round.witness import accepted_slots
 from psyche_core.coordinator.state import EndReason
 from psyche_core.types import ClientState, NodeIdentity, RunState

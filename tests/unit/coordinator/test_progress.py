@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from psyche_core.coordinator import apply
 from psyche_core.coordinator.commands import Pause, Resume, Tick, UpdateConfig, WarmupWitness
-from psyche_core.coordinator.round.schedule import batch_size
+from psyche_core.coordinator.round.batch_size import batch_size
 from psyche_core.coordinator.serialization import from_plain, to_plain
 from psyche_core.coordinator.state import CoordinatorState, EpochEnd, Progress
 from psyche_core.errors import CoordinatorError

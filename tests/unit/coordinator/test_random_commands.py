@@ -21,7 +21,7 @@ from psyche_core.config.run_config import Choice
 from psyche_core.coordinator import apply, commands
 from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.errors import NAMES
-from psyche_core.coordinator.round.rounds import everybody_stated
+from psyche_core.coordinator.lifecycle.round_timing import everybody_stated
 from psyche_core.coordinator.round.witness import accepted_slots
 from psyche_core.coordinator.serialization import from_plain, to_plain
 from psyche_core.errors import CoordinatorError

@@ -29,8 +29,9 @@ from psyche_core.coordinator.commands import (
     UpdateConfig,
     WarmupWitness,
 )
+from psyche_core.coordinator.round.bloom_filter import BroadcastBloom
 from psyche_core.coordinator.round.committee import witness_slots
-from psyche_core.coordinator.round.witness import BroadcastBloom, accepted_slots, choose_commitment
+from psyche_core.coordinator.round.witness import accepted_slots, choose_commitment
 from psyche_core.errors import CommandRefused
 from psyche_core.interfaces.backend import check_client_command
 

@@ -31,9 +31,10 @@ from psyche_core.coordinator.commands import (
     UpdateConfig,
     Withdraw,
 )
+from psyche_core.coordinator.learning_rate import learning_rate
+from psyche_core.coordinator.round.bloom_filter import BroadcastBloom
 from psyche_core.coordinator.round.committee import witness_slots
-from psyche_core.coordinator.round.schedule import learning_rate
-from psyche_core.coordinator.round.witness import BroadcastBloom, accepted_slots, choose_commitment, quorum
+from psyche_core.coordinator.round.witness import accepted_slots, choose_commitment, quorum
 from psyche_core.coordinator.state import EndReason
 from psyche_core.types import BatchId, NodeIdentity, RunState
 

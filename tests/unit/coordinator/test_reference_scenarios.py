@@ -39,7 +39,7 @@ from psyche_core.coordinator.commands import (
     Tick,
     Withdraw,
 )
-from psyche_core.coordinator.round.schedule import batch_size
+from psyche_core.coordinator.round.batch_size import batch_size
 from psyche_core.coordinator.round.witness import accepted_slots
 from psyche_core.coordinator.state import STORED_ROUNDS, EndReason, Progress
 from psyche_core.types import total_samples

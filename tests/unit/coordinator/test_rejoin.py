@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from psyche_core.coordinator.commands import ClientsReturned, HealthCheck, RoundStarted, Withdraw
-from psyche_core.coordinator.round.rounds import everybody_stated
+from psyche_core.coordinator.lifecycle.round_timing import everybody_stated
 from psyche_core.coordinator.state import MAX_REJOINS
 from psyche_core.types import ClientState, NodeIdentity
 

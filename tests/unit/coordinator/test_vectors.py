@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from psyche_core.coordinator.learning_rate import cold_start_factor, learning_rate
 from psyche_core.coordinator.round.assignment import shares, split
+from psyche_core.coordinator.round.batch_size import batch_size
+from psyche_core.coordinator.round.bloom_filter import bloom_positions
 from psyche_core.coordinator.round.committee import CommitteeSelection
-from psyche_core.coordinator.round.schedule import batch_size, cold_start_factor, learning_rate
+from psyche_core.coordinator.round.merkle_root import merkle_root
 from psyche_core.coordinator.round.shuffle import Lcg, deterministic_shuffle, shuffled_index, shuffled_positions
-from psyche_core.coordinator.round.witness import bloom_positions, merkle_root
 from psyche_core.coordinator.state import Round
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import BatchId, Committee

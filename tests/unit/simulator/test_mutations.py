@@ -23,9 +23,11 @@ from psyche_core.client.machine.replica.digests import DigestBook
 from psyche_core.client.machine.rounds import results
 from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.rounds.waiting import WaitingBudget
-from psyche_core.coordinator import checkpoints, epochs, exits, history, members, transitions, warmup
+from psyche_core.coordinator import checkpoints, history, transitions
 from psyche_core.coordinator.commands import ClientsExited, Event, Join
-from psyche_core.coordinator.round import equivocation, missed_duties, requeue, rounds, statements
+from psyche_core.coordinator.lifecycle import epochs, rounds, statements, warmup
+from psyche_core.coordinator.membership import equivocation, exits, members, missed_duties
+from psyche_core.coordinator.round import requeue
 from psyche_core.coordinator.round import witness as votes
 from psyche_core.coordinator.state import CoordinatorState, EndReason, EpochEnd, Round
 from psyche_core.errors import CoordinatorError

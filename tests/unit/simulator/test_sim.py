@@ -21,7 +21,7 @@ from psyche_core.cli import main
 from psyche_core.cli.commands.sim import parse_faults, parse_seeds
 from psyche_core.client.machine import events as ev
 from psyche_core.coordinator.commands import Equivocation, SignedResult
-from psyche_core.coordinator.round import rounds
+from psyche_core.coordinator.lifecycle import rounds
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import UserError
 from psyche_core.simulator.compare import MOST_STEP, cost_of, too_slow, without_faults
@@ -250,8 +250,8 @@ def test_who_does_its_work_and_states_in_the_last_moment_costs_little() -> None:
 @pytest.fixture
 def dropped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer whose result divided the witnesses is dropped, as once. So a member is left behind in the run of 700199."""
-    monkeypatch.setattr("psyche_core.coordinator.members.divided_slots", lambda *_: frozenset())
-    monkeypatch.setattr("psyche_core.coordinator.round.rounds.unseen_by_some", lambda *_: frozenset())
+    monkeypatch.setattr("psyche_core.coordinator.membership.members.divided_slots", lambda *_: frozenset())
+    monkeypatch.setattr("psyche_core.coordinator.lifecycle.rounds.unseen_by_some", lambda *_: frozenset())
 
 
 @pytest.mark.usefixtures("dropped_at_once")

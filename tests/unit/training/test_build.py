@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from psyche_core.builtin import hooks
 from psyche_core.config.run_config import Choice, ModelConfig
-from psyche_core.coordinator.round.schedule import learning_rate
+from psyche_core.coordinator.learning_rate import learning_rate
 from psyche_core.errors import ConfigError
 from psyche_core.interfaces.data import Samples
 from psyche_core.training.build import Compute, build_trainer, model_seed

@@ -34,7 +34,7 @@ from psyche_backend_solana.runs import coordinator_account
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.config.run_config import CoordinatorConfig, ModelConfig, load_run_file
 from psyche_core.coordinator.checkpoints import loaded_from_hub
-from psyche_core.coordinator.round.schedule import batch_size
+from psyche_core.coordinator.round.batch_size import batch_size
 from psyche_core.coordinator.state import Progress
 from psyche_core.errors import ConfigError, UserError
 

@@ -17,11 +17,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, CoordinatorAccount
-from psyche_core.coordinator import apply, image
+from psyche_core.coordinator import apply
+from psyche_core.coordinator import canonical_image as image
+from psyche_core.coordinator.canonical_image.kinds import Part
+from psyche_core.coordinator.canonical_image.layout import CLIENT, EPOCH, IMAGE, STATEMENT
+from psyche_core.coordinator.canonical_image.records import List
 from psyche_core.coordinator.commands import EpochDigest, WarmupWitness, Witness
-from psyche_core.coordinator.image.kinds import Part
-from psyche_core.coordinator.image.layout import CLIENT, EPOCH, IMAGE, STATEMENT
-from psyche_core.coordinator.image.records import List
 from psyche_core.coordinator.state import STORED_ROUNDS, CoordinatorState
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.types import MAX_WITNESSES, ClientState, RunState

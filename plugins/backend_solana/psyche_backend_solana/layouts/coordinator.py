@@ -17,8 +17,8 @@ from solders.pubkey import Pubkey
 from psyche_backend_solana.layouts.coordinator_accounts import CLIENT_VERSION_BYTES, STAGING_BYTES, RunMetadata, packed_text
 from psyche_core.config.run_config import CHECKPOINTS, Choice, CoordinatorConfig, ModelConfig
 from psyche_core.config.schema import MAX_RUN_ID_BYTES
+from psyche_core.coordinator.canonical_image.layout import CHECKPOINT, CONFIG, MODEL, STATEMENT
 from psyche_core.coordinator.commands import Equivocation
-from psyche_core.coordinator.image.layout import CHECKPOINT, CONFIG, MODEL, STATEMENT
 from psyche_core.coordinator.state import Progress
 from psyche_core.types import WitnessStatement
 from psyche_core.wire.messages import commitment_message, join_message, sign_join

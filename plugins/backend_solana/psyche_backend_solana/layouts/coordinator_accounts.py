@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from solders.pubkey import Pubkey
 
 from psyche_core.config.schema import MAX_RUN_ID_BYTES
-from psyche_core.coordinator import image
+from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import WireError
 
@@ -91,7 +91,7 @@ class CoordinatorAccount:
     """The account that holds a run's state.
 
     nonce: increases by one with every command. backing: None if the points have no backing; epochs then promise what the owner
-    sets. image: see `psyche_core.coordinator.image`.
+    sets. image: see `psyche_core.coordinator.canonical_image`.
     """
 
     version: int

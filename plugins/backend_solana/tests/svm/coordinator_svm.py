@@ -27,7 +27,8 @@ from psyche_backend_solana import programs
 from psyche_backend_solana.layouts import coordinator as layout
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, CoordinatorAccount
 from psyche_core.config.run_config import CoordinatorConfig, ModelConfig
-from psyche_core.coordinator import commands, image
+from psyche_core.coordinator import canonical_image as image
+from psyche_core.coordinator import commands
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.state import CoordinatorState

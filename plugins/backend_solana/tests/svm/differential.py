@@ -20,7 +20,8 @@ from random import Random
 from plugins.backend_solana.tests.svm import runs
 from plugins.backend_solana.tests.svm.coordinator_svm import NOT_SIGNED, PROGRAM_FILE, CoordinatorSvm, member, nothing_due
 from plugins.backend_solana.tests.svm.random_commands import RandomCommands
-from psyche_core.coordinator import apply, commands, image
+from psyche_core.coordinator import apply, commands
+from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError

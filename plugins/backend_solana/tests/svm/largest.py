@@ -28,14 +28,15 @@ from plugins.backend_solana.tests.svm.coordinator_svm import (
 from plugins.backend_solana.tests.svm.random_commands import payload
 from psyche_backend_solana.layouts import coordinator as layout
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, OLD_ACCOUNT_BYTES
-from psyche_core.coordinator import apply, commands, image
+from psyche_core.coordinator import apply, commands
+from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import Command, SignedResult
 from psyche_core.coordinator.history import held_digest
+from psyche_core.coordinator.membership.missed_duties import MAX_MISSED
 from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.bloom_filter import BroadcastBloom
 from psyche_core.coordinator.round.committee import witness_slots
-from psyche_core.coordinator.round.missed_duties import MAX_MISSED
-from psyche_core.coordinator.round.witness import BroadcastBloom
 from psyche_core.coordinator.state import (
     MAX_END_INTERVALS,
     Account,

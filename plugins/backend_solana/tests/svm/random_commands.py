@@ -21,8 +21,9 @@ from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import Command, SignedResult
 from psyche_core.coordinator.history import held_digest, signed_digests
 from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.bloom_filter import BroadcastBloom
 from psyche_core.coordinator.round.committee import witness_slots
-from psyche_core.coordinator.round.witness import BroadcastBloom, accepted_slots
+from psyche_core.coordinator.round.witness import accepted_slots
 from psyche_core.coordinator.state import CoordinatorState, Progress, Round
 from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
 from psyche_core.wire.messages import commitment_hash, sign_commitment, sign_join

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
 
-from psyche_core.coordinator.members import transport_keys
+from psyche_core.coordinator.membership.members import transport_keys
 from psyche_core.errors import CommandRefused, PsycheError, UserError
 from psyche_core.sdk.observe import observed_run
 from psyche_core.wire.signing import SecretKey

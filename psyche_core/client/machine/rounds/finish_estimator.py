@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-TURNS = 8
+RECENT = 8
 """Number of recent rounds considered."""
 
 
@@ -26,22 +26,22 @@ TURNS = 8
 class FinishEstimator:
     """Times are seconds of the machine's clock. Rounds are identified by their transport tags, which grow over the run.
 
-    seconds_per_sample: of our last training, None before the first. turns: recent times from our Finished to the next round.
+    seconds_per_sample: of our last training, None before the first. gaps: recent times from our Finished to the next round.
     """
 
     seconds_per_sample: float | None = None
-    turns: deque[float] = field(default_factory=lambda: deque(maxlen=TURNS))
+    gaps: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     _training: tuple[int, int, float] | None = None
     _said: tuple[int, float] | None = None
 
     def begins(self, tag: int, *, samples: int, now: float) -> float | None:
         """Training of a share begins: seconds until Finished should be sent if it still runs then, None to wait for its end."""
         self._training = tag, samples, now
-        if self.seconds_per_sample is None or not self.turns:
+        if self.seconds_per_sample is None or not self.gaps:
             return None
 
         expected = self.seconds_per_sample * samples
-        return expected - min(*self.turns, expected / 2)
+        return expected - min(*self.gaps, expected / 2)
 
     def trained(self, tag: int, *, now: float) -> None:
         """The last training has succeeded."""
@@ -56,5 +56,5 @@ class FinishEstimator:
     def round_opened(self, tag: int, *, now: float) -> None:
         """We see a round for the first time."""
         if self._said is not None and self._said[0] == tag - 1:
-            self.turns.append(now - self._said[1])
+            self.gaps.append(now - self._said[1])
         self._said = None

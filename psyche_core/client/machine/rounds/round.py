@@ -14,6 +14,8 @@ from typing import Literal
 
 from psyche_core.coordinator.commands import Equivocation
 from psyche_core.coordinator.round import assignment, committee, witness
+from psyche_core.coordinator.round.bloom_filter import BroadcastBloom
+from psyche_core.coordinator.round.merkle_root import merkle_root
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.types import MAX_WITNESSES, BatchId, RunState, WitnessStatement, bitmap
 from psyche_core.wire.messages import Result
@@ -191,7 +193,7 @@ class RoundRecord:
 
 def statement_about(record: RoundRecord | None, *, playing: RoundRecord, index: int) -> WitnessStatement:
     """The statement that a witness of `playing` sends about the previous round (None before the first): protocol F6."""
-    bloom = witness.BroadcastBloom(playing.round.seed)
+    bloom = BroadcastBloom(playing.round.seed)
     leaves: list[tuple[int, bytes]] = []
     slots: list[int] = []
     if record is not None:
@@ -207,6 +209,6 @@ def statement_about(record: RoundRecord | None, *, playing: RoundRecord, index: 
         index=index,
         participants=bitmap(slots),
         broadcast_bloom=bloom.to_bytes(),
-        merkle_root=witness.merkle_root([commitment for _, commitment in sorted(leaves)]),
+        merkle_root=merkle_root([commitment for _, commitment in sorted(leaves)]),
         model_digest=playing.digest,
     )

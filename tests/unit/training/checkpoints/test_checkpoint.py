@@ -5,16 +5,10 @@ from pathlib import Path
 import pytest
 
 from psyche_core.errors import ModelError
-from psyche_core.training.checkpoints.checkpoint import (
-    checkpoint_path,
-    checkpoints,
-    keep_last,
-    remove_between,
-    remove_leftovers,
-    set_aside,
-)
+from psyche_core.storage.checkpoint_names import checkpoint_path, checkpoints
+from psyche_core.training.checkpoints.checkpoint import keep_last, remove_between, remove_leftovers, set_aside
+from psyche_core.training.checkpoints.initial_model import belongs
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, write_manifest
-from psyche_core.training.checkpoints.origin import belongs
 
 
 def make(folder: Path, run_id: str, *steps: int) -> None:

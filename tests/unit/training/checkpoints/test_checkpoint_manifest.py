@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from psyche_core.errors import ModelError
+from psyche_core.storage.checkpoint_names import MANIFEST_FILE
 from psyche_core.training.checkpoints.manifest import (
-    MANIFEST_FILE,
     CheckpointFacts,
     parse_manifest,
     read_manifest,

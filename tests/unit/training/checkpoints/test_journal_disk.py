@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from psyche_core.errors import ConfigError, ModelError
-from psyche_core.training.checkpoints.journal_folder import journal_path
+from psyche_core.training.checkpoints.journal_lock import journal_path
 from psyche_core.training.checkpoints.journal_records import AppliedRound
 from tests.unit.training.journal_cases import DIGEST, add_results, add_round, open_journal, payload_of, play, read, result
 

@@ -14,7 +14,7 @@ import pytest
 
 from psyche_core.errors import ModelError
 from psyche_core.training.checkpoints.journal import Journal
-from psyche_core.training.checkpoints.journal_folder import earlier_path
+from psyche_core.training.checkpoints.journal_lock import earlier_path
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header, StoredResult
 from tests.unit.training.journal_cases import DIGEST, add_results, applied, open_journal, payload_of, play, result
 

@@ -20,7 +20,8 @@ from psyche_core.errors import ModelError, PayloadRejected
 from psyche_core.hookspecs import ModelContext
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
-from psyche_core.training.checkpoints.checkpoint import checkpoint_path, save_checkpoint
+from psyche_core.storage.checkpoint_names import checkpoint_path
+from psyche_core.training.checkpoints.checkpoint import save_checkpoint
 from psyche_core.training.checkpoints.journal import Journal, Recovered
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
 from psyche_core.training.checkpoints.journal_replay import replay

@@ -23,17 +23,12 @@ from safetensors.torch import save_file
 
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError, NoSuchModel, StoreError
+from psyche_core.storage.checkpoint_names import MANIFEST_FILE
+from psyche_core.storage.model_stores.interface import RetentionPolicy
+from psyche_core.storage.model_stores.stores import BucketStore, FolderStore, HubStore
 from psyche_core.storage.object_store import ObjectStore, open_bucket
 from psyche_core.training.checkpoints import sources
-from psyche_core.training.checkpoints.manifest import (
-    MANIFEST_FILE,
-    STATE_FILE,
-    CheckpointFacts,
-    read_manifest,
-    verify,
-    write_manifest,
-)
-from psyche_core.training.checkpoints.model_stores import BucketStore, FolderStore, HubStore, RetentionPolicy
+from psyche_core.training.checkpoints.manifest import STATE_FILE, CheckpointFacts, read_manifest, verify, write_manifest
 
 pytestmark = pytest.mark.anyio
 

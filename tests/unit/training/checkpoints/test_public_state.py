@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from psyche_core.builtin import hooks
 from psyche_core.config.run_config import ModelConfig
 from psyche_core.errors import ModelError
+from psyche_core.storage.checkpoint_names import MANIFEST_FILE
 from psyche_core.training.build import build_trainer
 from psyche_core.training.checkpoints.checkpoint import save_checkpoint
-from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, STATE_FILE, CheckpointFacts, read_manifest, verify
+from psyche_core.training.checkpoints.manifest import STATE_FILE, CheckpointFacts, read_manifest, verify
 from psyche_core.training.digest import full_digest
 from psyche_core.training.trainer import Trainer
 from psyche_optim_distro import hooks as distro_hooks

@@ -1,4 +1,4 @@
-//! Epochs: waiting for members, cooldown; pause and resume (psyche_core/coordinator/epochs.py, transitions.py).
+//! Epochs: waiting for members, cooldown; pause and resume (psyche_core/coordinator/lifecycle/epochs.py, transitions.py).
 use crate::checkpoints::{loaded_from_hub, loaded_from_peers};
 use crate::image::{due, health, state, MAX_CLIENTS, WAITED_MISSES};
 use crate::history::go_back_to_stored;

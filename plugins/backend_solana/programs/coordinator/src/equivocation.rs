@@ -1,4 +1,4 @@
-//! A slot that signed two results for one share is ejected (psyche_core/coordinator/round/equivocation.py; `judge` in witness.py).
+//! A slot that signed two results for one share is ejected (psyche_core/coordinator/membership/equivocation.py; `judge` in witness.py).
 use crate::elections::{elected_count, quorum};
 use crate::evidence::{commitments, SignedResult};
 use crate::image::{health, Key, NONE};

@@ -1,4 +1,4 @@
-//! Members: joining, leaving, and being reported as unhealthy (psyche_core/coordinator/members.py).
+//! Members: joining, leaving, and being reported as unhealthy (psyche_core/coordinator/membership/members.py).
 use crate::accounts::key_of;
 use crate::elections::{needed, witnesses};
 use crate::image::{health, same, state, Identity, Key, Set, MAX_CLIENTS, MAX_REJOINS, NONE, WAITED_MISSES};

@@ -89,7 +89,7 @@ fn credit(run: &mut Run, signer: &Key, earned: u64, slashed: u64) {
     account.slashed = account.slashed.saturating_add(slashed);
 }
 
-/// Frees the account of a signer that is neither in the last epoch nor pending (psyche_core/coordinator/settlement.py).
+/// Frees the account of a signer that is neither in the last epoch nor pending (psyche_core/coordinator/rewards.py).
 pub fn settle(run: &mut Run, signer: &Key) -> Outcome {
     let place = place_of(run, signer);
     let waiting = run.image.pending.used().iter().any(|member| same(&member.signer, signer));

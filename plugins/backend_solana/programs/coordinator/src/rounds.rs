@@ -1,4 +1,4 @@
-//! Rounds: started, finished, settled; and how an epoch's rounds end (psyche_core/coordinator/round/rounds.py).
+//! Rounds: started, finished, settled; and how an epoch's rounds end (psyche_core/coordinator/lifecycle/rounds.py).
 use crate::elections::{needed, witnesses};
 use crate::image::{
     due, ending, health, state, Config, Interval, Model, Round, Set, MAX_MISSED, NONE, STORED_ROUNDS, UNWAITED_MISS, WAITED_MISS,

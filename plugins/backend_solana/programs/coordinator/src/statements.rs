@@ -1,4 +1,4 @@
-//! What members say: that they are ready, and what a round's witnesses saw (psyche_core/coordinator/round/statements.py).
+//! What members say: that they are ready, and what a round's witnesses saw (psyche_core/coordinator/lifecycle/statements.py).
 use crate::elections::{needed, witnesses};
 use crate::image::{
     health, state, Key, Statement, LATE_PART, LATE_STATEMENT, LEFT_BEHIND, MAX_WITNESSES, NONE, STATED, VERY_LATE_PART, VERY_LATE_STATEMENT,

@@ -1,0 +1,7 @@
+"""All options of the programs: one module for each program, with a class that has names, defaults, rules and explanations.
+
+A new option of a program is a field of its class: of members in `client`, of the server in `server`, of the local testnet in
+`testnet`, of pages in `web` and `replay`, of training in one process in `train_local`. The command line takes all names, help
+texts and defaults from these classes. `common` has the texts that several programs share, `loading` reads arguments and
+environment. What a *run* is configured with is in `config.schema`, a plugin's own options are in the plugin.
+"""

@@ -1,0 +1,190 @@
+"""Options of `psyche client train`: what one member is told on its command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import AliasChoices, Field, SecretStr, field_validator
+
+from psyche_core.config.options.common import (
+    ATTENTION,
+    COMPUTE_DTYPE,
+    DATA_PARALLELISM,
+    EVENTS_DIR,
+    GRADIENT_CHECKPOINTING,
+    KEEP_EVENT_FILES,
+    LOGS,
+    MICRO_BATCH_SIZE,
+    SECONDS,
+    SHARDING,
+    SIDECAR_BIND,
+    SIDECAR_FILE,
+    SIDECAR_LOCAL_RANKS,
+    TENSOR_PARALLELISM,
+    WRITE_LOG,
+    Attention,
+    ComputeDtype,
+    Logs,
+    MicroBatchSize,
+)
+from psyche_core.config.options.loading import ENVIRONMENT_PREFIX, RAW_IDENTITY, ProgramSettings
+from psyche_core.config.schema import RunId
+
+
+class ClientSettings(ProgramSettings):
+    """All options of `psyche client train`."""
+
+    run_id: RunId = Field(description="Name of the run, at most 32 bytes. The server must host this run.")
+    server_addr: str | None = Field(
+        default=None,
+        description=(
+            "Address of the coordinator in the backend's format, if the backend needs one. For tcp: `host:port#KEY`, as the "
+            "server prints it when it starts. KEY is the server's public key, which authenticates the server. It may be left "
+            "out for a server on this machine. `host:port#insecure` does not authenticate the server."
+        ),
+    )
+    identity_secret_key_path: Path | None = Field(
+        default=None,
+        description=(
+            "File with this client's 32-byte Ed25519 key. Only its owner may have permission to read it. Default: a key derived "
+            "from the wallet if the backend has one, otherwise a new key, and so a new identity, at each start. Instead, the "
+            "environment variable RAW_IDENTITY_SECRET_KEY may hold the key, as 64 hex digits."
+        ),
+    )
+    raw_identity_secret_key: SecretStr | None = Field(
+        default=None,
+        description="The key itself.",
+        validation_alias=AliasChoices(ENVIRONMENT_PREFIX + RAW_IDENTITY, RAW_IDENTITY),
+        repr=False,
+        json_schema_extra={"option": False},
+    )
+    backend: str = Field(default="tcp", description="Coordinator backend, by plugin name.")
+    reconnect_seconds: float = Field(
+        default=300.0,
+        ge=0,
+        json_schema_extra=SECONDS,
+        description=("How long to try to reach the coordinator before giving up, at the start and after each lost connection."),
+    )
+    transport: str = Field(default="quic", description="Transport between clients, by plugin name.")
+    bind_p2p_interface: str = Field(
+        default="auto",
+        description=(
+            "What to bind for peers: an address, or the name of a network interface (eth0, lo) for its addresses of both IP "
+            "families. auto: the interface from which the server is reached."
+        ),
+    )
+    bind_p2p_port: int = Field(
+        default=0, ge=0, le=65535, json_schema_extra={"short": "-b"}, description="Port to bind for peers; 0 picks a free one."
+    )
+    device: str = Field(
+        default="auto", description="auto, cpu, mps, cuda, cuda:N, or cuda:X,Y to divide each batch among several GPUs."
+    )
+    micro_batch_size: MicroBatchSize = Field(default=8, description=MICRO_BATCH_SIZE)
+    compute_dtype: ComputeDtype = Field(default="float32", description=COMPUTE_DTYPE)
+    attention: Attention = Field(default="auto", description=ATTENTION)
+    gradient_checkpointing: bool = Field(default=False, description=GRADIENT_CHECKPOINTING)
+    data_parallelism: int = Field(default=1, ge=1, le=1024, description=DATA_PARALLELISM)
+    tensor_parallelism: int = Field(default=1, ge=1, le=1024, description=TENSOR_PARALLELISM)
+    sharding: str = Field(default="dtensor", description=SHARDING)
+    sidecar_bind: str | None = Field(default=None, description=SIDECAR_BIND)
+    sidecar_local_ranks: int | None = Field(default=None, ge=1, description=SIDECAR_LOCAL_RANKS)
+    sidecar_secret_file: Path | None = Field(default=None, description=SIDECAR_FILE)
+    torch_threads: int | None = Field(default=None, ge=1, description="CPU threads for torch; default: chosen by torch.")
+    checkpoint_dir: Path | None = Field(
+        default=None, description="Folder for checkpoints. One is saved at each epoch's end and at a clean exit."
+    )
+    journal_size: int | None = Field(
+        default=None,
+        ge=1_000_000,
+        description=(
+            "Maximum size in bytes of the journal of rounds beside the checkpoints. When it is reached, a checkpoint is saved "
+            "early. Default: twice the size of the model."
+        ),
+    )
+    keep_steps: int = Field(
+        default=3,
+        ge=1,
+        description="Number of epoch-end checkpoints to keep in that folder. Checkpoints within an epoch do not count.",
+    )
+    model_store: str | None = Field(
+        default=None,
+        description=(
+            "Where to store the model if this client is elected to do so after an epoch: hf://OWNER/NAME (created if missing; "
+            "needs HF_TOKEN or a login), gs://BUCKET/PREFIX, s3://BUCKET/PREFIX, or file:///FOLDER (all members must be able to "
+            "read that folder)."
+        ),
+    )
+    hub_repo: str | None = Field(
+        default=None,
+        description=(
+            "The same for a repository of the Hub (owner/name) or an existing folder that all members can read. A relative "
+            "folder starts at --base."
+        ),
+    )
+    gcs_bucket: str | None = Field(
+        default=None, description="The same for a bucket: NAME (Google Cloud Storage), s3://NAME or file:///FOLDER."
+    )
+    gcs_prefix: str | None = Field(default=None, description="Folder in the bucket of --gcs-bucket.")
+    delete_old_steps: bool = Field(
+        default=False,
+        description="Also delete models that this client stored, except the newest --keep-steps. The Hub keeps its history.",
+    )
+    cache_dir: Path | None = Field(
+        default=None,
+        description=(
+            "Folder for temporary files and downloads; may be deleted between runs. It needs a few times the size of the model. "
+            "Default: the system's cache folder."
+        ),
+    )
+    max_concurrent_parameter_requests: int = Field(
+        default=8, ge=1, le=64, description="Pieces of a model to fetch from other members at the same time."
+    )
+    max_concurrent_downloads: int = Field(
+        default=8, ge=1, le=1024, description="Results of other members to fetch at the same time."
+    )
+    validation_data: Path | None = Field(
+        default=None, description="Held-out tokens for measuring the loss: a token file or a folder of them."
+    )
+    validation_token_size: Literal["TwoBytes", "FourBytes"] = Field(
+        default="TwoBytes", description="Bytes per held-out token, as in data.toml."
+    )
+    validation_sequences: int = Field(default=64, ge=1, description="Number of held-out sequences for each measurement.")
+    logs: Logs = Field(default="auto", description=LOGS)
+    events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
+    events_dir: Path | None = Field(default=None, description=EVENTS_DIR)
+    keep_event_files: int = Field(default=0, ge=0, description=KEEP_EVENT_FILES)
+    write_log: Path | None = Field(default=None, description=WRITE_LOG)
+    dummy_training_delay_secs: float = Field(
+        default=0.0,
+        ge=0,
+        le=86400,
+        json_schema_extra=SECONDS,
+        description="Wait this long after computing each step, to try a run with slow members.",
+    )
+    base: Path = Field(
+        default_factory=Path.cwd,
+        description=(
+            "Folder on this machine at which relative paths of the run's configuration (model, data) start. Only the server has "
+            "the run file's own folder. Default: the current folder."
+        ),
+    )
+
+    @field_validator("server_addr")
+    @classmethod
+    def _address_is_not_empty(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if not value.strip():
+            message = (
+                "must not be empty; write host:port#KEY as the server prints it, or 127.0.0.1:20000 for a server on this machine"
+            )
+            raise ValueError(message)
+
+        return value.strip()
+
+    @field_validator("run_id", mode="before")
+    @classmethod
+    def _run_id_without_quotes(cls, value: Any) -> Any:
+        """Remove quotes around the name: quoting it twice (`'"name"'`) is a frequent mistake in unit files and compose files."""
+        return value.strip().strip("\"'") if isinstance(value, str) else value

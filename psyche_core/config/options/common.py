@@ -1,0 +1,61 @@
+"""Types, units and explanations of options that several programs have."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import JsonValue, PlainValidator
+
+SECONDS: dict[str, JsonValue] = {"unit": "SECONDS"}
+"""Placeholder for the value in a command's help, read by `cli.options`. A field without a unit is shown as a plain number."""
+
+WRITE_LOG = "File to append the log lines to that --logs console shows, whatever --logs says."
+Logs = Literal["auto", "console", "json", "none"]
+LOGS = "auto: live panel on a terminal, otherwise lines; console: lines; json: one event per line; none: nothing"
+
+
+def _micro_batch_size(value: Any) -> Any:
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if value == "auto" or (type(value) is int and value >= 1):
+        return value
+
+    message = "must be auto or a whole number of at least 1"
+    raise ValueError(message)
+
+
+MicroBatchSize = Annotated[int | Literal["auto"], PlainValidator(_micro_batch_size)]
+MICRO_BATCH_SIZE = (
+    "Sequences per forward pass, or auto for as many as fit into memory. It changes memory use and speed, but not results. It is "
+    "reduced automatically when memory runs out."
+)
+ComputeDtype = Literal["float32", "bfloat16"]
+COMPUTE_DTYPE = "Number format of matrix products; weights and their gradients stay float32."
+Attention = Literal["auto", "sdpa", "eager"]
+ATTENTION = "sdpa: torch's fused attention; eager: unfused attention; auto: sdpa if the model supports it."
+GRADIENT_CHECKPOINTING = "Recompute activations in the backward pass instead of storing them: less memory, more time."
+DATA_PARALLELISM = "Processes that divide the sequences of a share among them. The weights are divided among them too."
+TENSOR_PARALLELISM = (
+    "Processes that compute each sequence together; each has a part of every layer. For Llama, Qwen2, Qwen3 and DeepSeek-V3. "
+    "With both options there are data times tensor processes, including this one. Results are the same except for rounding."
+)
+SHARDING = "Plugin that divides the model among processes: dtensor (part of torch) or deepspeed."
+SIDECAR_BIND = (
+    "HOST:PORT where processes on other machines connect (`psyche sidecar --help`); HOST alone means port 34567. Use a trusted "
+    "network: everyone who can reach this address can disturb training. Without this option all processes run on this machine."
+)
+SIDECAR_LOCAL_RANKS = "Number of processes on this machine, including this one; default: all of them."
+SIDECAR_FILE = "File with the shared secret of the processes, at least 16 bytes (`openssl rand -hex 32`)."
+EVENTS_DIR = (
+    "Folder for this program's events, as JSON lines: FOLDER/RUN/ROLE-ID.TIME.jsonl, a new file for each epoch. "
+    "`psyche web --events FOLDER` shows them as pages, `psyche replay` plays them."
+)
+KEEP_EVENT_FILES = "Number of this program's newest files to keep in --events-dir; 0 keeps all."
+WEB_PORT = "Port of a web page that shows the run live; 0 picks a free one. Default: no page. Needs the extra `web`."
+WEB_HOST = (
+    "Address to serve the page on; 0.0.0.0 for every interface. Put a web server with TLS in front of a page for the internet."
+)
+TOKENS = (
+    "File of tokens that visitors of the page must know, one a line: TOKEN for everything, RUN TOKEN for one run. Without it "
+    "everybody who reaches the page may read it (`openssl rand -hex 24 > tokens && chmod 600 tokens`)."
+)

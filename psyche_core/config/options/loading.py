@@ -1,0 +1,55 @@
+"""Where the options' values come from, and the sentence about a value that breaks a rule.
+
+Sources in order of priority: explicit arguments, then environment variables `PSYCHE_<NAME>`, then the default written in the
+settings class. An environment variable never overrides an argument. A value that breaks a rule is an error with one sentence,
+whatever its source.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from psyche_core.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "PSYCHE_"
+RAW_IDENTITY = "RAW_IDENTITY_SECRET_KEY"
+"""Environment variable with an identity's secret key, also read with the prefix."""
+
+
+class ProgramSettings(BaseSettings):
+    """What all programs' settings have in common: unknown names are errors, and values do not change."""
+
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True, validate_default=False
+    )
+
+
+_Settings = TypeVar("_Settings", bound=BaseModel)
+
+
+def load_settings(cls: type[_Settings], given: dict[str, Any]) -> _Settings:
+    """Return settings from explicit arguments and the environment.
+
+    given: values by field name; None means not given. Raises ConfigError that names each value that breaks a rule, the rule, and
+    the source of the value.
+    """
+    explicit = {name: value for name, value in given.items() if value is not None}
+    try:
+        return cls(**explicit)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_sentence(dict(problem), explicit) for problem in error.errors())) from None
+
+
+def _sentence(problem: dict[str, Any], explicit: dict[str, Any]) -> str:
+    name = str(problem["loc"][0]) if problem["loc"] else ""
+    option, variable = "--" + name.replace("_", "-"), ENVIRONMENT_PREFIX + name.upper()
+    if problem["type"] == "missing":
+        return f"{option} is needed (or the environment variable {variable})"
+
+    source = variable if name not in explicit and variable in os.environ else option
+    rule = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{source}: got {problem['input']!r}; {rule[0].lower()}{rule[1:]}"

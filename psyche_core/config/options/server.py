@@ -1,0 +1,112 @@
+"""Options of `psyche server run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from psyche_core.config.options.common import EVENTS_DIR, KEEP_EVENT_FILES, SECONDS, TOKENS, WEB_HOST, WEB_PORT, Logs
+from psyche_core.config.options.loading import ProgramSettings
+
+
+class ServerSettings(ProgramSettings):
+    """All options of `psyche server run`."""
+
+    state: Path = Field(description="Run file (state.toml): run_id, [config], [model].")
+    data_config: Path | None = Field(
+        default=None, description="Data file (data.toml); needed when the run's data_location is Server."
+    )
+    server_port: int = Field(default=0, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
+    backend: str = Field(default="tcp", description="Coordinator backend to host, by plugin name.")
+    identity_secret_key_path: Path | None = Field(
+        default=None,
+        description=(
+            "File with the server's 32-byte Ed25519 key; its public key is part of the address for clients. Only its owner may "
+            "have permission to read it (`openssl rand 32 > server.key && chmod 600 server.key`). Default: server.key in "
+            "--save-state-dir, created at the first start; without that option a new key at each start."
+        ),
+    )
+    save_state_dir: Path | None = Field(
+        default=None,
+        description=(
+            "Folder for the run's state. Every change is on disk before it is sent to clients. A server that is started again "
+            "with the same folder continues the run, and clients reconnect automatically. Only one server at a time may use a "
+            "folder. Without this option the run is lost when the server stops."
+        ),
+    )
+    allow_list: Path | None = Field(
+        default=None,
+        description=(
+            "File with the public keys of the clients that may take part: 64 hex digits per line, # for comments. The file is "
+            "read again when it changes; clients that are no longer in it are removed from the run. A client prints its key "
+            "with `psyche client show-identity`. Default: all clients may take part."
+        ),
+    )
+    withdraw_on_disconnect: bool = Field(
+        default=True, description="Remove a client from the epoch if it stays disconnected for longer than --reconnect-seconds."
+    )
+    reconnect_seconds: float = Field(
+        default=10.0,
+        ge=0,
+        json_schema_extra=SECONDS,
+        description="How long a disconnected client may take to reconnect. It is 20 after a restart of the server.",
+    )
+    with_relay: bool = Field(
+        default=False,
+        description=(
+            "Also run a relay, so that members behind routers reach each other. Only members of the run may use it. It listens "
+            "on the address of --host."
+        ),
+    )
+    relay_port: int = Field(
+        default=3340,
+        ge=0,
+        le=65535,
+        description="TCP port of the relay, and UDP port of its address observer; 0 picks a free one.",
+    )
+    relay_url: str | None = Field(
+        default=None,
+        description=(
+            "URL of the relay for members, such as http://relay.example.org:3340. Default: made from --host and --relay-port."
+        ),
+    )
+    relay_tls_cert: Path | None = Field(
+        default=None,
+        description=(
+            "File with the relay's TLS certificate and its chain, in PEM; it must be one that browsers accept. Without TLS, "
+            "members' keys, addresses and traffic volumes can be read on the way; what they send cannot."
+        ),
+    )
+    relay_tls_key: Path | None = Field(default=None, description="File with the private key of --relay-tls-cert, in PEM.")
+    restart_from_checkpoint: bool = Field(
+        default=False,
+        description=(
+            "Continue from the stored checkpoint a run that has lost its model (no member has the current model or that of an "
+            "earlier epoch's end). Later training is lost. It is an error if the run has not lost its model."
+        ),
+    )
+    checkpoint: str | None = Field(
+        default=None,
+        description=(
+            "New location of the stored checkpoint, as a URL (hf://OWNER/NAME, gs://BUCKET/PREFIX, s3://…, file:///FOLDER). Use "
+            "it for a run in --save-state-dir that must continue from its stored checkpoint and cannot, because members report "
+            "that the checkpoint is not the signed model. It is an error while the run trains."
+        ),
+    )
+    init_warmup_time: int | None = Field(
+        default=None,
+        ge=1,
+        description="Warmup time until the first round, instead of the run's warmup_time: the first downloads take longest.",
+    )
+    init_min_clients: int | None = Field(
+        default=None, ge=1, description="Clients needed for the first epoch, instead of the run's init_min_clients."
+    )
+    logs: Logs = Field(default="auto", description="auto and console: lines; json: one event per line; none: nothing")
+    events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
+    events_dir: Path | None = Field(default=None, description=EVENTS_DIR)
+    keep_event_files: int = Field(default=0, ge=0, description=KEEP_EVENT_FILES)
+    web_port: int | None = Field(default=None, ge=0, le=65535, description=WEB_PORT)
+    web_host: str = Field(default="127.0.0.1", description=WEB_HOST)
+    token_file: Path | None = Field(default=None, description=TOKENS)

@@ -1,0 +1,130 @@
+"""Options of `psyche testnet start`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from psyche_core.config.options.common import (
+    ATTENTION,
+    COMPUTE_DTYPE,
+    GRADIENT_CHECKPOINTING,
+    MICRO_BATCH_SIZE,
+    SECONDS,
+    TOKENS,
+    WEB_HOST,
+    WEB_PORT,
+    Attention,
+    ComputeDtype,
+    Logs,
+    MicroBatchSize,
+)
+from psyche_core.config.options.loading import ProgramSettings
+
+
+class TestnetSettings(ProgramSettings):
+    """All options of `psyche testnet start`."""
+
+    __test__ = False  # not a test class, although pytest would collect it because of its name
+
+    config_path: Path = Field(description="Folder with state.toml and, if the server serves the data, data.toml.")
+    num_clients: int = Field(ge=1, le=256, description="Client processes to start.")
+    backend: str = Field(default="tcp", description="Coordinator backend to host, by plugin name.")
+    server_port: int = Field(default=20000, ge=0, le=65535, description="Port of the server; 0 picks a free one.")
+    with_relay: bool = Field(
+        default=False,
+        description="The server also runs a relay, which the clients use, as with `psyche server run --with-relay`.",
+    )
+    relay_port: int = Field(
+        default=3340,
+        ge=0,
+        le=65535,
+        description="With --with-relay: TCP port of the relay, and UDP port of its address observer; 0 picks a free one.",
+    )
+    out: Path | None = Field(default=None, description="Folder for report, events, logs, keys and checkpoints; runs/<run_id>.")
+    validation_data: Path | None = Field(
+        default=None,
+        description="Held-out tokens for the first client; default: data/validation in the config folder, if it exists.",
+    )
+    validation_sequences: int = Field(default=64, ge=1, description="Number of held-out sequences for each measurement.")
+    device: str = Field(default="cpu", description="Device of every client: cpu, cuda, …")
+    micro_batch_size: MicroBatchSize = Field(default=8, description=MICRO_BATCH_SIZE)
+    compute_dtype: ComputeDtype = Field(default="float32", description=COMPUTE_DTYPE)
+    attention: Attention = Field(default="auto", description=ATTENTION)
+    gradient_checkpointing: bool = Field(default=False, description=GRADIENT_CHECKPOINTING)
+    torch_threads: int = Field(default=1, ge=1, description="CPU threads of each client.")
+    random_kill_num: int = Field(
+        default=0, ge=0, description="Number of clients to kill (kill -9) and restart at each interval; 0: none."
+    )
+    random_kill_interval: float = Field(
+        default=120.0,
+        gt=0,
+        json_schema_extra=SECONDS,
+        description="Time between kills; longer while too few clients have restarted for the run to continue.",
+    )
+    random_kill_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        json_schema_extra=SECONDS,
+        description="How long after the first step clients are killed; default: until the end.",
+    )
+    random_kill_seed: int | None = Field(
+        default=None, description="Seed that selects the clients to kill; default: a random one, which is printed."
+    )
+    allowed_to_kill: str | None = Field(
+        default=None, description="Numbers of the clients that may be killed, for instance 1,2; default: all."
+    )
+    lose_route_after: int | None = Field(
+        default=None,
+        ge=1,
+        description="After this step, make the first route to the coordinator fail, to test that nothing is lost. For backends "
+        "with several routes (solana: RPC providers).",
+    )
+    first_client_checkpoint: str | None = Field(
+        default=None,
+        description="Model to begin with, instead of the run file's: a repository of the Hub (owner/name), or a folder.",
+    )
+    hf_token: str | None = Field(
+        default=None,
+        repr=False,
+        description="Token of the Hub for the clients. Other users of this machine can read command lines; HF_TOKEN in the "
+        "environment is better.",
+    )
+    time_limit: float | None = Field(
+        default=None,
+        gt=0,
+        json_schema_extra=SECONDS,
+        description="Fail if the run takes longer.",
+    )
+    require_steps: int = Field(default=0, ge=0, description="Fail unless this many steps were trained and applied.")
+    require_epochs: int = Field(default=0, ge=0, description="Fail unless all clients completed this many epochs.")
+    require_loss_drop: float = Field(
+        default=0.0,
+        ge=0,
+        json_schema_extra={"unit": "NATS"},
+        description="Fail unless the validation loss falls by at least this much.",
+    )
+    logs: Logs = Field(
+        default="auto",
+        description="auto: live panel on a terminal, otherwise lines; console: lines; json: one event per line, with its "
+        "program's name; none: nothing",
+    )
+
+    web_port: int | None = Field(default=None, ge=0, le=65535, description=WEB_PORT)
+    web_host: str = Field(default="127.0.0.1", description=WEB_HOST)
+    token_file: Path | None = Field(default=None, description=TOKENS)
+
+    @field_validator("allowed_to_kill")
+    @classmethod
+    def _numbers_with_commas(cls, value: str | None) -> str | None:
+        if value is not None and not all(part.strip().isdecimal() for part in value.split(",")):
+            message = "must be numbers of clients separated by commas, for instance 1,2"
+            raise ValueError(message)
+
+        return value
+
+    @property
+    def mortal(self) -> frozenset[int] | None:
+        """Numbers of the clients that may be killed, or None for all."""
+        return None if self.allowed_to_kill is None else frozenset(map(int, self.allowed_to_kill.split(",")))

@@ -1,0 +1,112 @@
+"""Options of `psyche train-local`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from psyche_core.config.options.common import (
+    ATTENTION,
+    COMPUTE_DTYPE,
+    DATA_PARALLELISM,
+    GRADIENT_CHECKPOINTING,
+    LOGS,
+    MICRO_BATCH_SIZE,
+    SHARDING,
+    SIDECAR_BIND,
+    SIDECAR_FILE,
+    SIDECAR_LOCAL_RANKS,
+    TENSOR_PARALLELISM,
+    Attention,
+    ComputeDtype,
+    Logs,
+    MicroBatchSize,
+)
+from psyche_core.config.options.loading import ProgramSettings
+
+
+class TrainLocalSettings(ProgramSettings):
+    """All options of `psyche train-local`."""
+
+    state: Path | None = Field(
+        default=None, description="Run file (state.toml): its model, optimizer, learning rates and batch sizes are used."
+    )
+    model: str | None = Field(
+        default=None,
+        description="Instead of a run file: a model to train, as a folder or a repository of the Hub (owner/name). Needs --data.",
+    )
+    data: Path | None = Field(
+        default=None,
+        json_schema_extra={"aliases": ["--data-path"]},
+        description="Token file or folder of them to train on, instead of the run's data_location.",
+    )
+    total_batch: int | None = Field(
+        default=None, ge=1, le=65535, description="With --model: sequences of each step.  [default: 8]"
+    )
+    sequence_length: int | None = Field(
+        default=None,
+        ge=1,
+        json_schema_extra={"unit": "TOKENS"},
+        description="With --model: length of a sequence.  [default: 2048]",
+    )
+    optimizer: str | None = Field(
+        default=None, description="With --model: AdamW, Distro, or another optimizer by plugin name.  [default: AdamW]"
+    )
+    learning_rate: float | None = Field(
+        default=None, gt=0, description="With --model: highest learning rate of a cosine schedule.  [default: 0.0004]"
+    )
+    warmup_steps: int | None = Field(
+        default=None, ge=0, description="With --model: steps of rising learning rate.  [default: a tenth of the steps]"
+    )
+    token_size: Literal["TwoBytes", "FourBytes"] = Field(default="TwoBytes", description="Bytes per token of --data.")
+    members: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="Number of simulated members that divide each round's batch. They train one after the other in this process.",
+    )
+    steps: int | None = Field(
+        default=None, ge=1, le=2**32 - 1, description="Steps to train; default: the run's total_steps, or 500 with --model."
+    )
+    validation_data: Path | None = Field(
+        default=None, description="Held-out tokens for measuring the loss: a token file or a folder of them."
+    )
+    validation_token_size: Literal["TwoBytes", "FourBytes"] = Field(default="TwoBytes", description="Bytes per held-out token.")
+    validation_sequences: int = Field(default=64, ge=1, description="Number of held-out sequences for each measurement.")
+    validation_every: int = Field(default=100, ge=1, description="Number of steps between measurements.")
+    checkpoint_dir: Path | None = Field(default=None, description="Folder to save the trained model in.")
+    device: str = Field(
+        default="auto", description="auto, cpu, mps, cuda, cuda:N, or cuda:X,Y to divide each batch among several GPUs."
+    )
+    micro_batch_size: MicroBatchSize = Field(
+        default=8, json_schema_extra={"aliases": ["--micro-batch"]}, description=MICRO_BATCH_SIZE
+    )
+    compute_dtype: ComputeDtype = Field(default="float32", description=COMPUTE_DTYPE)
+    attention: Attention = Field(default="auto", description=ATTENTION)
+    gradient_checkpointing: bool = Field(default=False, description=GRADIENT_CHECKPOINTING)
+    data_parallelism: int = Field(default=1, ge=1, le=1024, description=DATA_PARALLELISM)
+    tensor_parallelism: int = Field(default=1, ge=1, le=1024, description=TENSOR_PARALLELISM)
+    sharding: str = Field(default="dtensor", description=SHARDING)
+    sidecar_bind: str | None = Field(default=None, description=SIDECAR_BIND)
+    sidecar_local_ranks: int | None = Field(default=None, ge=1, description=SIDECAR_LOCAL_RANKS)
+    sidecar_secret_file: Path | None = Field(default=None, description=SIDECAR_FILE)
+    torch_threads: int | None = Field(default=None, ge=1, description="CPU threads for torch; default: chosen by torch.")
+    cache_dir: Path | None = Field(default=None, description="Folder for downloads; default: the system's cache folder.")
+    logs: Logs = Field(default="auto", description=LOGS)
+    events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
+    base: Path | None = Field(
+        default=None,
+        description="Folder at which relative paths of the run file start; default: the run file's folder, or the current folder "
+        "with --model.",
+    )
+
+    @property
+    def run_base(self) -> Path:
+        """Folder at which relative paths of the run file start."""
+        if self.base is not None:
+            return self.base
+        if self.state is not None:
+            return self.state.parent
+        return Path(self.model).resolve().parent if self.model and Path(self.model).is_dir() else Path.cwd()

@@ -1,0 +1,36 @@
+"""How long a round lasts: the time for training, and the time for witnesses to send their statements.
+
+Both are upper limits from the run configuration (`max_round_train_time`, `round_witness_time`). Training ends early with the
+first statement (`statements`), the witness phase as soon as all witnesses that the round waits for have sent theirs.
+"""
+
+from __future__ import annotations
+
+from psyche_core.coordinator.membership.missed_duties import WAITED_MISSES
+from psyche_core.coordinator.phases import active_round, due
+from psyche_core.coordinator.round.committee import witness_slots
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.types import ClientState
+
+
+def training_time_is_over(state: CoordinatorState, now: int) -> bool:
+    """Whether RoundTrain has lasted as long as it may. now: unix seconds."""
+    return due(state.since, now, state.config.max_round_train_time)
+
+
+def witness_time_is_over(state: CoordinatorState, now: int) -> bool:
+    """Whether RoundWitness has lasted as long as it may, or nobody is waited for. now: unix seconds."""
+    # Times are whole seconds, so a phase that is `seconds` old by its numbers may have lasted one second less. One second more
+    # makes the phase last as long as configured; else a time of one second could be over at once, and with it honest statements.
+    return due(state.since, now, state.config.round_witness_time + 1) or everybody_stated(state)
+
+
+def everybody_stated(state: CoordinatorState) -> bool:
+    """Whether all elected witnesses that are healthy and that the round waits for have sent their statements (F15, F16)."""
+    current = active_round(state)
+    stated = {statement.index for statement in current.statements}
+    clients = state.epoch.clients
+    return all(
+        slot in stated or clients[slot].state is not ClientState.Healthy or clients[slot].missed >= WAITED_MISSES
+        for slot in witness_slots(state, current)
+    )

@@ -1,0 +1,159 @@
+"""Warmup: members load the epoch's model and report when they have it; then the first round starts.
+
+Warmup does not wait for slow members without limit (F17). When init_min_clients members are ready, the others get as much time
+again as these needed, at least a quarter of warmup_time. Warmup does not wait for a signer that was not ready twice in a row.
+Clients that are not ready when the first round starts are dropped before it (F10) and may return like any dropped slot. An epoch
+that is abandoned in warmup pays nobody and uses no step. If a quorum of the members that report cannot get the model, the run
+goes back (F18).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from psyche_core.coordinator.commands import EpochEnded, Event, Outcome, WarmupWitness
+from psyche_core.coordinator.history import held_digest, must_go_back, signed_digests, without_model
+from psyche_core.coordinator.lifecycle.rounds import start_round
+from psyche_core.coordinator.membership.exits import exited
+from psyche_core.coordinator.phases import due, wait_for_members
+from psyche_core.coordinator.state import MAX_UNREADY, MAX_UNREADY_WAITS, NO_DIGEST, CoordinatorState, Unready
+from psyche_core.errors import CoordinatorError
+from psyche_core.types import ClientState
+
+_MOST_TIMES = 255
+
+
+def tick_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
+    """Start the first round, go back, or abandon the epoch if that is due at `now` (unix seconds)."""
+    gone_on = _gone_on(state, now, seed=seed)
+    if gone_on is not None:
+        return gone_on
+
+    timed_out = due(state.since, now, state.config.warmup_time)
+    if not timed_out and len(state.healthy_slots) >= state.config.min_clients:
+        return state, ()
+
+    events: tuple[Event, ...] = ()
+    if timed_out:
+        state, events = _unready_dropped(state, now)
+    return wait_for_members(state, now), (*events, EpochEnded(epoch=state.progress.epoch, success=False))
+
+
+def spoken_in_warmup(state: CoordinatorState, command: WarmupWitness, now: int, *, seed: int) -> Outcome:
+    """Count a healthy slot as ready, or as one that lacks the model. End the warmup if no other slot is waited for.
+
+    Raises CoordinatorError: DuplicateWitness, or InvalidWitness if its model is not the one that the epoch starts with.
+    """
+    slot, digest = command.index, command.model_digest
+    epoch = state.epoch
+    held = _step_of(state, digest)
+    if slot in epoch.ready:
+        raise CoordinatorError("DuplicateWitness", f"slot {slot} is already ready")
+
+    if digest == NO_DIGEST or held is not None:
+        held_step = max(epoch.held_step, held or 0)
+        if slot in epoch.lacking and held_step == epoch.held_step:
+            raise CoordinatorError("DuplicateWitness", f"slot {slot} has already said what it holds")
+        epoch = replace(epoch, lacking=tuple(sorted({*epoch.lacking, slot})), held_step=held_step)
+    else:
+        _check_model(state, slot, digest)
+        ready = tuple(sorted({*epoch.ready, slot}))
+        lacking = tuple(other for other in epoch.lacking if other != slot)
+        epoch = replace(epoch, ready=ready, lacking=lacking)
+    state = _with_ready_since(replace(state, epoch=epoch), now)
+    return _gone_on(state, now, seed=seed) or (state, ())
+
+
+def _step_of(state: CoordinatorState, held: bytes) -> int | None:
+    """Return the newest signed step before the epoch's start that matches `held` (see `held_digest`), or None."""
+    steps = (step for step, digest in signed_digests(state).items() if held_digest(digest) == held)
+    return max((step for step in steps if step < state.epoch.start_step - 1), default=None)
+
+
+def _check_model(state: CoordinatorState, slot: int, digest: bytes) -> None:
+    """Raise CoordinatorError (InvalidWitness) if the epoch's first model is signed and `digest` is another one."""
+    start = state.epoch.start_step - 1
+    expected = next((end.digest for end in state.ends if end.step == start), None)
+    if expected is not None and digest != expected:
+        message = f"the epoch starts with the model {expected[:4].hex()} after step {start}, slot {slot} has {digest[:4].hex()}"
+        raise CoordinatorError("InvalidWitness", message)
+
+
+def check_who_comes_back(state: CoordinatorState, command: WarmupWitness) -> None:
+    """Raise CoordinatorError (InvalidWitness) if a slot wants to return in warmup without the model the epoch starts with."""
+    if command.model_digest == NO_DIGEST or _step_of(state, command.model_digest) is not None:
+        message = f"slot {command.index} comes back with the model or not at all; get it from the other members first"
+        raise CoordinatorError("InvalidWitness", message)
+
+    _check_model(state, command.index, command.model_digest)
+
+
+def came_back_in_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
+    """End the warmup if that is possible now that another slot is healthy and ready."""
+    state = _with_ready_since(state, now)
+    return _gone_on(state, now, seed=seed) or (state, ())
+
+
+def _with_ready_since(state: CoordinatorState, now: int) -> CoordinatorState:
+    enough = len(_ready(state)) >= state.config.init_min_clients
+    if state.epoch.ready_since is not None or not enough:
+        return state
+
+    return replace(state, epoch=replace(state.epoch, ready_since=now))
+
+
+def _gone_on(state: CoordinatorState, now: int, *, seed: int) -> Outcome | None:
+    """Return the outcome if the run goes back or the first round starts, or None if warmup continues."""
+    timed_out = due(state.since, now, state.config.warmup_time)
+    ready, waited = _ready(state), _waited_for(state)
+    # As long as one member has the model, the others may still get it from that member.
+    all_spoke = not ready and waited <= set(state.epoch.lacking)
+    if (timed_out or all_spoke) and must_go_back(state):
+        return without_model(state, now)
+
+    enough = len(ready) >= state.config.min_clients
+    if not enough or not (timed_out or waited <= ready or _grace_is_over(state, now)):
+        return None
+
+    state, events = _unready_dropped(state, now)
+    state, started = start_round(state, now, seed=seed)
+    return state, (*events, *started)
+
+
+def _ready(state: CoordinatorState) -> set[int]:
+    return set(state.healthy_slots) & set(state.epoch.ready)
+
+
+def _waited_for(state: CoordinatorState) -> set[int]:
+    """Return the healthy slots without those whose signer was not ready in MAX_UNREADY_WAITS successive warmups."""
+    left_alone = {entry.signer for entry in state.unready if entry.times >= MAX_UNREADY_WAITS}
+    return {slot for slot in state.healthy_slots if state.epoch.clients[slot].id.signer not in left_alone}
+
+
+def _grace_is_over(state: CoordinatorState, now: int) -> bool:
+    """Whether the extra time is over that slow members get after enough others are ready."""
+    since = state.epoch.ready_since
+    return since is not None and due(since, now, max(since - state.since, state.config.warmup_time // 4))
+
+
+def _unready_dropped(state: CoordinatorState, now: int) -> tuple[CoordinatorState, tuple[Event, ...]]:
+    """Drop the healthy slots that are not ready, and store their signers for the next warmups.
+
+    Signers of slots that reported that they cannot get the model are not stored.
+    """
+    ready = _ready(state)
+    late = set(state.healthy_slots) - ready
+    state = _with_late_noted(state, late=late - set(state.epoch.lacking), ready=ready)
+    return exited(state, late, ClientState.Dropped, now)
+
+
+def _with_late_noted(state: CoordinatorState, *, late: Iterable[int], ready: Iterable[int]) -> CoordinatorState:
+    clients = state.epoch.clients
+    late_signers = [clients[slot].id.signer for slot in sorted(late)]
+    spoken_of = {*late_signers, *(clients[slot].id.signer for slot in ready)}
+    times = {entry.signer: entry.times for entry in state.unready}
+    kept = [entry for entry in state.unready if entry.signer not in spoken_of]
+    noted = [Unready(signer, min(times.get(signer, 0) + 1, _MOST_TIMES)) for signer in late_signers]
+    unready = tuple([*kept, *noted][-MAX_UNREADY:])
+    return state if unready == state.unready else replace(state, unready=unready)
