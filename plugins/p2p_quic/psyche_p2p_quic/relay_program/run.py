@@ -27,6 +27,7 @@ from psyche_p2p_quic.relay_program.token_file import fingerprint, read_tokens
 _log = logging.getLogger("psyche.relay")
 _LOOK_SECONDS = 2.0
 _OTHER_FILES = 64
+_LEAST_UNPROVEN = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ def read_options(given: Mapping[str, Any]) -> RelayOptions:
         public_metrics=given["public_metrics"],
         limits=RelayLimits(
             clients=given["max_clients"],
-            connections=2 * given["max_clients"],
+            connections=given["max_clients"] + max(given["max_clients"], _LEAST_UNPROVEN),
             connections_per_address=given["max_connections_per_address"],
             total_queue_bytes=given["max_queued"] * 10**6,
             client_rate=None if given["client_rate"] is None else given["client_rate"] * 1e6,
