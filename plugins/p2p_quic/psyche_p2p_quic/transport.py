@@ -73,6 +73,7 @@ class QuicTransport(Transport):
         self._sent = 0
         self._received = 0
         self._address = b""
+        self._relays_chosen = 0
         self._endpoint: Endpoint | None = None
         self._own_address: OwnAddress | None = None
         self._mesh: Mesh | None = None
@@ -212,13 +213,17 @@ class QuicTransport(Transport):
             return
 
         chosen = self._choice.of(relays)
-        if chosen != endpoint.relays:
-            await endpoint.use_relays(chosen, token=self._options.iroh_relay_token)
+        self._relays_chosen += 1
+        call, before = self._relays_chosen, endpoint.relays
+        await endpoint.use_relays(chosen, token=self._options.iroh_relay_token)
+        if call != self._relays_chosen:
+            return  # a newer call has replaced this one
+        if endpoint.relays != before:
             own_address.ask_again()
         if chosen:
             with anyio.move_on_after(self._settings.relay_seconds):
                 await own_address.asked.wait()
-                while endpoint.home_relay is None:  # noqa: ASYNC110 - the library tells nobody
+                while endpoint.home_relay is None and call == self._relays_chosen:  # noqa: ASYNC110 - the library tells nobody
                     await anyio.sleep(_POLL_SECONDS)
         self._address = self._record(endpoint)
 

@@ -99,6 +99,16 @@ def test_a_members_own_choice_takes_precedence() -> None:
         options(iroh_relay="my relay")
 
 
+def test_options_that_exclude_each_other() -> None:
+    for given, sentence in (
+        ({"iroh_relay": "disabled", "iroh_relay_token": "x"}, "no relay is shown a token"),
+        ({"iroh_relay": "n0", "iroh_relay_token": "x"}, "n0's relays ask for none"),
+        ({"iroh_relay": "disabled", "iroh_discovery": "observer"}, "an observer belongs to a relay"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            options(**given)
+
+
 def test_advertised_addresses() -> None:
     assert parse_advertised("203.0.113.7, 203.0.113.7:4433,[2001:db8::7]:1,2001:db8::8") == (
         ("203.0.113.7", None),
@@ -231,6 +241,21 @@ async def test_a_relay_can_be_replaced_by_another() -> None:
         await one.use_relays([new.url])
         await until(lambda: new.relay.router.is_connected(one.peer_id))
         assert PeerAddress.decode(one.address).relay == canonical_relay(new.url)
+
+
+@pytest.mark.quic
+async def test_of_overlapping_choices_of_relays_the_newest_stays() -> None:
+    async with relay_service() as old, relay_service() as new, member() as one:
+        async with anyio.create_task_group() as tasks:
+            for urls in ([old.url], [], [new.url], [old.url, new.url], [new.url]):
+                tasks.start_soon(one.use_relays, urls)
+        await until(lambda: new.relay.router.is_connected(one.peer_id))
+        assert PeerAddress.decode(one.address).relay == canonical_relay(new.url)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one.use_relays, [old.url])
+            tasks.start_soon(one.use_relays, [])
+        assert PeerAddress.decode(one.address).relay is None
+        assert not old.relay.router.is_connected(one.peer_id)
 
 
 @pytest.mark.quic

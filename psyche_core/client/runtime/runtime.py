@@ -447,7 +447,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         except CommandRefused as refusal:
             if refusal.code not in PASSING_REFUSALS:
                 self._fail(refusal)
-            logger.info("joining was refused: %s", refusal)
+            logger.info("joining was refused: %s", refusal.message)
         except PsycheError as error:
             self._fail(error)
         finally:
@@ -485,7 +485,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
                 await self._backend.send(command, timeout=COMMAND_TIMEOUT)
             except CommandRefused as refusal:
                 level = logging.DEBUG if isinstance(command, Witness | WarmupWitness) else logging.INFO
-                logger.log(level, "%s was refused: %s", type(command).__name__, refusal)
+                logger.log(level, "%s was refused: %s", type(command).__name__, refusal.message)
                 await self._put(ev.CommandAnswered(command, refusal.code))
                 return
             except TimeoutError:

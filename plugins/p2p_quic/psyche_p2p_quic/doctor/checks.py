@@ -51,7 +51,7 @@ async def measure(
         except UserError:
             raise  # another server, run or key than the given one: nothing else about it is worth a word
         except (PsycheError, TimeoutError) as error:
-            problem = str(error) or "the coordinator did not answer"
+            problem = (error.sentence if isinstance(error, PsycheError) else str(error)) or "the coordinator did not answer"
     key = key or SecretKey.generate()
     endpoint = await Endpoint.bind(key.seed, interface=interface, port=port, whole=True)
     try:
@@ -95,7 +95,7 @@ async def _relay(url: str, endpoint: Endpoint, key: SecretKey, *, token: str | N
     except WireError as error:  # it can be reached, and has no observer
         answer, problem = None, str(error)
     except (OSError, http.client.HTTPException) as error:
-        return RelayFigures(url, reachable=False, problem=str(error) or type(error).__name__)
+        return RelayFigures(url, reachable=False, problem=str(error) or "it answered nothing that can be read")
 
     ms = _ms(began)
     udp, seen = None, None
