@@ -105,6 +105,11 @@ class Transport(AsyncResource):
         """How each connected peer is reached now, for display."""
         return ()
 
+    @property
+    def problems(self) -> tuple[str, ...]:  # optional: a transport may have nothing to say
+        """What keeps it from connecting now, such as a relay that refuses us: sentences for people, with a remedy."""
+        return ()
+
     async def use_relays(self, relays: Sequence[str]) -> None:
         """Use the relays (URLs) that the run names, for peers that cannot be reached directly; replaces earlier ones.
 

@@ -355,6 +355,14 @@ class Endpoint:
                 self._relays = (*self._relays, url)
         self._relays = wanted
 
+    async def is_online(self, *, seconds: float) -> bool:
+        """Whether a relay has let us in, or does within some seconds. `home_relay` only says which one answers requests."""
+        with anyio.move_on_after(seconds):
+            await self._endpoint.online()
+            return True
+
+        return False
+
     async def use_external(self, addresses: Collection[str]) -> None:
         """Offer peers these `ip:port` addresses beside those of our sockets; they replace the earlier ones."""
         with _as_link_lost("note an external address"):

@@ -380,6 +380,7 @@ def test_excused_connections_leave_their_places_to_others_of_the_address() -> No
         addresses.excuse(key)
         assert not addresses.is_full("192.0.2.1")
     assert addresses.total == 3
+    assert key is not None
     addresses.leave_excused(key)
     assert addresses.total == 2
 

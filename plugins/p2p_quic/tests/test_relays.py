@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import anyio
 import iroh
@@ -17,7 +18,7 @@ from psyche_p2p_quic.address import PeerAddress
 from psyche_p2p_quic.endpoint import ALPN
 from psyche_p2p_quic.interfaces import addresses_of
 from psyche_p2p_quic.options import QuicOptions, parse_advertised
-from psyche_p2p_quic.relay.access import OpenAccess
+from psyche_p2p_quic.relay.access import OpenAccess, TokenAccess
 from psyche_p2p_quic.relay_program.service import RelayService, ServiceOptions
 from psyche_p2p_quic.relays import N0_RELAYS, RelayChoice, canonical_relay, canonical_relays
 from psyche_p2p_quic.settings import QuicSettings
@@ -241,6 +242,26 @@ async def test_a_relay_can_be_replaced_by_another() -> None:
         await one.use_relays([new.url])
         await until(lambda: new.relay.router.is_connected(one.peer_id))
         assert PeerAddress.decode(one.address).relay == canonical_relay(new.url)
+
+
+@pytest.mark.quic
+async def test_a_member_whose_token_is_refused_is_told_so_and_what_to_do_until_it_is_let_in() -> None:
+    access = TokenAccess(["right"])
+    quick = replace(QUICK, relay_check_seconds=0.05)
+    async with RelayService(access, ServiceOptions(port=0)) as relay:
+        for token, words in ((None, "none was given"), ("wrong", "another one was given")):
+            given = options(**({} if token is None else {"iroh_relay_token": token}))
+            one = QuicTransport("run", SecretKey.generate(), settings=quick, options=given)
+            async with one:
+                await one.use_relays([relay.url])
+                await until(lambda: bool(one.problems))  # noqa: B023  # it is over before the next
+                url = canonical_relay(relay.url)
+                assert one.problems == (
+                    f"the relay {url} needs a token, and {words}; ask its owner for it, and give it with --iroh-relay-token",
+                )
+                if token is not None:
+                    access.replace(["wrong"])
+                    await until(lambda: not one.problems)  # noqa: B023
 
 
 @pytest.mark.quic

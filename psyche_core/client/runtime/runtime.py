@@ -124,6 +124,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._relays: tuple[str, ...] | None = None
         self._relays_used = anyio.Event()
         self._paths = PathReporter()
+        self._connecting: tuple[str, ...] = ()
         self._published = b""
         self._published_at = -math.inf
         self._members: tuple[NodeIdentity, ...] = ()
@@ -333,6 +334,13 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
     def _tell_paths(self, now: float) -> None:
         """Report how members are reached, when that changes and now and then."""
+        problems = self._transport.problems
+        for sentence in problems:
+            if sentence not in self._connecting:
+                self._report(telemetry.Problem("warning", sentence))
+        if self._connecting and not problems:
+            self._report(telemetry.Mended("the relay lets this client in"))
+        self._connecting = problems
         members = [member.p2p for member in self._members if member.p2p != self._backend.identity.p2p]
         told = self._paths.look(self._transport.paths, members, now)
         for event in told:
