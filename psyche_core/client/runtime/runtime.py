@@ -176,7 +176,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
             raise
 
         if stop is None and self._failure is not None:
-            self._report(telemetry.Ended(str(self._failure), success=False))
+            self._report(telemetry.Ended(self._failure.sentence, success=False))
             raise self._failure
 
         ended = telemetry.Ended(stop.reason if stop is not None else "stopped", success=stop is not None and stop.success)
