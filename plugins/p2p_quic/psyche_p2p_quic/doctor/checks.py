@@ -14,7 +14,7 @@ import anyio.to_thread
 from psyche_core.errors import PsycheError, TransportError, UserError, WireError
 from psyche_core.sdk.observe import observed_run
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic.doctor.relay_rates import TokenRefused, relay_rates
+from psyche_p2p_quic.doctor.relay_rates import TokenRefused, log_in_once, relay_rates
 from psyche_p2p_quic.doctor.verdict import Figures, RelayFigures
 from psyche_p2p_quic.endpoint import Endpoint, ObserverRefused
 from psyche_p2p_quic.own_address import RelayAnswer, locate_observer
@@ -103,13 +103,16 @@ async def _relay(url: str, endpoint: Endpoint, key: SecretKey, *, token: str | N
         udp, seen, problem = await _ask_observer(endpoint, answer)
     upload = download = None
     refused = False
-    if rates:
-        try:
+    try:
+        if rates:
             upload, download = await relay_rates(url, key, token=token)
-        except TokenRefused as error:
-            refused, problem = True, str(error)
-        except (OSError, TransportError, WireError, TimeoutError) as error:
-            problem = "; ".join(filter(None, (problem, f"rates were not measured: {str(error) or 'it took too long'}")))
+        else:
+            await log_in_once(url, key, token=token)
+    except TokenRefused as error:
+        refused, problem = True, str(error)
+    except (OSError, TransportError, WireError, TimeoutError) as error:
+        what = "rates were not measured" if rates else "it could not be used"
+        problem = "; ".join(filter(None, (problem, f"{what}: {str(error) or 'it took too long'}")))
     # the relay's clock has whole seconds, half a second late on average; it answered half way through the request
     offset = None if answer is None or answer.date is None else round(now + ms / 2000 - (answer.date + 0.5), 1)
     return RelayFigures(url, True, ms, udp, seen, offset, upload, download, problem, refused)

@@ -47,14 +47,19 @@ async def relay_rates(url: str, key: SecretKey, *, token: str | None = None) -> 
             client.close()
 
 
+async def log_in_once(url: str, key: SecretKey, *, token: str | None = None) -> None:
+    """Log in and leave. Raises TransportError (the relay refuses), WireError (it is none), OSError, TimeoutError."""
+    async with asyncio.timeout(_LOGIN_SECONDS):
+        (await _Client.log_in(url, key, token=token)).close()
+
+
 async def why_refused(url: str, key: SecretKey, *, token: str | None = None) -> str | None:
     """Why a relay cannot be used with this key, in one sentence with what to do; None if it can.
 
     The owner of the key must not be connected there.
     """
     try:
-        async with asyncio.timeout(_LOGIN_SECONDS):
-            (await _Client.log_in(url, key, token=token)).close()
+        await log_in_once(url, key, token=token)
     except TokenRefused:
         given = "another one was given" if token else "none was given"
         return f"the relay {url} needs a token, and {given}; ask its owner for it, and give it with --iroh-relay-token"
