@@ -40,6 +40,12 @@ from __future__ import annotations
 class PsycheError(Exception):
     """Base of all errors raised on purpose."""
 
+    @property
+    def sentence(self) -> str:
+        """What people are shown: the message, without the name that a program would look at."""
+        message = getattr(self, "message", None)
+        return message if isinstance(message, str) else str(self)
+
 
 class UserError(PsycheError):
     """The user can correct the cause; the message is one clear sentence."""

@@ -76,7 +76,7 @@ def explain(error: BaseException, places: Iterable[Place]) -> str:
     """
     first = next(leaves(error))
     if isinstance(first, PsycheError):
-        return str(first)
+        return first.sentence
 
     blamed = explain_plugin(first, places)
     if blamed is not None:

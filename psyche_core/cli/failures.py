@@ -43,9 +43,9 @@ def describe_failure(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, Interrupted):
         return "", 128 + error.signal_number
     if isinstance(error, UserError):
-        return str(error), USER_ERROR
+        return error.sentence, USER_ERROR
     if isinstance(error, PsycheError):
-        return str(error), FAILURE
+        return error.sentence, FAILURE
     if isinstance(error, ModuleNotFoundError):
         return _describe_missing_module(error)
     if isinstance(error, BrokenPipeError):

@@ -171,7 +171,16 @@ async def _host(
 def _relay(settings: ServerSettings, registry: PluginRegistry) -> Relay | None:
     """The relay beside the coordinator, if one is wanted; it listens once it is entered. Raises UserError."""
     if not settings.with_relay:
+        given = [
+            name for name in ("relay_port", "relay_url", "relay_tls_cert", "relay_tls_key") if name in settings.model_fields_set
+        ]
+        if given:
+            message = f"--{given[0].replace('_', '-')} is for the relay beside the server, which starts with --with-relay only"
+            raise ConfigError(message)
         return None
+    if settings.relay_port and settings.relay_port == settings.server_port:
+        message = f"--relay-port and --server-port are both {settings.relay_port}; choose another port for the relay"
+        raise ConfigError(message)
     if not registry.load("backend", settings.backend).offers_relays:
         message = (
             f"--with-relay: a server of the backend {settings.backend} cannot tell its members of a relay; run one with "

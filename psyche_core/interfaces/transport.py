@@ -105,11 +105,17 @@ class Transport(AsyncResource):
         """How each connected peer is reached now, for display."""
         return ()
 
+    @property
+    def problems(self) -> tuple[str, ...]:  # optional: a transport may have nothing to say
+        """What keeps it from connecting now, such as a relay that refuses us: sentences for people, with a remedy."""
+        return ()
+
     async def use_relays(self, relays: Sequence[str]) -> None:
         """Use the relays (URLs) that the run names, for peers that cannot be reached directly; replaces earlier ones.
 
         Returns once we can be reached through one, or after a few seconds. The member's own settings take precedence. No relay
-        is contacted but these and those of the settings, whatever addresses of peers name. Raises TransportError.
+        is contacted but these and those of the settings, whatever addresses of peers name. Calls may overlap; the newest one
+        counts, whichever ends last. Raises TransportError.
         """
 
     def check_messages(self, check: Callable[[bytes], Opened]) -> None:  # optional, for plugins of before

@@ -73,3 +73,21 @@ async def test_a_server_that_cannot_tell_of_its_relay_starts_none(local_testnet:
     options = {"state": folder / "state.toml", "data_config": folder / "data.toml", "backend": "solana", "with_relay": True}
     with pytest.raises(ConfigError, match=r"cannot tell its members of a relay; run one with `psyche relay run`"):
         await serve_run(load_settings(ServerSettings, options), PluginRegistry.discover(), EventBus())
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"relay_url": "http://relay.example.org:3340"}, "--relay-url is for the relay beside the server"),
+        ({"relay_port": 3341}, "--relay-port is for the relay beside the server"),
+        ({"with_relay": True, "relay_port": 20_000}, "--relay-port and --server-port are both 20000"),
+    ],
+)
+async def test_relay_options_without_a_relay_or_on_the_server_s_port_are_refused(
+    local_testnet: Any, given: dict[str, Any], sentence: str
+) -> None:
+    folder = local_testnet()
+    options = {"state": folder / "state.toml", "data_config": folder / "data.toml", **given}
+    with pytest.raises(ConfigError, match=sentence):
+        await serve_run(load_settings(ServerSettings, options), PluginRegistry.discover(), EventBus())

@@ -242,6 +242,8 @@ class Endpoint:
         self._families = families
         self._can_relay = relays
         self._relays: tuple[str, ...] = ()
+        self._wanted_relays: tuple[str, ...] = ()
+        self._choosing = anyio.Lock()
         self._external: dict[str, None] = {}
 
     @classmethod
@@ -328,19 +330,38 @@ class Endpoint:
         return home if home in self._relays else None
 
     async def use_relays(self, urls: Sequence[str], *, token: str | None = None) -> None:
-        """Use these relays (see `relays.canonical_relay`) and no others. token: shown to each of them."""
+        """Use these relays (see `relays.canonical_relay`) and no others. token: shown to each of them.
+
+        Calls may overlap: whichever ends last, the relays are those of the newest call.
+        """
         if not self._can_relay:
             return
 
-        with _as_link_lost("choose relays"):
-            for url in self._relays:
-                if url not in urls:
-                    await self._endpoint.remove_relay(url)
-            for url in urls:
-                if url not in self._relays:
-                    port = _N0_DISCOVERY_PORT if url in N0_RELAYS else None
-                    await self._endpoint.insert_relay(iroh.RelayConfig(url=url, quic_port=port, auth_token=token))
-        self._relays = tuple(urls)
+        self._wanted_relays = tuple(urls)
+        async with self._choosing:
+            with _as_link_lost("choose relays"):
+                while self._relays != self._wanted_relays:
+                    await self._change_relays(self._wanted_relays, token)
+
+    async def _change_relays(self, wanted: tuple[str, ...], token: str | None) -> None:
+        """What was done is noted at once, so that a failure or cancellation leaves a true list."""
+        for url in [url for url in self._relays if url not in wanted]:
+            self._relays = tuple(each for each in self._relays if each != url)
+            await self._endpoint.remove_relay(url)
+        for url in wanted:
+            if url not in self._relays:
+                port = _N0_DISCOVERY_PORT if url in N0_RELAYS else None
+                await self._endpoint.insert_relay(iroh.RelayConfig(url=url, quic_port=port, auth_token=token))
+                self._relays = (*self._relays, url)
+        self._relays = wanted
+
+    async def is_online(self, *, seconds: float) -> bool:
+        """Whether a relay has let us in, or does within some seconds. `home_relay` only says which one answers requests."""
+        with anyio.move_on_after(seconds):
+            await self._endpoint.online()
+            return True
+
+        return False
 
     async def use_external(self, addresses: Collection[str]) -> None:
         """Offer peers these `ip:port` addresses beside those of our sockets; they replace the earlier ones."""

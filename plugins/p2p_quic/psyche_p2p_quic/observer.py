@@ -38,7 +38,7 @@ _CLOSE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverLimits:
-    """callers: connections at once. callers_per_address: of one IPv4 address or IPv6 /64. handshake_seconds: until the key is
+    """callers: connections at once. callers_per_address: of one IPv4 address or IPv6 /56. handshake_seconds: until the key is
     proved and the observation is sent.
     """
 

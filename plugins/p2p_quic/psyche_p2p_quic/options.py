@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from psyche_p2p_quic.relays import RelayChoice
@@ -52,6 +52,21 @@ class QuicOptions(BaseSettings):
     def _relays(cls, value: str | None) -> str | None:
         RelayChoice.parse(value)
         return value
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if self.iroh_relay == "disabled" and self.iroh_relay_token is not None:
+            message = "--iroh-relay disabled and --iroh-relay-token exclude each other: no relay is shown a token"
+            raise ValueError(message)
+        if self.iroh_relay == "n0" and self.iroh_relay_token is not None:
+            message = (
+                "--iroh-relay n0 and --iroh-relay-token exclude each other: n0's relays ask for none, and would be shown yours"
+            )
+            raise ValueError(message)
+        if self.iroh_relay == "disabled" and self.iroh_discovery == "observer":
+            message = "--iroh-relay disabled and --iroh-discovery observer exclude each other: an observer belongs to a relay"
+            raise ValueError(message)
+        return self
 
     @field_validator("advertise_address")
     @classmethod

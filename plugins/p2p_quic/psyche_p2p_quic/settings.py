@@ -22,6 +22,7 @@ class QuicSettings:
     member, and for each host; as many at once. One host may run all 256 members of a run. penalty_seconds: how long a peer that
     broke the rules is refused. false_blobs: wrong blobs from a peer until it is refused.
 
+    relay_check_seconds: how often we look whether a relay has let us in; after two failures in a row it is asked why.
     relay_seconds: how long `use_relays` waits until we can be reached through a relay and know our outer address.
     address_seconds: how often we look whether our own address is another.
 
@@ -54,6 +55,7 @@ class QuicSettings:
     penalty_seconds: float = 30.0
     false_blobs: int = 3
 
+    relay_check_seconds: float = 10.0
     relay_seconds: float = 5.0
     address_seconds: float = 1.0
 

@@ -26,6 +26,7 @@ from psyche_p2p_quic.address import PeerAddress
 from psyche_p2p_quic.blobs import BlobExchange, sha256
 from psyche_p2p_quic.control_frames import INSTANCE_BYTES, Hello
 from psyche_p2p_quic.control_protocol import ControlProtocol
+from psyche_p2p_quic.doctor.relay_rates import why_refused
 from psyche_p2p_quic.endpoint import Endpoint, Link, Stream
 from psyche_p2p_quic.mesh import Mesh
 from psyche_p2p_quic.options import QuicOptions, parse_advertised
@@ -35,6 +36,7 @@ from psyche_p2p_quic.session import Session
 from psyche_p2p_quic.settings import QuicSettings
 
 _POLL_SECONDS = 0.05
+_ONLINE_SECONDS = 2.0
 
 
 class QuicTransport(Transport):
@@ -73,6 +75,8 @@ class QuicTransport(Transport):
         self._sent = 0
         self._received = 0
         self._address = b""
+        self._relays_chosen = 0
+        self._problems: tuple[str, ...] = ()
         self._endpoint: Endpoint | None = None
         self._own_address: OwnAddress | None = None
         self._mesh: Mesh | None = None
@@ -139,6 +143,8 @@ class QuicTransport(Transport):
                 self._blobs = BlobExchange(self._store, self._offers, self._mesh, settings=self._settings)
                 tasks.start_soon(self._gossip, self._mesh)
                 tasks.start_soon(self._follow_address, endpoint)
+                if self._choice.urls != ():
+                    tasks.start_soon(self._watch_relays, endpoint)
                 if self._own_address is not None:
                     tasks.start_soon(self._own_address.run)
                 ready.set_result(None)
@@ -164,6 +170,22 @@ class QuicTransport(Transport):
         while True:
             await anyio.sleep(self._settings.address_seconds)
             self._address = self._record(endpoint)
+
+    async def _watch_relays(self, endpoint: Endpoint) -> None:
+        """Find out why no relay lets us in, where that lasts. Members of a run may be known to its relay some seconds late."""
+        failures = 0
+        while True:
+            await anyio.sleep(self._settings.relay_check_seconds)
+            relays = endpoint.relays
+            if not relays or await endpoint.is_online(seconds=_ONLINE_SECONDS):
+                failures, self._problems = 0, ()
+                continue
+
+            failures += 1
+            if failures >= 2:
+                token = self._options.iroh_relay_token
+                found = [await why_refused(url, self._key, token=token) for url in relays]
+                self._problems = tuple(sentence for sentence in found if sentence is not None)
 
     def _record(self, endpoint: Endpoint) -> bytes:
         """Our address as others get it. A relay stays in it while the relay is away, so that it need not be published anew."""
@@ -204,6 +226,11 @@ class QuicTransport(Transport):
             if (path := session.path) is not None
         )
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why no relay lets us in, while none does."""
+        return self._problems
+
     async def use_relays(self, relays: Sequence[str]) -> None:
         """Use the run's relays, unless the member chose others. Returns once we can be reached through one, or after a while."""
         self._entered()
@@ -212,13 +239,17 @@ class QuicTransport(Transport):
             return
 
         chosen = self._choice.of(relays)
-        if chosen != endpoint.relays:
-            await endpoint.use_relays(chosen, token=self._options.iroh_relay_token)
+        self._relays_chosen += 1
+        call, before = self._relays_chosen, endpoint.relays
+        await endpoint.use_relays(chosen, token=self._options.iroh_relay_token)
+        if call != self._relays_chosen:
+            return  # a newer call has replaced this one
+        if endpoint.relays != before:
             own_address.ask_again()
         if chosen:
             with anyio.move_on_after(self._settings.relay_seconds):
                 await own_address.asked.wait()
-                while endpoint.home_relay is None:  # noqa: ASYNC110 - the library tells nobody
+                while endpoint.home_relay is None and call == self._relays_chosen:  # noqa: ASYNC110 - the library tells nobody
                     await anyio.sleep(_POLL_SECONDS)
         self._address = self._record(endpoint)
 

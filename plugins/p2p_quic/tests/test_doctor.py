@@ -9,8 +9,11 @@ from click.testing import CliRunner
 
 from psyche_core.cli import cli
 from psyche_core.errors import UserError
+from psyche_p2p_quic.doctor.checks import measure
 from psyche_p2p_quic.doctor.report import lines
 from psyche_p2p_quic.doctor.verdict import Figures, RelayFigures, judge, nat_kind
+from psyche_p2p_quic.relay.access import TokenAccess
+from psyche_p2p_quic.relay_program.service import RelayService, ServiceOptions
 
 HOME = (("192.168.1.23", 51514),)
 URL, OTHER = "https://one.example.org", "https://two.example.org"
@@ -81,6 +84,16 @@ def test_advice_names_the_clock_and_the_port() -> None:
     advice = " ".join(judge(figures(*seen)).advice)
     assert "--advertise-address" in advice
     assert "-61 s off" in advice
+
+
+@pytest.mark.quic
+@pytest.mark.anyio
+@pytest.mark.parametrize("rates", [False, True])
+async def test_a_relay_that_refuses_the_token_is_told_apart_with_and_without_rates(rates: bool) -> None:
+    async with RelayService(TokenAccess(["right"]), ServiceOptions(port=0)) as relay:
+        figures = await measure("127.0.0.1:1", [relay.url], interface="127.0.0.1", token="wrong", rates=rates)
+    assert figures.relays[0].refused
+    assert "give the relay's token with --relay-token" in judge(figures).advice
 
 
 @pytest.mark.quic

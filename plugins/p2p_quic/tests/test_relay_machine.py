@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from nacl.signing import SigningKey
@@ -15,7 +16,7 @@ from websockets.frames import Frame, Opcode
 from plugins.p2p_quic.tests.relay_parts import answer
 from psyche_p2p_quic.relay.access import Access, MemberAccess, OpenAccess, TokenAccess
 from psyche_p2p_quic.relay.client import Client, Phase
-from psyche_p2p_quic.relay.limits import AddressCounter, RelayLimits, TokenBucket
+from psyche_p2p_quic.relay.limits import AddressCounter, RelayLimits, TokenBucket, Waiting
 from psyche_p2p_quic.relay.metrics import Counters, prometheus_text
 from psyche_p2p_quic.relay.router import Router
 
@@ -363,10 +364,48 @@ def test_addresses_are_counted_by_household() -> None:
     assert addresses.enter("192.0.2.1", 0.0) is None
     assert addresses.enter("2001:db8::1", 0.0) == addresses.enter("2001:db8::ffff", 0.0) != first
     assert addresses.enter("2001:db8:0:0:1::", 0.0) is None
-    assert addresses.enter("2001:db8:0:1::", 0.0) is not None
+    assert addresses.enter("2001:db8:0:ff::", 0.0) is None, "a household may have a network of 56 bits"
+    assert addresses.enter("2001:db8:0:100::", 0.0) is not None
     assert addresses.enter("192.0.2.2", 0.0) is None, "five are the most"
     addresses.leave(first)
     assert addresses.enter("192.0.2.1", 0.0) == first
+
+
+def test_excused_connections_leave_their_places_to_others_of_the_address() -> None:
+    addresses = AddressCounter(most=9, most_per_address=1)
+    for _ in range(3):
+        key = addresses.enter("192.0.2.1", 0.0)
+        assert key is not None
+        assert addresses.is_full("192.0.2.1")
+        addresses.excuse(key)
+        assert not addresses.is_full("192.0.2.1")
+    assert addresses.total == 3
+    assert key is not None
+    addresses.leave_excused(key)
+    assert addresses.total == 2
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(0, 4))))
+def test_the_oldest_of_the_largest_crowd_goes_first(steps: list[tuple[bool, int, int]]) -> None:
+    waiting: Waiting[int] = Waiting()
+    there: list[tuple[int, str]] = []
+    for comes, name, number in steps:
+        place = str(number)
+        if comes and all(name != each for each, _ in there):
+            waiting.add(name, place)
+            there.append((name, place))
+        elif not comes:
+            assert waiting.remove(name, place) == ((name, place) in there)
+            there = [each for each in there if each != (name, place)]
+        counts = Counter(place for _, place in there)
+        assert len(waiting) == len(there)
+        first = waiting.oldest_of_most()
+        if first is None:
+            assert not there
+        else:
+            home = dict(there)[first]
+            assert counts[home] == max(counts.values())
+            assert first == next(each for each, place in there if place == home) == waiting.oldest(home)
 
 
 def test_an_address_that_comes_and_goes_too_fast_waits() -> None:

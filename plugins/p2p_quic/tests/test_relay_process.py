@@ -145,6 +145,11 @@ async def test_ctrl_c_ends_it_with_130() -> None:
         (["--access", "open", "--url", "relay.example.org:3340"], "the URL for members is http://HOST:PORT or https://"),
         (["--access", "open", "--url", "http://relay.example.org:99999"], "the URL for members is http://HOST:PORT or https://"),
         (["--access", "open", "--tls-cert", "c.pem"], "TLS needs both"),
+        (["--access", "open", "--server-addr", "a:1"], "one --server-addr for each --run-id, got 1 for 0"),
+        (["--access", "open", "--backend", "solana"], "--backend is for the coordinator of --run-id"),
+        (["--access", "open", "--no-observer", "--observer-port", "1"], "--no-observer and --observer-port exclude each other"),
+        (["--access", "open", "--client-rate", "9", "--total-rate", "8"], "--client-rate 9.0 is over --total-rate 8.0"),
+        (["--access", "open", "--host", "127.0.0.1", "--host", "127.0.0.2"], "one IPv4 and one IPv6 address"),
         (["--access", "open", "--client-rate", "nan"], "--client-rate nan: expected a number"),
         (["--access", "open", "--total-rate", "inf"], "--total-rate inf: expected a number"),
         (["--access", "open", "--tls-cert", "c.pem", "--tls-key", "k.pem"], "cannot read the TLS certificate c.pem"),
@@ -219,6 +224,7 @@ async def test_members_of_a_run_are_served_as_long_as_they_are_members(tmp_path:
         options = ("--run-id", "conformance", "--server-addr", server.address, "--no-observer")
         async with relay_process(*options) as relay:
             assert relay.lines[1] == "for members of the given runs"
+            assert relay.lines[-1] == "ready"
             await relay.logged("run conformance has 0 members")
             backend = tcp_client.TcpBackend(BackendContext(run_id="conformance", address=server.address, key=member))
             async with backend:
@@ -242,6 +248,15 @@ async def test_members_of_a_run_are_served_as_long_as_they_are_members(tmp_path:
             assert not again.done()
             again.cancel()
         group.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_a_relay_whose_coordinator_is_not_there_says_so_before_it_is_ready() -> None:
+    async with relay_process("--run-id", "x", "--server-addr", "127.0.0.1:9#insecure", "--no-observer") as relay:
+        assert relay.lines[-2:] == [
+            "note: the coordinator of run x does not answer yet, so its members are not served; the relay goes on asking",
+            "ready",
+        ]
 
 
 # ----------------------------------------------------------------------------------------------------------------- attacks

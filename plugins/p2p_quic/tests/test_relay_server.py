@@ -191,6 +191,44 @@ async def test_too_many_connections_of_an_address_are_closed_before_a_word() -> 
             pass
 
 
+async def test_who_proves_a_key_gets_in_while_silent_connections_fill_every_place() -> None:
+    """Sixteen places for who has proved nothing, all taken, and as many more come meanwhile."""
+    async with serving(MemberAccess(), clients=4, connections=20, connections_per_address=16) as (server, url):
+        access = server.router.access
+        assert isinstance(access, MemberAccess)
+        keys = [SigningKey.generate() for _ in range(4)]
+        access.replace(bytes(key.verify_key) for key in keys)
+        port = int(url.rpartition(":")[2])
+
+        async def silent() -> asyncio.StreamWriter:
+            return (await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0)))[1]
+
+        strangers = [await silent() for _ in range(16)]
+        await until(lambda: len(server._waiting) == 16)
+        async with contextlib.AsyncExitStack() as stack:
+            members = [await stack.enter_async_context(RelayClient.login(url, key=key)) for key in keys]
+            strangers += [await silent() for _ in range(16)]
+            await until(lambda: server.router.counters.crowded_out >= 16)
+            assert server.router.client_count == 4
+            await members[0].send(members[1], b"still here")
+            assert (await members[1].frame()).endswith(b"still here")
+        for stranger in strangers:
+            stranger.close()
+        await until(lambda: not server._connections)
+        assert server._addresses.total == len(server._waiting) == 0
+
+
+async def test_members_of_one_address_are_not_counted_against_it() -> None:
+    async with serving(MemberAccess(), connections_per_address=2) as (server, url), contextlib.AsyncExitStack() as stack:
+        access = server.router.access
+        assert isinstance(access, MemberAccess)
+        keys = [SigningKey.generate() for _ in range(5)]
+        access.replace(bytes(key.verify_key) for key in keys)
+        for key in keys:
+            await stack.enter_async_context(RelayClient.login(url, key=key))
+        assert server.router.client_count == 5
+
+
 async def test_a_rate_limit_slows_a_client_down_and_says_so() -> None:
     async with serving(client_rate=400_000.0) as (server, url), RelayClient.login(url) as alice, RelayClient.login(url) as bob:
 
@@ -372,6 +410,40 @@ async def test_who_comes_and_goes_is_logged_without_strangers(caplog: pytest.Log
     ]
 
 
+async def test_a_refused_login_is_logged_with_its_address_and_a_flood_of_them_briefly(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "psyche.relay"):
+        async with serving(TokenAccess(["right"])) as (_, url):
+            for _ in range(40):
+                with pytest.raises(Refused):
+                    async with RelayClient.login(url, key=KEY, token="wrong"):
+                        pass
+    lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    short = bytes(KEY.verify_key).hex()[:10]
+    assert lines[0] == f"{short} refused, from 127.0.0.1: this relay needs a token: not authorized"
+    assert len(lines) < 40
+
+
+async def test_who_is_admitted_when_the_members_change_is_logged_too(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "psyche.relay"):
+        access = MemberAccess()
+        async with serving(access) as (server, url):
+            coming = asyncio.create_task(_stay(url))
+            await until(lambda: any(each.client and each.client.key for each in server._connections))
+            access.replace([bytes(KEY.verify_key)])
+            server.reconsider()
+            await until(lambda: "connected from" in caplog.text)
+            assert len(server._waiting) == 0
+            access.replace([])
+            server.reconsider()
+            assert await coming == 1008
+    assert "disconnected: this relay serves the members of a run only" in caplog.text
+
+
+async def _stay(url: str) -> int:
+    async with RelayClient.login(url, key=KEY) as client:
+        return await client.closed()
+
+
 # -------------------------------------------------------------------------------------------------------------------- TLS
 
 
@@ -426,7 +498,7 @@ async def test_over_tls_connections_are_counted_and_timed_before_their_handshake
                 assert await asyncio.wait_for(reader.read(), TIMEOUT) == b""
             writer.close()
         counters = server.router.counters
-        assert (counters.connections, counters.connections_refused, counters.handshake_timeouts) == (2, 1, 2)
+        assert (counters.connections, counters.crowded_out, counters.handshake_timeouts) == (3, 1, 2)
         await until(lambda: not server._connections)
         trusting = ssl.create_default_context(cafile=str(certificate[0]))
         async with RelayClient.login(url, ssl=trusting) as client:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import anyio
 import iroh
@@ -17,7 +18,7 @@ from psyche_p2p_quic.address import PeerAddress
 from psyche_p2p_quic.endpoint import ALPN
 from psyche_p2p_quic.interfaces import addresses_of
 from psyche_p2p_quic.options import QuicOptions, parse_advertised
-from psyche_p2p_quic.relay.access import OpenAccess
+from psyche_p2p_quic.relay.access import OpenAccess, TokenAccess
 from psyche_p2p_quic.relay_program.service import RelayService, ServiceOptions
 from psyche_p2p_quic.relays import N0_RELAYS, RelayChoice, canonical_relay, canonical_relays
 from psyche_p2p_quic.settings import QuicSettings
@@ -97,6 +98,16 @@ def test_a_members_own_choice_takes_precedence() -> None:
         canonical_relays(f"http://a{number}" for number in range(9))
     with pytest.raises(ConfigError, match="--iroh-relay: got 'my relay'; got the relay 'my relay', expected http"):
         options(iroh_relay="my relay")
+
+
+def test_options_that_exclude_each_other() -> None:
+    for given, sentence in (
+        ({"iroh_relay": "disabled", "iroh_relay_token": "x"}, "no relay is shown a token"),
+        ({"iroh_relay": "n0", "iroh_relay_token": "x"}, "n0's relays ask for none"),
+        ({"iroh_relay": "disabled", "iroh_discovery": "observer"}, "an observer belongs to a relay"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            options(**given)
 
 
 def test_advertised_addresses() -> None:
@@ -231,6 +242,41 @@ async def test_a_relay_can_be_replaced_by_another() -> None:
         await one.use_relays([new.url])
         await until(lambda: new.relay.router.is_connected(one.peer_id))
         assert PeerAddress.decode(one.address).relay == canonical_relay(new.url)
+
+
+@pytest.mark.quic
+async def test_a_member_whose_token_is_refused_is_told_so_and_what_to_do_until_it_is_let_in() -> None:
+    access = TokenAccess(["right"])
+    quick = replace(QUICK, relay_check_seconds=0.05)
+    async with RelayService(access, ServiceOptions(port=0)) as relay:
+        for token, words in ((None, "none was given"), ("wrong", "another one was given")):
+            given = options(**({} if token is None else {"iroh_relay_token": token}))
+            one = QuicTransport("run", SecretKey.generate(), settings=quick, options=given)
+            async with one:
+                await one.use_relays([relay.url])
+                await until(lambda: bool(one.problems))  # noqa: B023  # it is over before the next
+                url = canonical_relay(relay.url)
+                assert one.problems == (
+                    f"the relay {url} needs a token, and {words}; ask its owner for it, and give it with --iroh-relay-token",
+                )
+                if token is not None:
+                    access.replace(["wrong"])
+                    await until(lambda: not one.problems)  # noqa: B023
+
+
+@pytest.mark.quic
+async def test_of_overlapping_choices_of_relays_the_newest_stays() -> None:
+    async with relay_service() as old, relay_service() as new, member() as one:
+        async with anyio.create_task_group() as tasks:
+            for urls in ([old.url], [], [new.url], [old.url, new.url], [new.url]):
+                tasks.start_soon(one.use_relays, urls)
+        await until(lambda: new.relay.router.is_connected(one.peer_id))
+        assert PeerAddress.decode(one.address).relay == canonical_relay(new.url)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one.use_relays, [old.url])
+            tasks.start_soon(one.use_relays, [])
+        assert PeerAddress.decode(one.address).relay is None
+        assert not old.relay.router.is_connected(one.peer_id)
 
 
 @pytest.mark.quic

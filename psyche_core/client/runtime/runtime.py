@@ -125,6 +125,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._relays: tuple[str, ...] | None = None
         self._relays_used = anyio.Event()
         self._paths = PathReporter()
+        self._connecting: tuple[str, ...] = ()
         self._published = b""
         self._published_at = -math.inf
         self._members: tuple[NodeIdentity, ...] = ()
@@ -176,7 +177,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
             raise
 
         if stop is None and self._failure is not None:
-            self._report(telemetry.Ended(str(self._failure), success=False))
+            self._report(telemetry.Ended(self._failure.sentence, success=False))
             raise self._failure
 
         ended = telemetry.Ended(stop.reason if stop is not None else "stopped", success=stop is not None and stop.success)
@@ -334,6 +335,13 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
     def _tell_paths(self, now: float) -> None:
         """Report how members are reached, when that changes and now and then."""
+        problems = self._transport.problems
+        for sentence in problems:
+            if sentence not in self._connecting:
+                self._report(telemetry.Problem("warning", sentence))
+        if self._connecting and not problems:
+            self._report(telemetry.Mended("the relay lets this client in"))
+        self._connecting = problems
         members = [member.p2p for member in self._members if member.p2p != self._backend.identity.p2p]
         told = self._paths.look(self._transport.paths, members, now)
         for event in told:
@@ -448,7 +456,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         except CommandRefused as refusal:
             if refusal.code not in PASSING_REFUSALS:
                 self._fail(refusal)
-            logger.info("joining was refused: %s", refusal)
+            logger.info("joining was refused: %s", refusal.message)
         except PsycheError as error:
             self._fail(error)
         finally:
@@ -486,7 +494,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
                 await self._backend.send(command, timeout=COMMAND_TIMEOUT)
             except CommandRefused as refusal:
                 level = logging.DEBUG if isinstance(command, Witness | WarmupWitness) else logging.INFO
-                logger.log(level, "%s was refused: %s", type(command).__name__, refusal)
+                logger.log(level, "%s was refused: %s", type(command).__name__, refusal.message)
                 await self._put(ev.CommandAnswered(command, refusal.code))
                 return
             except TimeoutError:

@@ -85,7 +85,7 @@ ENDS_THE_CLIENT = (UserError, RanksLost, PluginFailed)
 
 def describe_exception(error: BaseException) -> str:
     """One sentence about an exception, for callers without plugins."""
-    return str(error) if isinstance(error, PsycheError) else brief(error)
+    return error.sentence if isinstance(error, PsycheError) else brief(error)
 
 
 class Worker:

@@ -126,8 +126,8 @@ def test_an_unknown_command_is_a_usage_error(psyche: Psyche) -> None:
         (BackendError("gone"), ("gone", 1)),
         (BackendClosed("gone for good"), ("gone for good", 1)),
         (DataError("unreadable"), ("unreadable", 1)),
-        (CommandRefused("Busy", "full"), ("Busy: full", 1)),
-        (AccessRefused("WrongRun", "another"), ("WrongRun: another", 2)),
+        (CommandRefused("Busy", "full"), ("full", 1)),
+        (AccessRefused("WrongRun", "another"), ("another", 2)),
         (UnknownHost("no such host"), ("no such host", 2)),
         (InputError("no texts"), ("no texts", 2)),
         (NoSuchDevice("no GPU"), ("no GPU", 2)),
@@ -170,7 +170,7 @@ def test_a_failure_s_words_are_shown_and_not_obeyed(psyche: Psyche, monkeypatch:
     result = psyche("client", "show-identity", "-i", "some.key")
     assert result.code == 1
     assert all(line.isprintable() for line in result.err.split("\n"))
-    assert result.err.startswith("Error: Code\\x1b[2J: come closer\\r")
+    assert result.err.startswith("Error: come closer\\r\\x1b]0;x")
 
 
 def test_a_log_line_is_one_line_whoever_s_words_are_in_it() -> None:

@@ -418,7 +418,7 @@ class TurnsAway(MemoryBackend):
 async def test_who_is_turned_away_ends_with_the_reason() -> None:
     party = Party(trainers(1), backend=TurnsAway, min_clients=1)
     await party.member(0)
-    assert party.ended(0) == telemetry.Ended("NotAllowed: your key is not on the list", success=False)
+    assert party.ended(0) == telemetry.Ended("your key is not on the list", success=False)
 
 
 class Moving(MemoryTransport):
@@ -432,6 +432,40 @@ class Moving(MemoryTransport):
 
     async def use_relays(self, relays: Sequence[str]) -> None:
         Noting.noted.append(tuple(relays))
+
+
+class Refused(MemoryTransport):
+    """Has a problem that a test ends."""
+
+    trouble: tuple[str, ...] = ("the relay needs a token; ask its owner for it",)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return self.trouble
+
+
+async def test_a_transport_s_problem_is_told_once_and_its_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_module, "TOTALS_SECONDS", 0.0)
+    party = Party(trainers(1), min_clients=2)
+    party.transport = Refused
+
+    def told(kind: type[telemetry.Problem | telemetry.Mended]) -> list[str]:
+        return [event.message for event in party.events[0] if isinstance(event, kind)]
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(party.member, 0)
+        with anyio.fail_after(20):
+            while not party.transports or not told(telemetry.Problem):
+                await anyio.sleep(0.02)
+            await anyio.sleep(0.5)  # several more looks
+            refused = party.transports[0]
+            assert isinstance(refused, Refused)
+            refused.trouble = ()
+            while not told(telemetry.Mended):
+                await anyio.sleep(0.02)
+        party.runtimes[0].leave()
+    assert told(telemetry.Problem) == list(Refused.trouble)
+    assert told(telemetry.Mended) == ["the relay lets this client in"]
 
 
 class Noting(MemoryBackend):

@@ -42,6 +42,7 @@ from psyche_core.errors import (
     BackendError,
     CommandRefused,
     KeyUsedElsewhere,
+    PsycheError,
     UnknownHost,
     WireError,
 )
@@ -321,7 +322,8 @@ class TcpBackend(Backend):
             await anyio.sleep(min(self._jitter.uniform(pause / 2, pause), left))
             pause = min(2 * pause, MAX_RETRY_SECONDS)
 
-        message = f"the coordinator was lost ({lost}) and did not come back within {self._context.retry_seconds:g} s: {last}"
+        why = last.sentence if isinstance(last, PsycheError) else last
+        message = f"the coordinator was lost ({lost}) and did not come back within {self._context.retry_seconds:g} s: {why}"
         raise BackendClosed(message)
 
     async def _converse(self, connection: DialedConnection) -> _Lost:

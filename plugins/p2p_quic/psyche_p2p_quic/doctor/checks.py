@@ -14,7 +14,7 @@ import anyio.to_thread
 from psyche_core.errors import PsycheError, TransportError, UserError, WireError
 from psyche_core.sdk.observe import observed_run
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic.doctor.relay_rates import TokenRefused, relay_rates
+from psyche_p2p_quic.doctor.relay_rates import TokenRefused, log_in_once, relay_rates
 from psyche_p2p_quic.doctor.verdict import Figures, RelayFigures
 from psyche_p2p_quic.endpoint import Endpoint, ObserverRefused
 from psyche_p2p_quic.own_address import RelayAnswer, locate_observer
@@ -51,7 +51,7 @@ async def measure(
         except UserError:
             raise  # another server, run or key than the given one: nothing else about it is worth a word
         except (PsycheError, TimeoutError) as error:
-            problem = str(error) or "the coordinator did not answer"
+            problem = (error.sentence if isinstance(error, PsycheError) else str(error)) or "the coordinator did not answer"
     key = key or SecretKey.generate()
     endpoint = await Endpoint.bind(key.seed, interface=interface, port=port, whole=True)
     try:
@@ -95,7 +95,7 @@ async def _relay(url: str, endpoint: Endpoint, key: SecretKey, *, token: str | N
     except WireError as error:  # it can be reached, and has no observer
         answer, problem = None, str(error)
     except (OSError, http.client.HTTPException) as error:
-        return RelayFigures(url, reachable=False, problem=str(error) or type(error).__name__)
+        return RelayFigures(url, reachable=False, problem=str(error) or "it answered nothing that can be read")
 
     ms = _ms(began)
     udp, seen = None, None
@@ -103,13 +103,16 @@ async def _relay(url: str, endpoint: Endpoint, key: SecretKey, *, token: str | N
         udp, seen, problem = await _ask_observer(endpoint, answer)
     upload = download = None
     refused = False
-    if rates:
-        try:
+    try:
+        if rates:
             upload, download = await relay_rates(url, key, token=token)
-        except TokenRefused as error:
-            refused, problem = True, str(error)
-        except (OSError, TransportError, WireError, TimeoutError) as error:
-            problem = "; ".join(filter(None, (problem, f"rates were not measured: {str(error) or 'it took too long'}")))
+        else:
+            await log_in_once(url, key, token=token)
+    except TokenRefused as error:
+        refused, problem = True, str(error)
+    except (OSError, TransportError, WireError, TimeoutError) as error:
+        what = "rates were not measured" if rates else "it could not be used"
+        problem = "; ".join(filter(None, (problem, f"{what}: {str(error) or 'it took too long'}")))
     # the relay's clock has whole seconds, half a second late on average; it answered half way through the request
     offset = None if answer is None or answer.date is None else round(now + ms / 2000 - (answer.date + 0.5), 1)
     return RelayFigures(url, True, ms, udp, seen, offset, upload, download, problem, refused)

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from blake3 import blake3
 from nacl.signing import SigningKey
 
+from psyche_core.config.sentences import printable
 from psyche_core.errors import TransportError, WireError
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.relay import frames
@@ -27,6 +28,7 @@ _PAYLOAD_BYTES = 16 * 1024
 _FIRST_BYTES = 256 * 1024
 _MOST_BYTES = 16 * 2**20
 _ENOUGH_SECONDS = 1.0
+_LOGIN_SECONDS = 15.0
 _LONGEST_SECONDS = 20.0
 _MAX_HEAD_BYTES = 16 * 1024
 
@@ -43,6 +45,37 @@ async def relay_rates(url: str, key: SecretKey, *, token: str | None = None) -> 
             return await _growing(client.upload), await _growing(client.echo)
         finally:
             client.close()
+
+
+async def log_in_once(url: str, key: SecretKey, *, token: str | None = None) -> None:
+    """Log in and leave. Raises TransportError (the relay refuses), WireError (it is none), OSError, TimeoutError."""
+    async with asyncio.timeout(_LOGIN_SECONDS):
+        (await _Client.log_in(url, key, token=token)).close()
+
+
+async def why_refused(url: str, key: SecretKey, *, token: str | None = None) -> str | None:
+    """Why a relay cannot be used with this key, in one sentence with what to do; None if it can.
+
+    The owner of the key must not be connected there.
+    """
+    try:
+        await log_in_once(url, key, token=token)
+    except TokenRefused:
+        given = "another one was given" if token else "none was given"
+        return f"the relay {url} needs a token, and {given}; ask its owner for it, and give it with --iroh-relay-token"
+    except ssl.SSLError as error:
+        reason = printable(error.reason or "TLS failed")
+        return (
+            f"the relay {url} has no certificate that can be trusted ({reason}); its owner must give it one that browsers accept"
+        )
+    except TransportError as error:
+        return f"{url}: {printable(str(error))}; ask its owner whether it serves this run, or choose another with --iroh-relay"
+    except WireError:
+        return f"the relay {url} is none: it answers something else; check the URL, or choose another with --iroh-relay"
+    except (OSError, TimeoutError) as error:
+        why = printable(str(error) or "no answer")
+        return f"the relay {url} cannot be reached ({why}); until it is, members behind other routers may not find this client"
+    return None
 
 
 async def _growing(measure: object) -> float:

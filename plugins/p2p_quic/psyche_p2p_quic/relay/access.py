@@ -19,10 +19,12 @@ class Verdict(enum.Enum):
 class Access(Protocol):
     """A policy.
 
-    refusal: the reason that a refused client is told; at most 127 bytes.
+    refusal: the reason that a refused client is told; at most 127 bytes. knows_owners: whether who is admitted is known by key,
+    so that nobody can have many admitted keys, and their number for each address need not be limited.
     """
 
     refusal: str
+    knows_owners: bool
 
     def judge(self, key: bytes, token: str | None) -> Verdict:
         """Whether the owner of the id `key`, who sent `token`, may use the relay now."""
@@ -33,6 +35,7 @@ class OpenAccess:
     """Everybody."""
 
     refusal = ""
+    knows_owners = False
 
     def judge(self, key: bytes, token: str | None) -> Verdict:  # noqa: ARG002  # a policy's signature
         """Always ALLOW."""
@@ -43,6 +46,7 @@ class TokenAccess:
     """Who knows one of the tokens. Comparing takes equally long for every wrong token of equal length."""
 
     refusal = "this relay needs a token: not authorized"
+    knows_owners = False
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tokens = [token.encode() for token in tokens]
@@ -64,6 +68,7 @@ class MemberAccess:
     """
 
     refusal = "this relay serves the members of a run only: not authorized"
+    knows_owners = True
 
     def __init__(self) -> None:
         self.members: frozenset[bytes] = frozenset()

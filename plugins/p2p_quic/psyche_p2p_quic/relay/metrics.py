@@ -12,6 +12,7 @@ class Counters:
 
     connections: int = 0
     connections_refused: int = 0
+    crowded_out: int = 0
     tls_failures: int = 0
     requests_refused: int = 0
     logins: int = 0
@@ -34,7 +35,8 @@ class Counters:
 
 _HELP: Mapping[str, str] = {
     "connections": "TCP connections accepted",
-    "connections_refused": "TCP connections closed at once: too many in total or from their address",
+    "connections_refused": "TCP connections closed at once: too many from their address, or too fast",
+    "crowded_out": "connections that had proved nothing, closed because newer ones needed the place",
     "tls_failures": "connections closed because their TLS failed",
     "requests_refused": "HTTP requests answered with an error",
     "logins": "clients that proved their id and were admitted",

@@ -20,7 +20,7 @@ from psyche_p2p_quic.relay import frames
 from psyche_p2p_quic.relay.access import Access
 from psyche_p2p_quic.relay.client import Client, Phase
 from psyche_p2p_quic.relay.http import Page, Pages
-from psyche_p2p_quic.relay.limits import AddressCounter, RelayLimits
+from psyche_p2p_quic.relay.limits import AddressCounter, RelayLimits, TokenBucket, Waiting, place_of
 from psyche_p2p_quic.relay.metrics import CONTENT_TYPE, prometheus_text
 from psyche_p2p_quic.relay.router import Router
 from psyche_p2p_quic.relay.tls import ServerTls, TlsFailed
@@ -32,6 +32,7 @@ _WRITE_BYTES = 64 * 1024
 _TICK_SECONDS = 0.25
 _SUMMARY_SECONDS = 60.0
 _BACKLOG = 1024
+_REFUSALS_PER_SECOND, _REFUSALS_BURST = 1.0, 20
 _AWAY_MS, _TRY_FOR_MS = 1000, 60_000
 """What clients are told about a relay that stops: when to come back, and for how long to try."""
 
@@ -75,6 +76,10 @@ class RelayServer:
             most_per_address=self.limits.connections_per_address,
             rate=self.limits.connection_rate_per_address,
         )
+        self._waiting: Waiting[_Connection] = Waiting()
+        self._refusals = TokenBucket(_REFUSALS_PER_SECOND, burst_seconds=_REFUSALS_BURST / _REFUSALS_PER_SECOND, now=clock())
+        self._refusals_unsaid = 0
+        self._knows_owners = access.knows_owners
         self._connections: set[_Connection] = set()
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
@@ -115,7 +120,13 @@ class RelayServer:
 
     def reconsider(self) -> None:
         """The access policy has changed: admit who waited, close who may not stay."""
-        self.router.reconsider([connection.client for connection in self._connections if connection.client], self._clock())
+        before = [
+            (connection, connection.client, connection.client.phase) for connection in self._connections if connection.client
+        ]
+        self.router.reconsider([client for _, client, _ in before], self._clock())
+        for connection, client, phase in before:
+            if phase is not client.phase:
+                connection._note(client)
         self.flush()
 
     async def drain(self, *, seconds: float) -> None:
@@ -137,6 +148,41 @@ class RelayServer:
     def _stop_listening(self) -> None:
         for server in self._servers:
             server.close()
+
+    def _admit(self, connection: _Connection, host: str) -> str | None:
+        """Count a connection; its place, or None if there is none for it.
+
+        Connections that have proved nothing have places of their own. Where there are none left, the oldest one from wherever
+        most of them come goes; so others can fill them, and still keep out nobody who comes to prove its key.
+        """
+        place = place_of(host)
+        if self._addresses.is_too_fast(host, self._clock()):
+            self.router.counters.connections_refused += 1
+            return None
+
+        crowded = self._waiting.oldest(place) if self._addresses.is_full(host) else None
+        if len(self._waiting) >= self.limits.unproven or self._addresses.total >= self.limits.connections:
+            crowded = crowded or self._waiting.oldest_of_most()
+        if crowded is not None:
+            self.router.counters.crowded_out += 1
+            crowded.uncount()
+            crowded.abort()
+        if self._addresses.enter(host, self._clock()) is None:
+            self.router.counters.connections_refused += 1
+            return None
+
+        self._waiting.add(connection, place)
+        return place
+
+    def _log_refusal(self, client: Client) -> None:
+        """Say who was refused, and from where; of a flood only some lines."""
+        if self._refusals.ready(self._clock()):
+            self._refusals.take(1, self._clock())
+            unsaid = f" ({self._refusals_unsaid} more since the last such line)" if self._refusals_unsaid else ""
+            self._refusals_unsaid = 0
+            _log.info("%s refused, from %s: %s%s", client.key.hex()[:10], client.host, client.ending, unsaid)
+        else:
+            self._refusals_unsaid += 1
 
     def flush(self) -> None:
         """Write what was queued since the last call."""
@@ -205,12 +251,14 @@ class RelayServer:
 class _Connection(asyncio.BufferedProtocol):
     """A socket, and the client at its other end."""
 
-    __slots__ = ("_place", "_resuming", "_server", "_tls", "_transport", "client")
+    __slots__ = ("_admitted", "_excused", "_place", "_resuming", "_server", "_tls", "_transport", "client")
 
     def __init__(self, server: RelayServer) -> None:
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._place: str | None = None
+        self._excused = False
+        self._admitted = False
         self._resuming: asyncio.TimerHandle | None = None
         self._tls: ServerTls | None = None
         self.client: Client | None = None
@@ -221,9 +269,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport = transport
         peer = transport.get_extra_info("peername")
         host = str(peer[0]) if peer else "?"
-        place = server._addresses.enter(host, server._clock())
+        place = server._admit(self, host)
         if place is None:
-            server.router.counters.connections_refused += 1
             transport.abort()
             return
 
@@ -323,6 +370,19 @@ class _Connection(asyncio.BufferedProtocol):
         if was is not client.phase:
             self._note(client)
 
+    def uncount(self) -> None:
+        """Its place is free again. Idempotent."""
+        if self._place is None:
+            return
+
+        server, place = self._server, self._place
+        self._place = None
+        server._waiting.remove(self, place)
+        if self._excused:
+            server._addresses.leave_excused(place)
+        else:
+            server._addresses.leave(place)
+
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
@@ -332,8 +392,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport = None
         if self._resuming is not None:
             self._resuming.cancel()
-        if self._place is not None:
-            server._addresses.leave(self._place)
+        self.uncount()
         server._connections.discard(self)
         client = self.client
         if client is not None:
@@ -347,7 +406,15 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _note(self, client: Client) -> None:
         """Log that a client came or went. What strangers do without proving an id is only counted."""
-        if client.key and client.phase is Phase.CONNECTED:
+        if client.phase is Phase.CONNECTED:
+            self._admitted = True
+            if self._place is not None:
+                self._server._waiting.remove(self, self._place)
+                if self._server._knows_owners:
+                    self._excused = True
+                    self._server._addresses.excuse(self._place)
             _log.info("%s connected from %s (%s)", client.key.hex()[:10], client.host, client.version)
+        elif client.key and client.phase is Phase.CLOSING and not self._admitted:
+            self._server._log_refusal(client)
         elif client.key and client.phase is Phase.CLOSING:
             _log.info("%s disconnected: %s", client.key.hex()[:10], client.ending)

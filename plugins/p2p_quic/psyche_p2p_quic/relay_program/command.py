@@ -70,7 +70,7 @@ def relay() -> None:
          "[default: no limit]")  # fmt: skip
 @_option("--max-clients", type=click.IntRange(1, 1_000_000), default=4096, show_default=True, help="Clients at once.")
 @_option("--max-connections-per-address", type=click.IntRange(1, 1_000_000), default=64, show_default=True,
-         help="Connections of one IPv4 address or IPv6 /64, counted before anything is read from them; at most "
+         help="Connections of one IPv4 address or IPv6 /56, counted before anything is read from them; at most "
          "10 new ones a second.")  # fmt: skip
 @_option("--max-queued", type=click.IntRange(min=8), default=256, show_default=True, metavar="MB",
          help="Memory for what waits for slow clients, 4 MB at most for one of them.")  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
 
 from psyche_core.coordinator.membership.members import transport_keys
-from psyche_core.errors import CommandRefused, PsycheError, UserError
+from psyche_core.errors import PsycheError, UserError
 from psyche_core.sdk.observe import observed_run
 from psyche_core.wire.signing import SecretKey
 
@@ -75,6 +75,17 @@ class Membership:
         self._sources = sources
         self._on_change = on_change
         self._members: dict[int, frozenset[bytes]] = {}
+        self._tried: set[int] = set()
+        self._answered = asyncio.Event()
+
+    async def answered(self) -> None:
+        """Wait until every source has said who its members are, or why it cannot be asked."""
+        await self._answered.wait()
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """The names of the sources that have not said who their members are."""
+        return tuple(source.name for place, source in enumerate(self._sources) if place not in self._members)
 
     async def follow(self) -> None:
         """Follow all sources until cancelled.
@@ -84,6 +95,11 @@ class Membership:
         async with asyncio.TaskGroup() as tasks:
             for place, source in enumerate(self._sources):
                 tasks.create_task(self._follow_one(place, source))
+
+    def _heard(self, place: int) -> None:
+        self._tried.add(place)
+        if len(self._tried) == len(self._sources):
+            self._answered.set()
 
     async def _follow_one(self, place: int, source: MemberSource) -> None:
         trouble = ""
@@ -97,12 +113,14 @@ class Membership:
                         self._members[place] = members
                         _log.info("%s has %d members", source.name, len(members))
                         self._on_change(frozenset().union(*self._members.values()))
+                        self._heard(place)
             except PsycheError as error:
                 if isinstance(error, UserError) and place not in self._members:
                     raise
-                sentence = error.message if isinstance(error, CommandRefused) else str(error)
+                sentence = error.sentence
                 if sentence != trouble:
                     trouble = sentence
                     kept = "its members known last stay members" if place in self._members else "it has no members until then"
                     _log.warning("cannot follow %s: %s; %s", source.name, sentence, kept)
+                self._heard(place)
             await asyncio.sleep(_RETRY_SECONDS)

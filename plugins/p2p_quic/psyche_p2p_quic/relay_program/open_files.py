@@ -41,4 +41,4 @@ def within_open_files(limits: RelayLimits, *, others: int) -> RelayLimits:
         count,
         connections,
     )
-    return replace(limits, connections=connections, clients=min(limits.clients, connections))
+    return replace(limits, connections=connections, clients=min(limits.clients, max(1, connections // 2)))

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from psyche_p2p_quic.relay_program.token_file import fingerprint, read_tokens
 _log = logging.getLogger("psyche.relay")
 _LOOK_SECONDS = 2.0
 _OTHER_FILES = 64
+_LEAST_UNPROVEN = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,7 @@ def read_options(given: Mapping[str, Any]) -> RelayOptions:
         message = f"expected one --server-addr for each --run-id, got {len(addresses)} for {len(run_ids)}"
         raise ConfigError(message)
 
+    _check_together(given)
     for option in ("client_rate", "total_rate"):
         if given[option] is not None and not math.isfinite(given[option]):
             message = f"--{option.replace('_', '-')} {given[option]}: expected a number of megabytes a second"
@@ -77,7 +79,7 @@ def read_options(given: Mapping[str, Any]) -> RelayOptions:
         public_metrics=given["public_metrics"],
         limits=RelayLimits(
             clients=given["max_clients"],
-            connections=2 * given["max_clients"],
+            connections=given["max_clients"] + max(given["max_clients"], _LEAST_UNPROVEN),
             connections_per_address=given["max_connections_per_address"],
             total_queue_bytes=given["max_queued"] * 10**6,
             client_rate=None if given["client_rate"] is None else given["client_rate"] * 1e6,
@@ -98,6 +100,31 @@ def read_options(given: Mapping[str, Any]) -> RelayOptions:
     return RelayOptions(service=service, access=MemberAccess(), sources=sources)
 
 
+def _check_together(given: Mapping[str, Any]) -> None:
+    """Options of which one makes another useless. Raises ConfigError."""
+    client, total = given["client_rate"], given["total_rate"]
+    families = [":" in host for host in given["hosts"]]
+    contradictions = [
+        (not given["observer"] and given["observer_port"] is not None, "--no-observer and --observer-port exclude each other"),
+        (
+            not given["run_ids"] and given["backend"] != "tcp",
+            "--backend is for the coordinator of --run-id, and no --run-id was given; leave it out, or name a run",
+        ),
+        (
+            not given["run_ids"] and not given["observer"] and given["identity_secret_key_path"] is not None,
+            "-i is the key of the observer and for the coordinators of runs; with --no-observer and no --run-id it has no use",
+        ),
+        (
+            client is not None and total is not None and client > total,
+            f"--client-rate {client} is over --total-rate {total}, which all clients share; give one client less",
+        ),
+        (len(set(families)) < len(families), "--host takes one IPv4 and one IPv6 address, got two of one family; 0.0.0.0 is all"),
+    ]
+    for holds, message in contradictions:
+        if holds:
+            raise ConfigError(message)
+
+
 def run_relay(options: RelayOptions) -> int:
     """Run until a signal; the exit code. Raises PsycheError."""
     return asyncio.run(_run(options))
@@ -111,9 +138,18 @@ async def _run(options: RelayOptions) -> int:
     for stopping in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(stopping, signals.put_nowait, int(stopping))
 
-    async with RelayService(options.access, options.service) as service, _kept_up_to_date(service, options) as failed:
+    async with (
+        RelayService(options.access, options.service) as service,
+        _kept_up_to_date(service, options) as (failed, membership),
+    ):
         _announce(service, options)
         ended = asyncio.create_task(signals.get())
+        if membership is not None:
+            answered = asyncio.create_task(membership.answered())
+            await asyncio.wait([ended, failed, answered], return_when=asyncio.FIRST_COMPLETED)
+            answered.cancel()
+        if not (ended.done() or failed.done()):
+            _say_ready(() if membership is None else membership.silent)
         await asyncio.wait([ended, failed], return_when=asyncio.FIRST_COMPLETED)
         if not ended.done():
             ended.cancel()
@@ -129,9 +165,12 @@ async def _run(options: RelayOptions) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _kept_up_to_date(service: RelayService, options: RelayOptions) -> AsyncIterator[asyncio.Task[None]]:
+async def _kept_up_to_date(
+    service: RelayService, options: RelayOptions
+) -> AsyncIterator[tuple[asyncio.Task[None], Membership | None]]:
     """Meanwhile the policy follows its file or its runs. Yields a task that ends only if that is of no use any more."""
     access = options.access
+    membership = None
     if isinstance(access, MemberAccess):
         members = access
 
@@ -139,13 +178,14 @@ async def _kept_up_to_date(service: RelayService, options: RelayOptions) -> Asyn
             if members.replace(keys):
                 service.reconsider()
 
-        task = asyncio.create_task(Membership(options.sources, changed).follow())
+        membership = Membership(options.sources, changed)
+        task = asyncio.create_task(membership.follow())
     elif isinstance(access, TokenAccess) and options.token_file is not None:
         task = asyncio.create_task(_follow_tokens(service, access, options.token_file))
     else:
         task = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]  # never ends
     try:
-        yield task
+        yield task, membership
     finally:
         task.cancel()
         await asyncio.wait([task])
@@ -173,7 +213,7 @@ async def _follow_tokens(service: RelayService, access: TokenAccess, path: Path)
 
 
 def _announce(service: RelayService, options: RelayOptions) -> None:
-    """What the owner needs to know, on standard output; the last line is `ready`."""
+    """What the owner needs to know, on standard output."""
     access = options.access
     who = "members of the given runs" if isinstance(access, MemberAccess) else "everybody"
     who = "who knows a token" if isinstance(access, TokenAccess) else who
@@ -185,6 +225,17 @@ def _announce(service: RelayService, options: RelayOptions) -> None:
         lines.append("note: without --tls-cert, who talks to whom, how much, and tokens can be read on the way; contents cannot")
     if all(host in {"127.0.0.1", "::1"} for host in options.service.hosts):
         lines.append("note: only this machine can reach it; --host 0.0.0.0 lets others in")
+    with contextlib.suppress(BrokenPipeError):
+        for line in lines:
+            click.echo(line)
+
+
+def _say_ready(silent: Sequence[str]) -> None:
+    """The last line. silent: runs whose coordinators have not said who the members are."""
+    lines = [
+        f"note: the coordinator of {name} does not answer yet, so its members are not served; the relay goes on asking"
+        for name in silent
+    ]
     with contextlib.suppress(BrokenPipeError):
         for line in [*lines, "ready"]:
             click.echo(line)

@@ -58,7 +58,7 @@ class RelayService:
     async def __aenter__(self) -> Self:
         options = self._options
         hosts = [_as_ip(host) for host in options.hosts]
-        _check_url(options.url)
+        _check_url(options.url, tls=options.tls_cert is not None)
         tls = server_tls(options.tls_cert, options.tls_key)
         async with contextlib.AsyncExitStack() as stack:
             self._relay = await stack.enter_async_context(
@@ -157,7 +157,7 @@ def server_tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
     return context
 
 
-def _check_url(url: str | None) -> None:
+def _check_url(url: str | None, *, tls: bool) -> None:
     """Raises ConfigError for a URL that no member could use."""
     if url is None:
         return
@@ -168,6 +168,9 @@ def _check_url(url: str | None) -> None:
         usable = False
     if not usable:
         message = f"the URL for members is http://HOST:PORT or https://HOST:PORT, without a path, got {url[:200]!r}"
+        raise ConfigError(message)
+    if tls and parts.scheme == "http":
+        message = f"the URL for members begins with https:// where the relay has a TLS certificate, got {url[:200]!r}"
         raise ConfigError(message)
 
 
