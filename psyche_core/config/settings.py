@@ -25,8 +25,11 @@ _SECONDS: dict[str, JsonValue] = {"unit": "SECONDS"}
 """Placeholder for the value in a command's help, read by `cli.options`. A field without a unit is shown as a plain number."""
 
 _WRITE_LOG = "File to append the log lines to that --logs console shows, whatever --logs says."
-Logs = Literal["auto", "console", "json", "none"]
-_LOGS = "auto: live panel on a terminal, otherwise lines; console: lines; json: one event per line; none: nothing"
+Logs = Literal["auto", "tui", "console", "json", "none"]
+_LOGS = (
+    "auto: live panel on a terminal, otherwise lines; tui: full screen, also --tui; console: lines; json: one event per line; "
+    "none: nothing"
+)
 
 
 def _micro_batch_size(value: Any) -> Any:
@@ -333,7 +336,10 @@ class ServerSettings(_ProgramSettings):
     init_min_clients: int | None = Field(
         default=None, ge=1, description="Clients needed for the first epoch, instead of the run's init_min_clients."
     )
-    logs: Logs = Field(default="auto", description="auto and console: lines; json: one event per line; none: nothing")
+    logs: Logs = Field(
+        default="auto",
+        description="auto and console: lines; tui: full screen, also --tui; json: one event per line; none: nothing",
+    )
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
     events_dir: Path | None = Field(default=None, description=_EVENTS_DIR)
     keep_event_files: int = Field(default=0, ge=0, description=_KEEP_EVENT_FILES)
@@ -426,8 +432,8 @@ class TestnetSettings(_ProgramSettings):
     )
     logs: Logs = Field(
         default="auto",
-        description="auto: live panel on a terminal, otherwise lines; console: lines; json: one event per line, with its "
-        "program's name; none: nothing",
+        description="auto: live panel on a terminal, otherwise lines; tui: full screen, also --tui; console: lines; json: one "
+        "event per line, with its program's name; none: nothing",
     )
 
     web_port: int | None = Field(default=None, ge=0, le=65535, description=_WEB_PORT)
@@ -495,8 +501,10 @@ class ReplaySettings(_ProgramSettings):
         json_schema_extra=_SECONDS,
         description="Longest wait between two events: a night in which a run was paused is played in this time.",
     )
-    logs: Literal["auto", "console", "none"] = Field(
-        default="auto", description="auto: live panel on a terminal, otherwise lines; console: lines; none: nothing"
+    logs: Literal["auto", "tui", "console", "none"] = Field(
+        default="auto",
+        description="auto: live panel on a terminal, otherwise lines; tui: full screen, also --tui; console: lines; "
+        "none: nothing",
     )
     web_port: int | None = Field(default=None, ge=0, le=65535, description="Play on a web page at this port, too; 0 picks one.")
     web_host: str = Field(default="127.0.0.1", description=_WEB_HOST)
