@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
 import anyio
@@ -62,7 +62,7 @@ KEY_FILE = "server.key"
 Follow = Callable[[CoordinatorState], None]
 """Called with each state of the coordinator."""
 
-Owner = Callable[[OwnerControl, EventBus], Awaitable[None]]
+Owner = Callable[[OwnerControl, EventBus], Coroutine[object, object, None]]
 
 
 async def serve_run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -26,7 +25,7 @@ class ScreenDisplay(Display):
         self._screen = Screen(self._kind, title=self.metrics.run_id, after=self._after)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._screen is not None:
             self._screen.close()
 

@@ -56,6 +56,7 @@ class Screen:
 
     def __init__(self, kind: str, *, title: str, after: Callable[[Told], None]) -> None:
         self._after = after
+        self._farewell_due = kind != "replay"  # whose end is what was asked for
         self._queue: queue.Queue[FeedLine] = queue.Queue(QUEUE_LINES)
         self._state: StateLine | None = None
         self._lock = threading.Lock()
@@ -183,7 +184,7 @@ class Screen:
         self._terminal.release(tidy=code == 0)
         with self._lock:
             self._gone.set()
-            if not self._closing:
+            if not self._closing and (self._farewell_due or code or self._failure):
                 print(self._farewell(code), file=sys.stderr, flush=True)
             self._drain()
 

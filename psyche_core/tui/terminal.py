@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 MIN_COLUMNS, MIN_ROWS = 40, 12
 
@@ -109,7 +109,7 @@ class HeldTerminal:
                     self._take(line.decode(errors="replace").rstrip())
 
 
-def _modes() -> list[object] | None:
+def _modes() -> list[Any] | None:
     import termios
 
     try:

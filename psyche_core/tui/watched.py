@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ NAME_CHARACTERS = 64
 EFFICIENCY_STEPS = 16
 _UNTOLD = (told.NetworkTotals, told.WitnessReported)
 _WARNINGS = (told.WentBack, told.Dropped, told.MemberExited, told.StatementVoided)
+_NUMBERS = re.compile(r"(\d{1,9})")
 LEVELS = ("info", "warning", "error")
 
 
@@ -92,6 +94,11 @@ class Watched:
         return printable(self.view.run_id, at_most=NAME_CHARACTERS) or self.title
 
     @property
+    def members(self) -> list[MemberView]:
+        """All members, by name, then by id."""
+        return sorted(self.view.roster, key=lambda member: in_order(member.name or f"~{member.id}"))
+
+    @property
     def me(self) -> MemberView | None:
         """The member whose screen this is."""
         return self.view.roster.of_id(self.own, version=self.view.version) if self.own else None
@@ -147,6 +154,11 @@ class Watched:
     def _log(self, time: float, source: str, level: str, text: str) -> None:
         self.lines += 1
         self.log.append(LogLine(self.lines, time, source, level, printable(text)))
+
+
+def in_order(name: str) -> list[tuple[int, str]]:
+    """A key to sort names by, for which client-2 comes before client-10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBERS.split(name)]
 
 
 def _level(event: told.Event) -> str:

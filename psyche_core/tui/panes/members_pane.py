@@ -38,7 +38,7 @@ class MembersPane(Pane):
         """Show it."""
         wide = self.content_size.width >= WIDE
         self.query_one("#member-counts", Static).update(counts(watched))
-        rows: list[Row] = [(member.key, _cells(watched, member, now, wide=wide)) for member in watched.view.roster]
+        rows: list[Row] = [(member.key, _cells(watched, member, now, wide=wide)) for member in watched.members]
         self.query_one("#members", Table).fill(_WIDE if wide else _NARROW, rows)
 
 

@@ -10,7 +10,7 @@ from psyche_core.config.sentences import printable
 from psyche_core.telemetry.events import PathOfPeer
 from psyche_core.tui.panes import facts
 from psyche_core.tui.panes.pane import Pane, Row, Table
-from psyche_core.tui.watched import Watched
+from psyche_core.tui.watched import Watched, in_order
 from psyche_core.ui.formatting import bytes_text, duration_text
 
 MAX_ROWS = 2000
@@ -32,7 +32,7 @@ class NetworkPane(Pane):
         several = len(watched.paths) > 1
         columns = (*(("member",) if several else ()), "peer", "path", ">round trip", ">sent", ">received")
         rows: list[Row] = []
-        for source, (_, told) in watched.paths.items():
+        for source, (_, told) in sorted(watched.paths.items(), key=lambda item: in_order(item[0])):
             shown = told.peers[: MAX_ROWS - len(rows)]
             rows += [(f"{source}/{peer.peer}", [*([source] if several else []), *_cells(peer)]) for peer in shown]
         self.query_one("#peers", Table).fill(columns, list(dict(rows).items()))

@@ -73,8 +73,11 @@ def figures(watched: Watched, now: float, *, width: int) -> Table:
     table.add_row("epoch", _epoch(watched))
     speed = count_text(watched.tokens_per_second)
     mine = f"{count_text(me.tokens_per_second)} tokens/s here, " if me is not None and len(view.roster) > 1 else ""
-    whose = "all members that are seen here" if len(view.roster) > 1 else ("this member" if me is not None else "no member yet")
-    table.add_row("speed", f"{mine}{speed} tokens/s of {whose}; {count_text(view.tokens)} tokens in all")
+    several = "" if me is None or len(view.roster) > 1 else " here"
+    table.add_row(
+        "speed",
+        f"{mine}{speed} tokens/s{' by all' if len(view.roster) > 1 else several}; {count_text(view.tokens)} tokens so far",
+    )
     rate = facts.rate_now(watched)
     efficiency = watched.efficiency
     shown = "–" if efficiency is None else f"{efficiency:.0%} of the time goes into training"
