@@ -285,12 +285,12 @@ def headline(watched: Watched, kind: str, now: float, *, over: bool = False) -> 
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f" psyche {kind} ", style="reverse bold").append(f" {watched.run_id}", style="bold")
     phase = watched.view.phase
+    if watched.view.differ:
+        text.append("  REPLICAS DIFFER", style="bold red")
     if over:
         text.append("  the run is over; q closes this screen", style="bold yellow")
     elif phase is not None:
         passed, _ = facts.phase_clock(watched, now)
         text.append(f"  {facts.phase_name(watched)} ", style="bold green").append(duration_text(passed))
         text.append(f"  epoch {phase.epoch}  step {facts.steps_text(watched)}")
-    if watched.view.differ:
-        text.append("  REPLICAS DIFFER", style="bold red")
     return text

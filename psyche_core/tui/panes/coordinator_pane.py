@@ -16,7 +16,7 @@ from psyche_core.tui.panes.run_pane import phase_line
 from psyche_core.tui.watched import Watched
 from psyche_core.types import RunState
 
-_COLUMNS = ("slot", "member", "health", "role", "statement", ">seen by", ">accepted", ">missed")
+_COLUMNS = ("slot", "member", "health", "role", "vote", ">seen by", ">accepted", ">missed")
 _HEALTH = {"Healthy": "healthy", "Dropped": "dropped", "Withdrawn": "left", "Ejected": "ejected"}
 
 
@@ -77,19 +77,19 @@ def slot_rows(state: CoordinatorState, *, own: str) -> list[Row]:
     shared = {} if before is None else shares(state, before)
     rows: list[Row] = []
     for slot, client in enumerate(state.epoch.clients):
-        words = [word for word, slots in (("trains", trainers), ("witness", elected)) if slot in slots]
+        role = "witness" if slot in elected else "trainer" if slot in trainers else ""
         vote = "" if slot not in elected else ("sent" if slot in stated else "…")
         by = f"{sum(bits >> slot & 1 for bits in seen)}/{len(elected)}" if slot in shared else ""
         name = client.id.signer.hex()
-        label = Text(f"{name[:8]} (this)", style="bold") if name == own else Text(name[:8])
+        label = Text(f"{name[:8]} (you)", style="bold") if name == own else Text(name[:8])
         health = facts.state_text(_HEALTH[client.state.name])
         missed = str(client.missed) if client.missed else ""
-        rows.append((name, [str(slot), label, health, ", ".join(words), vote, by, str(client.accepted_rounds), missed]))
+        rows.append((name, [str(slot), label, health, role, vote, by, str(client.accepted_rounds), missed]))
     in_epoch = {client.id.signer for client in state.epoch.clients}
     for waiting in state.pending:
         if waiting.signer not in in_epoch:
             name = waiting.signer.hex()
-            label = Text(f"{name[:8]} (this)", style="bold") if name == own else Text(name[:8])
+            label = Text(f"{name[:8]} (you)", style="bold") if name == own else Text(name[:8])
             rows.append((name, ["", label, Text("waiting"), "next epoch", "", "", "", ""]))
     return rows
 

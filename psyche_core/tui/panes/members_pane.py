@@ -59,7 +59,7 @@ def counts(watched: Watched) -> Text:
 def name_of(watched: Watched, member: MemberView) -> Text:
     """What a member is called, with a mark for the one whose screen this is."""
     label = facts.label(member)
-    return Text(f"{label} (this)", style="bold") if member is watched.me else Text(label)
+    return Text(f"{label} (you)", style="bold") if member is watched.me else Text(label)
 
 
 def _cells(watched: Watched, member: MemberView, now: float, *, wide: bool) -> list[str | Text]:

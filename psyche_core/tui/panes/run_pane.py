@@ -16,7 +16,7 @@ from psyche_core.tui.panes.pane import Pane
 from psyche_core.tui.watched import Watched
 from psyche_core.ui.formatting import bytes_text, count_text, duration_text
 
-FACT_ROWS = 9
+FACT_ROWS = 10
 MIN_CHART, MAX_CHART = 6, 24
 BAR = 20
 WIDE = 110
@@ -34,7 +34,7 @@ class RunPane(Pane):
     def show(self, watched: Watched, now: float) -> None:
         """Show it."""
         width = max(20, self.content_size.width)
-        height = max(MIN_CHART, min(MAX_CHART, self.content_size.height - FACT_ROWS - 1))
+        height = max(MIN_CHART, min(MAX_CHART, self.content_size.height - FACT_ROWS - 1))  # 1: the line of losses
         self.query_one("#losses", Static).update(losses_line(watched))
         self.query_one("#curve", Static).update(loss_chart(watched.curve, watched.validation, width=width, height=height))
         self.query_one("#figures", Static).update(figures(watched, now, width=width))
@@ -80,13 +80,14 @@ def figures(watched: Watched, now: float, *, width: int) -> Table:
     )
     rate = facts.rate_now(watched)
     efficiency = watched.efficiency
-    shown = "–" if efficiency is None else f"{efficiency:.0%} of the time goes into training"
-    table.add_row("efficiency", shown)
+    if efficiency is not None:
+        table.add_row("efficiency", f"{efficiency:.0%} of the time goes into training")
     if rate is not None and state is not None:
         table.add_row("rate", f"learning rate {rate:.4g}, {state.model.LLM.lr_schedule.name} schedule")
     sent = sum(member.sent for member in view.roster)
     received = sum(member.received for member in view.roster)
-    table.add_row("traffic", f"sent {bytes_text(sent)}, received {bytes_text(received)}{_result(watched)}")
+    if sent or received:
+        table.add_row("traffic", f"sent {bytes_text(sent)}, received {bytes_text(received)}{_result(watched)}")
     table.add_row("replicas", _replicas(watched))
     table.add_row("here", _here(watched, now))
     return table
