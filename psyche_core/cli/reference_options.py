@@ -47,11 +47,13 @@ _ALWAYS = {"--grad-accum-in-fp32": "--micro-batch-size", "--python": "--micro-ba
 models are Python, and a testnet's programs write log files."""
 
 _VALUES = {
-    ("--tui", "true"): ("--logs", "auto"),
+    ("--tui", "true"): ("--logs", "tui"),
     ("--tui", "false"): ("--logs", "console"),
-    ("--logs", "tui"): ("--logs", "auto"),
 }
-"""(option, value) -> the words that mean it here: the live panel is in place of their full-screen interface."""
+"""(option, value) -> the words that mean it here."""
+
+_ALONE = {"--tui": ("--logs", "tui"), "--no-tui": ("--logs", "console")}
+"""Flag without a value -> the words that mean it."""
 
 
 class SettingsCommand(click.Command):
@@ -87,6 +89,9 @@ def respelled(words: Sequence[str], parameters: Sequence[click.Parameter]) -> It
             yield from _VALUES[name, following]
         elif option is not None and option.is_flag and following in _SAYS:
             yield from _flag(option, name, on=_SAYS[following])
+        elif logs and word in _ALONE:
+            yield from _ALONE[word]
+            continue
         else:
             yield word
             continue

@@ -10,13 +10,14 @@ import contextlib
 import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
 import anyio
 import anyio.to_thread
 
 from psyche_core.builtin.local_data import LocalData
+from psyche_core.cli.owner_requests import pause_or_resume
 from psyche_core.cli.run_files import RunFiles, load_run
 from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.run_config import CoordinatorConfig, RunFile, check_config
@@ -34,7 +35,7 @@ from psyche_core.coordinator.commands import (
 )
 from psyche_core.coordinator.membership.members import transport_keys
 from psyche_core.coordinator.state import CoordinatorState, Progress
-from psyche_core.errors import BackendError, ConfigError, CoordinatorError, UserError
+from psyche_core.errors import BackendError, ConfigError, UserError
 from psyche_core.hookspecs import RelayContext, ServerContext
 from psyche_core.interfaces import BackendServer, Relay
 from psyche_core.interfaces.backend import OwnerControl
@@ -44,7 +45,7 @@ from psyche_core.storage.folder_lock import locked_folder
 from psyche_core.storage.model_stores.url import parse_model_url
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as told
-from psyche_core.telemetry.events import Ended, Problem, RewardPaid, Started, Stopping
+from psyche_core.telemetry.events import Ended, RewardPaid, Started, Stopping
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import ClientState, RunState
 from psyche_core.ui.token_preparation import prepare_tokens
@@ -61,23 +62,37 @@ KEY_FILE = "server.key"
 Follow = Callable[[CoordinatorState], None]
 """Called with each state of the coordinator."""
 
+Owner = Callable[[OwnerControl, EventBus], Coroutine[object, object, None]]
+
 
 async def serve_run(
-    settings: ServerSettings, registry: PluginRegistry, report: EventBus, *, follow: Follow | None = None
+    settings: ServerSettings,
+    registry: PluginRegistry,
+    report: EventBus,
+    *,
+    follow: Follow | None = None,
+    owner: Owner | None = None,
 ) -> Ended:
     """Host a run until it is finished. follow: called with each state, from the event loop; must not block.
+    owner: runs beside the server, and asks it to do what its owner wants.
 
     Raises UserError for problems that the user can correct, BackendError otherwise.
     """
     files = load_run(settings.state, settings.data_config, registry)
     if settings.save_state_dir is None:
-        return await _host(settings, files, registry, report, follow=follow)
+        return await _host(settings, files, registry, report, follow=follow, owner=owner)
     with locked_folder(settings.save_state_dir, argument="--save-state-dir"):
-        return await _host(settings, files, registry, report, follow=follow)
+        return await _host(settings, files, registry, report, follow=follow, owner=owner)
 
 
 async def _host(
-    settings: ServerSettings, files: RunFiles, registry: PluginRegistry, report: EventBus, *, follow: Follow | None
+    settings: ServerSettings,
+    files: RunFiles,
+    registry: PluginRegistry,
+    report: EventBus,
+    *,
+    follow: Follow | None,
+    owner: Owner | None,
 ) -> Ended:
     """The same, with the folder of its state, if any, for this process alone."""
     create_server = registry.load("backend", settings.backend).create_server
@@ -152,6 +167,8 @@ async def _host(
         async with anyio.create_task_group() as tasks:
             if isinstance(server, OwnerControl):
                 tasks.start_soon(_pause_on_signal, server, report)
+                if owner is not None:
+                    tasks.start_soon(owner, server, report)
             try:
                 await server.serve()
             except anyio.get_cancelled_exc_class():
@@ -277,11 +294,7 @@ async def _pause_on_signal(server: OwnerControl, report: EventBus) -> None:
 
     with anyio.open_signal_receiver(number) as signals:
         async for _ in signals:
-            command = Resume() if server.state.run_state is RunState.Paused else Pause()
-            try:
-                server.submit(command)
-            except CoordinatorError as error:
-                report(Problem("warning", f"the command {type(command).__name__} was rejected: {error.message}"))
+            pause_or_resume(server, report)
 
 
 class ChangeReporter:

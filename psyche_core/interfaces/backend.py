@@ -155,3 +155,14 @@ class OwnerControl(Protocol):
 
     def submit(self, command: Command) -> None:
         """Apply a command of the run's owner. Raises CoordinatorError."""
+
+
+@runtime_checkable
+class MemberControl(Protocol):
+    """A server that can refuse single members."""
+
+    def expel(self, signer: bytes) -> None:
+        """Remove a member, and refuse its key for as long as the server runs.
+
+        Raises ValueError if the key is of nobody who waits or takes part.
+        """

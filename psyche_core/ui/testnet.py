@@ -73,6 +73,7 @@ _OURS = ("events", "logs", "keys", "checkpoint", "report.json", "loss.png", STAT
 
 MemberOptions = Callable[[MemberContext], list[str]]
 LoseRoute = Callable[[str], str]
+MakeDisplay = Callable[[RunMetrics, Console], Display]
 Beside = Callable[[Path], AbstractAsyncContextManager[None]]
 
 
@@ -99,11 +100,12 @@ async def run_testnet(
     *,
     lose_route: LoseRoute | None = None,
     beside: Beside | None = None,
+    screen: MakeDisplay | None = None,
 ) -> int:
     """Run the testnet. Returns the exit code: 0, or 1 if a member failed, a guarantee was broken or a figure was not reached.
 
     member_options, lose_route: of the backend's registration. beside: gets the folder of the results and is entered for as long
-    as members run. Raises UserError for problems that the user can correct.
+    as members run. screen: makes the display for `--logs tui`. Raises UserError for problems that the user can correct.
     """
     run, data = files.run, files.data
     check_port(settings.server_port)
@@ -124,7 +126,7 @@ async def run_testnet(
 
         await prepare_tokens(data, tell)
     started = time.monotonic()
-    with _display(settings.logs, metrics, console) as display:
+    with _display(settings.logs, metrics, console, screen=screen) as display:
         testnet = _Testnet(
             settings, files, member_options or _server_address, lose_route=lose_route, kills=kills, out=out, display=display
         )
@@ -440,7 +442,9 @@ def _json_line(source: str, event: Event) -> str:
     return json.dumps({"program": source, **json.loads(to_json(event))})
 
 
-def _display(logs: str, metrics: RunMetrics, console: Console) -> Display:
+def _display(logs: str, metrics: RunMetrics, console: Console, *, screen: MakeDisplay | None) -> Display:
+    if logs == "tui" and screen is not None:
+        return screen(metrics, console)
     if logs == "none":
         return SilentDisplay(metrics, console)
     if logs == "json":

@@ -49,10 +49,10 @@ def train(**given: Any) -> int:
     own = {name: value for name, value in given.items() if name in ClientSettings.model_fields}
     settings = load_settings(ClientSettings, own)
     log_to_stderr()
+    from psyche_core.cli.screens import open_program_display
     from psyche_core.client.setup.assemble import train_client
     from psyche_core.plugins import PluginRegistry
     from psyche_core.training.freed_memory import keep_freed_memory
-    from psyche_core.ui.display import open_display
 
     keep_freed_memory()
     registry = PluginRegistry.discover()
@@ -64,9 +64,9 @@ def train(**given: Any) -> int:
         )
     )
     with (
-        open_display(settings.logs, title=settings.run_id) as sink,
+        open_program_display(settings.logs, kind="client", title=settings.run_id) as display,
         open_report(
-            sink,
+            display.sink,
             remember_failure(settings.logs),
             events_file=settings.events_file,
             events_dir=settings.events_dir,
@@ -82,6 +82,7 @@ def train(**given: Any) -> int:
                 report,
                 backend_settings=backend_settings,
                 transport_settings=transport_settings,
+                follow=display.follow,
             )
         )
     return 0 if ended.success else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import time
@@ -18,17 +19,19 @@ from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
 from psyche_core.cli.program import log_to_stderr, run_program
 from psyche_core.config.options.loading import load_settings
 from psyche_core.config.options.replay import ReplaySettings
+from psyche_core.cli.reference_options import SettingsCommand
 from psyche_core.errors import InputError
 from psyche_core.telemetry.event_files import EventFolderReader, SourcedEvent, event_files, find_runs
 
 
 @click.command(
+    cls=SettingsCommand,
     epilog=example(
         "psyche replay runs/demo",
         "psyche replay runs/demo --speed 100 --from-step 400",
         "psyche replay server.jsonl client-1.jsonl client-2.jsonl --speed 60 --web-port 8420",
         note=ENVIRONMENT_NOTE,
-    )
+    ),
 )
 @click.argument("events", nargs=-1, required=True, type=click.Path(path_type=Path))
 @settings_options(ReplaySettings)
@@ -36,7 +39,8 @@ def replay(events: tuple[Path, ...], **given: Any) -> int:
     """Play a finished run from its event files, at any speed. EVENTS are its members' files, or a folder of them.
 
     `psyche testnet start` and --events-dir write them. All files are merged by the times in them. The run is shown as it was when
-    it ran: as a live panel, and with --web-port also on a web page, which stays until Ctrl-C.
+    it ran: as a live panel or with --tui as a full screen, and with --web-port also on a web page, which stays until Ctrl-C (the
+    page beside a full screen: until that is closed).
     """
     settings = load_settings(ReplaySettings, given)
     log_to_stderr()
@@ -69,6 +73,8 @@ async def _play(settings: ReplaySettings, places: list[Path]) -> None:
     from rich.console import Console
 
     from psyche_core.cli.pages import Page
+    from psyche_core.cli.screens import TUI, fitting
+    from psyche_core.tui.screen import Screen
     from psyche_core.ui.live import Display, LineDisplay, LiveDisplay, SilentDisplay
     from psyche_core.ui.run_metrics import RunMetrics
     from psyche_core.ui.run_report import make_report
@@ -83,7 +89,8 @@ async def _play(settings: ReplaySettings, places: list[Path]) -> None:
     metrics, console = RunMetrics(run_id=""), Console()
     newest = first.time
     kinds: dict[str, type[Display]] = {"none": SilentDisplay, "console": LineDisplay}
-    kind = kinds.get(settings.logs, LiveDisplay if console.is_terminal else LineDisplay)
+    logs = fitting(settings.logs)
+    kind = kinds.get(logs, LiveDisplay if console.is_terminal else LineDisplay)
 
     async def run() -> None:
         nonlocal newest
@@ -101,7 +108,18 @@ async def _play(settings: ReplaySettings, places: list[Path]) -> None:
             click.echo("the run is over; its page stays until Ctrl-C", err=True)
             await anyio.sleep_forever()
 
-    await page.beside(run)
+    async def run_on_screen() -> None:
+        with contextlib.closing(Screen("replay", title="", after=lambda _: None)) as screen:
+            async for told in _timed(settings, EventFolderReader(*places).read(), began=time.monotonic()):
+                await screen.room()
+                screen.show(told.source, told.event, moment=told.time)
+                page.enter(told)
+                if not screen.up:
+                    return
+            screen.end(stays=True)
+            await screen.closed()
+
+    await page.beside(run_on_screen if logs == TUI else run)
 
 
 def _name(metrics: Any, told: SourcedEvent) -> None:

@@ -14,6 +14,7 @@ from psyche_core.cli.program import log_to_stderr, open_report, run_program
 from psyche_core.cli.reference_options import SettingsCommand
 from psyche_core.config.options.loading import load_settings
 from psyche_core.config.options.server import ServerSettings
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError
 
 
@@ -43,24 +44,35 @@ def run(**given: Any) -> int:
     """
     settings = load_settings(ServerSettings, given)
     log_to_stderr()
+    from psyche_core.cli.owner_requests import heed_requests
     from psyche_core.cli.pages import Page
+    from psyche_core.cli.screens import open_program_display
     from psyche_core.cli.serving import serve_run
     from psyche_core.plugins import PluginRegistry
-    from psyche_core.ui.display import open_display
 
     logs = "console" if settings.logs == "auto" else settings.logs
     page = Page(settings.web_port, host=settings.web_host, token_file=settings.token_file, source="server")
     with (
-        open_display(logs, title="server") as sink,
+        open_program_display(logs, kind="server", title="server") as display,
         open_report(
-            sink,
+            display.sink,
             *page.sinks,
             events_file=settings.events_file,
             events_dir=settings.events_dir,
             keep_event_files=settings.keep_event_files,
         ) as report,
     ):
-        program = functools.partial(serve_run, settings, PluginRegistry.discover(), report, follow=page.follow)
+        screen = display.screen
+        heed = None if screen is None else functools.partial(heed_requests, requests=screen.requests(), state_file=settings.state)
+        followers = [follow for follow in (page.follow, display.follow) if follow is not None]
+
+        def follow(state: CoordinatorState) -> None:
+            for each in followers:
+                each(state)
+
+        program = functools.partial(
+            serve_run, settings, PluginRegistry.discover(), report, follow=follow if followers else None, owner=heed
+        )
         ended = run_program(functools.partial(page.beside, program))
     return 0 if ended.success else 1
 

@@ -40,8 +40,10 @@ def start(**given: Any) -> int:
     log_to_stderr()
     from psyche_core.cli.pages import page_of_folder
     from psyche_core.cli.run_files import load_run
+    from psyche_core.cli.screens import fitting
     from psyche_core.errors import UserError
     from psyche_core.plugins import PluginRegistry
+    from psyche_core.tui.display import ScreenDisplay
     from psyche_core.ui.testnet import run_testnet
 
     data_config = settings.config_path / "data.toml"
@@ -69,7 +71,11 @@ def start(**given: Any) -> int:
         raise UserError(message)
     member_options = None if testnet is None else testnet.member_options
     page = page_of_folder(settings.web_port, host=settings.web_host, token_file=settings.token_file)
-    return run_program(functools.partial(run_testnet, settings, files, member_options, lose_route=lose_route, beside=page))
+    settings = settings.model_copy(update={"logs": fitting(settings.logs)})
+    screen = functools.partial(ScreenDisplay, kind="testnet")
+    return run_program(
+        functools.partial(run_testnet, settings, files, member_options, lose_route=lose_route, beside=page, screen=screen)
+    )
 
 
 def begun_with(run: RunFile, model: str, *, base: Path) -> RunFile:

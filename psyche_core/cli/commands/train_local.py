@@ -34,15 +34,14 @@ def train_local(**given: Any) -> int:
     """
     settings = load_settings(TrainLocalSettings, given)
     log_to_stderr()
+    from psyche_core.cli.screens import open_program_display
     from psyche_core.client.setup import train_local as program
     from psyche_core.plugins import PluginRegistry
-    from psyche_core.ui.display import open_display
 
+    title = settings.model or "train-local" if settings.state is None else settings.state.stem
     with (
-        open_display(
-            settings.logs, title=settings.model or "train-local" if settings.state is None else settings.state.stem
-        ) as sink,
-        open_report(sink, events_file=settings.events_file) as report,
+        open_program_display(settings.logs, kind="client", title=title) as display,
+        open_report(display.sink, events_file=settings.events_file) as report,
     ):
         ended = run_program(functools.partial(program.train_local, settings, PluginRegistry.discover(), report))
     return 0 if ended.success else 1

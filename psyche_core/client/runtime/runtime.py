@@ -71,7 +71,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
     build: opens model, optimizer and data for the run (see Worker). report: where events for people go. store: where we put the
     model when it is our turn; None without a store. exchange: transfers whole models; a default one if not given.
     downloads_at_once: payloads fetched at the same time. explain: one sentence about an unexpected exception, with the plugin
-    it came from. check: see Worker.
+    it came from. check: see Worker. follow: called with each state of the coordinator, for displays; must not block.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         downloads_at_once: int = DOWNLOADS_AT_ONCE,
         explain: Callable[[BaseException], str] = describe_exception,
         check: Callable[[CoordinatorState], Awaitable[None]] | None = None,
+        follow: Callable[[CoordinatorState], None] | None = None,
     ) -> None:
         self._run_id = run_id
         self._key = key
@@ -108,6 +109,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
             check=check,
         )
         self._explain = explain
+        self._tell_state = follow
         self._timeouts = timeouts or Timeouts()
         self._idle = anyio.Event()  # set while little is fetched from us
         self._idle.set()
@@ -271,6 +273,8 @@ class ClientRuntime(Actions[Awaitable[None]]):
                 if dict(update.addresses) != self._addresses:
                     self._addresses = dict(update.addresses)
                     await self._connect()
+                if self._tell_state is not None:
+                    self._tell_state(update.state)
                 await self._put(ev.StateSeen(update.state))
         except BackendError as error:
             if not finished:  # a server may close after the last state

@@ -27,6 +27,7 @@ from psyche_core.client.setup.preflight import expect_device, expect_held_out
 from psyche_core.client.setup.resources_builder import ResourcesBuilder
 from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.options.loading import RAW_IDENTITY
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, IdentityError
 from psyche_core.hookspecs import BackendContext, BackendRegistration, TransportContext
 from psyche_core.p2p.local_address import interface_towards
@@ -54,12 +55,14 @@ async def train_client(
     transport_settings: BaseModel | None = None,
     key: SecretKey | None = None,
     beside: Beside | None = None,
+    follow: Callable[[CoordinatorState], None] | None = None,
 ) -> telemetry.Ended:
     """Take part in a run until it ends, or until SIGINT or SIGTERM asks us to leave in order. A second signal kills the process.
 
     backend_settings, transport_settings: of the chosen backend's and transport's own classes; None for the defaults.
     key: our transport's, instead of the one from settings and backend.
-    beside: runs instead of the wait for signals; see Beside. Raises UserError for what the user can fix, BackendError,
+    beside: runs instead of the wait for signals; see Beside. follow: called with each state of the coordinator; must not block.
+    Raises UserError for what the user can fix, BackendError,
     DataError and ModelError for what stops the client.
     """
     backend_kind = await anyio.to_thread.run_sync(lambda: registry.load("backend", settings.backend))
@@ -124,6 +127,7 @@ async def train_client(
                 descriptions=DescriptionExchange(transport, folder=cache_folder(settings) / "descriptions"),
                 store=open_store(settings),
                 explain=registry.explain,
+                follow=follow,
             )
             tell(telemetry.Started("client", backend.identity.signer.hex(), settings.run_id, route))
             async with anyio.create_task_group() as tasks:

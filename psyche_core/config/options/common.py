@@ -10,8 +10,11 @@ SECONDS: dict[str, JsonValue] = {"unit": "SECONDS"}
 """Placeholder for the value in a command's help, read by `cli.options`. A field without a unit is shown as a plain number."""
 
 WRITE_LOG = "File to append the log lines to that --logs console shows, whatever --logs says."
-Logs = Literal["auto", "console", "json", "none"]
-LOGS = "auto: live panel on a terminal, otherwise lines; console: lines; json: one event per line; none: nothing"
+Logs = Literal["auto", "tui", "console", "json", "none"]
+LOGS = (
+    "auto: live panel on a terminal, otherwise lines; tui: full screen, also --tui; console: lines; json: one event per line; "
+    "none: nothing"
+)
 
 
 def _micro_batch_size(value: Any) -> Any:

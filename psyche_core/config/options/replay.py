@@ -27,8 +27,10 @@ class ReplaySettings(ProgramSettings):
         json_schema_extra=SECONDS,
         description="Longest wait between two events: a night in which a run was paused is played in this time.",
     )
-    logs: Literal["auto", "console", "none"] = Field(
-        default="auto", description="auto: live panel on a terminal, otherwise lines; console: lines; none: nothing"
+    logs: Literal["auto", "tui", "console", "none"] = Field(
+        default="auto",
+        description="auto: live panel on a terminal, otherwise lines; tui: full screen, also --tui; console: lines; "
+        "none: nothing",
     )
     web_port: int | None = Field(default=None, ge=0, le=65535, description="Play on a web page at this port, too; 0 picks one.")
     web_host: str = Field(default="127.0.0.1", description=WEB_HOST)

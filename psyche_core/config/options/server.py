@@ -103,7 +103,10 @@ class ServerSettings(ProgramSettings):
     init_min_clients: int | None = Field(
         default=None, ge=1, description="Clients needed for the first epoch, instead of the run's init_min_clients."
     )
-    logs: Logs = Field(default="auto", description="auto and console: lines; json: one event per line; none: nothing")
+    logs: Logs = Field(
+        default="auto",
+        description="auto and console: lines; tui: full screen, also --tui; json: one event per line; none: nothing",
+    )
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
     events_dir: Path | None = Field(default=None, description=EVENTS_DIR)
     keep_event_files: int = Field(default=0, ge=0, description=KEEP_EVENT_FILES)

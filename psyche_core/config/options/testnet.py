@@ -107,8 +107,8 @@ class TestnetSettings(ProgramSettings):
     )
     logs: Logs = Field(
         default="auto",
-        description="auto: live panel on a terminal, otherwise lines; console: lines; json: one event per line, with its "
-        "program's name; none: nothing",
+        description="auto: live panel on a terminal, otherwise lines; tui: full screen, also --tui; console: lines; json: one "
+        "event per line, with its program's name; none: nothing",
     )
 
     web_port: int | None = Field(default=None, ge=0, le=65535, description=WEB_PORT)

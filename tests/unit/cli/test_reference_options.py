@@ -53,15 +53,17 @@ def test_a_flag_takes_true_and_false(words: tuple[str, ...], value: bool | None)
 @pytest.mark.parametrize(
     ("words", "logs"),
     [
-        (("--tui", "true"), "auto"),
+        (("--tui", "true"), "tui"),
+        (("--tui",), "tui"),
+        (("--no-tui",), "console"),
         (("--tui=false",), "console"),
-        (("--logs", "tui"), "auto"),
+        (("--logs", "tui"), "tui"),
         (("--logs", "json"), "json"),
         (("--tui", "false", "--logs", "json"), "json"),
     ],
 )
 @pytest.mark.parametrize("command", [train, start, server_run])
-def test_their_screen_is_our_panel(command: click.Command, words: tuple[str, ...], logs: str) -> None:
+def test_their_screen_is_ours(command: click.Command, words: tuple[str, ...], logs: str) -> None:
     needed = {train: ["--run-id", "r"], start: ["--num-clients", "3", "--config-path", "d"], server_run: ["--state", "s"]}
     assert params(command, *needed[command], *words)["logs"] == logs
 

@@ -59,6 +59,7 @@ class TcpServer(BackendServer):
         self._saving = anyio.Lock()
         self._writing: PendingSave | None = None
         self._resumed = False
+        self._expelled: set[bytes] = set()
         self._serving: anyio.CancelScope | None = None
 
     async def __aenter__(self) -> Self:
@@ -136,6 +137,22 @@ class TcpServer(BackendServer):
         finally:
             self._stir()
 
+    def expel(self, signer: bytes) -> None:
+        """Remove a member, and refuse its key until this server is started again.
+
+        Its connection is closed and it is withdrawn, as if its key had been taken out of the allow-list. Raises ValueError for a
+        key of nobody who waits or takes part.
+        """
+        if signer not in self._members():
+            message = f"no member has the key {signer.hex()}"
+            raise ValueError(message)
+
+        self._expelled.add(signer)
+        self._hub.expel(self._may, self._now())
+        if self._data is not None:
+            self._data.expel(self._may)
+        self._stir()
+
     def tick(self) -> None:
         """Let the coordinator check the clock now; `serve` does so regularly."""
         self._hub.tick(self._now())
@@ -202,7 +219,7 @@ class TcpServer(BackendServer):
         )
 
     def _may(self, public: bytes) -> bool:
-        return self._allow_list is None or public in self._allow_list
+        return public not in self._expelled and (self._allow_list is None or public in self._allow_list)
 
     def _members(self) -> frozenset[bytes]:
         """Keys of all clients that wait for an epoch or take part in the current one."""

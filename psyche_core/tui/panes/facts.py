@@ -1,0 +1,143 @@
+"""Sentences and figures of a run, as a screen shows them: phase with its clock, step, speed, rates. Pure."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from rich.text import Text
+
+from psyche_core.config.sentences import printable
+from psyche_core.coordinator.round.schedule import learning_rate
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.observer.buckets import BucketSeries
+from psyche_core.observer.members import MemberView
+from psyche_core.tui.watched import Watched
+from psyche_core.types import RunState
+from psyche_core.ui.formatting import bytes_text
+
+PHASES = {
+    "Uninitialized": "not started yet",
+    "WaitingForMembers": "waiting for members",
+    "Warmup": "members load the model",
+    "RoundTrain": "training",
+    "RoundWitness": "witnesses state what they saw",
+    "Cooldown": "the epoch's model is stored",
+    "Finished": "the run is finished",
+    "Paused": "paused by the owner",
+}
+STATE_STYLES = {
+    "healthy": "green",
+    "finished": "green",
+    "dropped": "yellow",
+    "ejected": "bold red",
+    "failed": "bold red",
+    "leaving": "yellow",
+    "left": "dim",
+}
+NAME_CHARACTERS = 64
+RATE_ROWS = 10
+"""Points of the traffic's curve over which a rate is taken."""
+
+
+def phase_name(watched: Watched) -> str:
+    """The phase's name, safe to show; empty before the first."""
+    phase = watched.view.phase
+    return "" if phase is None else printable(phase.phase, at_most=NAME_CHARACTERS)
+
+
+def phase_clock(watched: Watched, now: float) -> tuple[float, float | None]:
+    """Seconds since the phase began, and how many it lasts at most, None if that is not known or has no limit."""
+    since = watched.view.phase_since
+    passed = 0.0 if since is None else max(0.0, now - since)
+    state = watched.state
+    return passed, None if state is None else _longest(state)
+
+
+def _longest(state: CoordinatorState) -> float | None:
+    config = state.config
+    match state.run_state:
+        case RunState.Warmup:
+            return float(config.warmup_time)
+        case RunState.RoundTrain:
+            return float(config.max_round_train_time)
+        case RunState.RoundWitness:
+            return float(config.round_witness_time)
+        case RunState.Cooldown:
+            return float(config.cooldown_time)
+        case _:
+            return None
+
+
+def rate_now(watched: Watched) -> float | None:
+    """The learning rate of the step that is trained; None if the run's schedule is not known here."""
+    state = watched.state
+    if state is None:
+        return None
+    try:
+        return learning_rate(state.model.LLM.lr_schedule, state.progress.step)
+    except (ValueError, KeyError):
+        return None
+
+
+def steps_text(watched: Watched) -> str:
+    """`140 of 200`."""
+    total = watched.view.total_steps
+    return f"{watched.view.last_step} of {total}" if total else str(watched.view.last_step)
+
+
+def remaining(watched: Watched, now: float) -> float | None:
+    """Seconds until the last step at the speed since this screen began to see steps; None if that is not known."""
+    curve, total, first = watched.curve, watched.view.total_steps, watched.view.first
+    if not total or first is None or len(curve) < 3:
+        return None
+
+    began = next((bucket.time for bucket in (watched.view.loss if watched.view.trained else watched.view.reported).rows()), now)
+    done = watched.view.last_step - curve[0][0]
+    if done < 1 or now <= began or watched.view.ended is not None:
+        return None
+    return (now - began) / done * max(0, total - watched.view.last_step)
+
+
+def bar(part: float, width: int) -> Text:
+    """A bar that is filled to a part, 0 to 1; readable without colour."""
+    filled = round(max(0.0, min(1.0, part)) * width)
+    return Text.assemble(("━" * filled, "green"), ("╌" * (width - filled), "dim"))
+
+
+def number(value: float | None, form: str = ".3f") -> str:
+    """A figure, or a dash for one that is not known."""
+    return "–" if value is None or not math.isfinite(value) else format(value, form)
+
+
+def rate_text(bytes_per_second: float) -> str:
+    """`1.2 MB/s`."""
+    return f"{bytes_text(bytes_per_second)}/s"
+
+
+def label(member: MemberView) -> str:
+    """A member's name or the first digits of its id, safe to show."""
+    return printable(member.name, at_most=NAME_CHARACTERS) or printable(member.id[:8], at_most=8)
+
+
+def traffic_rates(watched: Watched) -> tuple[float | None, float | None]:
+    """Bytes a second out and in, over about the last ten seconds, of all members that are seen here; None if not known."""
+    return _slope(watched.view.sent), _slope(watched.view.received)
+
+
+def _slope(series: BucketSeries) -> float | None:
+    rows = list(series.rows())[-RATE_ROWS:]
+    if len(rows) < 2 or rows[-1].start <= rows[0].start or rows[-1].high is None or rows[0].high is None:
+        return None
+
+    return max(0.0, (rows[-1].high - rows[0].high) / (rows[-1].start - rows[0].start))
+
+
+def clock(moment: float) -> str:
+    """`HH:MM:SS` of here."""
+    return time.strftime("%H:%M:%S", time.localtime(moment))
+
+
+def state_text(state: str) -> Text:
+    """A member's state. Its word says everything; colour only helps."""
+    return Text(printable(state, at_most=NAME_CHARACTERS), style=STATE_STYLES.get(state, ""))
