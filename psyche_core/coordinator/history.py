@@ -132,7 +132,7 @@ def _took_part(state: CoordinatorState) -> list[int]:
 
 
 def _hears_digests(state: CoordinatorState) -> bool:
-    return state.run_state in (RunState.Cooldown, *_AFTERWARDS) and state.current_round is not None
+    return (state.run_state is RunState.Cooldown or state.run_state in _AFTERWARDS) and state.current_round is not None
 
 
 def held_digest(digest: bytes) -> bytes:

@@ -263,7 +263,12 @@ class World:
         ended = self._finished_at if self._finished_at is not None else self.clock.now
         return any(
             fault.end > ended - AFTERMATH
-            and (not fault.nodes or node.index in fault.nodes or fault.kind in (*NETWORK_FAULTS, "all-die", "older-state"))
+            and (
+                not fault.nodes
+                or node.index in fault.nodes
+                or fault.kind in NETWORK_FAULTS
+                or fault.kind in ("all-die", "older-state")
+            )
             for fault in self.script.faults
             if fault.kind not in NO_EXCUSE and fault.start <= self.clock.now
         )

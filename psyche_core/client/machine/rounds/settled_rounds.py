@@ -37,7 +37,7 @@ class SettledRound:
 
 def epoch_of_rounds(state: CoordinatorState) -> int:
     """The number of the epoch whose rounds a state stores."""
-    playing = state.run_state in (*_PLAYING, RunState.Cooldown)
+    playing = state.run_state in _PLAYING or state.run_state is RunState.Cooldown
     return state.progress.epoch if playing else state.progress.epoch - 1
 
 
@@ -91,7 +91,7 @@ def settled_rounds(state: CoordinatorState, known: Iterable[StoredResult], *, af
             return
 
         results: list[tuple[bytes, bytes]] = []
-        for slot in sorted(accepted_slots(view, played) & shares(view, played).keys()):
+        for slot in sorted(accepted_slots(view, played).intersection(shares(view, played))):
             announced = candidates.get((played.height, slot), {})
             verdict = judge(view, played, slot, announced)
             if verdict.void:
