@@ -17,9 +17,9 @@ import click
 from psyche_core.cli.lazy import example
 from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
 from psyche_core.cli.program import log_to_stderr, run_program
+from psyche_core.cli.reference_options import SettingsCommand
 from psyche_core.config.options.loading import load_settings
 from psyche_core.config.options.replay import ReplaySettings
-from psyche_core.cli.reference_options import SettingsCommand
 from psyche_core.errors import InputError
 from psyche_core.telemetry.event_files import EventFolderReader, SourcedEvent, event_files, find_runs
 

@@ -8,7 +8,7 @@ import time
 from rich.text import Text
 
 from psyche_core.config.sentences import printable
-from psyche_core.coordinator.round.schedule import learning_rate
+from psyche_core.coordinator.learning_rate import learning_rate
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.observer.buckets import BucketSeries
 from psyche_core.observer.members import MemberView
