@@ -7,7 +7,8 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 CONSTRAINTS ?= constraints.txt
-WORKERS ?= 2
+# Processes of a test run: one more than the two cores of the smallest machine, since many tests wait for processes of their own.
+WORKERS ?= 3
 RUNS ?= 10
 SEEDS ?= 100000
 SEQUENCES ?= 2000

@@ -141,7 +141,7 @@ async def test_the_observer_tells_callers_their_address() -> None:
         assert str(seen) in alice.bound_sockets()
         assert observer.caller_count == 1
         _, again = await observe(alice, observer)
-        assert again == seen
+        assert str(again) in alice.bound_sockets()  # one of two: she may call over IPv4 now and over IPv6 then
         assert f"(code {observer_protocol.CLOSE_REPLACED})" in str(await within(first.closed()))
         assert observer.answered == 2
 
