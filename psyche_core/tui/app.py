@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from rich.text import Text
-from textual.app import App, ComposeResult
+from textual.app import App, ComposeResult, CSSPathType
 from textual.binding import Binding, BindingType
 from textual.widgets import Footer, Input, Static, TabbedContent, TabPane
 
@@ -68,8 +68,8 @@ class RunScreen(App[None]):
     unix seconds of now; a replay shows the time of its newest event instead.
     """
 
-    ENABLE_COMMAND_PALETTE = False
-    CSS_PATH = "screen.tcss"
+    ENABLE_COMMAND_PALETTE: ClassVar[bool] = False
+    CSS_PATH: ClassVar[CSSPathType | None] = "screen.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("1", "tab(1)", "Tabs", key_display="1-5"),
         Binding("ctrl+p", "pause", "Pause/resume", key_display="^p", priority=True),

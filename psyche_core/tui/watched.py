@@ -62,7 +62,7 @@ class Watched:
     """
 
     def __init__(self, *, title: str = "", of_member: bool = False) -> None:
-        self.title = printable(title, at_most=NAME_CHARACTERS)
+        self.title: str = printable(title, at_most=NAME_CHARACTERS)
         self.view: RunView = RunView()
         self.state: CoordinatorState | None = None
         self.state_time: float = 0.0

@@ -199,4 +199,4 @@ def test_a_garbage_peer_does_not_disturb_the_server(start: Start, server_address
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(4096):
                 continue
-    assert "WrongRun" in the_sentence(client(server_addr=server_address, run_id="another-run"), code=2)
+    assert "you asked for 'another-run'" in the_sentence(client(server_addr=server_address, run_id="another-run"), code=2)

@@ -81,7 +81,7 @@ async def test_a_server_that_cannot_tell_of_its_relay_starts_none(local_testnet:
     [
         ({"relay_url": "http://relay.example.org:3340"}, "--relay-url is for the relay beside the server"),
         ({"relay_port": 3341}, "--relay-port is for the relay beside the server"),
-        ({"with_relay": True, "relay_port": 20_000}, "--relay-port and --server-port are both 20000"),
+        ({"with_relay": True, "relay_port": 20_000, "server_port": 20_000}, "--relay-port and --server-port are both 20000"),
     ],
 )
 async def test_relay_options_without_a_relay_or_on_the_server_s_port_are_refused(

@@ -461,6 +461,6 @@ async def test_a_server_with_a_new_key_is_not_followed(client: Any, clock: Any, 
             await backend.join(b"here", timeout=TIMEOUT)
             port = port_of(first)
         async with hosting(tmp_path, clock, port=port, key=SecretKey(b"x" * 32)) as second:
-            with anyio.fail_after(TIMEOUT), pytest.raises(BackendClosed, match=r"did not come back within 1 s: WrongServer"):
+            with anyio.fail_after(TIMEOUT), pytest.raises(BackendClosed, match=r"did not come back within 1 s: the server pro"):
                 await until(backend, lambda _: False)
             assert second.connected == 0
