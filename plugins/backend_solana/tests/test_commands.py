@@ -339,7 +339,8 @@ def test_many_delegates_go_in_parts(shell: Shell) -> None:
 def test_only_a_run_whose_model_is_lost_goes_back_to_its_checkpoint(shell: Shell, run: str) -> None:
     assert "give --resume, too" in shell("set-paused", "-r", run, "--from-checkpoint", wallet="owner", code=2)
     shell("set-paused", "-r", run, wallet="owner")
-    assert "only a paused or never started run resumes" in shell("set-paused", "-r", run, "--resume", "--from-checkpoint", wallet="owner", code=1)
+    said = shell("set-paused", "-r", run, "--resume", "--from-checkpoint", wallet="owner", code=1)
+    assert "only a paused or never started run resumes" in said
 
 
 def test_a_transport_key_is_of_one_run_and_not_of_the_next_with_its_name(shell: Shell, run: str) -> None:
@@ -633,7 +634,8 @@ def test_a_mining_pool(shell: Shell) -> None:
     pool = "mining-pool"
     ours = ("--authority", str(shell.wallet("owner").pubkey))
     shell(pool, "create", "--index", "7", "--mint", mint, wallet="owner")
-    assert "the deposit would exceed the pool's or the lender's limit" in shell(pool, "deposit", "--index", "7", *ours, "--amount", "1", wallet="member", code=1)
+    said = shell(pool, "deposit", "--index", "7", *ours, "--amount", "1", wallet="member", code=1)
+    assert "the deposit would exceed the pool's or the lender's limit" in said
     shell(pool, "update", "--index", "7", "--cap", "4", "--lender-cap", "4", wallet="owner")
     shell(pool, "deposit", "--index", "7", *ours, "--amount", "3", wallet="member")
     assert units(shell, "member", mint) == 2_000_000
