@@ -46,11 +46,7 @@ def open_text_model(folder: Path, *, device: str = "auto", dtype: str = "float32
     """
     chosen = pick_devices(device)[0]
     configuration = read_configuration(folder)
-    stored = stored_tensors(folder)
-    if not stored:
-        message = f"{folder} says how a model is built and holds no weights (*.safetensors); name a trained model or a checkpoint"
-        raise NoSuchModel(message)
-
+    stored = expect_weights(folder)
     words = load_tokenizer(tokenizer or folder)
     try:
         module = load_module(configuration, stored, attention=None).to(device=chosen, dtype=DTYPES[dtype]).eval()
@@ -60,6 +56,15 @@ def open_text_model(folder: Path, *, device: str = "auto", dtype: str = "float32
         message = f"cannot build a causal language model from {folder}: {first_line(error)}"
         raise ModelError(message) from error
     return text_model(module, words)
+
+
+def expect_weights(folder: Path) -> dict[str, str]:
+    """Return the dtype codes of the stored tensors by name. Raises NoSuchModel if there are none, and ModelError."""
+    stored = stored_tensors(folder)
+    if not stored:
+        message = f"{folder} says how a model is built and holds no weights (*.safetensors); name a trained model or a checkpoint"
+        raise NoSuchModel(message)
+    return stored
 
 
 def text_model(module: Any, tokenizer: Any) -> TextModel:
