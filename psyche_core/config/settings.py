@@ -200,6 +200,24 @@ class ClientSettings(_ProgramSettings):
         default="TwoBytes", description="Bytes per held-out token, as in data.toml."
     )
     validation_sequences: int = Field(default=64, ge=1, description="Number of held-out sequences for each measurement.")
+    eval_tasks: str | None = Field(
+        default=None,
+        description=(
+            "Benchmarks to measure while the run trains, separated by commas: any tasks of lm-evaluation-harness, such as "
+            "arc_easy,hellaswag. They run at low priority while the model is not needed, and never delay a round. Needs the "
+            "extra `eval`."
+        ),
+    )
+    eval_seed: int = Field(default=42, ge=0, lt=2**32, description="Seed of the choice of examples in evaluations.")
+    eval_task_max_docs: int | None = Field(default=None, ge=1, description="Most documents of each benchmark; default: all.")
+    eval_fewshot: int = Field(default=0, ge=0, description="Examples before each question of a benchmark.")
+    eval_include_path: Path | None = Field(
+        default=None, description="Folder with benchmarks of your own, as YAML files of lm-evaluation-harness."
+    )
+    prompt_task: bool = Field(
+        default=False,
+        description="Show what the model writes after a few prompts: at the start, at most every half minute, and at the end.",
+    )
     logs: Logs = Field(default="auto", description=_LOGS)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
     events_dir: Path | None = Field(default=None, description=_EVENTS_DIR)
@@ -399,6 +417,9 @@ class TestnetSettings(_ProgramSettings):
         ge=1,
         description="After this step, make the first route to the coordinator fail, to test that nothing is lost. For backends "
         "with several routes (solana: RPC providers).",
+    )
+    show_text: bool = Field(
+        default=False, description="At the end show what the model wrote before and after training (--prompt-task of a client)."
     )
     first_client_checkpoint: str | None = Field(
         default=None,

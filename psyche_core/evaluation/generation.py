@@ -53,7 +53,7 @@ def write(
     user's message, put into the tokenizer's chat template. tell: gets the text piece by piece, at ends of words. Raises
     InputError for a prompt that is too long or empty, and ModelError.
     """
-    ids = _encode(model, prompt, chat=chat)
+    ids = encode(model, prompt, chat=chat)
     count = int(ids.shape[1])
     room = max_new_tokens if model.max_tokens is None else min(max_new_tokens, model.max_tokens - count)
     if room < 1:
@@ -66,7 +66,7 @@ def write(
             out = model.module.generate(
                 ids.to(model.device),
                 attention_mask=torch.ones_like(ids, device=model.device),
-                generation_config=_plain(model, room),
+                generation_config=plain_generation(model, room),
                 logits_processor=(sampling or Sampling()).processors(),
                 streamer=None if tell is None else _Streamer(model.tokenizer, tell),
             )
@@ -77,13 +77,13 @@ def write(
         raise ModelError(message) from error
 
     new = out[0, count:].tolist()
-    ended = bool(new) and new[-1] in _ends(model)
+    ended = bool(new) and new[-1] in ends_of(model)
     text = model.tokenizer.decode(new, skip_special_tokens=True)
     return Written(prompt, text, count, len(new), "end" if ended else "length", perf_counter() - started)
 
 
-def _encode(model: TextModel, prompt: str, *, chat: bool) -> torch.Tensor:
-    """Return the ids of the prompt, shape (1, tokens)."""
+def encode(model: TextModel, prompt: str, *, chat: bool = False) -> torch.Tensor:
+    """Return the ids of a prompt, shape (1, tokens). Raises InputError."""
     words = model.tokenizer
     if chat:
         if not words.chat_template:
@@ -100,9 +100,9 @@ def _encode(model: TextModel, prompt: str, *, chat: bool) -> torch.Tensor:
     return torch.tensor([ids])
 
 
-def _plain(model: TextModel, room: int) -> transformers.GenerationConfig:
+def plain_generation(model: TextModel, room: int) -> transformers.GenerationConfig:
     """Return the settings of transformers: nothing of a model's own wishes but its ends of texts."""
-    ends = _ends(model)
+    ends = ends_of(model)
     padding = model.tokenizer.pad_token_id
     if padding is None:
         padding = ends[0] if ends else 0
@@ -111,7 +111,7 @@ def _plain(model: TextModel, room: int) -> transformers.GenerationConfig:
     )
 
 
-def _ends(model: TextModel) -> list[int]:
+def ends_of(model: TextModel) -> list[int]:
     """Return the tokens that end a text, as model and tokenizer name them."""
     named: list[Any] = [model.tokenizer.eos_token_id]
     for config in (model.module.generation_config, model.module.config.get_text_config()):
