@@ -106,7 +106,8 @@ def plain_generation(model: TextModel, room: int) -> transformers.GenerationConf
     padding = model.tokenizer.pad_token_id
     if padding is None:
         padding = ends[0] if ends else 0
-    return transformers.GenerationConfig(
+    config: Any = transformers.GenerationConfig
+    return config(  # type: ignore[no-any-return]  # transformers is untyped
         max_new_tokens=room, do_sample=False, eos_token_id=ends or None, pad_token_id=padding, use_cache=True
     )
 
@@ -120,7 +121,7 @@ def ends_of(model: TextModel) -> list[int]:
     return sorted({int(each) for each in named if each is not None})
 
 
-class _Streamer(transformers.TextStreamer):  # type: ignore[misc]  # transformers is untyped
+class _Streamer(transformers.TextStreamer):
     def __init__(self, tokenizer: Any, tell: Tell) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self._tell = tell

@@ -63,4 +63,4 @@ class SeededChoice(transformers.LogitsProcessor):  # type: ignore[misc]  # trans
         """Return scores of shape (batch, vocabulary) with noise."""
         uniform = torch.rand(scores.shape, generator=self._generator, dtype=torch.float64).clamp_(min=1e-300)
         noise = -torch.log(-torch.log(uniform))
-        return scores.float() + noise.to(device=scores.device, dtype=torch.float32)  # type: ignore[return-value]
+        return scores.float() + noise.to(device=scores.device, dtype=torch.float32)

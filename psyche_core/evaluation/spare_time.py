@@ -1,8 +1,8 @@
 """Lends the model of a training client to evaluations while nothing else needs it.
 
-The trainer always comes first. It says when it works (`reclaim`, `release`); whoever has borrowed the model then stops at its next
-layer, with the exception Reclaimed, and asks again. So training waits for at most one layer. The lent weights are the run's (the
-optimizer's masters), whatever the trainer last computed with. What borrowing changed on the module is as before afterwards.
+The trainer always comes first. It says when it works (`reclaim`, `release`); whoever has borrowed the model then stops at its
+next layer, with the exception Reclaimed, and asks again. So training waits for at most one layer. The lent weights are the
+run's (the optimizer's masters), whatever the trainer last computed with. Borrowing leaves the module as it was.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import click
 from psyche_core.cli.lazy import example
 
 
-class _BatchSize(click.ParamType):
+class _BatchSize(click.ParamType[Any]):
     name = "N|auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
