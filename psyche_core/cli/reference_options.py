@@ -13,10 +13,8 @@ import click
 
 _TRACKERS = "trackers are not built yet; --events-file writes every event, which a program of yours can pass on"
 _TELEMETRY = "OpenTelemetry is not built yet; --events-file or --logs json give every event"
-_EVALUATION = "`psyche client train` and `psyche evaluate` take it; their first use puts data sets into the Hub's cache"
 
 ABSENT: dict[str, str] = {
-    "--eval-tasks": _EVALUATION,
     "--hub-max-concurrent-downloads": "the Hub's own library decides how many files it downloads at a time",
     "--log": "psyche --debug COMMAND shows debug messages; files of events hold everything",
     "--metrics-local-port": _TELEMETRY,

@@ -418,6 +418,9 @@ class TestnetSettings(_ProgramSettings):
         description="After this step, make the first route to the coordinator fail, to test that nothing is lost. For backends "
         "with several routes (solana: RPC providers).",
     )
+    eval_tasks: str | None = Field(
+        default=None, description="Benchmarks that the first client measures, as `psyche client train --eval-tasks`."
+    )
     show_text: bool = Field(
         default=False, description="At the end show what the model wrote before and after training (--prompt-task of a client)."
     )

@@ -7,6 +7,7 @@ device, except for rounding, and nothing else in the process that draws random n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import transformers
@@ -53,13 +54,13 @@ class Sampling:
         return found
 
 
-class SeededChoice(transformers.LogitsProcessor):  # type: ignore[misc]  # transformers is untyped
+class SeededChoice(transformers.LogitsProcessor):
     """Adds Gumbel noise: the largest sum belongs to a token drawn with the probabilities that the logits mean."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:  # noqa: ARG002
         """Return scores of shape (batch, vocabulary) with noise."""
         uniform = torch.rand(scores.shape, generator=self._generator, dtype=torch.float64).clamp_(min=1e-300)
         noise = -torch.log(-torch.log(uniform))

@@ -387,6 +387,8 @@ class _Testnet:
         more: list[str] = []
         if measures:
             more = ["--checkpoint-dir", str(self._out / "checkpoint")]
+            if settings.eval_tasks is not None:
+                more += ["--eval-tasks", settings.eval_tasks]
             if settings.show_text:
                 more += ["--prompt-task"]
             validation = settings.validation_data or held_out(self._data)

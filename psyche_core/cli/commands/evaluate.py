@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 from psyche_core.cli.lazy import example
 
 
-class _BatchSize(click.ParamType[Any]):
-    name = "N|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        """A whole number of at least 1, or auto."""
-        if value != "auto" and not (str(value).isdecimal() and int(value) >= 1):
-            self.fail("must be auto or a whole number of at least 1", param, ctx)
-        return "auto" if value == "auto" else int(value)
+def _batch_size(context: click.Context, option: click.Parameter, value: str) -> int | str:
+    """A whole number of at least 1, or auto."""
+    if value != "auto" and not (value.isdecimal() and int(value) >= 1):
+        message = "must be auto or a whole number of at least 1"
+        raise click.BadParameter(message, context, option)
+    return "auto" if value == "auto" else int(value)
 
 
 @click.command(
@@ -48,7 +45,9 @@ class _BatchSize(click.ParamType[Any]):
 )
 @click.option("--limit", "--max-docs", type=click.IntRange(min=1), help="Most documents of each task.  [default: all]")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of all that is drawn. [default: lm_eval's own]")
-@click.option("--batch-size", type=_BatchSize(), default=1, show_default=True, help="Documents at a time, or auto.")
+@click.option(
+    "--batch-size", callback=_batch_size, metavar="N|auto", default="1", show_default=True, help="Documents at a time, or auto."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with all metrics.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, mps, cuda or cuda:N.")
 @click.option(
@@ -74,7 +73,10 @@ def evaluate(
     tokenizer: Path | None,
     torch_threads: int | None,
 ) -> None:
-    """Measure a trained model in benchmarks. Needs the extra `eval`: pip install 'psyche-core[eval]'."""
+    """Measure a trained model in benchmarks.
+
+    Needs the extra `eval`: pip install 'psyche-core[eval]'.
+    """
     import json
 
     from psyche_core.errors import InputError

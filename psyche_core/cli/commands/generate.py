@@ -76,9 +76,9 @@ def generate(
     tokenizer: Path | None,
     torch_threads: int | None,
 ) -> None:
-    """Write text with a trained model: continue each prompt, and show the words as they come.
+    """Write text with a trained model: continue each prompt.
 
-    Without --prompt, standard input is the prompt.
+    Words are shown as they come. Without --prompt, standard input is the prompt.
     """
     texts = _prompts(prompts, prompt_file)
     import dataclasses

@@ -51,7 +51,7 @@ def test_tokens_are_drawn_with_the_models_probabilities() -> None:
     wanted = torch.tensor([0.5, 0.3, 0.2])
     choose = SeededChoice(3)
     scores = wanted.log()[None]
-    drawn = Counter(int(choose(torch.zeros(1, 1, dtype=torch.long), scores).argmax()) for _ in range(4000))  # type: ignore[arg-type]
+    drawn = Counter(int(choose(torch.zeros(1, 1, dtype=torch.long), scores).argmax()) for _ in range(4000))
     assert [drawn[token] / 4000 for token in range(3)] == pytest.approx(wanted.tolist(), abs=0.03)
 
 
