@@ -421,6 +421,9 @@ class TestnetSettings(_ProgramSettings):
     eval_tasks: str | None = Field(
         default=None, description="Benchmarks that the first client measures, as `psyche client train --eval-tasks`."
     )
+    eval_include_path: Path | None = Field(
+        default=None, description="Folder with benchmarks of your own, as YAML files of lm-evaluation-harness."
+    )
     show_text: bool = Field(
         default=False, description="At the end show what the model wrote before and after training (--prompt-task of a client)."
     )

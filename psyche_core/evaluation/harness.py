@@ -26,7 +26,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
-from psyche_core.config.sentences import did_you_mean, printable
+from psyche_core.config.sentences import nearest, printable
 from psyche_core.errors import InputError, ModelError
 from psyche_core.models.hf.quiet import first_line
 
@@ -98,8 +98,10 @@ class TaskSet(TaskManager):  # type: ignore[misc]  # lm_eval is untyped
             if found in known:
                 return found
 
-        message = f"there is no evaluation task {printable(name)!r}{did_you_mean(name, known)}" if known else ""
-        raise InputError(message[:400] or f"there is no evaluation task {printable(name)!r}")
+        near = nearest(name, known)
+        hint = f"did you mean {near}?" if near is not None else "`lm_eval ls tasks` lists them"
+        message = f"there is no evaluation task {printable(name, at_most=80)!r}; {hint}"
+        raise InputError(message)
 
 
 class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval is untyped

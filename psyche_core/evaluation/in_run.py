@@ -103,9 +103,12 @@ class InRunEvaluator:
         measured: dict[str, int] = {}
         while True:
             if self._last_wanted.is_set() and not self._last_done.is_set():
-                prompted = self._answer_prompts()
+                self._answer_prompts()
                 self._last_done.set()
-            elif self._plan.prompts and self._due(prompted):
+            if self._last_done.is_set():
+                self._spare.pause(PAUSE_SECONDS)  # the run is over
+                continue
+            if self._plan.prompts and self._due(prompted):
                 prompted = self._answer_prompts()
             due = [each for each in todo if measured.get(each) != self._spare.step]
             name = min(due, key=lambda each: measured.get(each, -1), default=None)
@@ -166,15 +169,17 @@ class InRunEvaluator:
     def _measure(self, name: str, tasks: Any) -> int | None:
         """Measure one task and report it. Returns the step of the model that was measured, None if it failed."""
         from psyche_core.evaluation.harness import score
-        from psyche_core.evaluation.spare_model import SpareModel
+        from psyche_core.evaluation.spare_model import MeasureStopped, SpareModel
 
         try:
             with self._spare.borrow() as loan:
-                model = SpareModel(loan.module, self._tokenizer, self._spare)
+                model = SpareModel(loan.module, self._tokenizer, self._spare, stops=self._last_wanted.is_set)
             first = self._spare.step
             scores = score(model, tasks, shots=self._plan.shots, limit=self._plan.documents, seed=self._plan.seed, alone=False)
         except (SpareTimeOver, Reclaimed):
             raise
+        except MeasureStopped:
+            return self._spare.step
         except Exception as error:  # a task's own code may raise anything
             if self._spare.closed:
                 raise SpareTimeOver from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from psyche_core.errors import ModelError
@@ -9,13 +10,20 @@ from psyche_core.evaluation.harness import HarnessModel
 from psyche_core.evaluation.spare_time import Reclaimed, SpareTime
 
 
+class MeasureStopped(Exception):
+    """A measurement was given up, because something else is wanted first."""
+
+
 class SpareModel(HarnessModel):
     """Computes in spare time; a batch that the trainer interrupts is computed again. Build it while the module is borrowed.
+
+    stops: whether to give the measurement up, with MeasureStopped.
 
     last_step: of the model that computed the newest batch.
     """
 
-    def __init__(self, module: Any, tokenizer: Any, spare: SpareTime) -> None:
+    def __init__(self, module: Any, tokenizer: Any, spare: SpareTime, *, stops: Callable[[], bool]) -> None:
+        self._stops = stops
         self._spare = spare
         self.last_step = spare.step
         module.tie_weights = lambda *_, **__: None  # HFLM ties weights anew; these belong to a trainer
@@ -32,6 +40,8 @@ class SpareModel(HarnessModel):
 
     def _in_spare_time(self, call: Any, *args: Any, **kwargs: Any) -> Any:
         while True:
+            if self._stops():
+                raise MeasureStopped
             with self._spare.borrow() as loan:
                 if loan.module is not self.model:
                     message = "the model was loaded anew"
