@@ -80,11 +80,17 @@ def psyche_register_models() -> list[ModelRegistration]:
 
 @hookimpl
 def psyche_register_optimizers() -> list[OptimizerRegistration]:
-    """The dense baseline."""
+    """The dense baseline, and one that does nothing."""
     from psyche_core.builtin.adamw_settings import AdamWSettings
+    from psyche_core.builtin.dummy_settings import DummySettings
 
     summary = "dense AdamW directions, averaged: the baseline, 2 bytes a parameter"
-    return [OptimizerRegistration(name="AdamW", summary=summary, settings=AdamWSettings, create=_create_adamw)]
+    return [
+        OptimizerRegistration(name="AdamW", summary=summary, settings=AdamWSettings, create=_create_adamw),
+        OptimizerRegistration(
+            name="Dummy", summary="changes nothing, to try a network", settings=DummySettings, create=_create_dummy_optimizer
+        ),
+    ]
 
 
 @hookimpl
@@ -157,6 +163,12 @@ def _create_adamw(context: OptimizerContext) -> Optimizer:
     from psyche_core.builtin.adamw import AdamW
 
     return AdamW(context.settings, context.model)
+
+
+def _create_dummy_optimizer(context: OptimizerContext) -> Optimizer:
+    from psyche_core.builtin.dummy_optimizer import DummyOptimizer
+
+    return DummyOptimizer(context.model)
 
 
 def _create_dtensor_engine(context: ShardingContext) -> ShardingEngine:

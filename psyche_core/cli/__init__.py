@@ -43,6 +43,8 @@ class Switches:
             "psyche_core.cli.commands.doctor:doctor",
             "Check this machine before it joins a run, with a remedy for each problem.",
         ),
+        "evaluate": ("psyche_core.cli.commands.evaluate:evaluate", "Measure a trained model in benchmarks."),
+        "generate": ("psyche_core.cli.commands.generate:generate", "Write text with a trained model: continue each prompt."),
         "plugins": ("psyche_core.cli.commands.plugins:plugins", "List the installed plugins, and say which are broken and why."),
         "preview-lr": (
             "psyche_core.cli.commands.preview_lr:preview_lr",

@@ -22,6 +22,7 @@ _EXTRAS = {
     "matplotlib": "plot",
     "starlette": "web",
     "uvicorn": "web",
+    "lm_eval": "eval",
 }
 
 

@@ -13,13 +13,8 @@ import click
 
 _TRACKERS = "trackers are not built yet; --events-file writes every event, which a program of yours can pass on"
 _TELEMETRY = "OpenTelemetry is not built yet; --events-file or --logs json give every event"
-_EVALUATION = "evaluations are not built yet; --validation-data measures the loss on held-out tokens"
 
 ABSENT: dict[str, str] = {
-    "--eval-fewshot": _EVALUATION,
-    "--eval-seed": _EVALUATION,
-    "--eval-task-max-docs": _EVALUATION,
-    "--eval-tasks": _EVALUATION,
     "--hub-max-concurrent-downloads": "the Hub's own library decides how many files it downloads at a time",
     "--log": "psyche --debug COMMAND shows debug messages; files of events hold everything",
     "--metrics-local-port": _TELEMETRY,
@@ -30,7 +25,6 @@ ABSENT: dict[str, str] = {
     "--oltp-tracing-url": _TELEMETRY,
     "--optim-stats": "statistics of the optimizer are not built yet",
     "--optim-stats-steps": "statistics of the optimizer are not built yet",
-    "--prompt-task": "prompts during training are not built yet",
     "--sidecar-port": "processes on other machines connect to --sidecar-bind HOST:PORT; those of this machine need no port",
     "--wandb-entity": _TRACKERS,
     "--wandb-group": _TRACKERS,

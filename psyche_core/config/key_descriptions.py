@@ -97,7 +97,7 @@ DESCRIBED: Mapping[type[schema.Table], Mapping[str, Key]] = MappingProxyType(
             "data_type": Key("", "For display."),
             "data_location": Key("", "Where the training data is: see Data locations."),
             "lr_schedule": Key("", "Learning rate of each step: see Learning-rate schedules, and `psyche preview-lr`."),
-            "optimizer": Key("", "How gradients become updates: see Optimizers.", "not Dummy"),
+            "optimizer": Key("", "How gradients become updates: see Optimizers."),
         },
         schema.ProgressConfig: {
             "epoch": Key("epochs", "Number of ended epochs."),

@@ -122,8 +122,6 @@ def model_problems(model: ModelConfig) -> Iterator[str]:
                 yield f'model.LLM.checkpoint.{llm.checkpoint.name}.{key} = "": must not be empty'
 
     yield from _schedule_problems(llm.lr_schedule.name, llm.lr_schedule.settings or {})
-    if llm.optimizer.name == "Dummy":
-        yield 'model.LLM.optimizer = "Dummy": must be an optimizer that trains'
 
     try:
         model_tables(model)

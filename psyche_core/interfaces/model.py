@@ -42,6 +42,14 @@ class Model(ABC):
         """
         return {}
 
+    @property
+    def inference_module(self) -> Any:
+        """The whole transformers module with the compute weights, for evaluations between training steps; None if there is none.
+
+        Its caller gives it back as it was.
+        """
+        return None
+
     @abstractmethod
     def gradients(self, samples: Samples, *, micro_batch_size: int) -> float:
         """Mean next-token cross-entropy (nats per predicted token) over all samples; stores its gradient in `.grad`.

@@ -74,6 +74,19 @@ def run_document(view: RunView, *, since: int = 0) -> Document:
         ]
     if view.stages_changed > since:
         document["stages"] = [[_seconds(stage.since), printable(stage.name, at_most=NAME_CHARACTERS)] for stage in view.stages]
+    if view.scores_changed > since:
+        document["scores"] = [
+            {"task": task, "metric": metric, "rows": [[bucket.start, _number(bucket.mean)] for bucket in series.rows()]}
+            for (task, metric), series in sorted(view.scores.items())
+        ]
+    if view.answers_changed > since:
+        document["answers"] = [
+            {
+                "prompt": _text(prompt),
+                "answers": [{"time": _seconds(each.time), "step": each.step, "text": _text(each.text)} for each in answers],
+            }
+            for prompt, answers in view.answers.items()
+        ]
     if view.entries_changed > since:
         document["entries"] = [
             {"time": _seconds(entry.time), "kind": entry.kind, "number": entry.number, "text": _text(entry.text)}

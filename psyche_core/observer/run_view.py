@@ -29,6 +29,14 @@ NAME_CHARACTERS = 64
 """Longest name of a member or an event file that is kept."""
 
 MAX_EPOCHS = 256
+MAX_SCORES = 64
+"""Curves of benchmarks that are kept."""
+
+SCORE_BUCKETS = 128
+MAX_PROMPTS = 16
+MAX_ANSWERS = 12
+"""Answers to a prompt that are kept: the first, and the newest."""
+
 MAX_LISTED = 200
 REPORT_REACH = 8
 """How many steps a witness's figures may be from where the run is."""
@@ -37,7 +45,15 @@ MAX_REPORTED_LOSS = 50.0
 """Nats per token; far more than any model has."""
 
 
-_SILENT = (told.StepTrained, told.StepApplied, told.NetworkTotals, told.WitnessSent, told.WitnessReported, told.ModelSync)
+_SILENT = (
+    told.StepTrained,
+    told.StepApplied,
+    told.NetworkTotals,
+    told.WitnessSent,
+    told.WitnessReported,
+    told.ModelSync,
+    told.PromptAnswered,
+)
 _STATES = {
     ClientState.Healthy: "healthy",
     ClientState.Dropped: "dropped",
@@ -97,6 +113,15 @@ class Entry:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model wrote after a prompt. step: the last one in its weights."""
+
+    time: float
+    step: int
+    text: str
+
+
 class RunView:
     """Everything that is shown of one run.
 
@@ -128,6 +153,10 @@ class RunView:
         self.stages_changed: int = 0
         self.entries: deque[Entry] = deque(maxlen=MAX_LISTED)
         self.entries_changed: int = 0
+        self.scores: dict[tuple[str, str], BucketSeries] = {}
+        self.scores_changed: int = 0
+        self.answers: dict[str, list[Answer]] = {}
+        self.answers_changed: int = 0
         self.trained: bool = False
         self.last_step: int = 0
         self.tokens: int = 0
@@ -167,6 +196,10 @@ class RunView:
             case told.Validated():
                 self.validation.add(event.step, event.loss, time=time, changed=self.version)
                 self.newest_validation = (event.step, event.loss)
+            case told.Evaluated():
+                self._note_score(time, event)
+            case told.PromptAnswered():
+                self._note_answer(time, event)
             case told.EpochDigest():
                 self._note_digest(source, time, event)
             case told.EpochSigned():
@@ -301,6 +334,26 @@ class RunView:
         self.received.add(int(time), self._received, time=time, changed=self.version)
         self._touch(member, time)
 
+    def _note_score(self, time: float, event: told.Evaluated) -> None:
+        name = printable(event.task, at_most=NAME_CHARACTERS), printable(event.metric, at_most=NAME_CHARACTERS)
+        if name not in self.scores and len(self.scores) >= MAX_SCORES:
+            return
+
+        series = self.scores.setdefault(name, BucketSeries(SCORE_BUCKETS))
+        series.add(event.step, event.value, time=time, changed=self.version)
+        self.scores_changed = self.version
+
+    def _note_answer(self, time: float, event: told.PromptAnswered) -> None:
+        prompt = printable(event.prompt, at_most=MAX_NEWS)
+        if prompt not in self.answers and len(self.answers) >= MAX_PROMPTS:
+            return
+
+        answers = self.answers.setdefault(prompt, [])
+        answers.append(Answer(time, event.step, printable(event.text, at_most=MAX_NEWS)))
+        if len(answers) > MAX_ANSWERS:
+            del answers[1]  # the first stays, to compare with
+        self.answers_changed = self.version
+
     def _note_digest(self, source: str, time: float, event: told.EpochDigest) -> None:
         epoch = self._epoch(event.epoch, event.step, time)
         epoch.last_step, epoch.ended = event.step, time if epoch.ended is None else epoch.ended
@@ -321,7 +374,8 @@ class RunView:
                 epoch.signed, self.epochs_changed = True, self.version
 
     def _go_back(self, event: told.WentBack) -> None:
-        for series in (self.loss, self.reported, self.validation, self.accepted, self.healthy):
+        curves = (self.loss, self.reported, self.validation, self.accepted, self.healthy, *self.scores.values())
+        for series in curves:
             series.cut(event.to_step, changed=self.version)
         for member in self.roster:
             member.losses.cut(event.to_step, changed=self.version)

@@ -288,6 +288,44 @@ class Validated:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluated:
+    """Score of a benchmark, measured while the client trained.
+
+    Attributes:
+        task: its name in lm-evaluation-harness.
+        metric: the one that stands for the task, such as `acc_norm`.
+        documents: number that was measured; 0 for a group of tasks that does not say.
+        from_step: the last step in the weights that measured the first document.
+        step: the same for the last document; training goes on meanwhile.
+    """
+
+    task: str
+    metric: str
+    value: float
+    documents: int
+    from_step: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptAnswered:
+    """What the model wrote after a prompt.
+
+    Attributes:
+        number: of the prompt, from 0.
+        text: without the prompt.
+        from_step: the last step in the weights that wrote the first token.
+        step: the same for the last token.
+    """
+
+    number: int
+    prompt: str
+    text: str
+    from_step: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointSaved:
     """A complete checkpoint was saved at `path`."""
 
@@ -484,6 +522,8 @@ Event = (
     | ReplicasDiffer
     | Resynced
     | Validated
+    | Evaluated
+    | PromptAnswered
     | CheckpointSaved
     | CheckpointStored
     | ModelSync

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.model import Model
@@ -71,6 +72,11 @@ class Trainer:
     def vocab_size(self) -> int:
         """Size of the vocabulary: token ids are 0 <= id < vocab_size."""
         return self._model.vocab_size
+
+    @property
+    def inference_module(self) -> Any:
+        """The model's module for evaluations, None if it has none."""
+        return self._model.inference_module
 
     @property
     def description(self) -> Mapping[str, bytes]:

@@ -15,6 +15,7 @@ from psyche_core.telemetry.events import (
     Ended,
     EpochDigest,
     EpochSigned,
+    Evaluated,
     Event,
     Joined,
     Leaving,
@@ -30,6 +31,7 @@ from psyche_core.telemetry.events import (
     PeerPaths,
     PhaseChanged,
     Problem,
+    PromptAnswered,
     RelayStarted,
     ReplicasDiffer,
     Resumed,
@@ -153,6 +155,11 @@ def _sentence(event: Event) -> str:
             )
         case Validated():
             return f"validation after step {event.step}: loss {event.loss:.4f}"
+        case Evaluated():
+            steps = f"step {event.step}" if event.step == event.from_step else f"steps {event.from_step} to {event.step}"
+            return f"evaluation {event.task} of {steps}: {event.metric} {event.value:.4f} on {event.documents} documents"
+        case PromptAnswered():
+            return f"step {event.step} writes: {event.prompt!r} -> {event.text!r}"
         case CheckpointSaved():
             return f"checkpoint of step {event.step} saved in {event.path}"
         case CheckpointStored():

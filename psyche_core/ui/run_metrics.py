@@ -25,6 +25,7 @@ from psyche_core.telemetry.events import (
     PeerPaths,
     PhaseChanged,
     Problem,
+    PromptAnswered,
     ReplicasDiffer,
     Resynced,
     Started,
@@ -57,6 +58,7 @@ class RunMetrics:
         self.server_ended: Ended | None = None
         self.train_started: float | None = None
         self.train_ended: float | None = None
+        self.texts: dict[int, tuple[PromptAnswered, PromptAnswered]] = {}
         self._server: str | None = None
         self._accepted: dict[tuple[int, int], int] = {}
         self._first_step: int | None = None
@@ -120,12 +122,19 @@ class RunMetrics:
                 self._page(source).note_resynced(event, excused=self._meddled)
             case Validated():
                 self.validation.append((event.step, event.loss))
+            case PromptAnswered():
+                self.note_text(event)
             case CheckpointSaved():
                 self.checkpoints.append(event)
             case Problem():
                 self.problems.append((source, event))
             case Ended():
                 self._note_ended(source, event)
+
+    def note_text(self, event: PromptAnswered) -> None:
+        """Keep the first and the newest answer to each prompt."""
+        first, _ = self.texts.get(event.number, (event, event))
+        self.texts[event.number] = (first, event)
 
     @property
     def last_step(self) -> int:

@@ -11,8 +11,26 @@ from rich.table import Table
 from rich.text import Text
 
 from psyche_core.config.sentences import printable
+from psyche_core.telemetry.events import PromptAnswered
 from psyche_core.ui.formatting import bytes_text, duration_text
 from psyche_core.ui.run_metrics import RunMetrics
+
+TEXTS = 2
+"""Prompts whose answers are shown."""
+
+TEXT_CHARACTERS = 160
+
+
+def _texts(metrics: RunMetrics) -> list[tuple[PromptAnswered, PromptAnswered]]:
+    """First and last answers to a few prompts that were answered by different models."""
+    pairs = [pair for _, pair in sorted(metrics.texts.items()) if pair[0].step != pair[1].step]
+    return pairs[:TEXTS]
+
+
+def _text(event: PromptAnswered) -> Text:
+    """A prompt and its answer, in one line."""
+    prompt = " ".join(event.prompt.split())
+    return Text.assemble((printable(prompt), "bold"), printable(f" {' '.join(event.text.split())}", at_most=TEXT_CHARACTERS))
 
 
 def summary(metrics: RunMetrics, report: dict[str, Any], *, files: list[Path]) -> RenderableType:
@@ -33,6 +51,10 @@ def summary(metrics: RunMetrics, report: dict[str, Any], *, files: list[Path]) -
         text = f"{first:.3f} (step {first_step}) → {last:.3f} (step {last_step}), {last - first:+.3f} nats per token"
         figures.add_row("validation loss", text)
     figures.add_row("training took", f"{duration_text(report['train_seconds'])} of {duration_text(report['wall_seconds'])}")
+
+    for first, last in _texts(metrics):
+        figures.add_row(f"step {first.step} writes", _text(first))
+        figures.add_row(f"step {last.step} writes", _text(last))
 
     clients = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("client", "id", "steps", "loss at first", "at last", "per result", "sent", "received"):

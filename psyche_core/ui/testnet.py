@@ -389,6 +389,12 @@ class _Testnet:
         more: list[str] = []
         if measures:
             more = ["--checkpoint-dir", str(self._out / "checkpoint")]
+            if settings.eval_tasks is not None:
+                more += ["--eval-tasks", settings.eval_tasks]
+                if settings.eval_include_path is not None:
+                    more += ["--eval-include-path", str(settings.eval_include_path.absolute())]
+            if settings.show_text:
+                more += ["--prompt-task"]
             validation = settings.validation_data or held_out(self._data)
             if validation is not None:
                 more += ["--validation-data", str(validation.absolute())]

@@ -43,6 +43,7 @@ class _Predownload(PluginOptions):
 @click.option("-r", "--run-id", help="Name of a run whose checkpoint to get, as its --backend knows it.")
 @click.option("--backend", help="With --run-id: the coordinator backend, by plugin name; it brings options.  [default: solana]")
 @click.option("--model", "model", is_flag=True, help="Get the model, which this command does anyway.")
+@click.option("--eval-tasks", help="Also get the data of these benchmarks, separated by commas; needs the extra `eval`.")
 @click.option("--model-store", help="URL of the model: hf://OWNER/NAME[@REVISION], gs:// or s3://BUCKET/PREFIX, file:///FOLDER.")
 @click.option("--hub-repo", help="Repository of the Hub, or a local folder.")
 @click.option("--revision", help="Commit, branch or tag of that repository.")
@@ -61,6 +62,7 @@ def predownload(
     run_id: str | None,
     backend: str | None,
     model: bool,  # noqa: ARG001  # the only thing that is downloaded
+    eval_tasks: str | None,
     model_store: str | None,
     hub_repo: str | None,
     revision: str | None,
@@ -101,6 +103,10 @@ def predownload(
     else:
         checkpoint = Choice("Gcs", {"bucket": gcs_bucket, **({} if gcs_prefix is None else {"prefix": gcs_prefix})})
 
+    if eval_tasks is not None:
+        from psyche_core.evaluation.harness import TaskSet
+
+        TaskSet([name.strip() for name in eval_tasks.split(",") if name.strip()]).load()
     folder = sources.find(
         checkpoint,
         base=base or (Path.cwd() if state is None else state.parent),

@@ -33,6 +33,7 @@ from psyche_core.client.runtime.worker import Worker, describe_exception
 from psyche_core.coordinator.commands import Command, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, BlobRejected, CommandRefused, ModelError, PsycheError, TransportError, WireError
+from psyche_core.evaluation.spare_time import SpareTime
 from psyche_core.interfaces import Backend, Opened, Transport
 from psyche_core.storage.model_stores.interface import ModelStore
 from psyche_core.telemetry import events as telemetry
@@ -71,7 +72,8 @@ class ClientRuntime(Actions[Awaitable[None]]):
     build: opens model, optimizer and data for the run (see Worker). report: where events for people go. store: where we put the
     model when it is our turn; None without a store. exchange: transfers whole models; a default one if not given.
     downloads_at_once: payloads fetched at the same time. explain: one sentence about an unexpected exception, with the plugin
-    it came from. check: see Worker. follow: called with each state of the coordinator, for displays; must not block.
+    it came from. check, spare: see Worker. follow: called with each state of the coordinator, for displays; must not block.
+    at_end: awaited once the run is over, while the model is still in memory.
     """
 
     def __init__(
@@ -91,7 +93,10 @@ class ClientRuntime(Actions[Awaitable[None]]):
         explain: Callable[[BaseException], str] = describe_exception,
         check: Callable[[CoordinatorState], Awaitable[None]] | None = None,
         follow: Callable[[CoordinatorState], None] | None = None,
+        spare: SpareTime | None = None,
+        at_end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        self._at_end = at_end
         self._run_id = run_id
         self._key = key
         self._backend = backend
@@ -107,6 +112,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
             descriptions=descriptions,
             explain=explain,
             check=check,
+            spare=spare,
         )
         self._explain = explain
         self._tell_state = follow
@@ -193,6 +199,8 @@ class ClientRuntime(Actions[Awaitable[None]]):
             stop = await self._follow()
             if stop is not None and self._left and self._machine.masters_are_sound:
                 await self._worker.save_on_leaving()
+            if stop is not None and stop.success and not self._left and self._at_end is not None:
+                await self._at_end()
         return stop
 
     async def _follow(self) -> ev.Stop | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from time import perf_counter
 
@@ -68,6 +68,7 @@ from psyche_core.errors import (
     RanksLost,
     UserError,
 )
+from psyche_core.evaluation.spare_time import SpareTime
 from psyche_core.interfaces import Transport
 from psyche_core.plugin_faults import brief
 from psyche_core.storage.checkpoint_names import checkpoint_path
@@ -94,7 +95,7 @@ class Worker:
     build: opens everything for a run, called for each Load, may take long; raises NoModelSource when nothing on this machine
     says how the run's model is built. store: where models of epoch ends go. exchange, descriptions: transfer models to others.
     explain: one sentence about an unexpected exception. check: checks everything on this machine but the model before the run
-    is joined; None checks nothing.
+    is joined; None checks nothing. spare: lends the model to evaluations between two pieces of work.
     """
 
     def __init__(
@@ -108,7 +109,9 @@ class Worker:
         descriptions: DescriptionExchange | None = None,
         explain: Callable[[BaseException], str] = describe_exception,
         check: Callable[[CoordinatorState], Awaitable[None]] | None = None,
+        spare: SpareTime | None = None,
     ) -> None:
+        self._spare = spare
         self._build = build
         self._check = check
         self._explain = explain
@@ -148,7 +151,10 @@ class Worker:
         Raises PsycheError when the client cannot continue: for Load any error, for other work those in ENDS_THE_CLIENT.
         """
         try:
-            return await self._do(work)
+            async with self._model_needed():
+                done = await self._do(work)
+                self._note_step(done, work)
+                return done
         except ENDS_THE_CLIENT:
             raise
         except Exception as error:
@@ -160,6 +166,33 @@ class Worker:
 
             message = f"the model and its data could not be opened: {self._explain(error)}"
             raise ModelError(message) from error
+
+    @contextlib.asynccontextmanager
+    async def _model_needed(self) -> AsyncIterator[None]:
+        """Take the model back from evaluations, which stop at the next layer, and lend it again afterwards."""
+        if self._spare is None:
+            yield
+            return
+
+        try:
+            if self._spare.reclaim():
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(self._spare.wait_until_free)
+            yield
+        finally:
+            self._spare.release()
+
+    def _note_step(self, done: WorkDone, work: Work) -> None:
+        """Tell evaluations which step the masters are at."""
+        if self._spare is None:
+            return
+        match done, work:
+            case ModelReady(), _:
+                self._spare.step = done.step or 0
+            case Applied(), Apply():
+                self._spare.step = work.step
+            case ModelFetched(), FetchModel():
+                self._spare.step = work.step
 
     async def _do(self, work: Work) -> WorkDone:
         match work:

@@ -21,6 +21,8 @@ from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.restoring import Restorer
 from psyche_core.client.runtime.runtime import ClientRuntime
+from psyche_core.client.setup.evaluations import Evaluations
+from psyche_core.client.setup.evaluations import wanted as evaluations_wanted
 from psyche_core.client.setup.model_opener import cache_folder
 from psyche_core.client.setup.parallelism import parallelism_of
 from psyche_core.client.setup.preflight import expect_device, expect_held_out
@@ -114,6 +116,7 @@ async def train_client(
             build = ResourcesBuilder(
                 settings, registry, key=key, stack=stack, latest=lambda: runtime.state, tell=tell, restorer=restorer
             )
+            evaluations = Evaluations(settings, lambda: runtime.resources, tell) if evaluations_wanted(settings) else None
             runtime = ClientRuntime(
                 run_id=settings.run_id,
                 key=key,
@@ -128,9 +131,14 @@ async def train_client(
                 store=open_store(settings),
                 explain=registry.explain,
                 follow=follow,
+                spare=None if evaluations is None else evaluations.spare,
+                at_end=None if evaluations is None else evaluations.at_end,
             )
             tell(telemetry.Started("client", backend.identity.signer.hex(), settings.run_id, route))
-            async with anyio.create_task_group() as tasks:
+            async with (
+                contextlib.nullcontext() if evaluations is None else evaluations.running(),
+                anyio.create_task_group() as tasks,
+            ):
                 if beside is None:
                     tasks.start_soon(
                         _leave_on_signal, runtime, lambda number: tell(telemetry.Leaving(number.name, restorer is not None))

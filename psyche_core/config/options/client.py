@@ -150,6 +150,24 @@ class ClientSettings(ProgramSettings):
         default="TwoBytes", description="Bytes per held-out token, as in data.toml."
     )
     validation_sequences: int = Field(default=64, ge=1, description="Number of held-out sequences for each measurement.")
+    eval_tasks: str | None = Field(
+        default=None,
+        description=(
+            "Benchmarks to measure while the run trains, separated by commas: any tasks of lm-evaluation-harness, such as "
+            "arc_easy,hellaswag. They run at low priority while the model is not needed, and never delay a round. Needs the "
+            "extra `eval`."
+        ),
+    )
+    eval_seed: int = Field(default=42, ge=0, lt=2**32, description="Seed of the choice of examples in evaluations.")
+    eval_task_max_docs: int | None = Field(default=None, ge=1, description="Most documents of each benchmark; default: all.")
+    eval_fewshot: int = Field(default=0, ge=0, description="Examples before each question of a benchmark.")
+    eval_include_path: Path | None = Field(
+        default=None, description="Folder with benchmarks of your own, as YAML files of lm-evaluation-harness."
+    )
+    prompt_task: bool = Field(
+        default=False,
+        description="Show what the model writes after a few prompts: at the start, at most every half minute, and at the end.",
+    )
     logs: Logs = Field(default="auto", description=LOGS)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
     events_dir: Path | None = Field(default=None, description=EVENTS_DIR)

@@ -81,6 +81,15 @@ class TestnetSettings(ProgramSettings):
         description="After this step, make the first route to the coordinator fail, to test that nothing is lost. For backends "
         "with several routes (solana: RPC providers).",
     )
+    eval_tasks: str | None = Field(
+        default=None, description="Benchmarks that the first client measures, as `psyche client train --eval-tasks`."
+    )
+    eval_include_path: Path | None = Field(
+        default=None, description="Folder with benchmarks of your own, as YAML files of lm-evaluation-harness."
+    )
+    show_text: bool = Field(
+        default=False, description="At the end show what the model wrote before and after training (--prompt-task of a client)."
+    )
     first_client_checkpoint: str | None = Field(
         default=None,
         description="Model to begin with, instead of the run file's: a repository of the Hub (owner/name), or a folder.",

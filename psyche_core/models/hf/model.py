@@ -69,6 +69,11 @@ class HfModel(Model):
         return describe(self._configuration)
 
     @property
+    def inference_module(self) -> Any:
+        """The first device's module."""
+        return self._first.module
+
+    @property
     def vocab_size(self) -> int:
         """Number of rows of the input embedding."""
         return self._vocab_size

@@ -63,6 +63,11 @@ class ShardedModel(HfModel):
             raise
 
     @property
+    def inference_module(self) -> None:
+        """None: the computation is divided among processes."""
+        return
+
+    @property
     def controller(self) -> RankController:
         """The group of ranks, for code that manages processes."""
         return self._controller

@@ -239,7 +239,25 @@ function members(head) {
   if (rows.length !== body.children.length || rows.some((row, index) => body.children[index] !== row)) body.replaceChildren(...rows);
 }
 
+const SHOWN_SCORES = 6;
+
+/** Benchmarks: the first score and the newest ones. Prompts: the first answer and the newest ones, newest first. */
+function evaluations() {
+  $("scores-card").hidden = live.scores.length === 0;
+  const figures = (value) => (value === null ? "–" : value.toFixed(4));
+  const scores = live.scores.map(({ task, metric, rows }) => {
+    const [first, last] = [rows[0] ?? [0, null], rows[rows.length - 1] ?? [0, null]];
+    const between = rows.slice(1, -1).slice(-SHOWN_SCORES).map(([step, value]) => `${figures(value)} (step ${step})`);
+    return [task, metric, `${figures(first[1])} (step ${first[0]})`, between.join(", ") || "–", `${figures(last[1])} (step ${last[0]})`];
+  });
+  fill($("scores"), [table("Evaluations", [["Task", ""], ["Metric", ""], ["First", ""], ["Between", "rare"], ["Newest", ""]], scores)]);
+  $("answers-card").hidden = live.answers.length === 0;
+  const answers = live.answers.flatMap(({ prompt, answers }) => [...answers].reverse().map((each) => [prompt, each.step, when(each.time), each.text]));
+  fill($("answers"), [table("Prompts with their answers, newest first", [["Prompt", ""], ["Step", "n"], ["Time", "rare"], ["The model writes", ""]], answers)]);
+}
+
 function lists() {
+  evaluations();
   const agreed = (epoch) => (epoch.digests.length === 0 ? "–" : epoch.digests.length === 1 ? `${epoch.digests[0]} equal` : `DIFFER: ${epoch.digests.join(" and ")}`);
   const epochs = [...live.epochs].reverse().map((epoch) => [
     epoch.epoch,

@@ -22,6 +22,8 @@ export class Live {
     this.epochs = [];
     this.stages = [];
     this.entries = [];
+    this.scores = [];
+    this.answers = [];
     this.one = null;
     this.ready = true;
   }
@@ -72,7 +74,7 @@ export class Live {
       for (const key of this.members.keys()) if (!keys.has(key)) this.members.delete(key);
     }
     this.news = [...this.news, ...document.news].slice(-NEWS);
-    for (const list of ["epochs", "stages", "entries"]) this[list] = document[list] ?? this[list];
+    for (const list of ["epochs", "stages", "entries", "scores", "answers"]) this[list] = document[list] ?? this[list];
   }
 
   rows(name) {

@@ -36,6 +36,8 @@ LEAVES = [
     ("client", "status"),
     ("client", "create-identity"),
     ("doctor",),
+    ("evaluate",),
+    ("generate",),
     ("replay",),
     ("server", "run"),
     ("server", "validate-config"),

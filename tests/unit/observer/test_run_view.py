@@ -272,3 +272,22 @@ def test_no_such_member_is_none() -> None:
 @pytest.mark.parametrize("since", [0, 2])
 def test_a_document_says_what_it_starts_from(since: int) -> None:
     assert run_document(begun(), since=since)["since"] == since
+
+
+def test_scores_and_answers_are_kept_within_bounds_and_sent_when_they_change() -> None:
+    view = RunView(run_id="r")
+    for step in range(100):
+        view.handle("client-1", float(step), told.Evaluated("arc_easy", "acc", step / 100, 10, step, step))
+        view.handle("client-1", float(step), told.PromptAnswered(0, "To be", f"text {step}\x1b", step, step))
+    document = run_document(view)
+    [score] = document["scores"]
+    assert (score["task"], score["metric"], score["rows"][0], score["rows"][-1][0] >= 98) == ("arc_easy", "acc", [0, 0.0], True)
+    [prompt] = document["answers"]
+    steps = [answer["step"] for answer in prompt["answers"]]
+    assert steps == [0, *range(89, 100)], "the first answer, and the newest"
+    assert prompt["answers"][0]["text"] == "text 0\\x1b"
+    assert {"scores", "answers"}.isdisjoint(run_document(view, since=view.version))
+    for number in range(1000):
+        view.handle("client-1", 1.0, told.Evaluated(f"task-{number}", "acc", 0.5, 1, 1, 1))
+        view.handle("client-1", 1.0, told.PromptAnswered(number, f"prompt {number}", "x", 1, 1))
+    assert (len(view.scores), len(view.answers)) == (64, 16)

@@ -110,6 +110,8 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         "REPLICAS DIFFER at the end of epoch 2: ours aaaaaaaaaaaaaaaa…, me bbbbbbbbbbbbbbbb…",
     ),
     (telemetry.Validated(60, 3.5), "validation after step 60: loss 3.5000"),
+    (telemetry.Evaluated("piqa", "acc", 0.5, 9, 4, 4), "evaluation piqa of step 4: acc 0.5000 on 9 documents"),
+    (telemetry.PromptAnswered(0, "To be", " or", 4, 6), "step 6 writes: 'To be' -> ' or'"),
     (telemetry.CheckpointSaved(60, "out/c"), "checkpoint of step 60 saved in out/c"),
     (telemetry.ModelSync(60, 3, 12, 4_000_000), "fetching the model after step 60: 3 of 12 pieces, 4.0 MB"),
     (telemetry.RewardPaid("3ae20e59", 1234567), "3ae20e59 was paid 1,234,567 units for its work"),

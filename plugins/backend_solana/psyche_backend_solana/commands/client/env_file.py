@@ -47,6 +47,11 @@ CLIENT_NAMES = (
     "DATA_PARALLELISM",
     "DELETE_OLD_STEPS",
     "DEVICE",
+    "EVAL_FEWSHOT",
+    "EVAL_INCLUDE_PATH",
+    "EVAL_SEED",
+    "EVAL_TASKS",
+    "EVAL_TASK_MAX_DOCS",
     "EVENTS_DIR",
     "EVENTS_FILE",
     "GCS_BUCKET",
@@ -64,6 +69,7 @@ CLIENT_NAMES = (
     "MODEL_STORE",
     "RAW_IDENTITY_SECRET_KEY",
     "RECONNECT_SECONDS",
+    "PROMPT_TASK",
     "SHARDING",
     "SIDECAR_BIND",
     "SIDECAR_LOCAL_RANKS",
@@ -81,8 +87,6 @@ ALIASES = {"WALLET_PATH": "WALLET_PRIVATE_KEY_PATH", "WALLET_FILE": "WALLET_PRIV
 """Other spellings in guides and programs of the reference implementation."""
 _NOT_READ = {
     "BACKEND": "a client that run-manager starts always uses the backend solana",
-    "EVAL_TASKS": "evaluations are not built yet",
-    "PROMPT_TASK": "prompts are not built yet",
     "SERVER_ADDR": "a client that run-manager starts reads the run from the chain; use RPC",
     "WANDB_PROJECT": "trackers are not built yet; use EVENTS_FILE",
 }

@@ -1,0 +1,133 @@
+"""Writes text: a prompt goes in, its continuation comes out, piece by piece if wanted.
+
+transformers generates, with its cache of keys and values; which token comes next is in `sampling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Literal
+
+import torch
+import transformers
+
+from psyche_core.errors import InputError, ModelError
+from psyche_core.evaluation.sampling import Sampling
+from psyche_core.evaluation.text_model import TextModel
+from psyche_core.models.hf.quiet import first_line, quiet
+
+Tell = Callable[[str], None]
+"""Function that gets each new piece of a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a model wrote.
+
+    text: the continuation, without the prompt. prompt_tokens, tokens: of prompt and continuation. end: `end` if the model ended
+    the text itself, `length` if it reached the limit. seconds: wall time.
+    """
+
+    prompt: str
+    text: str
+    prompt_tokens: int
+    tokens: int
+    end: Literal["end", "length"]
+    seconds: float
+
+
+def write(
+    model: TextModel,
+    prompt: str,
+    *,
+    sampling: Sampling | None = None,
+    max_new_tokens: int = 128,
+    chat: bool = False,
+    tell: Tell | None = None,
+) -> Written:
+    """Continue a prompt.
+
+    sampling: None for the likeliest tokens. max_new_tokens: fewer if the model's longest text is reached. chat: the prompt is a
+    user's message, put into the tokenizer's chat template. tell: gets the text piece by piece, at ends of words. Raises
+    InputError for a prompt that is too long or empty, and ModelError.
+    """
+    ids = encode(model, prompt, chat=chat)
+    count = int(ids.shape[1])
+    room = max_new_tokens if model.max_tokens is None else min(max_new_tokens, model.max_tokens - count)
+    if room < 1:
+        message = f"the prompt has {count} tokens and the model reads at most {model.max_tokens}; shorten it"
+        raise InputError(message)
+
+    started = perf_counter()
+    try:
+        with torch.no_grad(), quiet():
+            out = model.module.generate(
+                ids.to(model.device),
+                attention_mask=torch.ones_like(ids, device=model.device),
+                generation_config=plain_generation(model, room),
+                logits_processor=(sampling or Sampling()).processors(),
+                streamer=None if tell is None else _Streamer(model.tokenizer, tell),
+            )
+    except InputError:
+        raise
+    except (RuntimeError, ValueError, IndexError) as error:  # torch's out of memory is a RuntimeError
+        message = f"the model could not write: {first_line(error)}"
+        raise ModelError(message) from error
+
+    new = out[0, count:].tolist()
+    ended = bool(new) and new[-1] in ends_of(model)
+    text = model.tokenizer.decode(new, skip_special_tokens=True)
+    return Written(prompt, text, count, len(new), "end" if ended else "length", perf_counter() - started)
+
+
+def encode(model: TextModel, prompt: str, *, chat: bool = False) -> torch.Tensor:
+    """Return the ids of a prompt, shape (1, tokens). Raises InputError."""
+    words = model.tokenizer
+    if chat:
+        if not words.chat_template:
+            message = "the model's tokenizer has no chat template, so it was not trained for conversations; leave out --chat"
+            raise InputError(message)
+        prompt = words.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False)
+    ids: list[int] = words(prompt, add_special_tokens=not chat)["input_ids"]
+    if not ids:
+        first = next((each for each in (words.bos_token_id, words.eos_token_id) if each is not None), None)
+        if first is None:
+            message = "the prompt has no token; write at least one word"
+            raise InputError(message)
+        ids = [int(first)]
+    return torch.tensor([ids])
+
+
+def plain_generation(model: TextModel, room: int) -> transformers.GenerationConfig:
+    """Return the settings of transformers: nothing of a model's own wishes but its ends of texts."""
+    ends = ends_of(model)
+    padding = model.tokenizer.pad_token_id
+    if padding is None:
+        padding = ends[0] if ends else 0
+    config: Any = transformers.GenerationConfig
+    return config(  # type: ignore[no-any-return]  # transformers is untyped
+        max_new_tokens=room, do_sample=False, eos_token_id=ends or None, pad_token_id=padding, use_cache=True
+    )
+
+
+def ends_of(model: TextModel) -> list[int]:
+    """Return the tokens that end a text, as model and tokenizer name them."""
+    named: list[Any] = [model.tokenizer.eos_token_id]
+    for config in (model.module.generation_config, model.module.config.get_text_config()):
+        of_config = getattr(config, "eos_token_id", None)
+        named += of_config if isinstance(of_config, list) else [of_config]
+    return sorted({int(each) for each in named if each is not None})
+
+
+class _Streamer(transformers.TextStreamer):
+    def __init__(self, tokenizer: Any, tell: Tell) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self._tell = tell
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """Pass finished words on. stream_end: whether these are the last."""
+        del stream_end
+        if text:
+            self._tell(text)

@@ -1,0 +1,204 @@
+"""Evaluations of a client while it trains: a thread of low priority that works whenever the trainer does not need the model.
+
+Prompts are answered at most every PROMPT_SECONDS and once more at the end; tasks are measured over and over, each time
+completely. A task that fails is reported once and left out from then on; training never notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from psyche_core.errors import PsycheError
+from psyche_core.evaluation.spare_time import Reclaimed, SpareTime, SpareTimeOver
+from psyche_core.telemetry import events as told
+
+PROMPT_SECONDS = 30.0
+PAUSE_SECONDS = 1.0
+"""Pause between looks at whether the model has changed since it was measured."""
+
+PROMPT_CHARACTERS = 400
+"""Longest text in an event."""
+
+_LOWEST_PRIORITY = 19
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to evaluate. tasks: of lm-evaluation-harness. documents: most of each task, None for all. prompts: the prompt task."""
+
+    tasks: tuple[str, ...] = ()
+    include: tuple[Path, ...] = ()
+    shots: int = 0
+    seed: int = 42
+    documents: int | None = None
+    prompts: bool = False
+
+
+class InRunEvaluator:
+    """Carries a plan out in a thread.
+
+    spare: lends the model. files: returns the model's small files by name, of which the tokenizer is read. tell: gets events, in
+    the evaluator's thread.
+    """
+
+    def __init__(
+        self, plan: Plan, spare: SpareTime, files: Callable[[], Mapping[str, bytes]], tell: Callable[[told.Event], None]
+    ) -> None:
+        self._plan = plan
+        self._spare = spare
+        self._files = files
+        self._tell = tell
+        self._tokenizer: Any = None
+        self._over = threading.Event()
+        self._last_wanted = threading.Event()
+        self._last_done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="psyche-evaluation", daemon=True)
+
+    def start(self) -> None:
+        """Begin; the model may be loaded later."""
+        self._thread.start()
+
+    def answer_last(self, seconds: float) -> None:
+        """Block until the prompts were answered by the run's last model, at most some seconds."""
+        if self._plan.prompts and self._thread.is_alive():
+            self._last_wanted.set()
+            self._last_done.wait(seconds)
+
+    def stop(self, seconds: float = 5.0) -> None:
+        """End the thread, and wait some seconds for it: it may be importing or downloading, which ends with the process."""
+        self._spare.close()
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):  # Linux has priorities of threads
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        try:
+            with self._spare.borrow():
+                pass  # nothing is imported before the model is loaded
+            self._work()
+        except (SpareTimeOver, Reclaimed):
+            pass
+        except Exception as error:  # whatever an evaluation does, training goes on
+            self._warn("evaluations were given up", error)
+        finally:
+            self._last_done.set()
+
+    def _work(self) -> None:
+        try:
+            self._tokenizer = self._read_tokenizer()
+        except PsycheError as error:
+            self._warn("the model cannot be evaluated", error)
+            return
+
+        prompted = self._answer_prompts()
+        todo = self._open_tasks()
+        measured: dict[str, int] = {}
+        while True:
+            if self._last_wanted.is_set() and not self._last_done.is_set():
+                self._answer_prompts()
+                self._last_done.set()
+            if self._last_done.is_set():
+                self._spare.pause(PAUSE_SECONDS)  # the run is over
+                continue
+            if self._plan.prompts and self._due(prompted):
+                prompted = self._answer_prompts()
+            due = [each for each in todo if measured.get(each) != self._spare.step]
+            name = min(due, key=lambda each: measured.get(each, -1), default=None)
+            if name is None:
+                self._spare.pause(PAUSE_SECONDS / 4)
+                continue
+            step = self._measure(name, todo[name])
+            if step is None:
+                del todo[name]
+            else:
+                measured[name] = step
+
+    def _due(self, prompted: tuple[float, int]) -> bool:
+        return time.monotonic() - prompted[0] > PROMPT_SECONDS and self._spare.step != prompted[1]
+
+    def _answer_prompts(self) -> tuple[float, int]:
+        """Answer all prompts. Returns when and by which model they were begun."""
+        began = time.monotonic(), self._spare.step
+        if not self._plan.prompts:
+            return began
+
+        from psyche_core.evaluation.prompts import PROMPTS, write_in_spare_time
+
+        for number, prompt in enumerate(PROMPTS):
+            if self._last_wanted.is_set() and began[1] != self._spare.step:
+                break  # the last model answers all of them
+            try:
+                text, first, last = write_in_spare_time(self._spare, self._tokenizer, prompt)
+            except (SpareTimeOver, Reclaimed):
+                raise
+            except Exception as error:  # a model may fail in many ways
+                self._warn("prompts are not answered any more", error)
+                self._plan = replace(self._plan, prompts=False)
+                break
+            self._tell(told.PromptAnswered(number, prompt, text[:PROMPT_CHARACTERS], first, last))
+        return began
+
+    def _open_tasks(self) -> dict[str, Any]:
+        """The tasks whose data is here, by name."""
+        found: dict[str, Any] = {}
+        if not self._plan.tasks:
+            return found
+        try:
+            from psyche_core.evaluation.harness import TaskSet
+        except ModuleNotFoundError as error:
+            self._warn("evaluations need the extra eval (pip install 'psyche-core[eval]')", error)
+            return found
+
+        for name in self._plan.tasks:
+            try:
+                found[name] = TaskSet([name], include=self._plan.include)
+                found[name].load()
+            except Exception as error:  # another task may work
+                found.pop(name, None)
+                self._warn(f"the evaluation {name} is left out", error)
+        return found
+
+    def _measure(self, name: str, tasks: Any) -> int | None:
+        """Measure one task and report it. Returns the step of the model that was measured, None if it failed."""
+        from psyche_core.evaluation.harness import score
+        from psyche_core.evaluation.spare_model import MeasureStopped, SpareModel
+
+        try:
+            with self._spare.borrow() as loan:
+                model = SpareModel(loan.module, self._tokenizer, self._spare, stops=self._last_wanted.is_set)
+            first = self._spare.step
+            scores = score(model, tasks, shots=self._plan.shots, limit=self._plan.documents, seed=self._plan.seed, alone=False)
+        except (SpareTimeOver, Reclaimed):
+            raise
+        except MeasureStopped:
+            return self._spare.step
+        except Exception as error:  # a task's own code may raise anything
+            if self._spare.closed:
+                raise SpareTimeOver from error
+            self._warn(f"the evaluation {name} failed and is left out", error)
+            return None
+        for each in scores[:1]:  # a group's first is the group itself
+            if each.main is not None:
+                metric, value = each.main
+                self._tell(told.Evaluated(name, metric, value, each.documents or 0, first, model.last_step))
+        return first
+
+    def _read_tokenizer(self) -> Any:
+        from psyche_core.evaluation.text_model import load_tokenizer
+
+        with tempfile.TemporaryDirectory(prefix="psyche-tokenizer-") as place:
+            for name, content in self._files().items():
+                (Path(place) / name).write_bytes(content)
+            return load_tokenizer(Path(place))
+
+    def _warn(self, what: str, error: BaseException) -> None:
+        text = str(error).strip().splitlines()
+        self._tell(told.Problem("warning", f"{what}: {text[0] if text else type(error).__name__}; training goes on"))
