@@ -106,7 +106,7 @@ class TaskSet:
 _Hf: Any = HFLM
 
 
-class HarnessModel(_Hf):  # type: ignore[misc]  # lm_eval is untyped
+class _HarnessModel(_Hf):  # type: ignore[misc]  # lm_eval is untyped
     """A model as lm_eval's program opens it (`--model hf`). shows: whether progress bars are shown; for the rest see HFLM."""
 
     shows: bool = False
@@ -127,6 +127,10 @@ class HarnessModel(_Hf):  # type: ignore[misc]  # lm_eval is untyped
         return super().generate_until(requests, disable_tqdm=disable_tqdm or not self.shows)
 
 
+HarnessModel: Any = _HarnessModel
+"""The class; without a type, since what it is made of has none."""
+
+
 def open_for_harness(
     folder: Path,
     *,
@@ -135,7 +139,7 @@ def open_for_harness(
     batch_size: int | str = 1,
     tokenizer: Path | None = None,
     shows: bool = False,
-) -> HarnessModel:
+) -> Any:
     """Open a model folder so that scores are those of lm_eval's own program. shows: progress bars. Raises ModelError."""
     try:
         with _quiet():
@@ -156,7 +160,7 @@ def open_for_harness(
 
 
 def score(
-    model: HarnessModel,
+    model: Any,
     tasks: TaskSet,
     *,
     shots: int | None = None,

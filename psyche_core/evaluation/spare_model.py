@@ -14,7 +14,7 @@ class MeasureStopped(Exception):
     """A measurement was given up, because something else is wanted first."""
 
 
-class SpareModel(HarnessModel):
+class _SpareModel(HarnessModel):  # type: ignore[misc]  # lm_eval is untyped
     """Computes in spare time; a batch that the trainer interrupts is computed again. Build it while the module is borrowed.
 
     stops: whether to give the measurement up, with MeasureStopped.
@@ -51,3 +51,7 @@ class SpareModel(HarnessModel):
                     return call(*args, **kwargs)
                 except Reclaimed:
                     continue
+
+
+SpareModel: Any = _SpareModel
+"""The class; without a type, since what it is made of has none."""

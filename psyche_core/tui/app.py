@@ -8,10 +8,11 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import ClassVar
 
 from rich.text import Text
-from textual.app import App, ComposeResult, CSSPathType
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Footer, Input, Static, TabbedContent, TabPane
 
@@ -69,7 +70,7 @@ class RunScreen(App[None]):
     """
 
     ENABLE_COMMAND_PALETTE: ClassVar[bool] = False
-    CSS_PATH: ClassVar[CSSPathType | None] = "screen.tcss"
+    CSS_PATH: ClassVar[str | PurePath | list[str | PurePath] | None] = "screen.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("1", "tab(1)", "Tabs", key_display="1-5"),
         Binding("ctrl+p", "pause", "Pause/resume", key_display="^p", priority=True),

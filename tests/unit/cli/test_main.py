@@ -107,7 +107,7 @@ def test_short_help_in_the_table_is_the_command_s_own(psyche: Psyche) -> None:
     for name in cli.own:
         command = cli.get_command(context, name)
         assert command is not None
-        summary = (command.help or "").split(". ")[0].rstrip(".")
+        summary = re.split(r"\.\s", command.help or "")[0].rstrip(".")
         assert summary in " ".join(psyche("--help").out.split())
 
 

@@ -28,10 +28,17 @@ SEEN = {
 def play(screen: Shown, steps: Callable[[Pilot[None]], Awaitable[None]], *, size: tuple[int, int] = SMALL) -> None:
     async def run() -> None:
         async with screen.app.run_test(size=size) as pilot:
+            await until(pilot, lambda: bool(screen.app.query("#filter")))  # the last part that is built
             await settled(screen, pilot)
             await steps(pilot)
 
     asyncio.run(run())
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
+    """Let the screen work until something is so; the test's own time limit ends a wait in vain."""
+    while not condition():
+        await pilot.pause(0.02)
 
 
 async def settled(screen: Shown, pilot: Pilot[None]) -> None:
@@ -53,7 +60,11 @@ def test_every_tab_shows_what_it_is_for(shown: NewScreen, kind: str, size: tuple
         for number, tab in enumerate(TABS[kind], 1):
             await pilot.press(str(number))
             await settled(screen, pilot)
-            missing = [words for words in SEEN[tab] if words not in screen.text]
+            for _ in range(100):  # a pane that is shown for the first time is laid out before it is filled
+                missing = [words for words in SEEN[tab] if words not in screen.text]
+                if not missing:
+                    break
+                await settled(screen, pilot)
             assert not missing, f"{tab} of {kind} lacks {missing}:\n{screen.text}"
             assert max(map(len, screen.text.splitlines())) <= size[0]
 
@@ -167,7 +178,7 @@ def test_replicas_that_differ_are_said_on_every_tab(shown: NewScreen) -> None:
         for number in range(1, 6):
             await pilot.press(str(number))
             await settled(screen, pilot)
-            assert "REPLICAS DIFFER" in screen.text
+            await until(pilot, lambda: "REPLICAS DIFFER" in screen.text)
 
     play(screen, steps)
 
