@@ -218,8 +218,9 @@ async def test_an_advertised_address_is_published_first_and_the_observed_one_fol
 async def test_a_new_address_of_the_same_life_leaves_the_connection_alone() -> None:
     patient = replace(QUICK, dial_grace_seconds=60.0)  # so that two dials do not cross, of which one would replace the other
     async with member(settings=patient) as one, member(settings=patient) as other:
-        await one.set_peers({other.peer_id: other.address})
-        await other.set_peers({one.peer_id: one.address})
+        answers, dials = sorted((one, other), key=lambda each: each.peer_id, reverse=True)  # the smaller key dials
+        await answers.set_peers({dials.peer_id: dials.address})
+        await dials.set_peers({answers.peer_id: answers.address})
         await connected((one, other))
         assert one._mesh is not None
         session = one._mesh.sessions[other.peer_id]
