@@ -242,7 +242,7 @@ class Endpoint:
         self._families = families
         self._can_relay = relays
         self._relays: tuple[str, ...] = ()
-        self._wanted_relays: tuple[str, ...] = ()
+        self._wanted_relays: tuple[tuple[str, ...], str | None] = ((), None)
         self._choosing = anyio.Lock()
         self._external: dict[str, None] = {}
 
@@ -337,11 +337,11 @@ class Endpoint:
         if not self._can_relay:
             return
 
-        self._wanted_relays = tuple(urls)
+        self._wanted_relays = tuple(urls), token
         async with self._choosing:
             with _as_link_lost("choose relays"):
-                while self._relays != self._wanted_relays:
-                    await self._change_relays(self._wanted_relays, token)
+                while self._relays != self._wanted_relays[0]:
+                    await self._change_relays(*self._wanted_relays)  # of the newest call, which may have come meanwhile
 
     async def _change_relays(self, wanted: tuple[str, ...], token: str | None) -> None:
         """What was done is noted at once, so that a failure or cancellation leaves a true list."""
