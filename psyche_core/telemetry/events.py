@@ -399,6 +399,27 @@ class ModelLost:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelContested:
+    """So few members offer the model after `step`, which no quorum signed, that they may be lying.
+
+    Attributes:
+        offering: number of members that offer the same model, at most.
+        members: number of members of the epoch, this client included.
+        signed_step: step of the newest epoch end that members signed, None without one. The owner can return the run to it.
+        taken: whether this client took the model, because no other one is offered. Otherwise it waits for more members.
+        starts: whether an epoch is to start with this model.
+    """
+
+    run_id: str
+    step: int
+    offering: int
+    members: int
+    signed_step: int | None
+    taken: bool
+    starts: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StatementVoided:
     """A witness claimed results of members without a share; its statement is ignored.
 
@@ -531,6 +552,7 @@ Event = (
     | EpochSigned
     | WentBack
     | ModelLost
+    | ModelContested
     | StatementVoided
     | MemberWithdrew
     | MemberExited

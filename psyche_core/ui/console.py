@@ -23,6 +23,7 @@ from psyche_core.telemetry.events import (
     MemberWithdrew,
     Mended,
     MicroBatchFound,
+    ModelContested,
     ModelLoaded,
     ModelLoading,
     ModelLost,
@@ -189,6 +190,8 @@ def _sentence(event: Event) -> str:
                 "The run is paused until a member with such a checkpoint returns and the owner resumes the run, or until the "
                 "owner restarts it from the stored checkpoint (psyche server run … --restart-from-checkpoint)"
             )
+        case ModelContested():
+            return _contested(event)
         case StatementVoided():
             return f"epoch {event.epoch}, round {event.height}: {event.member} attested results of members without a share"
         case MemberWithdrew():
@@ -213,6 +216,10 @@ def _exited(event: MemberExited) -> str:
     """What happened to a member, as the server tells it."""
     known = _WHY_EXITED.get(event.why)
     return f"dropped {event.member}: {event.why}" if known is None else known.format(event.member)
+
+
+def _contested(event: ModelContested) -> str:
+    return f"THE MODEL IS CONTESTED: {event.offering} of {event.members} members offer the model after step {event.step}"
 
 
 def _token_files(event: TokenFiles) -> str:
