@@ -30,6 +30,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import shutil
@@ -135,7 +136,8 @@ def _first_import(tree: ast.Module) -> int:
     for node in tree.body:
         if not (_is_text(node) or (isinstance(node, ast.ImportFrom) and node.module == "__future__")):
             decorators = getattr(node, "decorator_list", [])
-            return min([node.lineno, *(decorator.lineno for decorator in decorators)]) - 1
+            first: int = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+            return first - 1
     return len(tree.body)
 
 
@@ -213,7 +215,8 @@ def _build(copy: Mapping[Path, str], to_compile: list[Path], folder: Path, *, jo
     log = folder / "log.txt"
     with log.open("w", encoding="utf-8") as output:
         command = [sys.executable, str(Path(__file__).resolve()), "--compile-here", str(jobs), *map(str, to_compile)]
-        done = subprocess.run(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, check=False)  # noqa: S603 - ourselves
+        environment = {**os.environ, "CC": COMPILER}
+        done = subprocess.run(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False)  # noqa: S603 - ourselves
     if done.returncode:
         last = "\n".join(log.read_text(encoding="utf-8").splitlines()[-15:])
         message = f"the engine could not be compiled; its log is {log}, which ends with:\n{last}"
@@ -226,8 +229,8 @@ def _build(copy: Mapping[Path, str], to_compile: list[Path], folder: Path, *, jo
 
 def _compile_here(paths: list[str], *, jobs: int) -> None:
     """Compile modules of the working directory in place; in a process of its own, since setuptools changes global things."""
-    import setuptools
     from mypyc.build import mypycify
+    from setuptools import setup  # type: ignore[import-untyped]
     from setuptools._distutils.compilers.C import unix
 
     one_after_another = unix.Compiler.compile
@@ -237,9 +240,9 @@ def _compile_here(paths: list[str], *, jobs: int) -> None:
             objects = pool.map(lambda source: one_after_another(self, [source], *arguments, **named), sources)
             return [name for names in objects for name in names]
 
-    unix.Compiler.compile = side_by_side
+    unix.Compiler.compile = side_by_side  # type: ignore[method-assign, assignment]
     extensions = mypycify(["--config-file=mypy.ini", *paths], **OPTIONS)
-    setuptools.setup(name="engine", packages=[], py_modules=[], ext_modules=extensions, script_args=["build_ext", "--inplace"])
+    setup(name="engine", packages=[], py_modules=[], ext_modules=extensions, script_args=["build_ext", "--inplace"])
 
 
 def compiled_modules(folder: Path) -> dict[str, Path]:

@@ -7,9 +7,9 @@
     python tools/simulated_seeds.py --compare 500        play the next 500 on both engines and compare; write nothing down
 
 The count is in docs/reference/simulated-seeds.csv, a row for each thousand. A row counts for the engine that made it: the digest
-is over the code, without docstrings and comments, of all modules that a simulated run uses and that decide something. So a hundred
-thousand seeds may be played in several sittings, and a change of the engine begins a new count. No seed is played twice: each
-call begins where the last row of the file ends.
+is over the code, without docstrings and comments, of all modules that a simulated run uses and that decide something. So a
+hundred thousand seeds may be played in several sittings, and a change of the engine begins a new count. No seed is played twice:
+each call begins where the last row of the file ends.
 
 The column `compiled` says whether the seeds were played on the compiled engine (`compiled_engine.py` says how it is made); empty
 means no. The digest is over the source in both cases. A run that breaks on the compiled engine is played again on the source; if
