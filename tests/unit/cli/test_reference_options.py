@@ -11,7 +11,7 @@ import click
 import pytest
 import tomli_w
 
-from psyche_core.cli.commands.client import train
+from psyche_core.cli.commands.member.client import train
 from psyche_core.cli.commands.server import run as server_run
 from psyche_core.cli.commands.testnet import begun_with, start
 from psyche_core.cli.reference_options import respelled
