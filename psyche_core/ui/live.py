@@ -48,9 +48,9 @@ from psyche_core.telemetry.events import (
     WaitsForEpoch,
     WentBack,
 )
+from psyche_core.ui.client_metrics import ClientPage
 from psyche_core.ui.console import describe
 from psyche_core.ui.formatting import bytes_text, count_text, duration_text, sparkline
-from psyche_core.ui.ledger_page import ClientPage
 from psyche_core.ui.run_metrics import RunMetrics
 
 PANEL_SECONDS = 0.25

@@ -310,7 +310,7 @@ def test_naming_oneself_as_authorizer_is_naming_nobody(shell: Shell) -> None:
 
 
 def test_a_runs_model_can_be_got_before_joining(shell: Shell, run: str, tmp_path: Path) -> None:
-    from psyche_core.cli.commands.predownload import predownload
+    from psyche_core.cli.commands.member.predownload import predownload
 
     def get(name: str) -> Result:
         words = ["--run-id", name, "--rpc", shell.chain.rpc_url, "--base", str(tmp_path), "--model"]

@@ -22,8 +22,6 @@ from psyche_backend_tcp.server.hub import PendingSave
 from psyche_backend_tcp.server.state_store import StateStore
 from psyche_core.cli.failures import Interrupted
 from psyche_core.cli.program import _until_signal
-from psyche_core.cli.run_files import load_run
-from psyche_core.cli.serving import KEY_FILE, ChangeReporter, first_config, name_checkpoint, serve_run, server_key
 from psyche_core.config.options.loading import load_settings
 from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.run_config import Choice, load_data_file
@@ -32,6 +30,8 @@ from psyche_core.coordinator.commands import ClientsExited, Command
 from psyche_core.coordinator.state import Client, CoordinatorState, Progress
 from psyche_core.errors import ConfigError, IdentityError, UserError
 from psyche_core.plugins import PluginRegistry
+from psyche_core.server.run_files import load_run
+from psyche_core.server.serving import KEY_FILE, ChangeReporter, first_config, name_checkpoint, serve_run, server_key
 from psyche_core.storage.folder_lock import locked_folder
 from psyche_core.telemetry.events import (
     Event,

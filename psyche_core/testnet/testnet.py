@@ -36,11 +36,11 @@ from psyche_core.errors import BackendError, UserError
 from psyche_core.hookspecs import MemberContext
 from psyche_core.telemetry.events import Event, Problem, Started
 from psyche_core.telemetry.sinks import to_json
+from psyche_core.testnet.processes import Child, Children, child_environment
+from psyche_core.testnet.random_kills import RandomKills
 from psyche_core.ui.console import describe
 from psyche_core.ui.live import Display, LineDisplay, LiveDisplay, SilentDisplay
 from psyche_core.ui.plot import plot_losses
-from psyche_core.ui.processes import Child, Children, child_environment
-from psyche_core.ui.random_kills import RandomKills
 from psyche_core.ui.run_metrics import RunMetrics
 from psyche_core.ui.run_report import make_report, unmet, write_report
 from psyche_core.ui.summary import summary

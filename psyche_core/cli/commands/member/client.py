@@ -170,7 +170,7 @@ def status(events_file: Path | None, events_dir: Path | None, as_json: bool) -> 
     """
     import json
 
-    from psyche_core.cli.client_status import newest_client, read_status, status_lines
+    from psyche_core.cli.commands.member.client_status import newest_client, read_status, status_lines
     from psyche_core.errors import InputError
 
     if (events_file is None) == (events_dir is None):

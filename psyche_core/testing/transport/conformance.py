@@ -1,13 +1,4 @@
-"""Conformance of transports: what `psyche_core.interfaces.transport` promises, as tests a plugin author inherits.
-
-    class TestMyTransport(TransportConformance):
-        @asynccontextmanager
-        async def make_mesh(self, count: int) -> AsyncIterator[list[Transport]]:
-            ...  # enter `count` endpoints, tell each about all, yield them, leave them
-
-No test assumes that the mesh is already connected when it is yielded. Every wait is for an event, with a deadline. If links can
-be cut (a simulated network), override `cut` and `mend` and set `can_cut = True`.
-"""
+"""Messages, peers and closing, as tests; and `TransportConformance`, which has all tests of a transport."""
 
 # ruff: noqa: D102  # the tests' names describe them
 
@@ -19,19 +10,14 @@ import pytest
 
 from psyche_core.errors import BlobNotFound
 from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Opened
-from psyche_core.testing.transport_blobs import BlobTests
-from psyche_core.testing.transport_mesh import (
-    BLOB,
-    TIMEOUT,
-    ExternalBlob,
+from psyche_core.testing.transport.blobs import BlobTests
+from psyche_core.testing.transport.mesh import (
     by_its_first_bytes,
     by_its_round,
     connected,
     received,
     until,
 )
-
-__all__ = ["BLOB", "TIMEOUT", "ExternalBlob", "TransportConformance", "by_its_first_bytes", "connected", "received", "until"]
 
 
 @pytest.mark.anyio

@@ -3,7 +3,7 @@
     hello            rank 0: protocol, torch's version, number of ranks, backend, a nonce
     join/R           rank R: where it runs, a proof that it knows the secret, and a random number
     answer/R         rank 0: accepted or rejected, and its own proof
-    beat/R, failure  see `failure_detector`; commands to ranks: see `commands` and `group`
+    beat/R, failure  see `failure_detector`; commands to ranks: see `commands` and `collectives`
 
 The secret is never sent, only HMAC-SHA256 of a nonce with the secret as key. The key prefix under which ranks set up their
 connections also depends on the secret, so a process without the secret does not find it. Ranks with another version of torch are
@@ -32,7 +32,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch does not 
 )
 
 from psyche_core.errors import ModelError, WireError
-from psyche_core.models.sharding.secret import SIDECAR_PORT
+from psyche_core.models.sharding.group.secret import SIDECAR_PORT
 from psyche_core.wire.codec import decode, encode
 
 Store: TypeAlias = TCPStore

@@ -17,8 +17,6 @@ import anyio
 import anyio.to_thread
 
 from psyche_core.builtin.local_data import LocalData
-from psyche_core.cli.owner_requests import pause_or_resume
-from psyche_core.cli.run_files import RunFiles, load_run
 from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.run_config import CoordinatorConfig, RunFile, check_config
 from psyche_core.coordinator import new_state
@@ -41,6 +39,8 @@ from psyche_core.interfaces import BackendServer, Relay
 from psyche_core.interfaces.backend import OwnerControl
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.run_events import phase_of
+from psyche_core.server.owner_requests import pause_or_resume
+from psyche_core.server.run_files import RunFiles, load_run
 from psyche_core.storage.folder_lock import locked_folder
 from psyche_core.storage.model_stores.url import parse_model_url
 from psyche_core.storage.scratch import default_folder

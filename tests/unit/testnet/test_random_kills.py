@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from psyche_core.errors import UserError
-from psyche_core.ui.random_kills import RandomKills
+from psyche_core.testnet.random_kills import RandomKills
 
 NAMES = [f"client-{number}" for number in range(1, 6)]
 

@@ -14,8 +14,8 @@ import anyio
 import pytest
 
 from psyche_core.telemetry.events import Started
-from psyche_core.ui import processes
-from psyche_core.ui.processes import Children, child_environment
+from psyche_core.testnet import processes
+from psyche_core.testnet.processes import Children, child_environment
 from tests.conftest import LocalTestnet
 
 pytestmark = pytest.mark.timeout(60)
@@ -130,7 +130,7 @@ async def test_children_end_with_us_however_we_end(tmp_path: Path, own_tokens: P
         "import anyio, sys\n"
         "from pathlib import Path\n"
         "from psyche_core.telemetry.events import Started\n"
-        "from psyche_core.ui.processes import Children, child_environment\n"
+        "from psyche_core.testnet.processes import Children, child_environment\n"
         "async def main():\n"
         "    async with Children(Path(sys.argv[1])) as children:\n"
         "        child = await children.start('server', sys.argv[2:], environment=child_environment(threads=1))\n"

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from psyche_core.errors import BlobNotFound, BlobRejected, TransportError
-from psyche_core.testing.transport_mesh import (
+from psyche_core.testing.transport.mesh import (
     BLOB,
     TIMEOUT,
     ExternalBlob,

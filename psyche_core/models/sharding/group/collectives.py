@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from psyche_core.errors import ModelError, WireError
 from psyche_core.interfaces.sharding import Axes, RankGroup
 from psyche_core.models.sharding.commands import MAX_COMMAND_BYTES, Command, decode, encode
-from psyche_core.models.sharding.rendezvous import GroupSettings, Store
+from psyche_core.models.sharding.group.rendezvous import GroupSettings, Store
 
 COLLECTIVE_SECONDS: Final = 1800.0
 WAIT_SECONDS: Final = 600.0

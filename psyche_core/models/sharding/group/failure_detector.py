@@ -15,7 +15,7 @@ from typing import Final
 
 from torch.distributed import DistError
 
-from psyche_core.models.sharding.rendezvous import Store
+from psyche_core.models.sharding.group.rendezvous import Store
 
 BEAT_SECONDS: Final = 0.5
 SILENT_SECONDS: Final = 60.0
