@@ -22,17 +22,17 @@ from psyche_core.p2p.message_log import MessageLog
 from psyche_core.p2p.offers import Offer, OfferBook
 from psyche_core.wire.frames import FrameDecoder
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic.address import PeerAddress
-from psyche_p2p_quic.blobs import BlobExchange, sha256
-from psyche_p2p_quic.control_frames import INSTANCE_BYTES, Hello
-from psyche_p2p_quic.control_protocol import ControlProtocol
+from psyche_p2p_quic.addresses.peer_address import PeerAddress
+from psyche_p2p_quic.addresses.relay_urls import RelayChoice
+from psyche_p2p_quic.blobs.exchange import BlobExchange, sha256
+from psyche_p2p_quic.connections.control_frames import INSTANCE_BYTES, Hello
+from psyche_p2p_quic.connections.control_protocol import ControlProtocol
+from psyche_p2p_quic.connections.mesh import Mesh
+from psyche_p2p_quic.connections.session import Session
 from psyche_p2p_quic.doctor.relay_rates import why_refused
-from psyche_p2p_quic.endpoint import Endpoint, Link, Stream
-from psyche_p2p_quic.mesh import Mesh
+from psyche_p2p_quic.endpoint.endpoint import Endpoint, Link, Stream
+from psyche_p2p_quic.endpoint.own_address import OwnAddress
 from psyche_p2p_quic.options import QuicOptions, parse_advertised
-from psyche_p2p_quic.own_address import OwnAddress
-from psyche_p2p_quic.relays import RelayChoice
-from psyche_p2p_quic.session import Session
 from psyche_p2p_quic.settings import QuicSettings
 
 _POLL_SECONDS = 0.05

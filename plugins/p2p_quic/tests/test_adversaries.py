@@ -17,10 +17,10 @@ from psyche_core.testing.transport import connected, received, until
 from psyche_core.wire.frames import FrameDecoder, frame
 from psyche_core.wire.messages import Finished, seal, unseal
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic import control_frames
-from psyche_p2p_quic.address import PeerAddress
-from psyche_p2p_quic.control_frames import BlobHead, BlobRequest, Hello, IHave, Message, Ping
-from psyche_p2p_quic.endpoint import Endpoint, Link, LinkLost, Stream
+from psyche_p2p_quic.addresses.peer_address import PeerAddress
+from psyche_p2p_quic.connections import control_frames
+from psyche_p2p_quic.connections.control_frames import BlobHead, BlobRequest, Hello, IHave, Message, Ping
+from psyche_p2p_quic.endpoint.endpoint import Endpoint, Link, LinkLost, Stream
 from psyche_p2p_quic.settings import QuicSettings
 from psyche_p2p_quic.transport import QuicTransport
 

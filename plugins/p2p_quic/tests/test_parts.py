@@ -12,12 +12,12 @@ from psyche_core.errors import WireError
 from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Opened
 from psyche_core.p2p.message_log import LogEntry, LogLimits, MessageLog
 from psyche_core.wire import codec
-from psyche_p2p_quic import control_frames
-from psyche_p2p_quic.address import MAX_ADDRESS_BYTES, PeerAddress
-from psyche_p2p_quic.control_frames import BlobHead, BlobRequest, Hello, IHave, Inventory, IWant, Message, Ping, Pong
-from psyche_p2p_quic.control_protocol import ControlProtocol, PeerSilent
-from psyche_p2p_quic.mesh import newer_stays
-from psyche_p2p_quic.reputation import Reputation
+from psyche_p2p_quic.addresses.peer_address import MAX_ADDRESS_BYTES, PeerAddress
+from psyche_p2p_quic.connections import control_frames
+from psyche_p2p_quic.connections.control_frames import BlobHead, BlobRequest, Hello, IHave, Inventory, IWant, Message, Ping, Pong
+from psyche_p2p_quic.connections.control_protocol import ControlProtocol, PeerSilent
+from psyche_p2p_quic.connections.mesh import newer_stays
+from psyche_p2p_quic.connections.reputation import Reputation
 from psyche_p2p_quic.settings import QuicSettings
 
 NUMBERS = st.integers(0, 2**63 - 1)

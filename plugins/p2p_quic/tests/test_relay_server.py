@@ -18,8 +18,8 @@ from websockets.frames import Frame, Opcode
 from plugins.p2p_quic.tests.relay_parts import TIMEOUT, Refused, RelayClient, answer, open_socket, random_bytes, received, serving
 from psyche_core.errors import UserError
 from psyche_p2p_quic.relay.access import MemberAccess, OpenAccess, TokenAccess
+from psyche_p2p_quic.relay.protocol.tls import ServerTls
 from psyche_p2p_quic.relay.server import RelayServer
-from psyche_p2p_quic.relay.tls import ServerTls
 
 KEY = SigningKey(b"\x01" * 32)
 

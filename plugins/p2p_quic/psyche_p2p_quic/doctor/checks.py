@@ -14,11 +14,11 @@ import anyio.to_thread
 from psyche_core.errors import PsycheError, TransportError, UserError, WireError
 from psyche_core.sdk.observe import observed_run
 from psyche_core.wire.signing import SecretKey
+from psyche_p2p_quic.addresses.relay_urls import canonical_relays
 from psyche_p2p_quic.doctor.relay_rates import TokenRefused, log_in_once, relay_rates
 from psyche_p2p_quic.doctor.verdict import Figures, RelayFigures
-from psyche_p2p_quic.endpoint import Endpoint, ObserverRefused
-from psyche_p2p_quic.own_address import RelayAnswer, locate_observer
-from psyche_p2p_quic.relays import canonical_relays
+from psyche_p2p_quic.endpoint.endpoint import Endpoint, ObserverRefused
+from psyche_p2p_quic.endpoint.own_address import RelayAnswer, locate_observer
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from nacl.signing import SigningKey
 from psyche_core.config.sentences import printable
 from psyche_core.errors import TransportError, WireError
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic.relay import frames
 from psyche_p2p_quic.relay.access import TokenAccess
+from psyche_p2p_quic.relay.protocol import frames
 
 _CONTEXT = "iroh-relay handshake v1 challenge signature"
 _PAYLOAD_BYTES = 16 * 1024

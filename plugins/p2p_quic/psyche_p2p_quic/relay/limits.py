@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from psyche_p2p_quic.relay.frames import MAX_FRAME_BYTES
+from psyche_p2p_quic.relay.protocol.frames import MAX_FRAME_BYTES
 
 _Connection = TypeVar("_Connection")
 

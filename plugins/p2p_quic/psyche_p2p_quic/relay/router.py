@@ -6,14 +6,14 @@ import random
 import secrets
 from collections.abc import Callable
 
-from psyche_p2p_quic.relay import frames
 from psyche_p2p_quic.relay.access import Access, Verdict
-from psyche_p2p_quic.relay.client import Client, Phase
-from psyche_p2p_quic.relay.handshake import NONCE_BYTES
-from psyche_p2p_quic.relay.http import Pages
+from psyche_p2p_quic.relay.connection import Client, Phase
 from psyche_p2p_quic.relay.limits import RelayLimits, TokenBucket
 from psyche_p2p_quic.relay.metrics import Counters
-from psyche_p2p_quic.relay.websocket import CloseCode
+from psyche_p2p_quic.relay.protocol import frames
+from psyche_p2p_quic.relay.protocol.handshake import NONCE_BYTES
+from psyche_p2p_quic.relay.protocol.http import Pages
+from psyche_p2p_quic.relay.protocol.websocket import CloseCode
 
 
 class Router:

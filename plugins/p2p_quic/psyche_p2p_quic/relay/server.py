@@ -16,15 +16,15 @@ from types import TracebackType
 from typing import Self
 
 from psyche_core.errors import UserError
-from psyche_p2p_quic.relay import frames
 from psyche_p2p_quic.relay.access import Access
-from psyche_p2p_quic.relay.client import Client, Phase
-from psyche_p2p_quic.relay.http import Page, Pages
+from psyche_p2p_quic.relay.connection import Client, Phase
 from psyche_p2p_quic.relay.limits import AddressCounter, RelayLimits, TokenBucket, Waiting, place_of
 from psyche_p2p_quic.relay.metrics import CONTENT_TYPE, prometheus_text
+from psyche_p2p_quic.relay.protocol import frames
+from psyche_p2p_quic.relay.protocol.http import Page, Pages
+from psyche_p2p_quic.relay.protocol.tls import ServerTls, TlsFailed
+from psyche_p2p_quic.relay.protocol.websocket import CloseCode
 from psyche_p2p_quic.relay.router import Router
-from psyche_p2p_quic.relay.tls import ServerTls, TlsFailed
-from psyche_p2p_quic.relay.websocket import CloseCode
 
 _log = logging.getLogger("psyche.relay")
 _READ_BYTES = 256 * 1024

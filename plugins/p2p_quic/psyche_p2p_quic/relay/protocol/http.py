@@ -14,8 +14,8 @@ from http import HTTPStatus
 
 import h11
 
-from psyche_p2p_quic.relay.frames import VERSIONS
-from psyche_p2p_quic.relay.websocket import accept_token
+from psyche_p2p_quic.relay.protocol.frames import VERSIONS
+from psyche_p2p_quic.relay.protocol.websocket import accept_token
 
 MAX_REQUEST_BYTES = 8192
 RELAY_PATH = "/relay"

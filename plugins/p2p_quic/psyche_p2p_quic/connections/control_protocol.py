@@ -17,8 +17,8 @@ from collections.abc import Iterable
 
 from psyche_core.errors import TransportError, WireError
 from psyche_core.p2p.message_log import PREFIX_BYTES, LogEntry, MessageLog, Verdict
-from psyche_p2p_quic import control_frames
-from psyche_p2p_quic.control_frames import Hello, IHave, Inventory, IWant, Message, Ping, Pong
+from psyche_p2p_quic.connections import control_frames
+from psyche_p2p_quic.connections.control_frames import Hello, IHave, Inventory, IWant, Message, Ping, Pong
 from psyche_p2p_quic.settings import QuicSettings
 
 _GIVEN_BYTES = 4 * 2**20

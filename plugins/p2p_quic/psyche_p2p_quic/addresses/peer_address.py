@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from psyche_core.errors import WireError
 from psyche_core.wire import codec
-from psyche_p2p_quic.control_frames import INSTANCE_BYTES
-from psyche_p2p_quic.relays import MAX_RELAY_URL_BYTES, canonical_relay
+from psyche_p2p_quic.addresses.relay_urls import MAX_RELAY_URL_BYTES, canonical_relay
+from psyche_p2p_quic.connections.control_frames import INSTANCE_BYTES
 
 VERSION = 2
 MAX_ADDRESS_BYTES = 1024

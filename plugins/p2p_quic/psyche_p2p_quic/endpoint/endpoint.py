@@ -26,11 +26,11 @@ from iroh.iroh_ffi import InternalError
 
 from psyche_core.config.sentences import printable
 from psyche_core.errors import CannotBind, TransportError
-from psyche_p2p_quic.ffi_copy import mend
-from psyche_p2p_quic.interfaces import addresses_of
-from psyche_p2p_quic.observer_protocol import ALPN as OBSERVER_ALPN
-from psyche_p2p_quic.observer_protocol import MAX_OBSERVATION_BYTES, Observation, ObserverLocation
-from psyche_p2p_quic.relays import N0_RELAYS, canonical_relay
+from psyche_p2p_quic.addresses.interfaces import addresses_of
+from psyche_p2p_quic.addresses.relay_urls import N0_RELAYS, canonical_relay
+from psyche_p2p_quic.endpoint.ffi_copy import mend
+from psyche_p2p_quic.observer.protocol import ALPN as OBSERVER_ALPN
+from psyche_p2p_quic.observer.protocol import MAX_OBSERVATION_BYTES, Observation, ObserverLocation
 
 ALPN = b"psyche/p2p/1"
 _GIVE_UP_SECONDS = 1.0

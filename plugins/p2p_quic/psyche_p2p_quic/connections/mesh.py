@@ -23,14 +23,14 @@ from anyio.abc import TaskGroup
 from psyche_core.errors import TransportError, WireError
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.wire.frames import FrameDecoder, frame
-from psyche_p2p_quic import control_frames, session
-from psyche_p2p_quic.address import PeerAddress
-from psyche_p2p_quic.control_frames import Hello
-from psyche_p2p_quic.dial_budget import DialBudget
-from psyche_p2p_quic.endpoint import Arrival, Endpoint, Link, LinkLost, Stream
-from psyche_p2p_quic.ranges import may_dial
-from psyche_p2p_quic.reputation import Reputation
-from psyche_p2p_quic.session import Session
+from psyche_p2p_quic.addresses.peer_address import PeerAddress
+from psyche_p2p_quic.connections import control_frames, session
+from psyche_p2p_quic.connections.control_frames import Hello
+from psyche_p2p_quic.connections.dial_budget import DialBudget
+from psyche_p2p_quic.connections.dial_ranges import may_dial
+from psyche_p2p_quic.connections.reputation import Reputation
+from psyche_p2p_quic.connections.session import Session
+from psyche_p2p_quic.endpoint.endpoint import Arrival, Endpoint, Link, LinkLost, Stream
 from psyche_p2p_quic.settings import QuicSettings
 
 _PATHS_SECONDS = 1.0

@@ -13,7 +13,7 @@ from nacl.exceptions import BadSignatureError
 from nacl.signing import VerifyKey
 
 from psyche_core.errors import WireError
-from psyche_p2p_quic.relay.frames import ID_BYTES
+from psyche_p2p_quic.relay.protocol.frames import ID_BYTES
 
 NONCE_BYTES = 16
 _CHALLENGE, _CLIENT_AUTH, _CONFIRMS, _DENIES = range(4)

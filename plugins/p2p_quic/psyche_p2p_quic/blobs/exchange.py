@@ -24,12 +24,12 @@ from psyche_core.errors import BlobNotFound, BlobRejected, WireError
 from psyche_core.p2p.blob_store import BlobStore
 from psyche_core.p2p.fetch_plan import Answer, FetchPlan, Outcome
 from psyche_core.p2p.offers import Offer, OfferBook
-from psyche_p2p_quic import session
-from psyche_p2p_quic.control_frames import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
-from psyche_p2p_quic.endpoint import LinkLost, Stream
-from psyche_p2p_quic.mesh import Mesh
-from psyche_p2p_quic.racing import Race, Racing
-from psyche_p2p_quic.session import Session
+from psyche_p2p_quic.blobs.racing import Race, Racing
+from psyche_p2p_quic.connections import session
+from psyche_p2p_quic.connections.control_frames import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
+from psyche_p2p_quic.connections.mesh import Mesh
+from psyche_p2p_quic.connections.session import Session
+from psyche_p2p_quic.endpoint.endpoint import LinkLost, Stream
 from psyche_p2p_quic.settings import QuicSettings
 
 LARGE_BLOB_BYTES = 64 * 1024

@@ -21,8 +21,8 @@ import anyio
 import anyio.to_thread
 
 from psyche_core.errors import TransportError, WireError
-from psyche_p2p_quic.endpoint import Endpoint, Link
-from psyche_p2p_quic.observer_protocol import MAX_LOCATION_BYTES, PATH, REFRESH_SECONDS, ObserverLocation
+from psyche_p2p_quic.endpoint.endpoint import Endpoint, Link
+from psyche_p2p_quic.observer.protocol import MAX_LOCATION_BYTES, PATH, REFRESH_SECONDS, ObserverLocation
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from psyche_core.errors import WireError
-from psyche_p2p_quic.relay import frames
 from psyche_p2p_quic.relay.access import Verdict
-from psyche_p2p_quic.relay.handshake import WELCOME, Challenge, denial
-from psyche_p2p_quic.relay.http import Answered, RequestReader
 from psyche_p2p_quic.relay.limits import TokenBucket
-from psyche_p2p_quic.relay.websocket import (
+from psyche_p2p_quic.relay.protocol import frames
+from psyche_p2p_quic.relay.protocol.handshake import WELCOME, Challenge, denial
+from psyche_p2p_quic.relay.protocol.http import Answered, RequestReader
+from psyche_p2p_quic.relay.protocol.websocket import (
     CloseCode,
     Closed,
     FrameReader,
