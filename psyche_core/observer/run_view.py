@@ -46,7 +46,9 @@ MAX_REPORTED_LOSS = 50.0
 
 
 _SILENT = (
+    told.RunDescribed,
     told.StepTrained,
+    told.StepFigures,
     told.StepApplied,
     told.NetworkTotals,
     told.WitnessSent,
@@ -182,6 +184,8 @@ class RunView:
             case told.Started():
                 self.run_id = self.run_id or event.run_id
                 self._note_start(source, time, event)
+            case told.RunDescribed():
+                self.total_steps = self.total_steps or event.total_steps
             case told.PhaseChanged():
                 if self._server in (None, source):
                     self._note_phase(time, event)

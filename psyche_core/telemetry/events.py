@@ -198,6 +198,58 @@ class StepTrained:
 
 
 @dataclass(frozen=True, slots=True)
+class RunDescribed:
+    """What a run trains, as its coordinator says. A client emits it when it first knows it, and whenever it has changed.
+
+    Attributes:
+        model: its name in the run's configuration.
+        architecture: plugin name of the model.
+        optimizer: plugin name of the optimizer.
+        sequence_length: in tokens.
+        batch_size_start: samples of a step at first.
+        batch_size_end: samples of a step after batch_size_warmup_tokens.
+    """
+
+    run_id: str
+    model: str
+    architecture: str
+    optimizer: str
+    total_steps: int
+    sequence_length: int
+    batch_size_start: int
+    batch_size_end: int
+    batch_size_warmup_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """Further figures of a step that we trained; what covers several steps is about the newest ones of this epoch.
+
+    Attributes:
+        learning_rate: of the schedule at this step.
+        perplexity: e to the power of the loss.
+        confidence: 1 - loss / ln(size of the vocabulary): 0 for a model that only guesses, 1 for one that is always right.
+        gradient_norm: L2 norm of our share's gradient, before any clipping.
+        batch_tokens: tokens of all members' shares of this step; None if the coordinator's state no longer says it.
+        total_tokens: tokens that the run has assigned so far.
+        tokens_per_second: trained by all members together; None before our second step.
+        efficiency: part of the time in which we trained, at most 1; None before our second step.
+        wait_seconds: time since our step before, without training and applying; None before our second step.
+    """
+
+    step: int
+    learning_rate: float
+    perplexity: float
+    confidence: float
+    gradient_norm: float
+    batch_tokens: int | None
+    total_tokens: int
+    tokens_per_second: float | None = None
+    efficiency: float | None = None
+    wait_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepApplied:
     """Results of a step were applied.
 
@@ -224,11 +276,28 @@ class WitnessSent:
 
 @dataclass(frozen=True, slots=True)
 class NetworkTotals:
-    """Bytes since the start on our side of the transport, and number of connected peers."""
+    """Totals since the start on our side of the transport, and number of connected peers.
+
+    Attributes:
+        broadcasts_sent: messages that we sent to all members.
+        messages_received: messages of other members that we took in.
+        messages_refused: messages that were not what they must be.
+        downloads_started: results of other members that we began to fetch.
+        downloads_finished: of these, complete ones.
+        downloads_failed: of these, ones that no member sent us in time, or not as they were announced.
+        download_bytes: bytes of the complete ones.
+    """
 
     bytes_sent: int
     bytes_received: int
     peers: int
+    broadcasts_sent: int = 0
+    messages_received: int = 0
+    messages_refused: int = 0
+    downloads_started: int = 0
+    downloads_finished: int = 0
+    downloads_failed: int = 0
+    download_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -534,7 +603,9 @@ Event = (
     | ModelLoaded
     | Resumed
     | MicroBatchFound
+    | RunDescribed
     | StepTrained
+    | StepFigures
     | StepApplied
     | WitnessSent
     | NetworkTotals

@@ -18,7 +18,8 @@ class LocalStep:
     """A step that was trained.
 
     loss: mean over all samples, in nats per token. tokens: of all members together. seconds: sum over all members, which train
-    one after the other. payload_bytes: size of the largest result.
+    one after the other. payload_bytes: size of the largest result. learning_rate: of the schedule. gradient_norm: mean of the
+    members' norms.
     """
 
     step: int
@@ -26,6 +27,8 @@ class LocalStep:
     tokens: int
     seconds: float
     payload_bytes: int
+    learning_rate: float
+    gradient_norm: float
 
 
 class LocalRun:
@@ -56,6 +59,8 @@ class LocalRun:
             sum(one.tokens for one in done),
             sum(one.seconds for one in done),
             max(len(one.payload) for one in done),
+            done[0].learning_rate,
+            sum(one.gradient_norm for one in done) / len(done),
         )
 
     def finish(self) -> None:

@@ -24,6 +24,7 @@ from psyche_core.p2p.manifest import Manifest, Piece, Table
 from psyche_core.training import snapshot
 from psyche_core.training.checkpoints.private_state import load_private, save_private
 from psyche_core.training.checkpoints.public_state import save_with_public_state
+from psyche_core.training.gradient_norm import gradient_norm
 from psyche_core.training.micro_batch import MicroBatch, Notice
 from psyche_core.training.shared_tensors import check_names, shared_digest, shared_tensors
 
@@ -36,6 +37,7 @@ class Trained:
     """Result of one step.
 
     loss: in nats per predicted token. tokens: number of tokens in the samples. seconds: wall time. payload: bytes to announce.
+    learning_rate: of the schedule at this step. gradient_norm: L2 norm of the gradient before clipping.
     """
 
     step: int
@@ -43,6 +45,8 @@ class Trained:
     tokens: int
     seconds: float
     payload: bytes
+    learning_rate: float
+    gradient_norm: float
 
 
 class Trainer:
@@ -103,9 +107,11 @@ class Trainer:
         start = time.perf_counter()
         self._optimizer.load_lookahead(learning_rate=self._learning_rate(step - 1))
         loss = self._micro_batch.gradients(samples)
-        payload = self._optimizer.compress(step, learning_rate=self._learning_rate(step))
+        norm = gradient_norm(self._model)
+        rate = self._learning_rate(step)
+        payload = self._optimizer.compress(step, learning_rate=rate)
         seconds = time.perf_counter() - start
-        return Trained(step, loss, samples.count * samples.sequence_length, seconds, payload)
+        return Trained(step, loss, samples.count * samples.sequence_length, seconds, payload, rate, norm)
 
     def check(self, payload: bytes) -> None:
         """Validate a peer's payload. May be called from any thread. Raises PayloadRejected."""

@@ -20,7 +20,7 @@ MAX_LOG = 5000
 
 NAME_CHARACTERS = 64
 EFFICIENCY_STEPS = 16
-_UNTOLD = (told.NetworkTotals, told.WitnessReported)
+_UNTOLD = (told.NetworkTotals, told.WitnessReported, told.StepFigures)
 _WARNINGS = (told.WentBack, told.Dropped, told.MemberExited, told.StatementVoided)
 _NUMBERS = re.compile(r"(\d{1,9})")
 LEVELS = ("info", "warning", "error")

@@ -38,9 +38,11 @@ from psyche_core.telemetry.events import (
     Resumed,
     Resynced,
     RewardPaid,
+    RunDescribed,
     Started,
     StatementVoided,
     StepApplied,
+    StepFigures,
     StepTrained,
     Stopping,
     TokenFiles,
@@ -137,6 +139,14 @@ def _sentence(event: Event) -> str:
                 f"trained step {event.step}: loss {event.loss:.4f}, {event.tokens} tokens in {event.seconds:.2f} s "
                 f"({count_text(speed)}/s), result {bytes_text(event.payload_bytes)}"
             )
+        case StepFigures():
+            return _figures(event)
+        case RunDescribed():
+            sizes = dict.fromkeys((event.batch_size_start, event.batch_size_end))
+            return (
+                f"run {event.run_id} trains {event.model} with {event.optimizer}: {event.total_steps} steps of "
+                f"{' to '.join(map(str, sizes))} sequences of {event.sequence_length} tokens"
+            )
         case StepApplied(accepted=0):
             none = f"no quorum of witnesses received any of its {event.trained} results"
             return f"step {event.step} changes nothing: {none}; its samples are trained again"
@@ -222,6 +232,16 @@ def _contested(event: ModelContested) -> str:
     return f"THE MODEL IS CONTESTED: {event.offering} of {event.members} members offer the model after step {event.step}"
 
 
+def _figures(event: StepFigures) -> str:
+    """The figures of a step; what is not known yet is left out."""
+    parts = [f"learning rate {event.learning_rate:.4g}", f"gradient {event.gradient_norm:.4g}"]
+    if event.tokens_per_second is not None:
+        parts.append(f"{count_text(event.tokens_per_second)} tokens/s by all")
+    if event.efficiency is not None:
+        parts.append(f"{event.efficiency:.0%} of the time trains")
+    return f"step {event.step}: {', '.join(parts)}, {count_text(event.total_tokens)} tokens so far"
+
+
 def _token_files(event: TokenFiles) -> str:
     if event.ready:
         return (
@@ -280,8 +300,8 @@ def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic
         sentence: str | None
         if isinstance(event, NetworkTotals):
             sentence = meter.read(event)
-        elif isinstance(event, WitnessReported):
-            sentence = None  # one a round and witness: for curves
+        elif isinstance(event, WitnessReported | StepFigures):
+            sentence = None  # one a round: for curves
         elif isinstance(event, ModelSync) and event.pieces_done < event.pieces_total and clock() - fetched_at < FETCH_SECONDS:
             sentence = None
         elif isinstance(event, PeerPaths):

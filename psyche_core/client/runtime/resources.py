@@ -36,9 +36,21 @@ class TrainedShare(Protocol):
     def payload(self) -> bytes:
         """The encoded result."""
 
+    @property
+    def learning_rate(self) -> float:
+        """Of the schedule at this step."""
+
+    @property
+    def gradient_norm(self) -> float:
+        """L2 norm of the share's gradient."""
+
 
 class TrainerLike(ModelHolder, Protocol):
     """What the worker needs from a trainer; psyche_core.training.trainer.Trainer is one."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the model's vocabulary."""
 
     @property
     def max_payload_bytes(self) -> int:

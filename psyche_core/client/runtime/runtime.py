@@ -16,6 +16,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 
 import anyio
 from anyio.abc import TaskGroup
@@ -29,6 +30,7 @@ from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.download_limiter import Limiter
 from psyche_core.client.runtime.path_reporter import PathReporter
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
+from psyche_core.client.runtime.step_figures import Counts, StepFigureMaker, described
 from psyche_core.client.runtime.worker import Worker, describe_exception
 from psyche_core.coordinator.commands import Command, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
@@ -133,6 +135,9 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._relays: tuple[str, ...] | None = None
         self._relays_used = anyio.Event()
         self._paths = PathReporter()
+        self._figures = StepFigureMaker()
+        self._described: telemetry.RunDescribed | None = None
+        self._counts = Counts()
         self._connecting: tuple[str, ...] = ()
         self._published = b""
         self._published_at = -math.inf
@@ -283,10 +288,18 @@ class ClientRuntime(Actions[Awaitable[None]]):
                     await self._connect()
                 if self._tell_state is not None:
                     self._tell_state(update.state)
+                self._describe(update.state)
                 await self._put(ev.StateSeen(update.state))
         except BackendError as error:
             if not finished:  # a server may close after the last state
                 self._fail(error)
+
+    def _describe(self, state: CoordinatorState) -> None:
+        """Report what the run trains, when that is new."""
+        now = described(state.run_id, state.config, state.model)
+        if now != self._described:
+            self._described = now
+            self._report(now)
 
     async def _use_relays(self, relays: tuple[str, ...]) -> None:
         """Hand the run's relays to the transport; joining waits for it, so that our first address names our relay."""
@@ -309,11 +322,13 @@ class ClientRuntime(Actions[Awaitable[None]]):
             try:
                 opened = incoming.opened or self._open(incoming.message)
             except WireError as error:  # from a transport that does not check messages itself
+                self._counts.messages_refused += 1
                 if refused.failed():
                     via, count = incoming.via[:4].hex(), refused.times
                     logger.warning("a message handed over by %s was refused (%d since the last such line): %s", via, count, error)
                 continue
 
+            self._counts.messages_received += 1
             await self._put(ev.MessageSeen(opened.origin, opened.content))
 
     async def _watch_time(self) -> None:
@@ -361,7 +376,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
     def _totals(self) -> telemetry.NetworkTotals:
         stats = self._transport.stats
-        return telemetry.NetworkTotals(stats.bytes_sent, stats.bytes_received, len(stats.peers))
+        return telemetry.NetworkTotals(stats.bytes_sent, stats.bytes_received, len(stats.peers), **asdict(self._counts))
 
     # -------------------------------------------------------------------------------------------- actions into I/O
 
@@ -392,6 +407,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         await self._connect()
 
     async def _broadcast(self, action: ev.Broadcast) -> None:
+        self._counts.broadcasts_sent += 1
         await self._transport.broadcast(seal(self._key, self.state.instance, action.message), tag=action.tag)
 
     async def _fetch_payload(self, action: ev.FetchPayload) -> None:
@@ -425,9 +441,21 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
     async def _do(self, work: ev.Work) -> None:
         try:
-            await self._put(await self._worker.do(work))
+            done = await self._worker.do(work)
         except PsycheError as error:
             self._fail(error)
+            return
+
+        self._tell_figures(done)
+        await self._put(done)
+
+    def _tell_figures(self, done: ev.WorkDone) -> None:
+        """Report what people watch beside the loss."""
+        newest = self._worker.newest_step
+        if isinstance(done, ev.Applied):
+            self._figures.applied(done.seconds)
+        elif isinstance(done, ev.Trained) and newest is not None:
+            self._report(self._figures.trained(newest, self.state, now=anyio.current_time()))
 
     async def _wait_and_remind(self, action: ev.Remind) -> None:
         await anyio.sleep(action.seconds)
@@ -521,6 +549,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
     async def _fetch(self, action: ev.FetchPayload) -> None:
         limit = self._worker.resources.trainer.max_payload_bytes
+        self._counts.downloads_started += 1
         try:
             async with self._downloads.turn():
                 payload = await self._transport.fetch(
@@ -528,16 +557,22 @@ class ClientRuntime(Actions[Awaitable[None]]):
                 )
         except BlobRejected as error:
             logger.warning("payload %s: %s", action.payload_hash[:4].hex(), error)
-            await self._put(ev.PayloadMissing(action.payload_hash))
+            await self._missing(action)
         except (TransportError, TimeoutError) as error:
             logger.info("payload %s: %s", action.payload_hash[:4].hex(), error)
-            await self._put(ev.PayloadMissing(action.payload_hash))
+            await self._missing(action)
         except Exception as error:
             logger.debug("fetching a payload failed", exc_info=error)
             logger.warning("payload %s: %s", action.payload_hash[:4].hex(), self._explain(error))
-            await self._put(ev.PayloadMissing(action.payload_hash))
+            await self._missing(action)
         else:
+            self._counts.downloads_finished += 1
+            self._counts.download_bytes += len(payload)
             try:
                 await self._put(await self._worker.receive(action.payload_hash, payload, tag=action.tag))
             except PsycheError as error:  # ranks are lost
                 self._fail(error)
+
+    async def _missing(self, action: ev.FetchPayload) -> None:
+        self._counts.downloads_failed += 1
+        await self._put(ev.PayloadMissing(action.payload_hash))

@@ -55,6 +55,7 @@ from psyche_core.client.runtime.checkpointing import Checkpointer
 from psyche_core.client.runtime.payloads import PayloadStore, check_own
 from psyche_core.client.runtime.read_ahead import ReadAhead
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
+from psyche_core.client.runtime.step_figures import TrainedStep
 from psyche_core.config.run_config import ModelConfig
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.errors import (
@@ -130,6 +131,7 @@ class Worker:
         self._payloads = PayloadStore()
         self._checkpoints = Checkpointer(tell, explain=explain)
         self._reading = ReadAhead(explain=explain)
+        self._newest: TrainedStep | None = None
 
     @property
     def resources(self) -> Resources:
@@ -139,6 +141,11 @@ class Worker:
             raise RuntimeError(message)
 
         return self._resources
+
+    @property
+    def newest_step(self) -> TrainedStep | None:
+        """The step that was trained last, for people; None before the first."""
+        return self._newest
 
     @property
     def opened(self) -> Resources | None:
@@ -346,7 +353,10 @@ class Worker:
             reason = f"{_not_done(work)}: {str(error) or type(error).__name__}"
             return TrainFailed(work.height, reason, passing=isinstance(error, NothingForUs))
 
-        loss = float(done.loss)
+        loss, trainer = float(done.loss), self.resources.trainer
+        self._newest = TrainedStep(
+            work.step, work.height, loss, done.seconds, done.learning_rate, done.gradient_norm, trainer.vocab_size
+        )
         await check_own(self.resources, work.step, done.payload)
         payload_hash = await self._transport.publish(done.payload, tag=work.tag)
         self._payloads.put(payload_hash, done.payload, tag=work.tag)

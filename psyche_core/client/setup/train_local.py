@@ -18,6 +18,7 @@ import anyio.from_thread
 import anyio.to_thread
 
 from psyche_core.client.runtime.sample_checks import read_samples
+from psyche_core.client.runtime.step_figures import TrainedStep, described, figures_of
 from psyche_core.client.setup.data_source import data_source, first_samples, held_out_place
 from psyche_core.client.setup.local_run_file import local_run_file
 from psyche_core.client.setup.parallelism import parallelism_of
@@ -59,6 +60,7 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
     cache = settings.cache_dir or default_folder()
     trainers = await anyio.to_thread.run_sync(_trainers, settings, registry, run, cache, parallelism, tell)
     local, first = LocalRun(trainers), trainers[0]
+    tell(described(run.run_id, run.config, run.model))
     steps = settings.steps or run.config.total_steps
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_close, first)
@@ -87,6 +89,8 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
             next_sample = batches[-1].last + 1
             done = await anyio.to_thread.run_sync(local.train, step, shares)
             tell(telemetry.StepTrained(0, step, done.loss, done.tokens, done.seconds, done.payload_bytes))
+            facts = TrainedStep(step, step - 1, done.loss, done.seconds, done.learning_rate, done.gradient_norm, first.vocab_size)
+            tell(figures_of(facts, batch_tokens=done.tokens, total_tokens=next_sample * length))
             if step % settings.validation_every == 0 and step < steps:
                 await validate()
         await anyio.to_thread.run_sync(local.finish)
@@ -95,8 +99,8 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
     digest = await anyio.to_thread.run_sync(first.full_digest)
     tell(telemetry.EpochDigest(0, steps, digest.hex()))
     if settings.checkpoint_dir is not None:
-        facts = CheckpointFacts(run_id=run.run_id, step=steps, epoch=0, data_index=next_sample)
-        path = await anyio.to_thread.run_sync(_save, first, settings.checkpoint_dir, facts)
+        saved = CheckpointFacts(run_id=run.run_id, step=steps, epoch=0, data_index=next_sample)
+        path = await anyio.to_thread.run_sync(_save, first, settings.checkpoint_dir, saved)
         tell(telemetry.CheckpointSaved(steps, str(path)))
     ended = telemetry.Ended(f"trained {steps} steps", success=True)
     tell(ended)

@@ -51,6 +51,8 @@ def test_a_model_learns_and_is_saved(psyche: Psyche, base: Path, optimizer: str)
     assert result.code == 0, result.err
     assert [event["step"] for event in told(result.out, "step_trained")] == list(range(1, 13))
     assert [event["event"] for event in told(result.out, "model_")][:2] == ["model_loading", "model_loaded"]
+    assert [event["total_tokens"] for event in told(result.out, "step_figures")] == [step * 8 * 16 for step in range(1, 13)]
+    assert [event["run_id"] for event in told(result.out, "run_described")] == ["alone"]
     losses = {int(str(event["step"])): float(str(event["loss"])) for event in told(result.out, "validated")}
     assert list(losses) == [0, 3, 8, 12], "what is not applied yet is not measured"
     assert losses[12] < losses[0] - 0.5

@@ -78,6 +78,8 @@ class Done:
     tokens: int
     seconds: float
     payload: bytes
+    learning_rate: float = 0.1
+    gradient_norm: float = 1.0
 
 
 class ChainTrainer:
@@ -88,6 +90,7 @@ class ChainTrainer:
 
     max_payload_bytes = 64
     parameter_count = 1
+    vocab_size = 256
 
     def __init__(self, name: str, *, broken: tuple[int, ...] = (), bad: tuple[int, ...] = ()) -> None:
         self.name, self.broken, self.bad = name, broken, bad

@@ -85,6 +85,18 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         "trained step 3: loss 4.2500, 2000 tokens in 0.50 s (4.0 k/s), result 1.2 kB",
     ),
     (telemetry.StepTrained(0, 3, 4.25, 2000, 0.0, 10), "trained step 3: loss 4.2500, 2000 tokens in 0.00 s (0/s), result 10 B"),
+    (
+        telemetry.RunDescribed("first", "'me/llama' (HfLlama)", "HfLlama", "Distro", 100, 2048, 8, 16, 1000),
+        "run first trains 'me/llama' (HfLlama) with Distro: 100 steps of 8 to 16 sequences of 2048 tokens",
+    ),
+    (
+        telemetry.StepFigures(3, 0.0004, 9.0, 0.5, 1.5, 4096, 12_288, 8000.0, 0.875, 0.25),
+        "step 3: learning rate 0.0004, gradient 1.5, 8.0 k tokens/s by all, 88% of the time trains, 12.3 k tokens so far",
+    ),
+    (
+        telemetry.StepFigures(1, 0.0004, 9.0, 0.5, 1.5, None, 4096),
+        "step 1: learning rate 0.0004, gradient 1.5, 4.1 k tokens so far",
+    ),
     (telemetry.StepApplied(0, 3, 3, 3, 0.2), "applied step 3: 3 of 3 results in 0.20 s"),
     (telemetry.Leaving("SIGINT", saves=False), "SIGINT: leaving the run cleanly; a second SIGINT ends this process at once"),
     (
