@@ -2,8 +2,8 @@
 
 Addresses come from strangers through the coordinator, so decoding checks every number, type and range before anything is
 dialled. Multicast and unspecified addresses are refused, and so are host names: nobody may make us resolve a name of their
-choice. Which of these addresses may be dialled is decided in `ranges`; a relay is used only if it is one of our run's, see
-`relays`.
+choice. Which of these addresses may be dialled is decided in `connections.dial_ranges`; a relay is used only if it is one of our
+run's, see `relay_urls`.
 
 Version 2 added the relay and the instance: a member publishes a new record whenever its address changes, and the instance tells
 a new address from a new life of the member. Version 1, `[1, sockets, null]`, is still read.
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from psyche_core.errors import WireError
 from psyche_core.wire import codec
 from psyche_p2p_quic.addresses.relay_urls import MAX_RELAY_URL_BYTES, canonical_relay
-from psyche_p2p_quic.connections.control_frames import INSTANCE_BYTES
 
 VERSION = 2
+INSTANCE_BYTES = 8
 MAX_ADDRESS_BYTES = 1024
 MAX_SOCKETS = 16
 

@@ -1,6 +1,6 @@
 """Blob exchange: serves blobs from the store or from offers, and fetches blobs from one source after another.
 
-Each request has its own stream. `control_frames` defines request and answer; the body follows the head, and nothing follows the
+Each request has its own stream. `frames` defines request and answer; the body follows the head, and nothing follows the
 body. When a source is slow, another one is asked at the same time (`racing`), and the first correct answer wins. When no source
 is left that has the blob, members that did not have it are asked again, because they may have got it since.
 
@@ -24,12 +24,12 @@ from psyche_core.errors import BlobNotFound, BlobRejected, WireError
 from psyche_core.p2p.blob_store import BlobStore
 from psyche_core.p2p.fetch_plan import Answer, FetchPlan, Outcome
 from psyche_core.p2p.offers import Offer, OfferBook
+from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
 from psyche_p2p_quic.blobs.racing import Race, Racing
 from psyche_p2p_quic.connections import session
-from psyche_p2p_quic.connections.control_frames import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
 from psyche_p2p_quic.connections.mesh import Mesh
 from psyche_p2p_quic.connections.session import Session
-from psyche_p2p_quic.endpoint.endpoint import LinkLost, Stream
+from psyche_p2p_quic.endpoint.links import LinkLost, Stream
 from psyche_p2p_quic.settings import QuicSettings
 
 LARGE_BLOB_BYTES = 64 * 1024

@@ -1,4 +1,4 @@
-"""Messages on a connection: frames of the control stream, and request and head of a blob stream.
+"""Frames of a connection's control stream.
 
 Each frame is canonical CBOR [kind, …] after a 4-byte length. The type and range of every field are checked before a value is
 built. Which frame answers which is decided in `control_protocol`.
@@ -12,18 +12,15 @@ from psyche_core.errors import WireError
 from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES
 from psyche_core.p2p.message_log import PREFIX_BYTES
 from psyche_core.wire import codec
+from psyche_p2p_quic.addresses.peer_address import INSTANCE_BYTES
 
 VERSION = 2
-INSTANCE_BYTES = 8
 MAX_HELLO_BYTES = 512
 MAX_INVENTORY = 8192
 """Most message ids in one Inventory."""
 
 MAX_IDS = 512
 """Most message ids in one IHave or IWant."""
-
-BLOB_REQUEST_BYTES = 41
-BLOB_HEAD_BYTES = 9
 
 _HELLO, _MESSAGE, _INVENTORY, _PING, _PONG, _IHAVE, _IWANT = range(7)
 _MAX_NUMBER = 2**63
@@ -144,48 +141,3 @@ def _lists(ids: bytes, most: int) -> bool:
 
 def _split(ids: bytes) -> tuple[bytes, ...]:
     return tuple(ids[at : at + PREFIX_BYTES] for at in range(0, len(ids), PREFIX_BYTES))
-
-
-# ------------------------------------------------------------------------------------------------------- blob streams
-
-
-@dataclass(frozen=True, slots=True)
-class BlobRequest:
-    """41 bytes: version byte, hash (32 bytes), most bytes wanted (u64 big-endian)."""
-
-    blob_hash: bytes
-    max_bytes: int
-
-    def encode(self) -> bytes:
-        """The request's bytes."""
-        return bytes((VERSION,)) + self.blob_hash + self.max_bytes.to_bytes(8, "big")
-
-    @classmethod
-    def decode(cls, data: bytes) -> BlobRequest:
-        """Read a request. Raises WireError."""
-        if len(data) != BLOB_REQUEST_BYTES or data[0] != VERSION:
-            message = f"a blob request is {BLOB_REQUEST_BYTES} bytes of version {VERSION}, got {len(data)} bytes"
-            raise WireError(message)
-
-        return cls(data[1:33], int.from_bytes(data[33:], "big"))
-
-
-@dataclass(frozen=True, slots=True)
-class BlobHead:
-    """9 bytes: found flag, length (u64 big-endian). The body follows unless the length is over what was asked for."""
-
-    found: bool
-    length: int
-
-    def encode(self) -> bytes:
-        """The head's bytes."""
-        return bytes((self.found,)) + self.length.to_bytes(8, "big")
-
-    @classmethod
-    def decode(cls, data: bytes) -> BlobHead:
-        """Read a head. Raises WireError."""
-        if len(data) != BLOB_HEAD_BYTES or data[0] > 1:
-            message = f"a blob answer begins with {BLOB_HEAD_BYTES} bytes, the first 0 or 1"
-            raise WireError(message)
-
-        return cls(data[0] == 1, int.from_bytes(data[1:], "big"))

@@ -1,10 +1,10 @@
 """Connections to all members: which side dials, which peers are accepted, and which of two connections stays.
 
-Published addresses are dialled only if `ranges` permits it and as often as `dial_budget` permits it; a published relay is used
-only if it is one of ours. Each pair has one connection. The peer with the smaller key dials at once, the other after a delay, so
-that two dials rarely cross; if they do, the connection dialled by the smaller key stays, and both sides decide this alike. A
-restarted peer (another instance in its hello or address) replaces its old connection at once. A peer that is not a member is
-disconnected as soon as it has proved its key. What is sent on a connection is up to `session`.
+Published addresses are dialled only if `dial_ranges` permits it and as often as `dial_budget` permits it; a published relay is
+used only if it is one of ours. Each pair has one connection. The peer with the smaller key dials at once, the other after a
+delay, so that two dials rarely cross; if they do, the connection dialled by the smaller key stays, and both sides decide this
+alike. A restarted peer (another instance in its hello or address) replaces its old connection at once. A peer that is not a
+member is disconnected as soon as it has proved its key. What is sent on a connection is up to `session`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from psyche_p2p_quic.connections.dial_budget import DialBudget
 from psyche_p2p_quic.connections.dial_ranges import may_dial
 from psyche_p2p_quic.connections.reputation import Reputation
 from psyche_p2p_quic.connections.session import Session
-from psyche_p2p_quic.endpoint.endpoint import Arrival, Endpoint, Link, LinkLost, Stream
+from psyche_p2p_quic.endpoint.endpoint import Endpoint
+from psyche_p2p_quic.endpoint.links import Arrival, Link, LinkLost, Stream
 from psyche_p2p_quic.settings import QuicSettings
 
 _PATHS_SECONDS = 1.0

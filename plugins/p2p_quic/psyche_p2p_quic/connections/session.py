@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from psyche_core.errors import TransportError, WireError
 from psyche_core.wire.frames import FrameDecoder, frame
 from psyche_p2p_quic.connections.control_protocol import ControlProtocol, PeerSilent
-from psyche_p2p_quic.endpoint.endpoint import Link, LinkLost, Path, Stream
+from psyche_p2p_quic.endpoint.links import Link, LinkLost, Path, Stream
 from psyche_p2p_quic.settings import QuicSettings
 
 READ_BYTES = 64 * 1024

@@ -1,6 +1,6 @@
 """The address observer: an iroh endpoint that tells each caller the address that the caller's packets come from.
 
-See `observer_protocol` for what is said, and why. iroh proves the caller's key, so no certificate is needed. Callers prove their
+See `protocol` for what is said, and why. iroh proves the caller's key, so no certificate is needed. Callers prove their
 address, too (QUIC retry), so that nobody can make the observer send to a third party. A caller may only listen: one that opens a
 stream or sends a datagram is closed, because the library would keep what nobody reads.
 """
@@ -30,7 +30,7 @@ from psyche_p2p_quic.observer.protocol import (
     Observation,
     ObserverLocation,
 )
-from psyche_p2p_quic.relay.limits import AddressCounter
+from psyche_p2p_quic.relay.admission import AddressCounter
 
 _log = logging.getLogger("psyche.relay.observer")
 _CLOSE_SECONDS = 2.0

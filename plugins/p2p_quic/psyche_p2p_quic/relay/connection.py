@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from psyche_core.errors import WireError
-from psyche_p2p_quic.relay.access import Verdict
-from psyche_p2p_quic.relay.limits import TokenBucket
+from psyche_p2p_quic.relay.access import Access, Verdict
+from psyche_p2p_quic.relay.limits import RelayLimits, TokenBucket
+from psyche_p2p_quic.relay.metrics import Counters
 from psyche_p2p_quic.relay.protocol import frames
 from psyche_p2p_quic.relay.protocol.handshake import WELCOME, Challenge, denial
-from psyche_p2p_quic.relay.protocol.http import Answered, RequestReader
+from psyche_p2p_quic.relay.protocol.http import Answered, Pages, RequestReader
 from psyche_p2p_quic.relay.protocol.websocket import (
     CloseCode,
     Closed,
@@ -31,8 +32,37 @@ from psyche_p2p_quic.relay.protocol.websocket import (
     close_frame,
 )
 
-if TYPE_CHECKING:
-    from psyche_p2p_quic.relay.router import Router
+
+class Relay(Protocol):
+    """What a connection needs of all the others: `router.Router`."""
+
+    access: Access
+    limits: RelayLimits
+    pages: Pages
+    counters: Counters
+    total_bucket: TokenBucket
+    queued_bytes: int
+
+    def nonce(self) -> bytes:
+        """16 random bytes."""
+
+    def jitter(self) -> float:
+        """Seconds to add to the time between pings."""
+
+    def has_room(self) -> bool:
+        """Whether another client may begin its handshake."""
+
+    def connect(self, client: Client, now: float) -> None:
+        """A client was admitted."""
+
+    def disconnect(self, client: Client) -> None:
+        """A client's connection ends. Idempotent."""
+
+    def receive(self, client: Client, frame: bytes) -> None:
+        """A frame from a connected client. Raises WireError."""
+
+    def mark(self, client: Client) -> None:
+        """Something was queued for the client."""
 
 
 class Phase(enum.Enum):
@@ -72,7 +102,7 @@ class Client:
         "_out",
         "_pinged_at",
         "_reader",
-        "_router",
+        "_relay",
         "blocked_since",
         "dirty",
         "ending",
@@ -88,10 +118,10 @@ class Client:
         "version",
     )
 
-    def __init__(self, router: Router, host: str, now: float) -> None:
-        self._router = router
-        self._limits = router.limits
-        self._reader: RequestReader | FrameReader = RequestReader(router.pages, host)
+    def __init__(self, relay: Relay, host: str, now: float) -> None:
+        self._relay = relay
+        self._limits = relay.limits
+        self._reader: RequestReader | FrameReader = RequestReader(relay.pages, host)
         self._challenge: Challenge | None = None
         self._out: deque[tuple[bytes, bytes | memoryview]] = deque()
         self._deadline = now + self._limits.handshake_seconds
@@ -140,18 +170,18 @@ class Client:
 
         if isinstance(answer, Answered):
             if answer.problem:
-                self._router.counters.requests_refused += 1
+                self._relay.counters.requests_refused += 1
             self._end(answer.problem or "answered", answer.data, now)
             return
 
-        if not self._router.has_room():
-            self._router.counters.connections_refused += 1
+        if not self._relay.has_room():
+            self._relay.counters.connections_refused += 1
             self._end("too many clients", answer.data + close_frame(CloseCode.POLICY, "too many clients"), now)
             return
 
         self.version, self.token = answer.version, answer.token
         self._reader = FrameReader(max_message=self._limits.message_bytes)
-        self._challenge = Challenge(self._router.nonce())
+        self._challenge = Challenge(self._relay.nonce())
         self.phase = Phase.CHALLENGED
         self._put(answer.data)
         self.queue_control(self._challenge.encode())
@@ -168,11 +198,11 @@ class Client:
             self._early_bytes += len(data)
             messages = self._receive_answer(messages, now)
 
-        router = self._router
+        relay = self._relay
         if self.phase is Phase.CONNECTED:
             self.heard_at, self._pinged_at = now, None
             for frame in messages:
-                router.receive(self, frame)
+                relay.receive(self, frame)
             self._heed_rates(len(data), now)
         elif self._early_bytes > _MOST_EARLY_BYTES:
             message = f"got {self._early_bytes} bytes before the client was admitted"
@@ -190,7 +220,7 @@ class Client:
         try:
             self.key = self._challenge.proven_id(messages[0])
         except WireError as error:
-            self._router.counters.logins_failed += 1
+            self._relay.counters.logins_failed += 1
             self.queue_control(denial(str(error)))
             self._end(str(error), close_frame(CloseCode.POLICY), now)
             return []
@@ -206,34 +236,34 @@ class Client:
 
     def ask_admission(self, now: float) -> None:
         """Ask the policy about a client that has proved its id; again when the policy has changed."""
-        match self._router.access.judge(self.key, self.token):
-            case Verdict.ALLOW if self.phase is Phase.WAITING and not self._router.has_room():
+        match self._relay.access.judge(self.key, self.token):
+            case Verdict.ALLOW if self.phase is Phase.WAITING and not self._relay.has_room():
                 self._deny("too many clients", now)
             case Verdict.ALLOW if self.phase is Phase.WAITING:
                 self.phase = Phase.CONNECTED
                 self.heard_at = now
                 self._bucket = TokenBucket(self._limits.client_rate, burst_seconds=self._limits.burst_seconds, now=now)
                 self.queue_control(WELCOME)
-                self._router.connect(self, now)
+                self._relay.connect(self, now)
             case Verdict.DENY if self.phase is Phase.WAITING:
-                self._deny(self._router.access.refusal, now)
+                self._deny(self._relay.access.refusal, now)
             case Verdict.DENY | Verdict.WAIT if self.phase is Phase.CONNECTED:
-                self._router.counters.revoked += 1
-                self.close(CloseCode.POLICY, self._router.access.refusal, now)
+                self._relay.counters.revoked += 1
+                self.close(CloseCode.POLICY, self._relay.access.refusal, now)
 
     def _deny(self, reason: str, now: float) -> None:
-        self._router.counters.logins_denied += 1
+        self._relay.counters.logins_denied += 1
         self.queue_control(denial(reason))
         self._end(reason, close_frame(CloseCode.POLICY), now)
 
     def _heed_rates(self, count: int, now: float) -> None:
         """Say for how long nothing more may be read."""
         assert self._bucket is not None
-        pause = max(self._bucket.take(count, now), self._router.total_bucket.take(count, now))
+        pause = max(self._bucket.take(count, now), self._relay.total_bucket.take(count, now))
         if pause <= 0:
             return
 
-        self._router.counters.rate_limited += 1
+        self._relay.counters.rate_limited += 1
         self.paused_until = now + pause
         if not self._limited:
             self._limited = True  # once: a client that is told each time would be told all the time
@@ -258,14 +288,14 @@ class Client:
         header = binary_header(size)
         self._out.append((header + head, body))
         self.out_bytes += len(header) + size
-        self._router.queued_bytes += len(header) + size
+        self._relay.queued_bytes += len(header) + size
         return True
 
     def _put(self, data: bytes) -> None:
         self._out.append((data, b""))
         self.out_bytes += len(data)
-        self._router.queued_bytes += len(data)
-        self._router.mark(self)
+        self._relay.queued_bytes += len(data)
+        self._relay.mark(self)
 
     def take(self, most: int) -> bytes:
         """Bytes for the socket: whole frames, at least one, together no more than `most` unless one frame is longer."""
@@ -282,7 +312,7 @@ class Client:
             parts.append(body)
             size += length
         self.out_bytes -= size
-        self._router.queued_bytes -= size
+        self._relay.queued_bytes -= size
         return b"".join(parts)
 
     # ---------------------------------------------------------------------------------------------------------- its end
@@ -299,24 +329,24 @@ class Client:
             self._end(reason, close_frame(code, reason), now)
 
     def _fail(self, error: WireError, code: CloseCode, now: float) -> None:
-        self._router.counters.protocol_errors += 1
+        self._relay.counters.protocol_errors += 1
         self._end(str(error), close_frame(code, str(error)), now)
 
     def _end(self, why: str, last_bytes: bytes, now: float) -> None:
-        self._router.disconnect(self)
+        self._relay.disconnect(self)
         self.phase = Phase.CLOSING
         self.ending = why
         self._deadline = now + self._limits.linger_seconds
         self._put(last_bytes)
 
     def _drop_queue(self) -> None:
-        self._router.queued_bytes -= self.out_bytes
+        self._relay.queued_bytes -= self.out_bytes
         self._out.clear()
         self.out_bytes = 0
 
     def lost(self) -> None:
         """The socket is gone."""
-        self._router.disconnect(self)
+        self._relay.disconnect(self)
         self.phase = Phase.CLOSING
         self.ending = self.ending or "the connection was lost"
         self._drop_queue()
@@ -331,15 +361,15 @@ class Client:
         if self.phase in _BEFORE_CONNECTED:
             if now >= self._deadline:
                 if self.phase is Phase.WAITING:
-                    self._deny(self._router.access.refusal, now)
+                    self._deny(self._relay.access.refusal, now)
                 else:
-                    self._router.counters.handshake_timeouts += 1
+                    self._relay.counters.handshake_timeouts += 1
                     self._end("its handshake took too long", b"", now)
             return False
 
         limits = self._limits
         if self.blocked_since is not None and now - self.blocked_since >= limits.write_seconds:
-            self._router.counters.write_timeouts += 1
+            self._relay.counters.write_timeouts += 1
             self.ending = "it takes nothing of what is sent to it"
             return True
 
@@ -347,9 +377,9 @@ class Client:
             self.heard_at = now  # what it says lies unread
         elif self._pinged_at is not None:
             if now - self._pinged_at >= limits.pong_seconds:
-                self._router.counters.ping_timeouts += 1
+                self._relay.counters.ping_timeouts += 1
                 self.close(CloseCode.GOING_AWAY, "no answer to a ping", now)
-        elif now - self.heard_at >= limits.ping_seconds + self._router.jitter():
+        elif now - self.heard_at >= limits.ping_seconds + self._relay.jitter():
             self._pinged_at = now
-            self.queue_control(frames.ping(self._router.nonce()[: frames.PING_BYTES]))
+            self.queue_control(frames.ping(self._relay.nonce()[: frames.PING_BYTES]))
         return False

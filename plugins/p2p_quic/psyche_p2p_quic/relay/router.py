@@ -36,7 +36,7 @@ class Router:
         self.access = access
         self.limits = limits
         self.pages: Pages = pages or {}
-        self.nonce = nonce
+        self._nonce = nonce
         self._jitter = jitter
         self.counters: Counters = Counters()
         self.total_bucket: TokenBucket = TokenBucket(limits.total_rate, burst_seconds=limits.burst_seconds, now=now)
@@ -62,6 +62,10 @@ class Router:
     def has_room(self) -> bool:
         """Whether another client may begin its handshake."""
         return self._count < self.limits.clients
+
+    def nonce(self) -> bytes:
+        """16 random bytes."""
+        return self._nonce()
 
     def jitter(self) -> float:
         """Seconds to add to the time between pings, so that clients that came together are not asked together."""

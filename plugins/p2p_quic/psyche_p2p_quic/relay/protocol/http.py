@@ -155,6 +155,16 @@ class RequestReader:
         return Answered(head if self._head_only else head + body, problem)
 
 
+def upgrade_request(host: str, *, nonce: bytes, token: str | None) -> bytes:
+    """What a client asks a relay at `host` with. nonce: 16 random bytes. token: to show to it."""
+    bearer = f"Authorization: Bearer {token}\r\n" if token else ""
+    return (
+        f"GET {RELAY_PATH} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {base64.b64encode(nonce).decode()}\r\n"
+        f"Sec-WebSocket-Protocol: {', '.join(VERSIONS)}\r\n{bearer}\r\n"
+    ).encode()
+
+
 def _captive_portal_answer(request: h11.Request) -> Page:
     """How a client finds out that nobody between us answers in our place."""
     challenge = dict(request.headers).get(b"x-iroh-challenge", b"")

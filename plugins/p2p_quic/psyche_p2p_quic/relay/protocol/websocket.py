@@ -1,4 +1,4 @@
-"""The server's side of WebSocket frames (RFC 6455) as a relay needs it: bytes in, messages out. No I/O.
+"""WebSocket frames (RFC 6455) as a relay needs them: bytes in, messages out. No I/O.
 
 Written here rather than taken from a library because this is the path of every forwarded byte: see "How fast it is" in
 docs/how-to/run-a-relay.md for what was measured. It holds no buffer while no message is under way, so that an idle
@@ -55,6 +55,12 @@ def accept_token(key: bytes) -> bytes:
 def binary_header(size: int) -> bytes:
     """What comes before a binary message of `size` bytes from a server."""
     return _header(_FIN | _BINARY, size)
+
+
+def client_message(payload: bytes) -> bytes:
+    """A binary message from a client. Its mask is zero: it hides nothing from anybody here."""
+    header = _header(_FIN | _BINARY, len(payload))
+    return bytes((header[0], header[1] | _MASKED)) + header[2:] + bytes(4) + payload
 
 
 def pong_frame(payload: bytes) -> bytes:
