@@ -22,8 +22,9 @@ from psyche_backend_tcp.server.hub import PendingSave
 from psyche_backend_tcp.server.state_store import StateStore
 from psyche_core.cli.failures import Interrupted
 from psyche_core.cli.program import _until_signal
+from psyche_core.cli.restarting import TrainedMembers, name_checkpoint
 from psyche_core.cli.run_files import load_run
-from psyche_core.cli.serving import KEY_FILE, ChangeReporter, first_config, name_checkpoint, serve_run, server_key
+from psyche_core.cli.serving import KEY_FILE, ChangeReporter, first_config, serve_run, server_key
 from psyche_core.config.options.loading import load_settings
 from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.run_config import Choice, load_data_file
@@ -109,7 +110,7 @@ def test_first_epochs_settings_follow_the_rules(local_testnet: Any) -> None:
 def test_who_leaves_in_order_is_not_called_lost(state: ClientState, withdrawn: str | None, ready: bool, sentence: str) -> None:
     """All of them were "lost"."""
     told: list[Event] = []
-    reporter = ChangeReporter(EventBus(told.append))
+    reporter = ChangeReporter(EventBus(told.append), settings=settings(), trained=TrainedMembers())
     member = NodeIdentity(b"a" * 32, b"b" * 32)
     before = small_state(clients=1)
     epoch = replace(before.epoch, clients=(Client(member, state),), ready=(0,) if ready else ())
