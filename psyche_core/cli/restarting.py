@@ -111,7 +111,11 @@ def return_to_step(server: BackendServer, step: int) -> told.WentBack:
         )
         raise UserError(message)
 
-    if not isinstance(server, OwnerControl) or state.run_state.active or state.run_state is RunState.Finished:
+    if state.run_state is RunState.Finished:
+        message = f"--restart-from-step {step}: the run is finished"
+        raise UserError(message)
+
+    if not isinstance(server, OwnerControl) or state.run_state.active:
         message = (
             f"--restart-from-step {step}: the run is in {state.run_state.name}; start the server without this option, pause the "
             "run (SIGUSR1), wait until it is Paused, and start the server with this option then"
