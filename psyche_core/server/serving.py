@@ -25,24 +25,21 @@ from psyche_core.coordinator.commands import (
     EpochSigned,
     Event,
     ModelLost,
-    Pause,
-    Resume,
     StatementVoided,
-    UpdateConfig,
     WentBack,
 )
 from psyche_core.coordinator.membership.members import transport_keys
 from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import BackendError, ConfigError, UserError
-from psyche_core.hookspecs import RelayContext, ServerContext
-from psyche_core.interfaces import BackendServer, Relay
+from psyche_core.hookspecs import LaterKnown, RelayContext, ServerContext
+from psyche_core.interfaces import Relay
 from psyche_core.interfaces.backend import OwnerControl
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.run_events import phase_of
 from psyche_core.server.owner_requests import pause_or_resume
+from psyche_core.server.restarting import TrainedMembers, heed_loss, lost_model, name_checkpoint, return_to_step
 from psyche_core.server.run_files import RunFiles, load_run
 from psyche_core.storage.folder_lock import locked_folder
-from psyche_core.storage.model_stores.url import parse_model_url
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as told
 from psyche_core.telemetry.events import Ended, RewardPaid, Started, Stopping
@@ -108,7 +105,8 @@ async def _host(
     if files.data is not None:
         await prepare_tokens(files.data, report)
         data = LocalData.from_data_file(files.data, cache=cache)
-    reporter = ChangeReporter(report, follow=follow)
+    trained = TrainedMembers()
+    reporter = ChangeReporter(report, follow=follow, settings=settings, trained=trained)
     progress = files.run.progress
     state = new_state(
         files.run.run_id,
@@ -141,6 +139,7 @@ async def _host(
         on_figures=lambda signer, figures: report(
             told.WitnessReported(signer.hex()[:8], figures.step, figures.loss, figures.tokens_per_sec, figures.bandwidth_per_sec)
         ),
+        on_later_state=reporter.tell_later,
         on_paid=lambda signer, units: report(RewardPaid(signer.hex()[:8], units)),
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -159,11 +158,16 @@ async def _host(
         if relay is not None:
             relay.set_members(transport_keys(server.state))
             report(told.RelayStarted(relay.url))
+        trained.see(server.state)
+        reporter.continue_from(server.state)
         if follow is not None:
             follow(server.state)
         if settings.checkpoint is not None:
             name_checkpoint(server, settings.checkpoint)
-        _heed_loss(server, report, restart=settings.restart_from_checkpoint)
+        if settings.restart_from_step is not None:
+            report(return_to_step(server, settings.restart_from_step))
+        if heed_loss(server, settings):
+            report(lost_model(server.state, settings, trained))
         async with anyio.create_task_group() as tasks:
             if isinstance(server, OwnerControl):
                 tasks.start_soon(_pause_on_signal, server, report)
@@ -222,43 +226,6 @@ def _relay(settings: ServerSettings, registry: PluginRegistry) -> Relay | None:
     )
 
 
-def name_checkpoint(server: BackendServer, url: str) -> None:
-    """Set a new location of the run's stored checkpoint. Raises UserError if members have the model, or may have it."""
-    choice = parse_model_url(url).checkpoint()
-    state = server.state
-    begins = state.from_checkpoint and state.run_state in (RunState.WaitingForMembers, RunState.Warmup)
-    if not (isinstance(server, OwnerControl) and (begins or state.model_lost)):
-        message = (
-            f"--checkpoint is for a run that must continue from its stored checkpoint; this run is in {state.run_state.name} "
-            f"before step {state.progress.step}, and its members have the model: start the server without this option"
-        )
-        raise UserError(message)
-
-    language_model = state.model.LLM.model_copy(update={"checkpoint": choice})
-    if begins:
-        server.submit(Pause())
-    server.submit(UpdateConfig(model=state.model.model_copy(update={"LLM": language_model})))
-    if begins:
-        server.submit(Resume())
-
-
-def _heed_loss(server: BackendServer, report: EventBus, *, restart: bool) -> None:
-    """Report that a continued run has lost its model, or apply the owner's decision about it. Raises UserError."""
-    state = server.state
-    if restart and not (state.model_lost and isinstance(server, OwnerControl)):
-        message = (
-            f"--restart-from-checkpoint is for a run that has lost its model; this run has not, and is in {state.run_state.name} "
-            f"before step {state.progress.step}: start the server without this option"
-        )
-        raise UserError(message)
-
-    if restart:
-        assert isinstance(server, OwnerControl)
-        server.submit(Resume(from_checkpoint=True))
-    elif state.model_lost:
-        report(told.ModelLost(state.progress.step - 1))
-
-
 def server_key(settings: ServerSettings) -> SecretKey:
     """The key that authenticates this server to clients. Raises IdentityError for a key file that cannot be used."""
     if settings.identity_secret_key_path is not None:
@@ -300,9 +267,20 @@ async def _pause_on_signal(server: OwnerControl, report: EventBus) -> None:
 class ChangeReporter:
     """Reports phase changes, and members that left, were dropped or were ejected."""
 
-    def __init__(self, report: EventBus, *, follow: Follow | None = None) -> None:
+    def __init__(
+        self,
+        report: EventBus,
+        *,
+        follow: Follow | None = None,
+        settings: ServerSettings,
+        trained: TrainedMembers,
+    ) -> None:
         self._report = report
         self._follow = follow
+        self._settings = settings
+        self._trained = trained
+        self._beginning: CoordinatorState | None = None
+        self._later: set[tuple[int, int]] = set()
         self._seen: tuple[object, ...] | None = None
         self._withdrawn: dict[bytes, str] = {}
 
@@ -310,8 +288,25 @@ class ChangeReporter:
         """Handle `on_withdrawn`: remember that the server withdraws this member without its request."""
         self._withdrawn[signer] = why
 
+    def continue_from(self, state: CoordinatorState) -> None:
+        """Note the state with which the server begins."""
+        self._beginning = state
+
+    def tell_later(self, known: LaterKnown) -> None:
+        """Handle `on_later_state`: report each later state once, however many members know it."""
+        if self._beginning is None or (known.epoch, known.step) in self._later:
+            return
+
+        self._later.add((known.epoch, known.step))
+        progress = self._beginning.progress
+        member = None if known.member is None else known.member.hex()[:8]
+        later = None if known.later_path is None else str(known.later_path)
+        path = str(known.path)
+        self._report(told.StateIsOlder(progress.epoch, progress.step, known.epoch, known.step, path, member, later))
+
     def tell(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
         """Handle `on_event`."""
+        self._trained.see(state)
         if self._follow is not None:
             self._follow(state)
         self._tell_phase(state)
@@ -326,7 +321,7 @@ class ChangeReporter:
                 case WentBack():
                     self._report(told.WentBack(event.from_step, event.to_step, event.from_checkpoint))
                 case ModelLost():
-                    self._report(told.ModelLost(event.step))
+                    self._report(lost_model(state, self._settings, self._trained))
                 case StatementVoided():
                     member = state.epoch.clients[event.slot].id.short
                     self._report(told.StatementVoided(event.epoch, event.height, member))

@@ -42,7 +42,8 @@ def say_what_we_hold(client: MachineState, state: CoordinatorState, notes: Epoch
             if newest is None
             else f"the newest signed model on this client's disk is the one after step {newest}"
         )
-        back = "the run goes back to the newest signed model that a member reports, or waits for its owner if nobody has one"
+        last = "continues from its stored checkpoint" if state.config.restart_from_checkpoint else "waits for its owner"
+        back = f"the run goes back to the newest signed model that a member reports, or {last} if nobody has one"
         why = f"no member that is here has the model after step {start}"
         then = f"start a client whose disk has it before this warmup ends; otherwise {back}"
         if contested:
