@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from psyche_core.plugins import PluginRegistry
-from psyche_core.sdk.callbacks import Callback
+from psyche_core.sdk.arguments.callbacks import Callback
+from psyche_core.sdk.arguments.objects import BackendGiven, OptimizerGiven, TransportGiven
 from psyche_core.sdk.coordinator import OnChange
-from psyche_core.sdk.objects import BackendGiven, OptimizerGiven, TransportGiven
 from psyche_core.wire.signing import SecretKey
 
 if TYPE_CHECKING:
-    from psyche_core.sdk.objects import DataGiven, EvalGiven, ModelGiven
+    from psyche_core.sdk.arguments.objects import DataGiven, EvalGiven, ModelGiven
 
 
 class ClientArguments(TypedDict, total=False):

@@ -20,7 +20,7 @@ from psyche_core.hookspecs import DataContext, DataRegistration
 from psyche_core.interfaces import DataProvider
 from psyche_core.plugin_objects import ORIGIN, ObjectPlugin, RegistryWithObjects
 from psyche_core.plugins import PluginRegistry, validate_settings
-from psyche_core.sdk.objects import as_plugin
+from psyche_core.sdk.arguments.objects import as_plugin
 
 _LOCAL = "Local"
 
