@@ -25,16 +25,16 @@ from psyche_backend_solana.following.chain_clock import ChainClock
 from psyche_backend_solana.following.watcher import AccountReading, Watcher, WatcherIntervals
 from psyche_backend_solana.layouts import address_record, coordinator
 from psyche_backend_solana.layouts.coordinator import Run
-from psyche_backend_solana.program_addresses import Programs
+from psyche_backend_solana.lookup.runs import RunFound, checked_ids, find_authorization, find_run
+from psyche_backend_solana.lookup.treasurers import check_owner
+from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.rpc.failures import RpcError
-from psyche_backend_solana.runs import RunFound, checked_ids, find_authorization, find_run
 from psyche_backend_solana.sending import ticker
 from psyche_backend_solana.sending.member_commands import instructions_of, wants_tick
 from psyche_backend_solana.sending.sender import OutOfUnits, Sender
 from psyche_backend_solana.settings import SolanaSettings
-from psyche_backend_solana.treasurers import check_owner
 from psyche_backend_solana.wallet import Signer, Wallet
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState

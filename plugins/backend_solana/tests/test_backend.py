@@ -24,7 +24,7 @@ from psyche_backend_solana.following.address_book import AddressBook
 from psyche_backend_solana.following.watcher import WatcherIntervals
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts import coordinator as program
-from psyche_backend_solana.program_addresses import Programs
+from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint

@@ -25,9 +25,9 @@ from psyche_backend_solana.commands.participants import read_participants
 from psyche_backend_solana.layouts import reference, tokens
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.layouts.coordinator_accounts import INSTANCE_BYTES, INSTANCE_MAGIC, CoordinatorAccount
+from psyche_backend_solana.lookup.runs import coordinator_account, find_authorization, read_coordinator, read_instance
 from psyche_backend_solana.programs.addresses import COORDINATOR
 from psyche_backend_solana.rpc import methods
-from psyche_backend_solana.runs import coordinator_account, find_authorization, read_coordinator, read_instance
 from psyche_backend_solana.settings import ChainSettings
 from psyche_core.config.run_config import to_plain
 from psyche_core.config.sentences import printable

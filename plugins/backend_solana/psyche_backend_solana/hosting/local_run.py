@@ -24,13 +24,13 @@ from psyche_backend_solana.layouts import authorizer, coordinator, tokens, treas
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import LAMPORTS_PER_SOL, ChainSettings
-from psyche_backend_solana.program_addresses import Programs
+from psyche_backend_solana.lookup.runs import find_run
 from psyche_backend_solana.programs.addresses import COORDINATOR, TOKEN
+from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.rpc.failures import RpcError
-from psyche_backend_solana.runs import find_run
 from psyche_backend_solana.sending import ticker
 from psyche_backend_solana.sending.sender import Sender
 from psyche_backend_solana.wallet import Wallet
