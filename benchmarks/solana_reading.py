@@ -40,7 +40,7 @@ from plugins.backend_solana.tests.svm.largest import NOW, Largest
 from psyche_backend_solana.backend import SolanaBackend
 from psyche_backend_solana.following.account_reader import Follower
 from psyche_backend_solana.following.address_book import AddressBook
-from psyche_backend_solana.hosting.local_run import make_run
+from psyche_backend_solana.hosting.new_run import make_run
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, ACCOUNT_MAGIC, ACCOUNT_VERSION, HEADER_BYTES
 from psyche_backend_solana.localnet import LAMPORTS_PER_SOL, ChainSettings, LocalChain

@@ -34,7 +34,7 @@ def _create(context: BackendContext) -> Backend:
 def _observe(context: BackendContext) -> Backend:
     from psyche_backend_solana.backend import SolanaBackend
 
-    return SolanaBackend.observer(context)
+    return SolanaBackend.from_context(context, only_reads=True)
 
 
 def _create_server(context: ServerContext) -> BackendServer:

@@ -27,7 +27,7 @@ from psyche_backend_solana.commands.client.plan import Image, PipEnvironment, Pl
 from psyche_backend_solana.commands.client.process import Launch, Ready
 from psyche_backend_solana.commands.client.supervisor import SupervisorTimes, Versions, take_part
 from psyche_backend_solana.commands.context import CALL_SECONDS, CommandContext, load, open_context
-from psyche_backend_solana.commands.run.status import runs_on_chain
+from psyche_backend_solana.commands.run_facts import runs_on_chain
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.layouts.coordinator_accounts import CLIENT_VERSION_BYTES
 from psyche_backend_solana.lookup.runs import coordinator_account, find_authorization

@@ -22,7 +22,7 @@ from psyche_backend_solana.commands.context import (
     treasurer_index_option,
 )
 from psyche_backend_solana.commands.participants import parts, read_participants
-from psyche_backend_solana.commands.run.status import membership
+from psyche_backend_solana.commands.run_facts import membership
 from psyche_backend_solana.commands.token_amounts import decimals, units_of
 from psyche_backend_solana.layouts import tokens, treasurer
 from psyche_backend_solana.lookup.runs import coordinator_account
