@@ -8,8 +8,8 @@ from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.context import ADDRESS, CALL_SECONDS, CommandContext, Outcome, command, example, run_id_option
 from psyche_backend_solana.layouts import address_record, authorizer, coordinator
+from psyche_backend_solana.lookup.runs import coordinator_account
 from psyche_backend_solana.rpc import methods
-from psyche_backend_solana.runs import coordinator_account
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import CommandRefused, UserError
 

@@ -22,11 +22,11 @@ from psyche_backend_solana.commands.context import (
     treasurer_index_option,
 )
 from psyche_backend_solana.commands.participants import parts, read_participants
-from psyche_backend_solana.commands.status import membership
+from psyche_backend_solana.commands.run_facts import membership
 from psyche_backend_solana.commands.token_amounts import decimals, units_of
 from psyche_backend_solana.layouts import tokens, treasurer
+from psyche_backend_solana.lookup.runs import coordinator_account
 from psyche_backend_solana.rpc import methods
-from psyche_backend_solana.runs import coordinator_account
 from psyche_core.coordinator.state import Account as Balance
 from psyche_core.errors import UserError
 

@@ -10,7 +10,7 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.context import ADDRESS, CALL_SECONDS, CommandContext, Outcome, command, example
-from psyche_backend_solana.commands.rewards import amount_of
+from psyche_backend_solana.commands.payments.rewards import amount_of
 from psyche_backend_solana.commands.token_amounts import decimals, units_of
 from psyche_backend_solana.layouts import mining_pool as layout
 from psyche_backend_solana.layouts import tokens

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from solders.account import Account
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.cluster import refuse_shared_ids
 from psyche_backend_solana.layouts import treasurer
-from psyche_backend_solana.program_addresses import Programs
+from psyche_backend_solana.lookup.cluster import refuse_shared_ids
+from psyche_backend_solana.lookup.runs import RunFound
+from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc
-from psyche_backend_solana.runs import RunFound
 from psyche_core.errors import BackendError, CommandRefused, WireError
 
 CALL_SECONDS = 20.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from psyche_backend_solana.lookup.runs import CALL_SECONDS, coordinator_account, find_run
+from psyche_backend_solana.lookup.treasurers import check_owner
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.failures import RpcError
-from psyche_backend_solana.runs import CALL_SECONDS, coordinator_account, find_run
 from psyche_backend_solana.settings import ChainSettings
-from psyche_backend_solana.treasurers import check_owner
 from psyche_core.config.run_config import ModelConfig
 from psyche_core.errors import BackendError, UserError
 

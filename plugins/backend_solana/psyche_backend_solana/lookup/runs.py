@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from solders.account import Account
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.cluster import refuse_shared_ids
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts.coordinator import Run, instance_address
 from psyche_backend_solana.layouts.coordinator_accounts import CoordinatorAccount, RunInstance
-from psyche_backend_solana.program_addresses import Programs
+from psyche_backend_solana.lookup.cluster import refuse_shared_ids
+from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.failures import RpcError

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
-from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.programs.addresses import PROGRAMS
+from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint

@@ -15,7 +15,6 @@ from solders.system_program import CreateAccountParams, create_account
 
 from psyche_backend_solana.commands.authority import free_index, owner_of, the_treasurer
 from psyche_backend_solana.commands.client.plan import check_asked
-from psyche_backend_solana.commands.closing import is_old, settle_slashed
 from psyche_backend_solana.commands.context import (
     ADDRESS,
     CALL_SECONDS,
@@ -26,11 +25,12 @@ from psyche_backend_solana.commands.context import (
     run_id_option,
     treasurer_index_option,
 )
+from psyche_backend_solana.commands.run.closing import is_old, settle_slashed
 from psyche_backend_solana.commands.token_amounts import decimals, units_of
 from psyche_backend_solana.layouts import coordinator, tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES
+from psyche_backend_solana.lookup.runs import coordinator_account
 from psyche_backend_solana.rpc import methods
-from psyche_backend_solana.runs import coordinator_account
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.config.run_config import CoordinatorConfig, ModelConfig, load_run_file
 from psyche_core.coordinator.checkpoints import loaded_from_hub

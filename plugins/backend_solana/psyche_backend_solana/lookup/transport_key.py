@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import anyio
 
+from psyche_backend_solana.lookup.runs import find_run
 from psyche_backend_solana.rpc.client import Rpc
-from psyche_backend_solana.runs import find_run
 from psyche_backend_solana.settings import SolanaSettings
 from psyche_core.wire.signing import SecretKey
 

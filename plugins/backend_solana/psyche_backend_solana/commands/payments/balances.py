@@ -20,7 +20,7 @@ from psyche_backend_solana.commands.context import (
 )
 from psyche_backend_solana.commands.participants import parts, read_participants
 from psyche_backend_solana.layouts import treasurer
-from psyche_backend_solana.runs import coordinator_account
+from psyche_backend_solana.lookup.runs import coordinator_account
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import UserError
 
