@@ -42,10 +42,14 @@ def say_what_we_hold(client: MachineState, state: CoordinatorState, notes: Epoch
             if newest is None
             else f"the newest signed model on this client's disk is the one after step {newest}"
         )
-        last = "continues from its stored checkpoint" if state.config.restart_from_checkpoint else "waits for its owner"
-        back = f"the run goes back to the newest signed model that a member reports, or {last} if nobody has one"
+        last = (
+            "if nobody has one, it continues from its stored checkpoint"
+            if state.config.restart_from_checkpoint
+            else "if nobody has one, it is paused, and a member whose disk has the model can still start its client"
+        )
+        back = f"the run goes back to the newest signed model that a member reports; {last}"
         why = f"no member that is here has the model after step {start}"
-        then = f"start a client whose disk has it before this warmup ends; otherwise {back}"
+        then = f"once most members here have reported the same, {back}"
         if contested:
             why = f"members offer different models after step {start} again, so it is given up"
             then = back
