@@ -27,7 +27,7 @@ def test_what_is_said_of_a_missing_model_can_be_followed(*, owner_decides: bool)
     config = state.config.model_copy(update={"restart_from_checkpoint": not owner_decides})
     epoch = replace(state.epoch, clients=members, start_step=9)
     client.state = state = replace(state, config=config, run_state=RunState.Warmup, epoch=epoch)
-    client.now = 1000.0
+    client.now, client.healthy = 1000.0, frozenset((0, 1, 2))
     notes = EpochNotes(epoch_key(state), 1, tuple(member.id for member in members), 0, 0.0, opened_at=-1)
     say_what_we_hold(client, state, notes, contested=False)
     last = (
