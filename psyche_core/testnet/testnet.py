@@ -2,8 +2,9 @@
 
 The members are started exactly as a user would start them, and are observed only through the events they print. The first broken
 guarantee (replicas that differ, accepted work lost, a member that dies) ends everything at once with a failure. The report is
-always written, so that a failed run can be examined. With `kills`, clients are killed at random and started again with the
-identity they had. If a client is killed so late that the run ends before its restart, no guarantee is broken.
+always written, also when a signal ends the run, so that a failed run can be examined. With `kills`, clients are killed at random
+and started again with the identity they had. If a client is killed so late that the run ends before its restart, no guarantee is
+broken.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import shutil
 import socket
 import sys
 import time
@@ -26,7 +26,6 @@ import tomli_w
 from rich.console import Console
 from rich.text import Text
 
-from psyche_core.__about__ import __version__
 from psyche_core.builtin.text_corpus import VALIDATION_FOLDER
 from psyche_core.config.options.testnet import TestnetSettings
 from psyche_core.config.run_config import DataFile, RunFile
@@ -36,6 +35,7 @@ from psyche_core.errors import BackendError, UserError
 from psyche_core.hookspecs import MemberContext
 from psyche_core.telemetry.events import Event, Problem, Started
 from psyche_core.telemetry.sinks import to_json
+from psyche_core.testnet.folder import CHECKPOINTS, STATE_FILE, prepare_folder, stopped_sentence
 from psyche_core.testnet.processes import Child, Children, child_environment
 from psyche_core.testnet.random_kills import RandomKills
 from psyche_core.ui.console import describe
@@ -48,9 +48,6 @@ from psyche_core.ui.token_preparation import prepare_tokens
 from psyche_core.wire.signing import SecretKey
 
 HOST = "127.0.0.1"
-MARKER = "testnet.json"
-"""File that marks a folder as made by psyche, so that it may be replaced."""
-
 START_SECONDS = 900.0
 """Longest wait for the server to listen, in seconds; tokenising a large text at first use takes long."""
 
@@ -65,11 +62,6 @@ LAST_KILL_SECONDS = 15.0
 
 TICK_SECONDS = 0.25
 SHOWN_LOG_LINES = 15
-STATE_FILE = "state.toml"
-"""The run file in the folder of results, if it differs from that of the configuration."""
-
-_OURS = ("events", "logs", "keys", "checkpoint", "report.json", "loss.png", STATE_FILE, MARKER)
-
 
 MemberOptions = Callable[[MemberContext], list[str]]
 LoseRoute = Callable[[str], str]
@@ -126,12 +118,17 @@ async def run_testnet(
 
         await prepare_tokens(data, tell)
     started = time.monotonic()
-    with _display(settings.logs, metrics, console, screen=screen) as display:
-        testnet = _Testnet(
-            settings, files, member_options or _server_address, lose_route=lose_route, kills=kills, out=out, display=display
-        )
-        async with contextlib.nullcontext() if beside is None else beside(out):
-            failures = await testnet.play()
+    try:
+        with _display(settings.logs, metrics, console, screen=screen) as display:
+            testnet = _Testnet(
+                settings, files, member_options or _server_address, lose_route=lose_route, kills=kills, out=out, display=display
+            )
+            async with contextlib.nullcontext() if beside is None else beside(out):
+                failures = await testnet.play()
+    except anyio.get_cancelled_exc_class():
+        write_report(out / "report.json", make_report(metrics, wall_seconds=time.monotonic() - started))
+        print(printable_lines(stopped_sentence(out, settings, run)), file=sys.stderr)
+        raise
 
     if not failures:
         failures += metrics.unfinished()
@@ -189,25 +186,6 @@ def check_port(port: int, *, option: str = "--server-port") -> None:
         except OSError as error:
             message = f"cannot use port {port} on {HOST}: {error.strerror}; choose another with {option}, or 0 for any free one"
             raise UserError(message) from error
-
-
-def prepare_folder(out: Path, settings: TestnetSettings, run: RunFile) -> None:
-    """Make an empty folder for the results, and replace one of an earlier testnet. Raises UserError for any other folder."""
-    try:
-        if out.exists() and any(out.iterdir()) and not (out / MARKER).exists():
-            message = f"{out} is not empty and was not made by a testnet; choose another folder with --out"
-            raise UserError(message)
-
-        for name in _OURS:
-            old = out / name
-            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-        for name in ("events", "logs", "keys"):
-            (out / name).mkdir(parents=True)
-        made_by = {"psyche": __version__, "run_id": run.run_id, "num_clients": settings.num_clients}
-        (out / MARKER).write_text(json.dumps(made_by) + "\n", encoding="utf-8")
-    except OSError as error:
-        message = f"cannot write results to {out}: {error.strerror}; choose another folder with --out"
-        raise UserError(message) from error
 
 
 class _Testnet:
@@ -388,7 +366,7 @@ class _Testnet:
         settings = self._settings
         more: list[str] = []
         if measures:
-            more = ["--checkpoint-dir", str(self._out / "checkpoint")]
+            more = ["--checkpoint-dir", str(self._out / CHECKPOINTS)]
             if settings.eval_tasks is not None:
                 more += ["--eval-tasks", settings.eval_tasks]
                 if settings.eval_include_path is not None:

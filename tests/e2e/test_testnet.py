@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -147,3 +148,13 @@ def test_a_stopping_signal_stops_everybody(
     assert process.returncode == code
     assert "Traceback" not in complained
     assert processes_naming(str(out)) == []
+    stopped = re.search(rf"^stopped at step (\d+); report, events and logs are in {out}\.", complained, re.MULTILINE)
+    assert stopped, complained
+    step = int(stopped[1])
+    assert json.loads((out / "report.json").read_text())["run_id"]
+
+    again = start(*arguments_for(run_of_two, out, free_port(), clients=2))
+    _, complained = again.communicate(timeout=60)
+    assert again.returncode == 2
+    assert complained == f"Error: {out} holds a run at step {step}; choose another --out, or --overwrite to delete it\n"
+    assert any((out / "events").iterdir())

@@ -43,6 +43,10 @@ class TestnetSettings(ProgramSettings):
         description="With --with-relay: TCP port of the relay, and UDP port of its address observer; 0 picks a free one.",
     )
     out: Path | None = Field(default=None, description="Folder for report, events, logs, keys and checkpoints; runs/<run_id>.")
+    overwrite: bool = Field(
+        default=False,
+        description="Delete an earlier testnet's run in the folder of --out; without this option such a folder is refused.",
+    )
     validation_data: Path | None = Field(
         default=None,
         description="Held-out tokens for the first client; default: data/validation in the config folder, if it exists.",

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 from pathlib import Path
 
 import pytest
 
 from psyche_core.cli.commands.server import server as server_command
+from psyche_core.cli.commands.testnet import start
 from psyche_core.config.options.loading import load_settings
 from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.options.testnet import TestnetSettings
 from psyche_core.config.run_config import RunFile, load_data_file, load_run_file
 from psyche_core.errors import ConfigError, UserError
-from psyche_core.testnet.testnet import MARKER, check_port, held_out, plan_kills, prepare_folder, server_arguments
+from psyche_core.storage.checkpoint_names import MANIFEST_FILE, checkpoint_path
+from psyche_core.telemetry.events import Problem, StepApplied
+from psyche_core.telemetry.sinks import to_json
+from psyche_core.testnet.folder import MARKER, prepare_folder, stopped_sentence, trained_steps
+from psyche_core.testnet.testnet import check_port, held_out, plan_kills, server_arguments
 from tests.conftest import LocalTestnet
 
 
@@ -44,6 +50,51 @@ def test_an_earlier_testnet_s_folder_is_made_anew_but_for_the_user_s_own_files(
     prepare_folder(tmp_path / "out", settings, run)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"events", "logs", "keys", MARKER, "notes.txt"}
     assert list((tmp_path / "out" / "keys").iterdir()) == []
+
+
+def trained(out: Path, run: RunFile, *, step: int) -> Path:
+    """A folder of a testnet that applied `step`, and saved a checkpoint of the step before. Returns the checkpoint."""
+    (out / "events" / "client-2.jsonl").write_text(
+        f"{to_json(StepApplied(1, step, 3, 3, 0.1))}\n{to_json(Problem('error', '-'))}\n"
+    )
+    saved = checkpoint_path(out / "checkpoint", run.run_id, step - 1)
+    saved.mkdir(parents=True)
+    (saved / MANIFEST_FILE).write_text("{}")
+    return saved
+
+
+def test_an_earlier_run_is_kept_until_its_owner_says_otherwise(tmp_path: Path, settings: TestnetSettings, run: RunFile) -> None:
+    out = tmp_path / "out"
+    prepare_folder(out, settings, run)
+    saved = trained(out, run, step=73)
+    with pytest.raises(UserError) as refused:
+        prepare_folder(out, settings, run)
+    assert refused.value.sentence == f"{out} holds a run at step 73; choose another --out, or --overwrite to delete it"
+    assert saved.exists()
+
+    overwriting = settings.model_copy(update={"overwrite": True})
+    begins_there = overwriting.model_copy(update={"first_client_checkpoint": str(saved)})
+    with pytest.raises(UserError, match=r"--first-client-checkpoint .* lies in .*choose another --out"):
+        prepare_folder(out, begins_there, run)
+    assert saved.exists()
+
+    prepare_folder(out, overwriting, run)
+    assert not saved.exists()
+    assert trained_steps(out) is None
+
+
+def test_a_stopped_testnet_says_how_to_go_on(tmp_path: Path, settings: TestnetSettings, run: RunFile) -> None:
+    out = tmp_path / "out"
+    prepare_folder(out, settings, run)
+    assert stopped_sentence(out, settings, run).startswith("stopped before the first step; ")
+    saved = trained(out, run, step=73)
+    sentence = stopped_sentence(out, settings, run)
+    assert sentence.startswith(f"stopped at step 73; report, events and logs are in {out}. The run itself cannot be continued")
+    command = shlex.split(sentence.split("`")[1])
+    assert command[:3] == ["psyche", "testnet", "start"]
+    given = start.make_context("start", command[3:]).params
+    assert given["first_client_checkpoint"] == str(saved)
+    assert given["out"] not in (None, out)
 
 
 def test_somebody_else_s_folder_is_refused_and_left_alone(tmp_path: Path, settings: TestnetSettings, run: RunFile) -> None:
