@@ -10,8 +10,10 @@ import os
 import shlex
 import signal
 from collections.abc import Iterable
+from pathlib import Path
 
 from psyche_core.config.options.server import ServerSettings
+from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.commands import Pause, Resume, UpdateConfig
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState, Progress
 from psyche_core.errors import UserError
@@ -55,7 +57,7 @@ class TrainedMembers:
 
 
 def server_command(settings: ServerSettings, *added: str) -> str:
-    """The command line that starts this server again, for a shell. added: further arguments."""
+    """The command line that starts this server again, for a shell in any folder. added: further arguments."""
     words = ["psyche", "server", "run"]
     for name in type(settings).model_fields:
         value = getattr(settings, name)
@@ -66,8 +68,17 @@ def server_command(settings: ServerSettings, *added: str) -> str:
         if isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")
         else:
-            words += [f"--{option}", str(value)]
+            words += [f"--{option}", str(value.absolute() if isinstance(value, Path) else value)]
     return shlex.join([*words, *added])
+
+
+def listening_at(settings: ServerSettings, address: str) -> ServerSettings:
+    """The settings with the port at which the server listens, if it chose one itself: members know it by this port.
+
+    address: as members are given it.
+    """
+    port = address.partition("#")[0].rpartition(":")[2]
+    return settings if settings.server_port or not port.isdecimal() else settings.model_copy(update={"server_port": int(port)})
 
 
 def lost_model(state: CoordinatorState, settings: ServerSettings, trained: TrainedMembers) -> told.ModelLost:
@@ -78,29 +89,56 @@ def lost_model(state: CoordinatorState, settings: ServerSettings, trained: Train
         away=trained.away(state),
         ask_again=f"kill -USR1 {os.getpid()}" if hasattr(signal, "SIGUSR1") else "",
         begin_again=server_command(settings, "--restart-from-checkpoint") if kept else "",
+        stored_step=state.stored.step,
     )
+
+
+def check_decisions(server: BackendServer, settings: ServerSettings) -> None:
+    """Raise UserError for a decision of the owner that the run's state does not allow, before the run is said to be served."""
+    if settings.checkpoint is not None:
+        _check_checkpoint(server, settings.checkpoint)
+    if settings.restart_from_step is not None:
+        _check_return(server, settings.restart_from_step)
+    if settings.restart_from_checkpoint:
+        _check_loss(server)
 
 
 def heed_loss(server: BackendServer, settings: ServerSettings) -> bool:
     """Whether the continued run has lost its model and waits. Applies the owner's decision about it. Raises UserError."""
+    if settings.restart_from_checkpoint:
+        _check_loss(server).submit(Resume(from_checkpoint=True))
+        return False
+
+    return server.state.model_lost
+
+
+def _check_loss(server: BackendServer) -> OwnerControl:
+    """The server as the one of a run that has lost its model. Raises UserError."""
     state = server.state
-    if settings.restart_from_checkpoint and not (state.model_lost and isinstance(server, OwnerControl)):
+    if not (state.model_lost and isinstance(server, OwnerControl)):
         message = (
             f"--restart-from-checkpoint is for a run that has lost its model; this run has not, and is in {state.run_state.name} "
             f"before step {state.progress.step}: start the server without this option"
         )
         raise UserError(message)
 
-    if settings.restart_from_checkpoint:
-        assert isinstance(server, OwnerControl)
-        server.submit(Resume(from_checkpoint=True))
-        return False
-
-    return state.model_lost
+    return server
 
 
 def return_to_step(server: BackendServer, step: int) -> told.WentBack:
     """Let the run continue before `step`, the one after an epoch's end that its members signed. Raises UserError."""
+    owner, data_index = _check_return(server, step)
+    state = server.state
+    if state.run_state in (RunState.WaitingForMembers, RunState.Warmup):
+        owner.submit(Pause())
+    progress = Progress(epoch=state.progress.epoch, step=step, data_index=data_index)
+    owner.submit(UpdateConfig(progress=progress))
+    owner.submit(Resume())
+    return told.WentBack(state.progress.step - 1, step - 1, from_checkpoint=False, by_owner=True)
+
+
+def _check_return(server: BackendServer, step: int) -> tuple[OwnerControl, int]:
+    """The server as one that can return to before `step`, and the first sample of that step. Raises UserError."""
     state = server.state
     signed = {end.step + 1: end for end in state.ends if end.digest != NO_DIGEST and end.step + 1 < state.progress.step}
     if step not in signed:
@@ -122,19 +160,32 @@ def return_to_step(server: BackendServer, step: int) -> told.WentBack:
         )
         raise UserError(message)
 
-    if state.run_state in (RunState.WaitingForMembers, RunState.Warmup):
-        server.submit(Pause())
-    progress = Progress(epoch=state.progress.epoch, step=step, data_index=signed[step].data_index)
-    server.submit(UpdateConfig(progress=progress))
-    server.submit(Resume())
-    return told.WentBack(state.progress.step - 1, step - 1, from_checkpoint=False, by_owner=True)
+    return server, signed[step].data_index
 
 
 def name_checkpoint(server: BackendServer, url: str) -> None:
     """Set a new location of the run's stored checkpoint. Raises UserError if members have the model, or may have it."""
+    choice = _check_checkpoint(server, url)
+    assert isinstance(server, OwnerControl)
+    state = server.state
+    begins = _begins_from_checkpoint(state)
+    language_model = state.model.LLM.model_copy(update={"checkpoint": choice})
+    if begins:
+        server.submit(Pause())
+    server.submit(UpdateConfig(model=state.model.model_copy(update={"LLM": language_model})))
+    if begins:
+        server.submit(Resume())
+
+
+def _begins_from_checkpoint(state: CoordinatorState) -> bool:
+    return state.from_checkpoint and state.run_state in (RunState.WaitingForMembers, RunState.Warmup)
+
+
+def _check_checkpoint(server: BackendServer, url: str) -> Choice:
+    """The stored checkpoint at `url`, for a run that may be given one. Raises UserError."""
     choice = parse_model_url(url).checkpoint()
     state = server.state
-    begins = state.from_checkpoint and state.run_state in (RunState.WaitingForMembers, RunState.Warmup)
+    begins = _begins_from_checkpoint(state)
     if not (isinstance(server, OwnerControl) and (begins or state.model_lost)):
         message = (
             f"--checkpoint is for a run that must continue from its stored checkpoint; this run is in {state.run_state.name} "
@@ -142,9 +193,4 @@ def name_checkpoint(server: BackendServer, url: str) -> None:
         )
         raise UserError(message)
 
-    language_model = state.model.LLM.model_copy(update={"checkpoint": choice})
-    if begins:
-        server.submit(Pause())
-    server.submit(UpdateConfig(model=state.model.model_copy(update={"LLM": language_model})))
-    if begins:
-        server.submit(Resume())
+    return choice

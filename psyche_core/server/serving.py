@@ -10,7 +10,8 @@ import contextlib
 import secrets
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import anyio
@@ -37,7 +38,15 @@ from psyche_core.interfaces.backend import OwnerControl
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.run_events import phase_of
 from psyche_core.server.owner_requests import pause_or_resume
-from psyche_core.server.restarting import TrainedMembers, heed_loss, lost_model, name_checkpoint, return_to_step
+from psyche_core.server.restarting import (
+    TrainedMembers,
+    check_decisions,
+    heed_loss,
+    listening_at,
+    lost_model,
+    name_checkpoint,
+    return_to_step,
+)
 from psyche_core.server.run_files import RunFiles, load_run
 from psyche_core.storage.folder_lock import locked_folder
 from psyche_core.storage.scratch import default_folder
@@ -154,12 +163,15 @@ async def _host(
             message = f"cannot listen on {settings.host}:{settings.server_port}: {error.strerror}; choose another --server-port"
             raise UserError(message) from error
 
+        check_decisions(server, settings)
+        signals = stack.enter_context(_owner_signals()) if isinstance(server, OwnerControl) else None
+        settings = listening_at(settings, server.address)
         report(Started("server", key.public.hex(), files.run.run_id, server.address, server.state.config.total_steps))
         if relay is not None:
             relay.set_members(transport_keys(server.state))
             report(told.RelayStarted(relay.url))
         trained.see(server.state)
-        reporter.continue_from(server.state)
+        reporter.continue_from(server.state, settings)
         if follow is not None:
             follow(server.state)
         if settings.checkpoint is not None:
@@ -170,7 +182,8 @@ async def _host(
             report(lost_model(server.state, settings, trained))
         async with anyio.create_task_group() as tasks:
             if isinstance(server, OwnerControl):
-                tasks.start_soon(_pause_on_signal, server, report)
+                if signals is not None:
+                    tasks.start_soon(_pause_on_signal, signals, server, report)
                 if owner is not None:
                     tasks.start_soon(owner, server, report)
             try:
@@ -253,15 +266,16 @@ def first_config(run: RunFile, settings: ServerSettings) -> CoordinatorConfig:
     return config
 
 
-async def _pause_on_signal(server: OwnerControl, report: EventBus) -> None:
-    """Pause the run on SIGUSR1, or continue a paused run. Windows has no such signal."""
+def _owner_signals() -> AbstractContextManager[AsyncIterator[signal.Signals] | None]:
+    """Receives SIGUSR1, which otherwise ends the process, from before the server says that it can be sent. Windows has none."""
     number = getattr(signal, "SIGUSR1", None)
-    if number is None:
-        return
+    return contextlib.nullcontext() if number is None else anyio.open_signal_receiver(number)
 
-    with anyio.open_signal_receiver(number) as signals:
-        async for _ in signals:
-            pause_or_resume(server, report)
+
+async def _pause_on_signal(signals: AsyncIterator[signal.Signals], server: OwnerControl, report: EventBus) -> None:
+    """Pause the run at each signal, or continue a paused run."""
+    async for _ in signals:
+        pause_or_resume(server, report)
 
 
 class ChangeReporter:
@@ -288,9 +302,10 @@ class ChangeReporter:
         """Handle `on_withdrawn`: remember that the server withdraws this member without its request."""
         self._withdrawn[signer] = why
 
-    def continue_from(self, state: CoordinatorState) -> None:
-        """Note the state with which the server begins."""
+    def continue_from(self, state: CoordinatorState, settings: ServerSettings | None = None) -> None:
+        """Note the state with which the server begins, and the settings with which its owner can start it again."""
         self._beginning = state
+        self._settings = settings or self._settings
 
     def tell_later(self, known: LaterKnown) -> None:
         """Handle `on_later_state`: report each later state once, however many members know it."""

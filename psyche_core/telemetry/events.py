@@ -493,12 +493,16 @@ class ModelLost:
         away: first digits of the keys of members that trained in this run and are not here now, those of the last epoch first.
         ask_again: command with which the owner lets the run ask its members again, empty without one.
         begin_again: command that restarts the run from its stored checkpoint, empty if the server keeps no state.
+        stored_step: step of the stored checkpoint, 0 for the run's beginning.
+        to_owner: whether the owner is told, by the server. Otherwise a member tells its people, without the fields above.
     """
 
     step: int
     away: tuple[str, ...] = ()
     ask_again: str = ""
     begin_again: str = ""
+    stored_step: int = 0
+    to_owner: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,15 @@ _SHOWN_MEMBERS = 8
 
 def lost_model(event: ModelLost) -> str:
     """Nobody who is here has the model: look for a disk first, and only then accept the loss."""
+    lost = (
+        f"THE MODEL IS LOST: no member that is here has the model after step {event.step} or that of an earlier epoch's end, and"
+    )
+    if not event.to_owner:
+        return (
+            f"{lost} the run is paused until its owner resumes it. If you have a checkpoint or journal of this run on a disk, "
+            "start a client with that --checkpoint-dir and tell the run's owner. Otherwise there is nothing to do: this client "
+            "waits, and takes part when the run goes on"
+        )
     disk = "a member that is away or starts late may still have a checkpoint or journal on its disk"
     if event.away:
         shown, more = event.away[:_SHOWN_MEMBERS], len(event.away) - _SHOWN_MEMBERS
@@ -22,10 +31,14 @@ def lost_model(event: ModelLost) -> str:
     ask = f"let the run ask its members again ({event.ask_again})" if event.ask_again else "resume the run"
     end = "start the run anew: this server keeps no state (--save-state-dir)"
     if event.begin_again:
-        end = f"stop the server and start it once with `{event.begin_again}`: all training since the stored checkpoint is lost"
+        stored = f"the one after step {event.stored_step}" if event.stored_step else "step 0, the beginning of the run"
+        end = (
+            f"stop the server (Ctrl-C or SIGTERM) and start it once with `{event.begin_again}`: all training since the stored "
+            f"checkpoint ({stored}) is lost"
+        )
     return (
-        f"THE MODEL IS LOST: no member that is here has the model after step {event.step} or that of an earlier epoch's end, and "
-        f"the run is paused; {disk}. Start its client with that --checkpoint-dir, then {ask}. Only if no such disk is left, {end}"
+        f"{lost} the run is paused; {disk}. Start its client with that --checkpoint-dir, then {ask}. Only if no such disk is "
+        f"left, {end}"
     )
 
 

@@ -196,6 +196,8 @@ def test_with_all_disks_gone_the_run_waits_for_its_owner_who_lets_it_go_on_from_
     state = run.wait(lambda: (state := saved_state(run)).model_lost and state)
     assert state is not False
     assert state.run_state.name == "Paused"
+    told = run.wait(lambda: all(run.told(name, ModelLost) for name in THREE) and [run.told(name, ModelLost) for name in THREE])
+    assert told == [[ModelLost(lost.step, to_owner=False)]] * 3
 
     run.kill("server")
     restarted = time.time()

@@ -149,6 +149,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._joining = False
         self._joined = False
         self._silent_since: float | None = None
+        self._loss_told = False
         self._withdrawn: anyio.Event | None = None
 
     @property
@@ -289,6 +290,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
                 if self._tell_state is not None:
                     self._tell_state(update.state)
                 self._describe(update.state)
+                self._tell_loss(update.state)
                 await self._put(ev.StateSeen(update.state))
         except BackendError as error:
             if not finished:  # a server may close after the last state
@@ -300,6 +302,12 @@ class ClientRuntime(Actions[Awaitable[None]]):
         if now != self._described:
             self._described = now
             self._report(now)
+
+    def _tell_loss(self, state: CoordinatorState) -> None:
+        """Report once that nobody has the model, however long the run waits for its owner."""
+        if state.model_lost and not self._loss_told:
+            self._report(telemetry.ModelLost(state.progress.step - 1, to_owner=False))
+        self._loss_told = state.model_lost
 
     async def _use_relays(self, relays: tuple[str, ...]) -> None:
         """Hand the run's relays to the transport; joining waits for it, so that our first address names our relay."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import os
@@ -11,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from psyche_core.cli.failures import Interrupted
 from psyche_core.cli.program import _until_signal
 from psyche_core.config.options.loading import load_settings
 from psyche_core.config.options.server import ServerSettings
-from psyche_core.config.run_config import Choice, load_data_file
+from psyche_core.config.run_config import Choice, RunFile, load_data_file
 from psyche_core.coordinator import apply, new_state
 from psyche_core.coordinator.commands import ClientsExited, Command
 from psyche_core.coordinator.state import Account, Client, CoordinatorState, EpochEnd, Progress
@@ -203,6 +205,15 @@ async def test_making_token_files_is_told_before_and_after(local_testnet: Any, t
     assert told == []
 
 
+def save_paused(run: RunFile, saved: Path, *, model_lost: bool) -> None:
+    """Save the state of a paused run before step 7, as a server does."""
+    start = new_state(run.run_id, run.config, run.model, progress=Progress(0, 1, 0), now=0, instance=b"i" * 32)
+    there = replace(start, progress=Progress(1, 7, 60), run_state=RunState.Paused, model_lost=model_lost, from_checkpoint=False)
+    draft = Documents(start, {}).draft(there, {})
+    assert draft is not None
+    StateStore(saved, run.run_id).save(PendingSave(1, draft, None))
+
+
 async def saved_run(folder: Path, saved: Path, *, model_lost: bool, events: list[Event], **options: Any) -> None:
     """Serve a paused run whose state was saved before step 7, until it has said what it makes of that."""
     given = {"state": folder / "state.toml", "data_config": folder / "data.toml", "save_state_dir": saved}
@@ -213,12 +224,8 @@ async def saved_run(folder: Path, saved: Path, *, model_lost: bool, events: list
         if isinstance(event, ModelLost | WentBack):
             quiet.set()
 
-    files = load_run(folder / "state.toml", folder / "data.toml", PluginRegistry.discover()).run
-    start = new_state(files.run_id, files.config, files.model, progress=Progress(0, 1, 0), now=0, instance=b"i" * 32)
-    there = replace(start, progress=Progress(1, 7, 60), run_state=RunState.Paused, model_lost=model_lost, from_checkpoint=False)
-    draft = Documents(start, {}).draft(there, {})
-    assert draft is not None
-    StateStore(saved, files.run_id).save(PendingSave(1, draft, None))
+    run = load_run(folder / "state.toml", folder / "data.toml", PluginRegistry.discover()).run
+    save_paused(run, saved, model_lost=model_lost)
     settings = load_settings(ServerSettings, given | options)
     async with anyio.create_task_group() as group:
         group.start_soon(serve_run, settings, PluginRegistry.discover(), EventBus(sink))
@@ -237,6 +244,73 @@ async def test_a_run_without_a_model_says_so_when_its_server_starts_again(local_
     assert words[:3] == ["psyche", "server", "run"]
     assert words[-1] == "--restart-from-checkpoint"
     assert words[words.index("--save-state-dir") + 1] == str(tmp_path / "saved")
+
+
+@contextlib.contextmanager
+def typed(line: str, *, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """What a shell runs where a line is typed in a folder, with its output; ended in any case."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        f"exec {line}", shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=folder
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_until(process: subprocess.Popen[str], part: str) -> list[str]:
+    """The lines of a program up to the first with `part` in it."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line.rstrip())
+        if part in line:
+            return lines
+    pytest.fail("\n".join(["it ended", *lines]))
+
+
+@pytest.mark.parametrize("port", ["--server-port=0", ""], ids=["any port, given", "any port"])
+def test_what_the_owner_is_told_to_type_works_as_printed(local_testnet: Any, tmp_path: Path, port: str) -> None:
+    """Copied from the log of a server as the README starts it, into a shell in another folder."""
+    folder = local_testnet()
+    (tmp_path / "elsewhere").mkdir()
+    run = load_run(folder / "state.toml", folder / "data.toml", PluginRegistry.discover()).run
+    save_paused(run, tmp_path / "saved", model_lost=True)
+    state = (folder / "state.toml").relative_to(tmp_path)
+    begin = f"psyche server run --state {state} --data-config {folder / 'data.toml'} --save-state-dir saved {port}"
+    with typed(begin, folder=tmp_path) as server:
+        lines = read_until(server, "THE MODEL IS LOST")
+        (address,) = re.findall(r"serving run local-testnet at (\S+)", "\n".join(lines))
+        (resume,) = re.findall(r"ask its members again \((.*?)\)", lines[-1])
+        assert "stop the server (Ctrl-C or SIGTERM) and start it once with `psyche" in lines[-1]
+        assert "the stored checkpoint (step 0, the beginning of the run) is lost" in lines[-1]
+        subprocess.run(resume, shell=True, check=True, timeout=30)
+        read_until(server, "WaitingForMembers")
+
+        command = lines[-1].split("`")[1]
+        with typed(command, folder=tmp_path) as second:
+            read_until(second, "another server keeps its state in")
+        server.terminate()
+        server.wait(60)
+
+    save_paused(run, tmp_path / "saved", model_lost=True)
+    with typed(command, folder=tmp_path / "elsewhere") as server:
+        again = read_until(
+            server, "WENT BACK: no member had the model after step 6; the run continues from the stored checkpoint"
+        )
+    assert any(line.endswith(f"serving run local-testnet at {address}") for line in again)
+
+
+def test_a_run_that_lost_nothing_is_not_served_first(local_testnet: Any, tmp_path: Path, psyche: Any) -> None:
+    folder = local_testnet()
+    files = ("--state", folder / "state.toml", "--data-config", folder / "data.toml", "--save-state-dir", tmp_path / "saved")
+    run = load_run(folder / "state.toml", folder / "data.toml", PluginRegistry.discover()).run
+    save_paused(run, tmp_path / "saved", model_lost=False)
+    for option in (["--restart-from-checkpoint"], ["--restart-from-step", 3], ["--checkpoint", "hf://friend/model"]):
+        result = psyche("server", "run", *files, *option)
+        assert (result.code, result.out) == (2, ""), "it served the run first"
+        assert f"Error: {option[0]}" in result.err
 
 
 @pytest.mark.anyio
@@ -283,7 +357,8 @@ def test_the_owner_s_command_line_is_that_of_the_server(number: int, monkeypatch
         server_command_group.main([*words[2:]], standalone_mode=False)
     once = {"restart_from_step": None, "checkpoint": None, "restart_from_checkpoint": True}
     again = load_settings(ServerSettings, parsed)
-    assert again == settings_given.model_copy(update=once)
+    folders = {name: path.absolute() for name, path in given.items() if isinstance(path, Path)}
+    assert again == settings_given.model_copy(update={**once, "state": Path("state.toml").absolute(), **folders})
 
 
 def test_members_that_trained_and_are_not_here_may_have_the_model() -> None:
