@@ -139,6 +139,10 @@ class NothingForUs(DataError):
     """The data source has nothing for us now. Other members train these samples; we ask again with our next share."""
 
 
+class ProviderFailed(DataError):
+    """A data provider broke its contract: it gave samples that do not match the request, or raised an unexpected exception."""
+
+
 class InputError(DataError, UserError):
     """A file or folder that a command or a run file names is missing, or is not of the expected kind."""
 

@@ -68,6 +68,7 @@ _WHY_DROPPED = {
     "unready": "it was not ready when the first round began; a faster connection or disk helps, or a longer "
     "warmup_time of the run",
     "silent": "it sent no result of its share",
+    "failed": "it sent no result, because its own training fails (see the errors before)",
     "late": "its results came much later than all others'; if this happens again, the machine or its connection is "
     "too slow for this run",
     "unstated": "as a witness it repeatedly did not send its statement in time",

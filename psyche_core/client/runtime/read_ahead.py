@@ -8,7 +8,7 @@ import anyio
 
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.client.runtime.sample_checks import read_samples
-from psyche_core.errors import DataError, NothingForUs
+from psyche_core.errors import DataError, NothingForUs, ProviderFailed
 from psyche_core.interfaces.data import Samples
 from psyche_core.types import BatchId
 
@@ -40,7 +40,7 @@ class ReadAhead:
             reading.done.set()
 
     async def samples(self, resources: Resources, share: Share, *, sequence_length: int) -> Samples:
-        """A share's samples, already read or read now. Raises DataError, NothingForUs and TimeoutError."""
+        """A share's samples, already read or read now. Raises DataError (NothingForUs, ProviderFailed) and TimeoutError."""
         reading = self._readings.get(share)
         if reading is None:
             return await _read(resources, share, sequence_length=sequence_length)
@@ -56,7 +56,8 @@ class ReadAhead:
             why = str(reading.error) or f"reading samples took longer than {DATA_TIMEOUT:g} s"
         else:
             why = self._explain(reading.error)
-        kind = NothingForUs if isinstance(reading.error, NothingForUs) else DataError
+        kinds = (NothingForUs, ProviderFailed)
+        kind = next((known for known in kinds if isinstance(reading.error, known)), DataError)
         raise kind(why) from reading.error
 
 

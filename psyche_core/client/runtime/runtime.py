@@ -16,7 +16,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import anyio
 from anyio.abc import TaskGroup
@@ -34,7 +34,16 @@ from psyche_core.client.runtime.step_figures import Counts, StepFigureMaker, des
 from psyche_core.client.runtime.worker import Worker, describe_exception
 from psyche_core.coordinator.commands import Command, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import BackendError, BlobRejected, CommandRefused, ModelError, PsycheError, TransportError, WireError
+from psyche_core.errors import (
+    BackendError,
+    BlobRejected,
+    CommandRefused,
+    ModelError,
+    PluginFailed,
+    PsycheError,
+    TransportError,
+    WireError,
+)
 from psyche_core.evaluation.spare_time import SpareTime
 from psyche_core.interfaces import Backend, Opened, Transport
 from psyche_core.storage.model_stores.interface import ModelStore
@@ -304,9 +313,18 @@ class ClientRuntime(Actions[Awaitable[None]]):
             self._report(now)
 
     def _tell_loss(self, state: CoordinatorState) -> None:
-        """Report once that nobody has the model, however long the run waits for its owner."""
+        """Report once that nobody has the model, however long the run waits for its owner.
+
+        If our own optimizer made our masters unusable, it would do so again: then we end with that reason.
+        """
         if state.model_lost and not self._loss_told:
             self._report(telemetry.ModelLost(state.progress.step - 1, to_owner=False))
+            if self._worker.apply_failure is not None:
+                message = (
+                    f"{self._worker.apply_failure}; no other member could apply them either, so the run cannot go on and this "
+                    "client stops: mend the plugin or its settings, then start the client again"
+                )
+                self._fail(PluginFailed(message))
         self._loss_told = state.model_lost
 
     async def _use_relays(self, relays: tuple[str, ...]) -> None:
@@ -398,7 +416,10 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._stopped = action
 
     async def _tell(self, action: ev.Tell) -> None:
-        self._report(action.event)
+        event = action.event
+        if isinstance(event, telemetry.Dropped) and event.why in ("late", "silent") and self._worker.training_fails:
+            event = replace(event, why="failed")  # the machine sees that no result came, and only the worker why
+        self._report(event)
 
     async def _join(self, action: ev.Join) -> None:  # noqa: ARG002 - carries nothing
         self._tasks.start_soon(self._become_member)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from psyche_core.errors import DataError, PsycheError
+from psyche_core.errors import ProviderFailed, PsycheError
 from psyche_core.interfaces import DataProvider
 from psyche_core.interfaces.data import Samples
 from psyche_core.plugin_faults import brief
@@ -14,12 +14,12 @@ READ_TIMEOUT = 60.0
 
 
 def check_announced(provider: DataProvider, *, sequence_length: int, name: str) -> None:
-    """Check that an entered provider has sequences of this run's length. Raises DataError."""
+    """Check that an entered provider has sequences of this run's length. Raises ProviderFailed."""
     if provider.sequence_length != sequence_length:
         message = (
             f"{name} says that its sequences have {provider.sequence_length} tokens, those of this run have {sequence_length}"
         )
-        raise DataError(message)
+        raise ProviderFailed(message)
 
 
 async def read_samples(
@@ -32,8 +32,8 @@ async def read_samples(
 ) -> Samples:
     """Read samples and check that they match the request, because a provider may be third-party code.
 
-    sequence_length: tokens of a sample in this run. name: of the provider's plugin in messages. Raises DataError for a provider
-    that breaks its contract, whatever it raised, and TimeoutError.
+    sequence_length: tokens of a sample in this run. name: of the provider's plugin in messages. Raises ProviderFailed for a
+    provider that breaks its contract, whatever it raised, the provider's own PsycheError, and TimeoutError.
     """
     try:
         check_announced(provider, sequence_length=sequence_length, name=name)
@@ -43,11 +43,11 @@ async def read_samples(
         raise
     except Exception as error:
         message = f"{name} failed with {brief(error)}"
-        raise DataError(message) from error
+        raise ProviderFailed(message) from error
 
     if wrong is not None:
         message = f"{name} {wrong}; it cannot be trained on"
-        raise DataError(message)
+        raise ProviderFailed(message)
     return samples
 
 

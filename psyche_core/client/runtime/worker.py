@@ -3,8 +3,8 @@
 One trainer thread works at a time (the machine never asks for two pieces of work), payload checks run beside it, and samples of
 the next share are read meanwhile. Model and data are opened before the run is joined, so that a model that does not fit keeps
 nobody waiting. An error of any work but Load becomes an event, unless nothing can go on after it: our own result that nobody
-could use, lost ranks, or something that the user has to mend. The worker does one `Work` at a time and says what happened; it
-decides nothing.
+could use, lost ranks, a plugin that fails again and again, or something that the user has to mend. The worker does one `Work` at
+a time and says what happened; it decides nothing.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ from psyche_core.client.machine.scheduler import starts_from_members
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.checkpointing import Checkpointer
+from psyche_core.client.runtime.failures_in_a_row import FailuresInARow
 from psyche_core.client.runtime.payloads import PayloadStore, check_own
 from psyche_core.client.runtime.read_ahead import ReadAhead
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
@@ -65,6 +66,7 @@ from psyche_core.errors import (
     NothingForUs,
     PayloadRejected,
     PluginFailed,
+    ProviderFailed,
     PsycheError,
     RanksLost,
     UserError,
@@ -132,6 +134,10 @@ class Worker:
         self._checkpoints = Checkpointer(tell, explain=explain)
         self._reading = ReadAhead(explain=explain)
         self._newest: TrainedStep | None = None
+        self._failed_shares = FailuresInARow("shares")
+        self._failed_steps = FailuresInARow("steps")
+        self._training_fails = False
+        self._apply_failure: str | None = None
 
     @property
     def resources(self) -> Resources:
@@ -148,6 +154,16 @@ class Worker:
         return self._newest
 
     @property
+    def training_fails(self) -> bool:
+        """Whether our last share was not trained because of something on this machine."""
+        return self._training_fails
+
+    @property
+    def apply_failure(self) -> str | None:
+        """Why results could not be applied, if our masters are unusable since then; None otherwise."""
+        return self._apply_failure
+
+    @property
     def opened(self) -> Resources | None:
         """The open resources, None before there are any."""
         return self._resources
@@ -161,13 +177,16 @@ class Worker:
             async with self._model_needed():
                 done = await self._do(work)
                 self._note_step(done, work)
+                self._note_success(done)
                 return done
         except ENDS_THE_CLIENT:
             raise
         except Exception as error:
             logger.debug("%s failed", type(work).__name__, exc_info=error)
             if not isinstance(work, Load):
-                return WorkFailed(work, f"{_not_done(work)}: {self._explain(error)}")
+                sentence = f"{_not_done(work)}: {self._explain(error)}"
+                self._note_failure(work, sentence, error)
+                return WorkFailed(work, sentence)
             if isinstance(error, PsycheError):
                 raise
 
@@ -188,6 +207,27 @@ class Worker:
             yield
         finally:
             self._spare.release()
+
+    def _note_success(self, done: WorkDone) -> None:
+        """Count failures in a row anew; masters from others are usable even if our own results could not be applied."""
+        match done:
+            case Trained():
+                self._failed_shares.succeeded()
+                self._training_fails = False
+            case Applied():
+                self._failed_steps.succeeded()
+                self._apply_failure = None
+            case ModelFetched():
+                self._apply_failure = None
+
+    def _note_failure(self, work: Work, sentence: str, error: Exception) -> None:
+        """Raises PluginFailed if work of this kind failed too often in a row."""
+        if isinstance(work, Train):
+            self._training_fails = True
+            self._failed_shares.failed(sentence, error)
+        elif isinstance(work, Apply):
+            self._apply_failure = sentence
+            self._failed_steps.failed(sentence, error)
 
     def _note_step(self, done: WorkDone, work: Work) -> None:
         """Tell evaluations which step the masters are at."""
@@ -351,6 +391,9 @@ class Worker:
             raise  # no later step can be trained either
         except (DataError, ModelError, NonFiniteError, TimeoutError) as error:
             reason = f"{_not_done(work)}: {str(error) or type(error).__name__}"
+            if isinstance(error, ProviderFailed):
+                self._note_failure(work, reason, error)
+            self._training_fails = not isinstance(error, NothingForUs)
             return TrainFailed(work.height, reason, passing=isinstance(error, NothingForUs))
 
         loss, trainer = float(done.loss), self.resources.trainer

@@ -343,6 +343,74 @@ async def test_data_that_breaks_its_contract_is_not_trained_on(data: Wrapped, wh
     assert failed.reason.startswith(f"step 2 was not trained: the data provider Short (short-data 2.0) {why}")
 
 
+class Unreliable(ChainTrainer):
+    """Fails in both kinds of work as long as it is told to."""
+
+    fails = True
+
+    def train(self, step: int, samples: Samples) -> Done:
+        if self.fails:
+            raise KeyError(step)
+        return super().train(step, samples)
+
+    def apply(self, step: int, payloads: Sequence[bytes], **given: Any) -> None:
+        if self.fails:
+            raise KeyError(step)
+        super().apply(step, payloads, **given)
+
+
+@pytest.mark.parametrize(
+    ("work", "sentence"),
+    [
+        (ev.Train(1, 2, (BatchId(0, 1),), 1), "step 2 was not trained: KeyError: 2; 5 shares in a row have failed"),
+        (
+            ev.Apply(1, 2, (), own_accepted=False),
+            "the results of step 2 were not applied: KeyError: 2; 5 steps in a row have failed",
+        ),
+    ],
+    ids=["train", "apply"],
+)
+async def test_a_plugin_that_fails_again_and_again_ends_its_client(work: ev.Work, sentence: str) -> None:
+    trainer = Unreliable("one")
+    worker = await Shop(trainer, DummyData(sequence_length=16)).load()
+    for begun in (True, False):
+        for _ in range(4):
+            assert isinstance(await worker.do(work), ev.WorkFailed), "it may mend itself"
+        assert (worker.training_fails, worker.apply_failure is not None) == (
+            isinstance(work, ev.Train),
+            isinstance(work, ev.Apply),
+        )
+        if begun:
+            trainer.fails = False
+            assert isinstance(await worker.do(work), ev.Trained | ev.Applied)
+            assert (worker.training_fails, worker.apply_failure) == (False, None)
+            trainer.fails = True
+    with pytest.raises(PluginFailed) as stopped:
+        await worker.do(work)
+    then = "so this client stops: mend the plugin or its settings, then start the client again"
+    assert stopped.value.sentence == f"{sentence}, {then}"
+
+
+async def test_data_that_cannot_be_reached_ends_no_client() -> None:
+    """A server of data that is away for long comes back, and a provider that breaks its contract does not."""
+
+    class Away(DummyData):
+        async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
+            message = "no route to the data"
+            raise DataError(message)
+
+    worker, work = await Shop(ChainTrainer("one"), Away(sequence_length=16)).load(), ev.Train(1, 2, (BatchId(0, 1),), 1)
+    for _ in range(12):
+        assert isinstance(await worker.do(work), ev.TrainFailed)
+    assert worker.training_fails, "which is why it is dropped"
+
+    worker = await Shop(ChainTrainer("one"), Wrapped(fails)).load()
+    for _ in range(4):
+        assert isinstance(await worker.do(work), ev.TrainFailed)
+    with pytest.raises(PluginFailed, match="failed with IndexError: 16; 5 shares in a row have failed"):
+        await worker.do(work)
+
+
 async def test_a_read_that_was_cancelled_is_told_as_that() -> None:
     started = anyio.Event()
 
