@@ -8,7 +8,6 @@ rules allow is accepted; the caller, who creates the backends, is responsible fo
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ import anyio.lowlevel
 from psyche_core.coordinator import apply
 from psyche_core.coordinator.commands import Command, Event, Join, Tick
 from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator_clock import CoordinatorClock
 from psyche_core.errors import BackendClosed, CommandRefused, CoordinatorError
 from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_command
 from psyche_core.types import NodeIdentity, RunState
@@ -43,7 +43,8 @@ class _Version:
 class MemoryCoordinator:
     """Holds the state of a run, applies commands to it and tells the backends.
 
-    state: the first state. clock: returns unix seconds. seeds: called for each command, returns an unsigned 64-bit number.
+    state: the first state. clock: returns unix seconds; default: a `CoordinatorClock`. seeds: called for each command, returns an
+    unsigned 64-bit number.
     on_event: called with the new state and the events of each change. Create it inside the event loop that uses it.
     """
 
@@ -51,12 +52,12 @@ class MemoryCoordinator:
         self,
         state: CoordinatorState,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         seeds: Callable[[], int] = _random_seed,
         on_event: Callable[[CoordinatorState, tuple[Event, ...]], None] | None = None,
     ) -> None:
         self._state = state
-        self._clock = clock
+        self._clock = clock or CoordinatorClock(state)
         self._seeds = seeds
         self._on_event = on_event
         self._addresses: dict[bytes, bytes] = {}

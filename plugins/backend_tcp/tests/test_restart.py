@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from psyche_backend_tcp.connections.addresses import parse_address
 from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.protocol import Bye, Whole, decode_server
+from psyche_backend_tcp.server.documents import Documents
 from psyche_backend_tcp.server.hub import PendingSave
 from psyche_backend_tcp.server.state_store import StateStore
 from psyche_backend_tcp.server.tcp_server import TcpServer
@@ -24,7 +26,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, CommandRefused, ConfigError, UserError
 from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces.backend import ClientCommand
-from psyche_core.testing.backend import in_phase, small_state, until
+from psyche_core.testing.backend import START_TIME, in_phase, small_state, until
 from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
 from psyche_core.wire.messages import sign_join
 from psyche_core.wire.signing import SecretKey
@@ -464,3 +466,26 @@ async def test_a_server_with_a_new_key_is_not_followed(client: Any, clock: Any, 
             with anyio.fail_after(TIMEOUT), pytest.raises(BackendClosed, match=r"did not come back within 1 s: the server pro"):
                 await until(backend, lambda _: False)
             assert second.connected == 0
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["while it runs", "while it is away"])
+async def test_a_clock_that_is_set_back_by_an_hour_lengthens_no_phase(tmp_path: Path, saved: bool) -> None:
+    """A cooldown of five seconds lasted 3605 s. Here it is of one, of the machine's monotonic clock."""
+    walls = iter([START_TIME] if not saved else [])
+    beginning = small_state()
+    beginning = replace(beginning, config=beginning.config.model_copy(update={"cooldown_time": 1}))
+    state = replace(beginning, run_state=RunState.Cooldown, since=START_TIME)
+    if saved:
+        draft = Documents(beginning, {}).draft(state, {})
+        assert draft is not None
+        StateStore(tmp_path, state.run_id).save(PendingSave(1, draft, None))
+    limits = Limits(reconnect_seconds=0.0)
+    context = ServerContext(state=state, state_dir=tmp_path, tick_seconds=0.05)
+    server = TcpServer(context, limits=limits, wall=lambda: next(walls, START_TIME - 3600.0))
+    async with server, anyio.create_task_group() as group:
+        group.start_soon(server.serve)
+        with anyio.fail_after(30):
+            await server._until(lambda: server.state.run_state is RunState.WaitingForMembers)
+        assert START_TIME < server.state.since < START_TIME + 30
+        group.cancel_scope.cancel()
+    assert server.resumed is saved

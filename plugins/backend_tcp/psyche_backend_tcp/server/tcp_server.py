@@ -22,6 +22,7 @@ from psyche_backend_tcp.server.initial_state import InitialState, begin
 from psyche_backend_tcp.server.state_store import StateStore
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator_clock import CoordinatorClock
 from psyche_core.errors import BackendError, UserError, WireError
 from psyche_core.hookspecs import LaterKnown, ServerContext
 from psyche_core.interfaces.backend import BackendServer
@@ -40,13 +41,24 @@ _ALLOW_LIST_SECONDS = 1.0
 class TcpServer(BackendServer):
     """Hosts a run. Entering reads the saved state and binds the ports; `serve` runs it.
 
-    limits: timeouts and bounds. clock: unix seconds, for tests and simulations; the timeouts of connections use real time.
+    limits: timeouts and bounds. wall: unix seconds, read when the server is entered; the coordinator's time advances from there,
+    or from the saved state's newest time, with the monotonic clock. clock: the coordinator's time in unix seconds instead, for
+    tests and simulations; the timeouts of connections use real time.
     """
 
-    def __init__(self, context: ServerContext, *, limits: Limits | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        context: ServerContext,
+        *,
+        limits: Limits | None = None,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         self._context = context
         self._limits = limits or Limits(reconnect_seconds=context.reconnect_seconds)
-        self._clock = clock
+        self._wall = wall
+        self._given_clock = clock
+        self._clock = clock or CoordinatorClock(context.state, wall=wall)
         self._key = context.key or SecretKey.generate()
         self._hub = self._make_hub(InitialState(context.state, context.opening))
         self._store: StateStore | None = None
@@ -75,6 +87,7 @@ class TcpServer(BackendServer):
             self._allow_list = await anyio.to_thread.run_sync(AllowList, context.allow_list)
         beginning = await anyio.to_thread.run_sync(self._begin)
         self._resumed = beginning.resumed
+        self._clock = self._given_clock or CoordinatorClock(beginning.state, wall=self._wall)
         self._hub = self._make_hub(beginning)
         self._listener = await Listener.bind(
             context.host,
