@@ -177,6 +177,8 @@ class Done:
     tokens: int
     seconds: float
     payload: bytes
+    learning_rate: float = 0.1
+    gradient_norm: float = 1.0
 
 
 @dataclass(slots=True)
@@ -188,6 +190,7 @@ class WaitingTrainer:
     times: list[tuple[float, float]] = field(default_factory=list)
     weights: bytes = bytes(32)
     parameter_count: int = 1
+    vocab_size: int = 256
     description: Mapping[str, bytes] = field(default_factory=dict)
 
     @property

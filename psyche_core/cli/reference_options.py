@@ -7,11 +7,13 @@ another name. ABSENT holds the options that have no counterpart here, with what 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
-_TRACKERS = "trackers are not built yet; --events-file writes every event, which a program of yours can pass on"
+from psyche_core.config.options.loading import ENVIRONMENT_PREFIX
+
 _TELEMETRY = "OpenTelemetry is not built yet; --events-file or --logs json give every event"
 
 ABSENT: dict[str, str] = {
@@ -26,10 +28,6 @@ ABSENT: dict[str, str] = {
     "--optim-stats": "statistics of the optimizer are not built yet",
     "--optim-stats-steps": "statistics of the optimizer are not built yet",
     "--sidecar-port": "processes on other machines connect to --sidecar-bind HOST:PORT; those of this machine need no port",
-    "--wandb-entity": _TRACKERS,
-    "--wandb-group": _TRACKERS,
-    "--wandb-project": _TRACKERS,
-    "--wandb-run": _TRACKERS,
     "--write-distro-data": "results are not written to disk; --checkpoint-dir keeps a journal of the rounds",
     "--write-gradients-dir": "results are not written to disk; --checkpoint-dir keeps a journal of the rounds",
 }
@@ -91,6 +89,18 @@ def respelled(words: Sequence[str], parameters: Sequence[click.Parameter]) -> It
             continue
         if not equals:
             rest.pop(0)
+
+
+def with_implied_trackers(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The words of a command with `--tracker wandb` if options of that tracker ask for it, as they do in the Rust programs.
+
+    Variables of the environment ask for it only where no tracker is named.
+    """
+    named = [word for word in itertools.takewhile(lambda word: word != "--", words) if word.startswith("--")]
+    tracks = any(word.partition("=")[0] == "--tracker" for word in named) or environment.get(ENVIRONMENT_PREFIX + "TRACKER")
+    asked = any(word.startswith("--wandb-") for word in named)
+    told = any(name.startswith(ENVIRONMENT_PREFIX + "WANDB_") and value for name, value in environment.items())
+    return [*(("--tracker", "wandb") if asked or (told and not tracks) else ()), *words]
 
 
 def _flag(option: click.Option, name: str, *, on: bool) -> tuple[str, ...]:

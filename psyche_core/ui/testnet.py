@@ -15,7 +15,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Protocol
@@ -101,11 +101,13 @@ async def run_testnet(
     lose_route: LoseRoute | None = None,
     beside: Beside | None = None,
     screen: MakeDisplay | None = None,
+    further_options: Sequence[str] = (),
 ) -> int:
     """Run the testnet. Returns the exit code: 0, or 1 if a member failed, a guarantee was broken or a figure was not reached.
 
     member_options, lose_route: of the backend's registration. beside: gets the folder of the results and is entered for as long
-    as members run. screen: makes the display for `--logs tui`. Raises UserError for problems that the user can correct.
+    as members run. screen: makes the display for `--logs tui`. further_options: of every client. Raises UserError for problems
+    that the user can correct.
     """
     run, data = files.run, files.data
     check_port(settings.server_port)
@@ -128,7 +130,14 @@ async def run_testnet(
     started = time.monotonic()
     with _display(settings.logs, metrics, console, screen=screen) as display:
         testnet = _Testnet(
-            settings, files, member_options or _server_address, lose_route=lose_route, kills=kills, out=out, display=display
+            settings,
+            files,
+            member_options or _server_address,
+            lose_route=lose_route,
+            kills=kills,
+            out=out,
+            display=display,
+            further_options=further_options,
         )
         async with contextlib.nullcontext() if beside is None else beside(out):
             failures = await testnet.play()
@@ -223,8 +232,10 @@ class _Testnet:
         kills: RandomKills | None,
         out: Path,
         display: Display,
+        further_options: Sequence[str] = (),
     ) -> None:
         self._settings = settings
+        self._further_options = further_options
         self._kills = kills
         self._run = files.run
         self._data = files.data
@@ -409,6 +420,7 @@ class _Testnet:
             *("--attention", settings.attention, *(["--gradient-checkpointing"] if settings.gradient_checkpointing else [])),
             *("--cache-dir", str(self._out / "cache"), "--base", str(settings.config_path.absolute())),
             *("--logs", "json", "--events-file", str(self._out / "events" / f"{name}.jsonl"), *more),
+            *self._further_options,
         ]
 
 

@@ -61,4 +61,5 @@ def all_options() -> set[str]:
                 below = command.get_command(context, name)
                 assert below is not None
                 rest.append((below, click.Context(below, parent=context, resilient_parsing=True)))
-    return found | known(["client", "train", "--backend", "solana"])[1] | known(["client", "train"])[1]
+    further = (["--backend", "solana"], ["--tracker", "wandb,tensorboard"], [])
+    return found.union(*(known(["client", "train", *words])[1] for words in further))

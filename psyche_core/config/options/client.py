@@ -22,11 +22,13 @@ from psyche_core.config.options.common import (
     SIDECAR_FILE,
     SIDECAR_LOCAL_RANKS,
     TENSOR_PARALLELISM,
+    TRACKER,
     WRITE_LOG,
     Attention,
     ComputeDtype,
     Logs,
     MicroBatchSize,
+    TrackerNames,
 )
 from psyche_core.config.options.loading import ENVIRONMENT_PREFIX, RAW_IDENTITY, ProgramSettings
 from psyche_core.config.schema import RunId
@@ -173,6 +175,7 @@ class ClientSettings(ProgramSettings):
     events_dir: Path | None = Field(default=None, description=EVENTS_DIR)
     keep_event_files: int = Field(default=0, ge=0, description=KEEP_EVENT_FILES)
     write_log: Path | None = Field(default=None, description=WRITE_LOG)
+    tracker: TrackerNames = Field(default=(), description=TRACKER)
     dummy_training_delay_secs: float = Field(
         default=0.0,
         ge=0,

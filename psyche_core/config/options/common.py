@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import JsonValue, PlainValidator
+from pydantic import BeforeValidator, JsonValue, PlainValidator
+from pydantic_settings import NoDecode
 
 SECONDS: dict[str, JsonValue] = {"unit": "SECONDS"}
 """Placeholder for the value in a command's help, read by `cli.options`. A field without a unit is shown as a plain number."""
@@ -49,6 +50,19 @@ SIDECAR_BIND = (
 )
 SIDECAR_LOCAL_RANKS = "Number of processes on this machine, including this one; default: all of them."
 SIDECAR_FILE = "File with the shared secret of the processes, at least 16 bytes (`openssl rand -hex 32`)."
+
+
+def tracker_names(value: Any) -> tuple[str, ...]:
+    """Names given one by one, or separated by commas, each once."""
+    parts = [value] if isinstance(value, str) else list(value)
+    return tuple(dict.fromkeys(name.strip() for part in parts for name in str(part).split(",") if name.strip()))
+
+
+TrackerNames = Annotated[tuple[str, ...], NoDecode, BeforeValidator(tracker_names)]
+TRACKER = (
+    "Tracker that keeps this client's figures, by plugin name: wandb, tensorboard. May be given several times, or several names "
+    "separated by commas. A tracker has further options, shown when it is named. It never delays training."
+)
 EVENTS_DIR = (
     "Folder for this program's events, as JSON lines: FOLDER/RUN/ROLE-ID.TIME.jsonl, a new file for each epoch. "
     "`psyche web --events FOLDER` shows them as pages, `psyche replay` plays them."

@@ -13,12 +13,14 @@ from psyche_core.config.options.common import (
     MICRO_BATCH_SIZE,
     SECONDS,
     TOKENS,
+    TRACKER,
     WEB_HOST,
     WEB_PORT,
     Attention,
     ComputeDtype,
     Logs,
     MicroBatchSize,
+    TrackerNames,
 )
 from psyche_core.config.options.loading import ProgramSettings
 
@@ -123,6 +125,7 @@ class TestnetSettings(ProgramSettings):
     web_port: int | None = Field(default=None, ge=0, le=65535, description=WEB_PORT)
     web_host: str = Field(default="127.0.0.1", description=WEB_HOST)
     token_file: Path | None = Field(default=None, description=TOKENS)
+    tracker: TrackerNames = Field(default=(), description=TRACKER)
 
     @field_validator("allowed_to_kill")
     @classmethod

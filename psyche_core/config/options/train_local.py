@@ -19,10 +19,12 @@ from psyche_core.config.options.common import (
     SIDECAR_FILE,
     SIDECAR_LOCAL_RANKS,
     TENSOR_PARALLELISM,
+    TRACKER,
     Attention,
     ComputeDtype,
     Logs,
     MicroBatchSize,
+    TrackerNames,
 )
 from psyche_core.config.options.loading import ProgramSettings
 
@@ -96,6 +98,7 @@ class TrainLocalSettings(ProgramSettings):
     cache_dir: Path | None = Field(default=None, description="Folder for downloads; default: the system's cache folder.")
     logs: Logs = Field(default="auto", description=LOGS)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
+    tracker: TrackerNames = Field(default=(), description=TRACKER)
     base: Path | None = Field(
         default=None,
         description="Folder at which relative paths of the run file start; default: the run file's folder, or the current folder "

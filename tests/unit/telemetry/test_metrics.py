@@ -87,8 +87,8 @@ def test_totals_of_the_network_are_the_transports_own() -> None:
     book = book_of(told.NetworkTotals(1000, 500, 3, 7, 20, 1, 6, 5, 1, 400))
     names = ("bytes_sent", "bytes_received", "peer_connections", "broadcasts_sent", "messages_received", "messages_refused")
     assert [book.value(f"psyche_{name}") for name in names] == [1000, 500, 3, 7, 20, 1]
-    names = ("downloads_started", "downloads_finished", "downloads_failed", "download_bytes")
-    assert [book.value(f"psyche_{name}") for name in names] == [6, 5, 1, 400]
+    downloads = ("downloads_started", "downloads_finished", "downloads_failed", "download_bytes")
+    assert [book.value(f"psyche_{name}") for name in downloads] == [6, 5, 1, 400]
 
 
 def test_shares_that_were_not_accepted_are_counted() -> None:
