@@ -23,6 +23,7 @@ _EXTRAS = {
     "starlette": "web",
     "uvicorn": "web",
     "lm_eval": "eval",
+    "prometheus_client": "metrics",
 }
 
 

@@ -11,6 +11,7 @@ import anyio
 import click
 
 from psyche_core.cli.lazy import example
+from psyche_core.cli.metrics_port import metrics_sinks
 from psyche_core.cli.options import ENVIRONMENT_NOTE, PluginOptions, settings_options
 from psyche_core.cli.program import log_to_stderr, open_report, remember_failure
 from psyche_core.cli.trackers import running_trackers
@@ -68,9 +69,11 @@ def train(**given: Any) -> int:
     with (
         open_program_display(settings.logs, kind="client", title=settings.run_id) as display,
         running_trackers(settings.tracker, given, registry) as trackers,
+        metrics_sinks(settings.metrics_local_port) as figures,
         open_report(
             display.sink,
             *trackers,
+            *figures,
             remember_failure(settings.logs),
             events_file=settings.events_file,
             events_dir=settings.events_dir,

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from psyche_core.cli.lazy import example
+from psyche_core.cli.metrics_port import metrics_sinks
 from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
 from psyche_core.cli.program import log_to_stderr, open_report, run_program
 from psyche_core.cli.reference_options import SettingsCommand
@@ -54,9 +55,11 @@ def run(**given: Any) -> int:
     page = Page(settings.web_port, host=settings.web_host, token_file=settings.token_file, source="server")
     with (
         open_program_display(logs, kind="server", title="server") as display,
+        metrics_sinks(settings.metrics_local_port) as figures,
         open_report(
             display.sink,
             *page.sinks,
+            *figures,
             events_file=settings.events_file,
             events_dir=settings.events_dir,
             keep_event_files=settings.keep_event_files,

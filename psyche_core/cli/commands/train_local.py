@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from psyche_core.cli.lazy import example
+from psyche_core.cli.metrics_port import metrics_sinks
 from psyche_core.cli.options import ENVIRONMENT_NOTE, TrackerOptions, settings_options
 from psyche_core.cli.program import log_to_stderr, open_report, run_program
 from psyche_core.cli.trackers import running_trackers
@@ -45,7 +46,8 @@ def train_local(**given: Any) -> int:
     with (
         open_program_display(settings.logs, kind="client", title=title) as display,
         running_trackers(settings.tracker, given, registry) as trackers,
-        open_report(display.sink, *trackers, events_file=settings.events_file) as report,
+        metrics_sinks(settings.metrics_local_port) as figures,
+        open_report(display.sink, *trackers, *figures, events_file=settings.events_file) as report,
     ):
         ended = run_program(functools.partial(program.train_local, settings, registry, report))
     return 0 if ended.success else 1

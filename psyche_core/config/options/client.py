@@ -15,6 +15,7 @@ from psyche_core.config.options.common import (
     GRADIENT_CHECKPOINTING,
     KEEP_EVENT_FILES,
     LOGS,
+    METRICS_PORT,
     MICRO_BATCH_SIZE,
     SECONDS,
     SHARDING,
@@ -175,6 +176,7 @@ class ClientSettings(ProgramSettings):
     events_dir: Path | None = Field(default=None, description=EVENTS_DIR)
     keep_event_files: int = Field(default=0, ge=0, description=KEEP_EVENT_FILES)
     write_log: Path | None = Field(default=None, description=WRITE_LOG)
+    metrics_local_port: int | None = Field(default=None, ge=0, le=65535, description=METRICS_PORT)
     tracker: TrackerNames = Field(default=(), description=TRACKER)
     dummy_training_delay_secs: float = Field(
         default=0.0,

@@ -63,6 +63,10 @@ TRACKER = (
     "Tracker that keeps this client's figures, by plugin name: wandb, tensorboard. May be given several times, or several names "
     "separated by commas. A tracker has further options, shown when it is named. It never delays training."
 )
+METRICS_PORT = (
+    "Port of 127.0.0.1 that serves this program's figures: /metrics for Prometheus, / as JSON, /healthz; 0 picks a free one. "
+    "Needs the extra `metrics`."
+)
 EVENTS_DIR = (
     "Folder for this program's events, as JSON lines: FOLDER/RUN/ROLE-ID.TIME.jsonl, a new file for each epoch. "
     "`psyche web --events FOLDER` shows them as pages, `psyche replay` plays them."

@@ -6,7 +6,16 @@ from pathlib import Path
 
 from pydantic import Field
 
-from psyche_core.config.options.common import EVENTS_DIR, KEEP_EVENT_FILES, SECONDS, TOKENS, WEB_HOST, WEB_PORT, Logs
+from psyche_core.config.options.common import (
+    EVENTS_DIR,
+    KEEP_EVENT_FILES,
+    METRICS_PORT,
+    SECONDS,
+    TOKENS,
+    WEB_HOST,
+    WEB_PORT,
+    Logs,
+)
 from psyche_core.config.options.loading import ProgramSettings
 
 
@@ -110,6 +119,7 @@ class ServerSettings(ProgramSettings):
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
     events_dir: Path | None = Field(default=None, description=EVENTS_DIR)
     keep_event_files: int = Field(default=0, ge=0, description=KEEP_EVENT_FILES)
+    metrics_local_port: int | None = Field(default=None, ge=0, le=65535, description=METRICS_PORT)
     web_port: int | None = Field(default=None, ge=0, le=65535, description=WEB_PORT)
     web_host: str = Field(default="127.0.0.1", description=WEB_HOST)
     token_file: Path | None = Field(default=None, description=TOKENS)

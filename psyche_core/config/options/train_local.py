@@ -13,6 +13,7 @@ from psyche_core.config.options.common import (
     DATA_PARALLELISM,
     GRADIENT_CHECKPOINTING,
     LOGS,
+    METRICS_PORT,
     MICRO_BATCH_SIZE,
     SHARDING,
     SIDECAR_BIND,
@@ -98,6 +99,7 @@ class TrainLocalSettings(ProgramSettings):
     cache_dir: Path | None = Field(default=None, description="Folder for downloads; default: the system's cache folder.")
     logs: Logs = Field(default="auto", description=LOGS)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
+    metrics_local_port: int | None = Field(default=None, ge=0, le=65535, description=METRICS_PORT)
     tracker: TrackerNames = Field(default=(), description=TRACKER)
     base: Path | None = Field(
         default=None,
