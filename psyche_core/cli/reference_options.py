@@ -18,7 +18,6 @@ _TELEMETRY = "OpenTelemetry is not built yet; --events-file or --logs json give 
 
 ABSENT: dict[str, str] = {
     "--hub-max-concurrent-downloads": "the Hub's own library decides how many files it downloads at a time",
-    "--log": "psyche --debug COMMAND shows debug messages; files of events hold everything",
     "--oltp-auth-header": _TELEMETRY,
     "--oltp-logs-url": _TELEMETRY,
     "--oltp-metrics-url": _TELEMETRY,

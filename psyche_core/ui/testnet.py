@@ -420,6 +420,7 @@ class _Testnet:
             *("--attention", settings.attention, *(["--gradient-checkpointing"] if settings.gradient_checkpointing else [])),
             *("--cache-dir", str(self._out / "cache"), "--base", str(settings.config_path.absolute())),
             *("--logs", "json", "--events-file", str(self._out / "events" / f"{name}.jsonl"), *more),
+            *(("--log", settings.log) if settings.log is not None else ()),
             *self._further_options,
         ]
 
@@ -430,6 +431,7 @@ def server_arguments(settings: TestnetSettings, *, state: Path, out: Path, serve
         *("server", "run", "--state", str(state), "--host", HOST),
         *(("--data-config", str(settings.config_path.absolute() / "data.toml")) if serves_data else ()),
         *("--backend", settings.backend, "--server-port", str(settings.server_port)),
+        *(("--log", settings.log) if settings.log is not None else ()),
         *(("--with-relay", "--relay-port", str(settings.relay_port)) if settings.with_relay else ()),
         *("--logs", "json", "--events-file", str(out / "events" / "server.jsonl")),
     ]

@@ -24,7 +24,7 @@ from psyche_core.errors import TransportError, WireError
 from psyche_p2p_quic.endpoint import Endpoint, Link
 from psyche_p2p_quic.observer_protocol import MAX_LOCATION_BYTES, PATH, REFRESH_SECONDS, ObserverLocation
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger("psyche.p2p")
 
 HTTP_SECONDS = 5.0
 CALL_SECONDS = 5.0

@@ -51,7 +51,7 @@ def train(**given: Any) -> int:
     """
     own = {name: value for name, value in given.items() if name in ClientSettings.model_fields}
     settings = load_settings(ClientSettings, own)
-    log_to_stderr()
+    log_to_stderr(settings.log)
     from psyche_core.cli.screens import open_program_display
     from psyche_core.client.setup.assemble import train_client
     from psyche_core.plugins import PluginRegistry

@@ -44,7 +44,7 @@ def run(**given: Any) -> int:
     failures.
     """
     settings = load_settings(ServerSettings, given)
-    log_to_stderr()
+    log_to_stderr(settings.log)
     from psyche_core.cli.owner_requests import heed_requests
     from psyche_core.cli.pages import Page
     from psyche_core.cli.screens import open_program_display
@@ -63,6 +63,7 @@ def run(**given: Any) -> int:
             events_file=settings.events_file,
             events_dir=settings.events_dir,
             keep_event_files=settings.keep_event_files,
+            write_log=settings.write_log,
         ) as report,
     ):
         screen = display.screen

@@ -38,7 +38,7 @@ def start(**given: Any) -> int:
     """Start a server and clients, wait until they end, and check that all replicas are equal at each epoch's end."""
     own = {name: value for name, value in given.items() if name in TestnetSettings.model_fields}
     settings = load_settings(TestnetSettings, own)
-    log_to_stderr()
+    log_to_stderr(settings.log)
     from psyche_core.cli.pages import page_of_folder
     from psyche_core.cli.run_files import load_run
     from psyche_core.cli.screens import fitting

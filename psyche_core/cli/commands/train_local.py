@@ -36,7 +36,7 @@ def train_local(**given: Any) -> int:
     """
     own = {name: value for name, value in given.items() if name in TrainLocalSettings.model_fields}
     settings = load_settings(TrainLocalSettings, own)
-    log_to_stderr()
+    log_to_stderr(settings.log)
     from psyche_core.cli.screens import open_program_display
     from psyche_core.client.setup import train_local as program
     from psyche_core.plugins import PluginRegistry
@@ -47,7 +47,7 @@ def train_local(**given: Any) -> int:
         open_program_display(settings.logs, kind="client", title=title) as display,
         running_trackers(settings.tracker, given, registry) as trackers,
         metrics_sinks(settings.metrics_local_port) as figures,
-        open_report(display.sink, *trackers, *figures, events_file=settings.events_file) as report,
+        open_report(display.sink, *trackers, *figures, events_file=settings.events_file, write_log=settings.write_log) as report,
     ):
         ended = run_program(functools.partial(program.train_local, settings, registry, report))
     return 0 if ended.success else 1

@@ -14,6 +14,7 @@ from psyche_core.config.options.common import (
     EVENTS_DIR,
     GRADIENT_CHECKPOINTING,
     KEEP_EVENT_FILES,
+    LOG,
     LOGS,
     METRICS_PORT,
     MICRO_BATCH_SIZE,
@@ -27,6 +28,7 @@ from psyche_core.config.options.common import (
     WRITE_LOG,
     Attention,
     ComputeDtype,
+    LogLevels,
     Logs,
     MicroBatchSize,
     TrackerNames,
@@ -172,6 +174,7 @@ class ClientSettings(ProgramSettings):
         description="Show what the model writes after a few prompts: at the start, at most every half minute, and at the end.",
     )
     logs: Logs = Field(default="auto", description=LOGS)
+    log: LogLevels | None = Field(default=None, json_schema_extra={"unit": "FILTERS"}, description=LOG)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
     events_dir: Path | None = Field(default=None, description=EVENTS_DIR)
     keep_event_files: int = Field(default=0, ge=0, description=KEEP_EVENT_FILES)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, JsonValue, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, JsonValue, PlainValidator
 from pydantic_settings import NoDecode
+
+from psyche_core.config.options.log_filters import checked_filters
 
 SECONDS: dict[str, JsonValue] = {"unit": "SECONDS"}
 """Placeholder for the value in a command's help, read by `cli.options`. A field without a unit is shown as a plain number."""
 
-WRITE_LOG = "File to append the log lines to that --logs console shows, whatever --logs says."
+WRITE_LOG = "File to append the lines to that --logs console shows, and warnings, whatever --logs says."
+LogLevels = Annotated[str, AfterValidator(checked_filters)]
+LOG = (
+    "Which log lines to show on standard error, as in RUST_LOG: a level (off, error, warn, info, debug), levels of loggers, or "
+    "both, as in info,psyche.p2p=debug. Default: warn."
+)
 Logs = Literal["auto", "tui", "console", "json", "none"]
 LOGS = (
     "auto: live panel on a terminal, otherwise lines; tui: full screen, also --tui; console: lines; json: one event per line; "

@@ -9,11 +9,14 @@ from pydantic import Field
 from psyche_core.config.options.common import (
     EVENTS_DIR,
     KEEP_EVENT_FILES,
+    LOG,
     METRICS_PORT,
     SECONDS,
     TOKENS,
     WEB_HOST,
     WEB_PORT,
+    WRITE_LOG,
+    LogLevels,
     Logs,
 )
 from psyche_core.config.options.loading import ProgramSettings
@@ -116,9 +119,11 @@ class ServerSettings(ProgramSettings):
         default="auto",
         description="auto and console: lines; tui: full screen, also --tui; json: one event per line; none: nothing",
     )
+    log: LogLevels | None = Field(default=None, json_schema_extra={"unit": "FILTERS"}, description=LOG)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
     events_dir: Path | None = Field(default=None, description=EVENTS_DIR)
     keep_event_files: int = Field(default=0, ge=0, description=KEEP_EVENT_FILES)
+    write_log: Path | None = Field(default=None, description=WRITE_LOG)
     metrics_local_port: int | None = Field(default=None, ge=0, le=65535, description=METRICS_PORT)
     web_port: int | None = Field(default=None, ge=0, le=65535, description=WEB_PORT)
     web_host: str = Field(default="127.0.0.1", description=WEB_HOST)

@@ -10,6 +10,7 @@ from psyche_core.config.options.common import (
     ATTENTION,
     COMPUTE_DTYPE,
     GRADIENT_CHECKPOINTING,
+    LOG,
     MICRO_BATCH_SIZE,
     SECONDS,
     TOKENS,
@@ -18,6 +19,7 @@ from psyche_core.config.options.common import (
     WEB_PORT,
     Attention,
     ComputeDtype,
+    LogLevels,
     Logs,
     MicroBatchSize,
     TrackerNames,
@@ -122,6 +124,9 @@ class TestnetSettings(ProgramSettings):
         "event per line, with its program's name; none: nothing",
     )
 
+    log: LogLevels | None = Field(
+        default=None, json_schema_extra={"unit": "FILTERS"}, description=f"Of all programs, in logs/. {LOG}"
+    )
     web_port: int | None = Field(default=None, ge=0, le=65535, description=WEB_PORT)
     web_host: str = Field(default="127.0.0.1", description=WEB_HOST)
     token_file: Path | None = Field(default=None, description=TOKENS)

@@ -20,7 +20,7 @@ from psyche_p2p_quic.endpoint import Endpoint, ObserverRefused
 from psyche_p2p_quic.own_address import RelayAnswer, locate_observer
 from psyche_p2p_quic.relays import canonical_relays
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger("psyche.p2p.doctor")
 
 CONNECT_SECONDS = 5.0
 _KEY = re.compile("[0-9a-fA-F]{64}")
