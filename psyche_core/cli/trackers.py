@@ -37,10 +37,10 @@ def running_trackers(names: Sequence[str], given: Mapping[str, Any], registry: P
         yield [*threads]
     finally:
         if close_all(threads):
-            _abandon()
+            abandon()
 
 
-def _abandon() -> None:
+def abandon() -> None:
     """Let `main` end the process at once: a library that hangs would wait in its exit handlers, too."""
     context = click.get_current_context(silent=True)
     switches = None if context is None else context.find_root().obj

@@ -186,6 +186,11 @@ class MetricBook:
             for labels, value in () if series is None else series.values.items():
                 yield Sample(metric, labels, value)
 
+    def series(self, name: str) -> dict[tuple[str, ...], float]:
+        """The values of a metric by its labels, a copy."""
+        series = self._series.get(name)
+        return {} if series is None else dict(series.values)
+
     def value(self, name: str, *labels: str) -> float | None:
         """The value of a metric, None if it is not known."""
         series = self._series.get(name)

@@ -13,6 +13,7 @@ import click
 from psyche_core.cli.lazy import example
 from psyche_core.cli.metrics_port import metrics_sinks
 from psyche_core.cli.options import ENVIRONMENT_NOTE, PluginOptions, settings_options
+from psyche_core.cli.otlp_export import otlp_sinks
 from psyche_core.cli.program import log_to_stderr, open_report, remember_failure
 from psyche_core.cli.trackers import running_trackers
 from psyche_core.config.options.client import ClientSettings
@@ -70,10 +71,12 @@ def train(**given: Any) -> int:
         open_program_display(settings.logs, kind="client", title=settings.run_id) as display,
         running_trackers(settings.tracker, given, registry) as trackers,
         metrics_sinks(settings.metrics_local_port) as figures,
+        otlp_sinks(settings) as telemetry,
         open_report(
             display.sink,
             *trackers,
             *figures,
+            *telemetry,
             remember_failure(settings.logs),
             events_file=settings.events_file,
             events_dir=settings.events_dir,

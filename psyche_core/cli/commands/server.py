@@ -11,6 +11,7 @@ import click
 from psyche_core.cli.lazy import example
 from psyche_core.cli.metrics_port import metrics_sinks
 from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
+from psyche_core.cli.otlp_export import otlp_sinks
 from psyche_core.cli.program import log_to_stderr, open_report, run_program
 from psyche_core.cli.reference_options import SettingsCommand
 from psyche_core.config.options.loading import load_settings
@@ -56,10 +57,12 @@ def run(**given: Any) -> int:
     with (
         open_program_display(logs, kind="server", title="server") as display,
         metrics_sinks(settings.metrics_local_port) as figures,
+        otlp_sinks(settings) as telemetry,
         open_report(
             display.sink,
             *page.sinks,
             *figures,
+            *telemetry,
             events_file=settings.events_file,
             events_dir=settings.events_dir,
             keep_event_files=settings.keep_event_files,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, JsonValue, PlainValidator
@@ -74,6 +75,35 @@ METRICS_PORT = (
     "Port of 127.0.0.1 that serves this program's figures: /metrics for Prometheus, / as JSON, /healthz; 0 picks a free one. "
     "Needs the extra `metrics`."
 )
+OTLP_METRICS_URL = (
+    "URL of an OpenTelemetry collector for this program's figures, by OTLP over HTTP; it probably ends in /v1/metrics. Needs the "
+    "extra `otlp`."
+)
+OTLP_TRACING_URL = "The same for rounds, as spans; it probably ends in /v1/traces."
+OTLP_LOGS_URL = "The same for events and log lines; it probably ends in /v1/logs."
+OTLP_AUTH_HEADER = (
+    "Value of the header Authorization for these URLs. Other users of this machine can read command lines; "
+    "PSYCHE_OTLP_AUTH_HEADER in the environment is better."
+)
+OTLP_REPORT_INTERVAL = "Time between two reports of figures."
+
+
+def _http_url(value: str) -> str:
+    if re.match(r"https?://[^\s/]+", value) is None:
+        message = "must be a URL, such as http://127.0.0.1:4318/v1/metrics"
+        raise ValueError(message)
+
+    return value
+
+
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
+
+
+def their_spelling(option: str) -> dict[str, JsonValue]:
+    """The Rust programs' spelling of an option of OTLP, as `json_schema_extra`."""
+    return {"aliases": [f"--oltp-{option}"]}
+
+
 EVENTS_DIR = (
     "Folder for this program's events, as JSON lines: FOLDER/RUN/ROLE-ID.TIME.jsonl, a new file for each epoch. "
     "`psyche web --events FOLDER` shows them as pages, `psyche replay` plays them."

@@ -11,13 +11,20 @@ from psyche_core.config.options.common import (
     KEEP_EVENT_FILES,
     LOG,
     METRICS_PORT,
+    OTLP_AUTH_HEADER,
+    OTLP_LOGS_URL,
+    OTLP_METRICS_URL,
+    OTLP_REPORT_INTERVAL,
+    OTLP_TRACING_URL,
     SECONDS,
     TOKENS,
     WEB_HOST,
     WEB_PORT,
     WRITE_LOG,
+    HttpUrl,
     LogLevels,
     Logs,
+    their_spelling,
 )
 from psyche_core.config.options.loading import ProgramSettings
 
@@ -125,6 +132,19 @@ class ServerSettings(ProgramSettings):
     keep_event_files: int = Field(default=0, ge=0, description=KEEP_EVENT_FILES)
     write_log: Path | None = Field(default=None, description=WRITE_LOG)
     metrics_local_port: int | None = Field(default=None, ge=0, le=65535, description=METRICS_PORT)
+    otlp_metrics_url: HttpUrl | None = Field(
+        default=None, json_schema_extra=their_spelling("metrics-url"), description=OTLP_METRICS_URL
+    )
+    otlp_tracing_url: HttpUrl | None = Field(
+        default=None, json_schema_extra=their_spelling("tracing-url"), description=OTLP_TRACING_URL
+    )
+    otlp_logs_url: HttpUrl | None = Field(default=None, json_schema_extra=their_spelling("logs-url"), description=OTLP_LOGS_URL)
+    otlp_auth_header: str | None = Field(
+        default=None, repr=False, json_schema_extra=their_spelling("auth-header"), description=OTLP_AUTH_HEADER
+    )
+    otlp_report_interval: float = Field(
+        default=60.0, ge=1, json_schema_extra={**SECONDS, **their_spelling("report-interval")}, description=OTLP_REPORT_INTERVAL
+    )
     web_port: int | None = Field(default=None, ge=0, le=65535, description=WEB_PORT)
     web_host: str = Field(default="127.0.0.1", description=WEB_HOST)
     token_file: Path | None = Field(default=None, description=TOKENS)

@@ -71,6 +71,11 @@ CLIENT_NAMES = (
     "MODEL_STORE",
     "RAW_IDENTITY_SECRET_KEY",
     "RECONNECT_SECONDS",
+    "OTLP_AUTH_HEADER",
+    "OTLP_LOGS_URL",
+    "OTLP_METRICS_URL",
+    "OTLP_REPORT_INTERVAL",
+    "OTLP_TRACING_URL",
     "PROMPT_TASK",
     "SHARDING",
     "SIDECAR_BIND",
@@ -88,7 +93,9 @@ CLIENT_NAMES = (
 """Options of `psyche client train` that may also appear without our prefix; a test compares them with the program's."""
 TRACKER_NAMES = ("WANDB_PROJECT", "WANDB_RUN", "WANDB_GROUP", "WANDB_ENTITY", "WANDB_MODE", "WANDB_DIR", "TENSORBOARD_DIR")
 """Options of trackers that may also appear without our prefix."""
-ALIASES = {"WALLET_PATH": "WALLET_PRIVATE_KEY_PATH", "WALLET_FILE": "WALLET_PRIVATE_KEY_PATH", "SCRATCH_DIR": "CACHE_DIR"}
+ALIASES = {"WALLET_PATH": "WALLET_PRIVATE_KEY_PATH", "WALLET_FILE": "WALLET_PRIVATE_KEY_PATH", "SCRATCH_DIR": "CACHE_DIR"} | {
+    f"OLTP_{name}": f"OTLP_{name}" for name in ("AUTH_HEADER", "LOGS_URL", "METRICS_URL", "REPORT_INTERVAL", "TRACING_URL")
+}
 """Other spellings in guides and programs of the reference implementation."""
 _NOT_READ = {
     "BACKEND": "a client that run-manager starts always uses the backend solana",

@@ -24,7 +24,7 @@ from psyche_backend_solana.commands.client.process import Launch, Ready, run_too
 from psyche_backend_solana.settings import RAW_WALLET
 from psyche_core.errors import UserError
 
-EXTRAS = ("solana", "distro", "http", "quic", "train", "parquet", "gcs", "metrics", "wandb")
+EXTRAS = ("solana", "distro", "http", "quic", "train", "parquet", "gcs", "metrics", "otlp", "wandb")
 """Extras that a member's client may need."""
 PLUGINS = ("psyche-backend-solana", "psyche-optim-distro", "psyche-data-http", "psyche-p2p-quic", "psyche-tracker-wandb")
 """Distributions behind the extras that are released together with psyche-core, under its version."""
