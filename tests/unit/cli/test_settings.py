@@ -121,6 +121,7 @@ def test_help_says_what_a_number_counts() -> None:
                 "random_kill_interval",
                 "random_kill_seconds",
                 "time_limit",
+                "otlp_report_interval",
                 "waiting",
             ),
             "SECONDS",
