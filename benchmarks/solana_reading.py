@@ -40,15 +40,15 @@ from plugins.backend_solana.tests.svm.largest import NOW, Largest
 from psyche_backend_solana.backend import SolanaBackend
 from psyche_backend_solana.following.account_reader import Follower
 from psyche_backend_solana.following.address_book import AddressBook
-from psyche_backend_solana.hosting import make_run
+from psyche_backend_solana.hosting.new_run import make_run
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, ACCOUNT_MAGIC, ACCOUNT_VERSION, HEADER_BYTES
 from psyche_backend_solana.localnet import LAMPORTS_PER_SOL, ChainSettings, LocalChain
-from psyche_backend_solana.program_addresses import Programs
+from psyche_backend_solana.lookup.runs import find_run
 from psyche_backend_solana.programs.addresses import COORDINATOR
+from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
-from psyche_backend_solana.runs import find_run
 from psyche_backend_solana.sending.sender import Sender
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.coordinator import apply, commands

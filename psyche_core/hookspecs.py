@@ -75,6 +75,25 @@ class BackendContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaterKnown:
+    """A state of the run that is later than the one from which a restarted server continues it.
+
+    Attributes:
+        epoch: number of ended epochs in it.
+        step: the next one to train in it.
+        member: signer of the member that says so, which nobody can check; None if the server found the state in its own folder.
+        path: file from which the server continues, to be replaced by the later one.
+        later_path: file where the server keeps the later state, None without one.
+    """
+
+    epoch: int
+    step: int
+    path: Path
+    member: bytes | None = None
+    later_path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerContext:
     """The arguments for building a hosted coordinator.
 
@@ -93,6 +112,8 @@ class ServerContext:
             signer and the reason (`lost`, `not allowed`).
         relays: URLs of relays that the server offers its clients, beside those of the run's configuration.
         on_figures: called like on_event, with a witness's signer and the unverified figures of its statement.
+        on_later_state: called like on_event, after a restart, when a member or the server's folder knows a later state of the run
+            than the one from which it continues: somebody restored an older one.
     """
 
     state: CoordinatorState
@@ -110,6 +131,7 @@ class ServerContext:
     on_paid: Callable[[bytes, int], None] | None = None
     on_withdrawn: Callable[[bytes, str], None] | None = None
     on_figures: Callable[[bytes, WitnessMetadata], None] | None = None
+    on_later_state: Callable[[LaterKnown], None] | None = None
     tick_seconds: float = 0.25
     relays: tuple[str, ...] = ()
 

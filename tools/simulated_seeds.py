@@ -2,17 +2,23 @@
 
     python tools/simulated_seeds.py                      say how many seeds this engine has passed
     python tools/simulated_seeds.py --runs 10000         play the next 10,000 (all faults, eight members) and write them down
+    python tools/simulated_seeds.py --runs 10000 --compiled
+                                                         the same in about half the time, on the engine compiled with mypyc
+    python tools/simulated_seeds.py --compare 500        play the next 500 on both engines and compare; write nothing down
 
-The count is in docs/reference/simulated-seeds.csv, a row for each call. A row counts for the engine that made it: the digest is
-over the code, without docstrings and comments, of all modules that a simulated run uses and that decide something. So a hundred
-thousand seeds may be played in several sittings, and a change of the engine begins a new count. No seed is played twice: each
-call begins where the last row of the file ends.
+The count is in docs/reference/simulated-seeds.csv, a row for each thousand. A row counts for the engine that made it: the digest
+is over the code, without docstrings and comments, of all modules that a simulated run uses and that decide something. So a
+hundred thousand seeds may be played in several sittings, and a change of the engine begins a new count. No seed is played twice:
+each call begins where the last row of the file ends.
+
+The column `compiled` says whether the seeds were played on the compiled engine (`compiled_engine.py` says how it is made); empty
+means no. The digest is over the source in both cases. A run that breaks on the compiled engine is played again on the source; if
+it does not break there, the engines differ, nothing is written down, and the call fails.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import csv
 import datetime
 import hashlib
@@ -20,16 +26,20 @@ import importlib
 import json
 import platform
 import sys
+import time
 from pathlib import Path
 
-from psyche_core.simulator.parallel_runs import Finding, RunOptions, Tally, run_seeds
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # when a test loads this file
+from compiled_engine import PLACE, CompiledEngineError, built, code_of, in_engine
+from seed_player import Played, PlayerError, Players
+
+from psyche_core.simulator.parallel_runs import Finding, RunOptions, Tally, one_run, run_seeds
 from psyche_core.simulator.script import KINDS, to_plain
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs" / "reference" / "simulated-seeds.csv"
-COLUMNS = ("date", "engine", "python", "first", "last", "runs", "broken", "runs_per_minute")
+COLUMNS = ("date", "engine", "python", "first", "last", "runs", "broken", "runs_per_minute", "compiled")
 FIRST_SEED = 10_000_000
-DECIDING = ("psyche_core.client", "psyche_core.coordinator", "psyche_core.simulator", "psyche_core.wire", "psyche_core.types")
 CHUNK = 1_000
 
 
@@ -38,25 +48,11 @@ def engine_digest() -> str:
     importlib.import_module("psyche_core.simulator.world")
     digest = hashlib.sha256()
     for name in sorted(sys.modules):
-        if any(name == package or name.startswith(f"{package}.") for package in DECIDING):
+        if in_engine(name):
             source = sys.modules[name].__file__
             assert source is not None
-            digest.update(f"{name}\n{_code(Path(source).read_text(encoding='utf-8'))}\n".encode())
+            digest.update(f"{name}\n{code_of(Path(source).read_text(encoding='utf-8'))}\n".encode())
     return digest.hexdigest()[:16]
-
-
-def _code(source: str) -> str:
-    """A module's syntax tree as text, without docstrings and other expressions that are only text."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [part for part in body if not _is_text(part)] or [ast.Pass()]  # type: ignore[attr-defined] # has a body
-    return ast.dump(tree)
-
-
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def rows() -> list[dict[str, str]]:
@@ -73,49 +69,134 @@ def passed(engine: str) -> tuple[int, int]:
     return sum(int(row["runs"]) for row in own), sum(int(row["broken"]) for row in own)
 
 
-def _played(seeds: range, *, jobs: int) -> Tally:
+def _played(seeds: range, *, jobs: int, compiled: Path | None) -> Tally:
+    if compiled is not None:
+        return _played_compiled(seeds, jobs=jobs, folder=compiled)
+
     tally = Tally()
     for tally in run_seeds(RunOptions(kinds=KINDS), seeds, jobs=jobs):
-        if sys.stderr.isatty():
-            print(f"  {tally.runs} of {len(seeds)}", end="\r", file=sys.stderr)
+        _progress(tally.runs, seeds)
     return tally
 
 
-def _write_down(engine: str, first: int, tally: Tally) -> None:
-    fresh = not RECORD.exists()
+def _played_compiled(seeds: range, *, jobs: int, folder: Path) -> Tally:
+    tally = Tally()
+    started = time.monotonic()
+    with Players(jobs, compiled=folder) as players:
+        for reply in players.play(seeds):
+            for run in reply["runs"]:
+                tally.runs += 1
+                tally.steps += run["steps"]
+                tally.events += run["events"]
+                if run["broken"] is not None:
+                    tally.findings.append(_found_again(run["seed"], run["broken"]))
+            _progress(tally.runs, seeds)
+    tally.seconds = time.monotonic() - started
+    return tally
+
+
+def _found_again(seed: int, broken: str) -> Finding:
+    """What the source says of a seed that broke on the compiled engine."""
+    _, found, _ = one_run(RunOptions(kinds=KINDS), seed)
+    if found is None:
+        message = f"seed {seed} breaks on the compiled engine ({broken}) and not on the source; play without --compiled"
+        raise CompiledEngineError(message)
+
+    return found
+
+
+def _progress(runs: int, seeds: range) -> None:
+    if sys.stderr.isatty():
+        print(f"  {runs} of {len(seeds)}", end="\r", file=sys.stderr)
+
+
+def _write_down(engine: str, first: int, tally: Tally, *, compiled: bool) -> None:
+    known = rows()
+    if not known or "compiled" not in known[0]:
+        _rewrite(known)
     with RECORD.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if fresh:
-            writer.writerow(COLUMNS)
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         last, broken = first + tally.runs - 1, len(tally.findings)
         row = (today, engine, platform.python_version(), first, last, tally.runs, broken, round(tally.runs_per_minute))
-        writer.writerow(row)
+        csv.writer(file, lineterminator="\n").writerow((*row, "yes" if compiled else "no"))
+
+
+def _rewrite(known: list[dict[str, str]]) -> None:
+    """Write the record with the present columns; older rows get empty fields for those they lack."""
+    with RECORD.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(known)
 
 
 def _tell(found: Finding) -> None:
     print(f"BROKEN {found.invariant}, seed {found.seed}: {found.sentence}\n  {json.dumps(to_plain(found.script))}", flush=True)
 
 
+def _compare(seeds: range, *, jobs: int, folder: Path) -> int:
+    """Play the seeds on both engines, say how many runs are equal and what they cost; return the number of different ones."""
+    runs: list[dict[int, Played]] = []
+    for title, compiled in (("compiled", folder), ("interpreted", None)):
+        found: dict[int, Played] = {}
+        cpu, started = 0.0, time.monotonic()
+        with Players(jobs, compiled=compiled, fingerprints=True) as players:
+            for reply in players.play(seeds):
+                cpu += reply["cpu_seconds"]
+                found.update((run["seed"], run) for run in reply["runs"])
+                _progress(len(found), seeds)
+        wall = time.monotonic() - started
+        print(
+            f"{title}: {cpu / len(seeds) / 2:.3f} s of processor time a run (each played twice), {wall:.0f} s in all", flush=True
+        )
+        runs.append(found)
+
+    different = [seed for seed in seeds if runs[0][seed] != runs[1][seed]]
+    for seed in different:
+        print(f"DIFFERENT {seed}:\n  compiled    {json.dumps(runs[0][seed])}\n  interpreted {json.dumps(runs[1][seed])}")
+    broken = sum(run["broken"] is not None for run in runs[1].values())
+    print(f"{seeds[0]} to {seeds[-1]}: {len(seeds) - len(different)} of {len(seeds)} runs are equal; {broken} broken")
+    return len(different)
+
+
 def main() -> int:
-    """Return 1 if a run broke an invariant."""
+    """Return 1 if a run broke an invariant, or if the engines differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=0, help="fresh seeds to play")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--runs", type=int, default=0, help="fresh seeds to play")
+    what.add_argument("--compare", type=int, default=0, metavar="N", help="fresh seeds to play on both engines")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--compiled", action="store_true", help="play on the compiled engine")
+    parser.add_argument("--place", type=Path, default=PLACE, help="folder for compiled engines (default: %(default)s)")
     asked = parser.parse_args()
+    try:
+        folder = built(asked.place, jobs=asked.jobs) if asked.compiled or asked.compare else None
+        if folder is not None and asked.compare:
+            first = _next_seed()
+            return 1 if _compare(range(first, first + asked.compare), jobs=asked.jobs, folder=folder) else 0
+        return _play(asked.runs, jobs=asked.jobs, compiled=folder)
+    except (CompiledEngineError, PlayerError) as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+
+
+def _next_seed() -> int:
+    return max((int(row["last"]) + 1 for row in rows()), default=FIRST_SEED)
+
+
+def _play(runs: int, *, jobs: int, compiled: Path | None) -> int:
     engine, broken = engine_digest(), 0
-    for start in range(0, asked.runs, CHUNK):
-        first = max((int(row["last"]) + 1 for row in rows()), default=FIRST_SEED)
-        tally = _played(range(first, first + min(CHUNK, asked.runs - start)), jobs=asked.jobs)
-        _write_down(engine, first, tally)
+    for start in range(0, runs, CHUNK):
+        first = _next_seed()
+        tally = _played(range(first, first + min(CHUNK, runs - start)), jobs=jobs, compiled=compiled)
+        _write_down(engine, first, tally, compiled=compiled is not None)
         for found in tally.findings:
             _tell(found)
         broken += len(tally.findings)
         pace = f"{tally.runs_per_minute:.0f} a minute"
         print(f"{first} to {first + tally.runs - 1}: {len(tally.findings)} broken, {pace}", flush=True)
 
-    runs, all_broken = passed(engine)
-    print(f"engine {engine}: {runs} seeds played, {all_broken} broken")
+    all_runs, all_broken = passed(engine)
+    print(f"engine {engine}: {all_runs} seeds played, {all_broken} broken")
     return 1 if broken else 0
 
 

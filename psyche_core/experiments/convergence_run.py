@@ -13,7 +13,8 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from psyche_core.client.setup.data_source import data_source, first_samples, held_out_place, read_samples
+from psyche_core.client.runtime.sample_checks import read_samples
+from psyche_core.client.setup.data_source import data_source, first_samples, held_out_place
 from psyche_core.client.setup.train_local import rounds
 from psyche_core.config.run_config import Choice, RunFile
 from psyche_core.experiments.convergence import (

@@ -465,8 +465,10 @@ class RunView:
             return
 
         level = event.level if isinstance(event, told.Problem) else "info"
-        if isinstance(event, told.ReplicasDiffer | told.ModelLost) or (isinstance(event, told.Ended) and not event.success):
+        if isinstance(event, told.ReplicasDiffer | told.ModelLost | told.StateIsOlder) or (
+            isinstance(event, told.Ended) and not event.success
+        ):
             level = "error"
-        elif isinstance(event, told.WentBack | told.Dropped | told.MemberExited | told.StatementVoided):
+        elif isinstance(event, told.WentBack | told.ModelContested | told.Dropped | told.MemberExited | told.StatementVoided):
             level = "warning"
         self.news.append(News(self.version, time, source, level, describe(event)))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from psyche_core.sdk.arguments import CoordinatorArguments
+    from psyche_core.sdk.argument_types import CoordinatorArguments
 
 BEAT_SECONDS = 15.0
 """After this many seconds without an event a comment is sent, so that proxies and the server notice a lost connection."""

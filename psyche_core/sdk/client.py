@@ -24,13 +24,21 @@ from psyche_core.plugin_faults import brief, explain_plugin, leaves
 from psyche_core.plugin_objects import ObjectPlugin, RegistryWithObjects
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.address import Address, HostedAddress, resolve_address
-from psyche_core.sdk.argument_checks import arguments_known, folder_of, mapping_of, path_of
-from psyche_core.sdk.callbacks import ENDS_THE_PROGRAM, Callback, checked_callbacks, isolated, log_problem
+from psyche_core.sdk.arguments.callbacks import ENDS_THE_PROGRAM, Callback, checked_callbacks, isolated, log_problem
+from psyche_core.sdk.arguments.checks import arguments_known, folder_of, mapping_of, path_of
+from psyche_core.sdk.arguments.held_out import RegistryWithHeldOut, held_out_plugin
+from psyche_core.sdk.arguments.objects import (
+    BackendGiven,
+    OptimizerGiven,
+    TransportGiven,
+    as_plugin,
+    module_of,
+    with_address,
+    with_source,
+)
+from psyche_core.sdk.arguments.settings import embedded_settings
 from psyche_core.sdk.event_log import EventLog
-from psyche_core.sdk.held_out import RegistryWithHeldOut, held_out_plugin
 from psyche_core.sdk.metrics import Metrics
-from psyche_core.sdk.objects import BackendGiven, OptimizerGiven, TransportGiven, as_plugin, module_of, with_address, with_source
-from psyche_core.sdk.settings import embedded_settings
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import RunState
@@ -39,7 +47,7 @@ from psyche_core.wire.signing import SecretKey
 if TYPE_CHECKING:
     import torch
 
-    from psyche_core.sdk.objects import DataGiven, EvalGiven, ModelGiven
+    from psyche_core.sdk.arguments.objects import DataGiven, EvalGiven, ModelGiven
 
 
 class Client:

@@ -20,7 +20,7 @@ from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces.backend import BackendServer, OwnerControl
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.address import Address, HostedAddress
-from psyche_core.sdk.argument_checks import folder_of, port_of, text_of
+from psyche_core.sdk.arguments.checks import folder_of, port_of, text_of
 from psyche_core.sdk.event_log import EventLog
 from psyche_core.sdk.run_config import RunConfig
 from psyche_core.sdk.run_events import RunEvent, run_events_between

@@ -17,7 +17,7 @@ from psyche_core.config.run_config import CoordinatorConfig, ModelConfig, RunFil
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.plugin_objects import IN_CODE
-from psyche_core.sdk.argument_checks import mapping_of, path_of
+from psyche_core.sdk.arguments.checks import mapping_of, path_of
 
 _TIMES: Mapping[str, int] = MappingProxyType(
     {

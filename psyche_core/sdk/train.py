@@ -20,7 +20,7 @@ from psyche_core.sdk.run_config import RunConfig
 from psyche_core.telemetry import events
 
 if TYPE_CHECKING:
-    from psyche_core.sdk.arguments import ClientArguments
+    from psyche_core.sdk.argument_types import ClientArguments
 
 _ATTEMPTS = 3
 """Number of shares in a row that an only member may fail to train. Each can take a whole round."""

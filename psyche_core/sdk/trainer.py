@@ -33,7 +33,7 @@ from psyche_core.telemetry import events
 if TYPE_CHECKING:
     from transformers import Trainer
 
-    from psyche_core.sdk.arguments import ClientArguments
+    from psyche_core.sdk.argument_types import ClientArguments
 
 _COLLATED = "input_ids", "labels", "attention_mask", "position_ids"
 _TOLD = events.StepTrained, events.StepApplied, events.Validated, events.CheckpointSaved

@@ -448,23 +448,78 @@ class EpochSigned:
 
 
 @dataclass(frozen=True, slots=True)
+class StateIsOlder:
+    """The server continues the run from an older state than one that a member, or its own folder, knows.
+
+    Attributes:
+        epoch: the epoch in which the run continues.
+        step: the next step to train.
+        known_epoch: the epoch of the later state.
+        known_step: the next step of the later state.
+        member: first digits of the key of the member that says so; None if the server found the later state in its own folder.
+        path: file with the state from which the run continues.
+        later_path: file with the later state, if the server has it.
+    """
+
+    epoch: int
+    step: int
+    known_epoch: int
+    known_step: int
+    path: str
+    member: str | None = None
+    later_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WentBack:
     """No member had the model after `from_step`: the run continues after `to_step`, and trains the later samples again.
 
     Attributes:
         from_checkpoint: whether it continues with the model of the stored checkpoint, instead of a model that members have.
+        by_owner: whether the run's owner asked for it, whatever members have.
     """
 
     from_step: int
     to_step: int
     from_checkpoint: bool
+    by_owner: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLost:
-    """No member has the model after `step`, or the model after an earlier epoch: the run waits for its owner."""
+    """No member that is here has the model after `step`, or the model after an earlier epoch: the run waits for its owner.
+
+    Attributes:
+        away: first digits of the keys of members that trained in this run and are not here now, those of the last epoch first.
+        ask_again: command with which the owner lets the run ask its members again, empty without one.
+        begin_again: command that restarts the run from its stored checkpoint, empty if the server keeps no state.
+    """
 
     step: int
+    away: tuple[str, ...] = ()
+    ask_again: str = ""
+    begin_again: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContested:
+    """So few members offer the model after `step`, which no quorum signed, that they may be lying.
+
+    Attributes:
+        offering: number of members that offer the same model, at most.
+        members: number of members of the epoch, this client included.
+        signed_step: step of the newest epoch end that members signed, None without one. The owner can return the run to it.
+        taken: whether this client took the model, because no other one is offered. Otherwise it waits for more members.
+        starts: whether an epoch is to start with this model.
+    """
+
+    run_id: str
+    step: int
+    offering: int
+    members: int
+    signed_step: int | None
+    taken: bool
+    starts: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -600,8 +655,10 @@ Event = (
     | ModelSync
     | RewardPaid
     | EpochSigned
+    | StateIsOlder
     | WentBack
     | ModelLost
+    | ModelContested
     | StatementVoided
     | MemberWithdrew
     | MemberExited

@@ -94,6 +94,8 @@ def _checked(kind: str, value: Any) -> Any:
             return value
         case "bool", bool():
             return value
+        case "tuple[str, ...]", list():
+            return tuple(_checked("str", each) for each in value)
         case "tuple[PathOfPeer, ...]", list():
             return tuple(_instance(PathOfPeer, dict(each)) for each in value)
         case _:

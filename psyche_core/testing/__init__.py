@@ -1,4 +1,5 @@
-"""For plugin authors: one conformance class per kind.
+"""For plugin authors: one conformance class for each kind of plugin, in the module or package of the kind's name.
 
-A three-line subclass runs all tests of a class against an implementation.
+A three-line subclass runs all tests of a class against an implementation. `toy_model`, `tiny_models` and `ports` are what these
+tests need, for other tests to use.
 """

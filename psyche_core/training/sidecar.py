@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 
 from psyche_core.config.sentences import printable_lines
 from psyche_core.errors import IdentityError
-from psyche_core.models.sharding.secret import SIDECAR_PORT, read_secret
+from psyche_core.models.sharding.group.secret import SIDECAR_PORT, read_secret
 
 EXAMPLE: Final = """\
 Example:
@@ -122,7 +122,7 @@ def _start_all(given: argparse.Namespace, secret: bytes) -> int:
     """Run several ranks of this machine as child processes and return the exit code. If one fails, all are ended."""
     from psyche_core.errors import ModelError
     from psyche_core.models.sharding.devices import rank_device
-    from psyche_core.models.sharding.processes import LocalRanks
+    from psyche_core.models.sharding.group.processes import LocalRanks
 
     ranks = LocalRanks()
     try:

@@ -21,7 +21,7 @@ MAX_LOG = 5000
 NAME_CHARACTERS = 64
 EFFICIENCY_STEPS = 16
 _UNTOLD = (told.NetworkTotals, told.WitnessReported, told.StepFigures)
-_WARNINGS = (told.WentBack, told.Dropped, told.MemberExited, told.StatementVoided)
+_WARNINGS = (told.WentBack, told.ModelContested, told.Dropped, told.MemberExited, told.StatementVoided)
 _NUMBERS = re.compile(r"(\d{1,9})")
 LEVELS = ("info", "warning", "error")
 
@@ -164,7 +164,9 @@ def in_order(name: str) -> list[tuple[int, str]]:
 def _level(event: told.Event) -> str:
     if isinstance(event, told.Problem):
         return event.level if event.level in LEVELS else "warning"
-    if isinstance(event, told.ReplicasDiffer | told.ModelLost) or (isinstance(event, told.Ended) and not event.success):
+    if isinstance(event, told.ReplicasDiffer | told.ModelLost | told.StateIsOlder) or (
+        isinstance(event, told.Ended) and not event.success
+    ):
         return "error"
     return "warning" if isinstance(event, _WARNINGS) else "info"
 

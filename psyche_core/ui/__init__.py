@@ -1,1 +1,5 @@
-"""All output of a run for users: log lines, the live panel, the local testnet, reports and plots. Its only input is events."""
+"""What people see of a run: log lines, the live panel, reports and plots. Its only input is events.
+
+`run_metrics` and `client_metrics` add events up and compare clients; `console`, `live` and `summary` show them, `display` chooses
+among these; `run_report` and `plot` write files.
+"""

@@ -23,6 +23,7 @@ from psyche_core.telemetry.events import (
     MemberWithdrew,
     Mended,
     MicroBatchFound,
+    ModelContested,
     ModelLoaded,
     ModelLoading,
     ModelLost,
@@ -39,6 +40,7 @@ from psyche_core.telemetry.events import (
     RewardPaid,
     RunDescribed,
     Started,
+    StateIsOlder,
     StatementVoided,
     StepApplied,
     StepFigures,
@@ -53,6 +55,7 @@ from psyche_core.telemetry.events import (
 )
 from psyche_core.telemetry.sinks import Sink
 from psyche_core.ui.formatting import bytes_text, count_text
+from psyche_core.ui.owner_advice import contested_model, lost_model, older_state
 
 TOTALS_SECONDS = 60.0
 """Seconds between two lines about the network's totals."""
@@ -183,6 +186,11 @@ def _sentence(event: Event) -> str:
             return f"{event.member} was paid {event.units:,} units for its work"
         case EpochSigned():
             return f"the members signed the model after step {event.step}: parameters {event.sha256[:16]}…"
+        case WentBack(by_owner=True):
+            return (
+                f"WENT BACK: the owner returned the run from step {event.from_step} to the members' model after step "
+                f"{event.to_step}; the later steps are trained again"
+            )
         case WentBack(from_checkpoint=True):
             return (
                 f"WENT BACK: no member had the model after step {event.from_step}; the run continues from the stored checkpoint, "
@@ -194,11 +202,11 @@ def _sentence(event: Event) -> str:
                 f"model after step {event.to_step}, and trains the later steps again"
             )
         case ModelLost():
-            return (
-                f"THE MODEL IS LOST: no member has the model after step {event.step} or that of an earlier epoch's end. "
-                "The run is paused until a member with such a checkpoint returns and the owner resumes the run, or until the "
-                "owner restarts it from the stored checkpoint (psyche server run … --restart-from-checkpoint)"
-            )
+            return lost_model(event)
+        case StateIsOlder():
+            return older_state(event)
+        case ModelContested():
+            return contested_model(event)
         case StatementVoided():
             return f"epoch {event.epoch}, round {event.height}: {event.member} attested results of members without a share"
         case MemberWithdrew():

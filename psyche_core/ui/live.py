@@ -32,6 +32,7 @@ from psyche_core.telemetry.events import (
     MemberExited,
     MemberWithdrew,
     Mended,
+    ModelContested,
     ModelLost,
     ModelSync,
     PhaseChanged,
@@ -41,6 +42,7 @@ from psyche_core.telemetry.events import (
     Resumed,
     RewardPaid,
     Started,
+    StateIsOlder,
     StatementVoided,
     Stopping,
     TokenFiles,
@@ -48,14 +50,14 @@ from psyche_core.telemetry.events import (
     WaitsForEpoch,
     WentBack,
 )
+from psyche_core.ui.client_metrics import ClientPage
 from psyche_core.ui.console import describe
 from psyche_core.ui.formatting import bytes_text, count_text, duration_text, sparkline
-from psyche_core.ui.ledger_page import ClientPage
 from psyche_core.ui.run_metrics import RunMetrics
 
 PANEL_SECONDS = 0.25
 LINE_SECONDS = 5.0
-_COMPLAINTS = (Problem, MemberExited, ReplicasDiffer, WentBack, ModelLost, StatementVoided, Dropped)
+_COMPLAINTS = (Problem, MemberExited, ReplicasDiffer, WentBack, ModelLost, ModelContested, StateIsOlder, StatementVoided, Dropped)
 _NEWS = (RelayStarted, WaitsForEpoch, CameBack, MemberWithdrew, Mended)
 _WORTH_A_LINE = (
     TokenFiles,

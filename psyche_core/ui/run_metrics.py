@@ -33,7 +33,7 @@ from psyche_core.telemetry.events import (
     StepTrained,
     Validated,
 )
-from psyche_core.ui.ledger_page import ClientPage
+from psyche_core.ui.client_metrics import ClientPage
 
 
 class RunMetrics:

@@ -9,12 +9,12 @@ from types import ModuleType
 
 import pytest
 
-from psyche_core.cli.run_files import load_run
 from psyche_core.config import schema
 from psyche_core.config.key_descriptions import DESCRIBED, described
 from psyche_core.config.run_config import load_run_file, parse_run_file
 from psyche_core.errors import ConfigError
 from psyche_core.plugins import PluginRegistry
+from psyche_core.server.run_files import load_run
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = (REPOSITORY / "examples" / "local_testnet" / "state.toml").read_text()

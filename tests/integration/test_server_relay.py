@@ -10,12 +10,12 @@ from nacl.signing import SigningKey
 
 from plugins.p2p_quic.tests.relay_parts import Refused, RelayClient
 from psyche_backend_tcp.client.connection import TcpBackend
-from psyche_core.cli.serving import serve_run
 from psyche_core.config.options.loading import load_settings
 from psyche_core.config.options.server import ServerSettings
 from psyche_core.errors import ConfigError
 from psyche_core.hookspecs import BackendContext
 from psyche_core.plugins import PluginRegistry
+from psyche_core.server.serving import serve_run
 from psyche_core.telemetry.events import Event, RelayStarted, Started
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.ui.console import describe

@@ -23,10 +23,12 @@ from psyche_core.telemetry.events import Started, StepTrained
 from psyche_core.types import RunState
 from psyche_core.wire.frames import frame
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic import control_frames
-from psyche_p2p_quic.address import PeerAddress
-from psyche_p2p_quic.control_frames import BlobRequest, Frame, Hello, Inventory, Message, Ping
-from psyche_p2p_quic.endpoint import Endpoint, Link, Stream
+from psyche_p2p_quic.addresses.peer_address import PeerAddress
+from psyche_p2p_quic.blobs.frames import BlobRequest
+from psyche_p2p_quic.connections import control_frames
+from psyche_p2p_quic.connections.control_frames import Frame, Hello, Inventory, Message, Ping
+from psyche_p2p_quic.endpoint.endpoint import Endpoint
+from psyche_p2p_quic.endpoint.links import Link, Stream
 
 pytestmark = [pytest.mark.soak, pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(900)]
 

@@ -19,22 +19,22 @@ import anyio
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.client_version import asks_for_another
+from psyche_backend_solana.client_version import warning_about
 from psyche_backend_solana.following.address_book import AddressBook
 from psyche_backend_solana.following.chain_clock import ChainClock
 from psyche_backend_solana.following.watcher import AccountReading, Watcher, WatcherIntervals
 from psyche_backend_solana.layouts import address_record, coordinator
 from psyche_backend_solana.layouts.coordinator import Run
-from psyche_backend_solana.program_addresses import Programs
+from psyche_backend_solana.lookup.runs import RunFound, checked_ids, find_authorization, find_run
+from psyche_backend_solana.lookup.treasurers import check_owner
+from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.rpc.failures import RpcError
-from psyche_backend_solana.runs import RunFound, checked_ids, find_authorization, find_run
 from psyche_backend_solana.sending import ticker
 from psyche_backend_solana.sending.member_commands import instructions_of, wants_tick
 from psyche_backend_solana.sending.sender import OutOfUnits, Sender
 from psyche_backend_solana.settings import SolanaSettings
-from psyche_backend_solana.treasurers import check_owner
 from psyche_backend_solana.wallet import Signer, Wallet
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
@@ -117,36 +117,24 @@ class SolanaBackend(Backend):
         self.ticks_sent: int = 0
 
     @classmethod
-    def from_context(cls, context: BackendContext) -> SolanaBackend:
-        """The backend for a context. Raises UserError for a wallet or endpoint that cannot be used."""
+    def from_context(cls, context: BackendContext, *, only_reads: bool = False) -> SolanaBackend:
+        """The backend for a context. Raises UserError for a wallet or endpoint that cannot be used.
+
+        only_reads: it only follows the run, with a wallet made for it that is empty.
+        """
         settings = context.settings or SolanaSettings()
         assert isinstance(settings, SolanaSettings)
         return cls(
             context.run_id,
             endpoints=settings.endpoints(),
-            wallet=settings.wallet(),
+            wallet=Wallet.generate() if only_reads else settings.wallet(),
             key=context.key,
             programs=settings.programs,
             grantees=settings.grantees,
             price=settings.priority_fee,
             owner=settings.wanted_owner,
             retry_seconds=context.retry_seconds,
-        )
-
-    @classmethod
-    def observer(cls, context: BackendContext) -> SolanaBackend:
-        """A backend that only follows the run, with a wallet made for it that is empty. Raises UserError for an endpoint."""
-        settings = context.settings or SolanaSettings()
-        assert isinstance(settings, SolanaSettings)
-        return cls(
-            context.run_id,
-            endpoints=settings.endpoints(),
-            wallet=Wallet.generate(),
-            key=context.key,
-            programs=settings.programs,
-            owner=settings.wanted_owner,
-            retry_seconds=context.retry_seconds,
-            only_reads=True,
+            only_reads=only_reads,
         )
 
     async def __aenter__(self) -> Self:
@@ -344,15 +332,9 @@ class SolanaBackend(Backend):
             return
 
         self._version_asked = text
-        ours = version("psyche-core")
-        wanted = asks_for_another(text, ours=ours)
-        if wanted is not None:
-            logger.warning(
-                "the run asks for version %s of the client, this is %s; a difference may cost you your place. "
-                "`psyche run-manager --env-file` runs the version a run asks for",
-                wanted,
-                ours,
-            )
+        warning = warning_about(text, ours=version("psyche-core"))
+        if warning is not None:
+            logger.warning(warning)
 
     def _publish(self) -> None:
         state = self._state
@@ -369,11 +351,10 @@ class SolanaBackend(Backend):
             self._changed = anyio.Event()
 
     async def _read_addresses(self) -> None:
-        def members() -> frozenset[NodeIdentity]:
-            return frozenset() if self._state is None else _members(self._state)
-
         intervals = self._intervals
-        await self._book.keep_reading(members, self._publish, seldom=intervals.addresses, renewals=intervals.renewals)
+        await self._book.keep_reading(
+            lambda: _members(self._state), self._publish, seldom=intervals.addresses, renewals=intervals.renewals
+        )
 
     async def _take_turns(self) -> None:
         """Tick when it is our turn."""
@@ -408,8 +389,8 @@ class SolanaBackend(Backend):
         self._watcher.poke()
 
 
-def _members(state: CoordinatorState) -> frozenset[NodeIdentity]:
-    return frozenset((*state.pending, *(client.id for client in state.epoch.clients)))
+def _members(state: CoordinatorState | None) -> frozenset[NodeIdentity]:
+    return frozenset() if state is None else frozenset((*state.pending, *(client.id for client in state.epoch.clients)))
 
 
 def _innermost(group: BaseExceptionGroup[BackendClosed]) -> str:

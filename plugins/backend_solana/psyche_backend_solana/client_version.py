@@ -52,3 +52,15 @@ def asks_for_another(text: str, *, ours: str) -> str | None:
 
     version = canonical_version(text)
     return None if version == canonical_version(ours) else version
+
+
+def warning_about(text: str, *, ours: str) -> str | None:
+    """A sentence for a member whose client is another than the run asks for; None as `asks_for_another`."""
+    wanted = asks_for_another(text, ours=ours)
+    if wanted is None:
+        return None
+
+    return (
+        f"the run asks for version {wanted} of the client, this is {ours}; a difference may cost you your place. "
+        "`psyche run-manager --env-file` runs the version a run asks for"
+    )

@@ -34,29 +34,29 @@ def _create(context: BackendContext) -> Backend:
 def _observe(context: BackendContext) -> Backend:
     from psyche_backend_solana.backend import SolanaBackend
 
-    return SolanaBackend.observer(context)
+    return SolanaBackend.from_context(context, only_reads=True)
 
 
 def _create_server(context: ServerContext) -> BackendServer:
-    from psyche_backend_solana.hosting import LocalRun
+    from psyche_backend_solana.hosting.local_run import LocalRun
 
     return LocalRun(context)
 
 
 def _member_options(member: MemberContext) -> list[str]:
-    from psyche_backend_solana.testnet_member import member_options
+    from psyche_backend_solana.hosting.testnet_member import member_options
 
     return member_options(member)
 
 
 def _lose_route(address: str) -> str:
-    from psyche_backend_solana.testnet_member import lose_route
+    from psyche_backend_solana.hosting.testnet_member import lose_route
 
     return lose_route(address)
 
 
 def _transport_key(run_id: str, settings: SolanaSettings) -> SecretKey:
-    from psyche_backend_solana.transport_key import transport_key
+    from psyche_backend_solana.lookup.transport_key import transport_key
 
     return transport_key(run_id, settings)
 
@@ -66,7 +66,7 @@ def _route(settings: SolanaSettings) -> str:
 
 
 async def _read_model(run_id: str, settings: SolanaSettings) -> ModelConfig:
-    from psyche_backend_solana.reading import read_model
+    from psyche_backend_solana.lookup.model_config import read_model
 
     return await read_model(run_id, settings)
 

@@ -14,8 +14,8 @@ from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.programs.addresses import AUTHORIZER, COORDINATOR, MINING_POOL, TREASURER
+from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc.endpoints import Endpoint, parse_endpoints
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.errors import IdentityError

@@ -15,8 +15,8 @@ from psyche_backend_solana.following.watcher import WatcherIntervals
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts import coordinator as program
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES
-from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.programs.addresses import COORDINATOR, PROGRAMS
+from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.sending.sender import Sender

@@ -24,7 +24,7 @@ from psyche_backend_solana.following.address_book import AddressBook
 from psyche_backend_solana.following.watcher import WatcherIntervals
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts import coordinator as program
-from psyche_backend_solana.program_addresses import Programs
+from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
@@ -402,7 +402,7 @@ async def test_an_observer_follows_a_run_without_a_wallet_and_pays_for_nothing(m
         endpoint = chain.providers[0].endpoint
         settings = SolanaSettings(rpc=endpoint.http, ws_rpc=endpoint.websocket)
         context = BackendContext(run_id="conformance", address="", key=KEYS[1], settings=settings)
-        async with SolanaBackend.observer(context) as observer, backend_of(chain, KEYS[0]) as member:
+        async with SolanaBackend.from_context(context, only_reads=True) as observer, backend_of(chain, KEYS[0]) as member:
             await member.join(b"here", timeout=TIMEOUT)
             await until(
                 observer, lambda update: bool(pending(1)(update) and has_address(member.identity.signer, b"here", update))

@@ -9,8 +9,8 @@ from model_chain import open_chain
 from model_runs import OWNER, TIMEOUT, backend_of, make_run, wallet_of
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.cluster import is_near, refuse_shared_ids
-from psyche_backend_solana.program_addresses import Programs
+from psyche_backend_solana.lookup.cluster import is_near, refuse_shared_ids
+from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_core.errors import CommandRefused, ConfigError
@@ -68,7 +68,7 @@ async def test_the_shipped_addresses_are_refused_on_a_public_cluster_whatever_le
 
 
 async def test_far_endpoints_are_taken_for_ones_own_chain_only_when_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psyche_backend_solana.cluster.is_near", lambda endpoint: False)
+    monkeypatch.setattr("psyche_backend_solana.lookup.cluster.is_near", lambda endpoint: False)
     async with open_chain(unix=1) as chain, Rpc([chain.providers[0].endpoint]) as rpc:
         with pytest.raises(ConfigError, match="give --own-chain"):
             await refuse_shared_ids(rpc, Programs(), "coordinator", timeout=TIMEOUT)

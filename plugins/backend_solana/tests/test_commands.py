@@ -21,7 +21,7 @@ from solders.account import Account
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.authority import default_index
-from psyche_backend_solana.commands.owner import data_index_at, read_config
+from psyche_backend_solana.commands.run.owner import data_index_at, read_config
 from psyche_backend_solana.commands.token_amounts import units_of
 from psyche_backend_solana.hooks import psyche_register_commands
 from psyche_backend_solana.layouts import address_record, reference, tokens, treasurer
@@ -30,12 +30,12 @@ from psyche_backend_solana.layouts.coordinator import instance_address
 from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES, OLD_ACCOUNT_BYTES, CoordinatorAccount
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import ChainSettings
+from psyche_backend_solana.lookup.transport_key import transport_key
 from psyche_backend_solana.programs.addresses import TOKEN
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.sending.sender import Sender
 from psyche_backend_solana.settings import SolanaSettings
-from psyche_backend_solana.transport_key import transport_key
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.cli.failures import describe_failure
 from psyche_core.config.run_config import parse_run_file
@@ -310,7 +310,7 @@ def test_naming_oneself_as_authorizer_is_naming_nobody(shell: Shell) -> None:
 
 
 def test_a_runs_model_can_be_got_before_joining(shell: Shell, run: str, tmp_path: Path) -> None:
-    from psyche_core.cli.commands.predownload import predownload
+    from psyche_core.cli.commands.member.predownload import predownload
 
     def get(name: str) -> Result:
         words = ["--run-id", name, "--rpc", shell.chain.rpc_url, "--base", str(tmp_path), "--model"]

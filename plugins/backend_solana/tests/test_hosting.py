@@ -15,11 +15,11 @@ from solders.pubkey import Pubkey
 
 from psyche_backend_solana.backend import PollIntervals, SolanaBackend
 from psyche_backend_solana.following.watcher import WatcherIntervals
-from psyche_backend_solana.hosting import LocalRun, lost
+from psyche_backend_solana.hosting.local_run import LocalRun, lost
+from psyche_backend_solana.hosting.testnet_member import lose_route, member_options
 from psyche_backend_solana.layouts import tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES
 from psyche_backend_solana.rpc.endpoints import Endpoint
-from psyche_backend_solana.testnet_member import lose_route, member_options
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.commands import ClientsExited, Event, WarmupWitness
@@ -62,7 +62,7 @@ async def test_a_run_on_a_chain_that_listens_on_the_internet_is_found_by_its_hos
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shipped addresses of the programs are taken there without a word: nobody else deploys on a chain that is ours."""
-    monkeypatch.setattr("psyche_backend_solana.cluster.is_near", lambda endpoint: False)
+    monkeypatch.setattr("psyche_backend_solana.lookup.cluster.is_near", lambda endpoint: False)
     context = ServerContext(state=small_state(), state_dir=tmp_path, key=SecretKey.generate())
     with anyio.fail_after(SECONDS):
         async with LocalRun(context) as server:

@@ -21,9 +21,9 @@ from psyche_backend_solana.hooks import psyche_register_commands
 from psyche_backend_solana.layouts import tokens
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import ChainSettings
-from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.programs import load
 from psyche_backend_solana.programs.addresses import PROGRAMS, TOKEN
+from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.cli.failures import describe_failure

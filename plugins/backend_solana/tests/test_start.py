@@ -23,7 +23,7 @@ from psyche_backend_solana.commands.client.start import (
 from psyche_backend_solana.commands.context import CommandContext
 from psyche_backend_solana.commands.run_manager import FOR_CLIENT, run_manager
 from psyche_backend_solana.layouts import coordinator as program
-from psyche_backend_solana.program_addresses import Programs
+from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.sending.sender import Sender
 from psyche_core.errors import BackendError, CommandRefused, ConfigError, UserError

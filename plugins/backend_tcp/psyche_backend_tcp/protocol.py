@@ -5,7 +5,8 @@
     [1, id, address, proof]  join             [1, id, code, sentence]        answer; code "" means done
     [2, id, command]    command               [2, hash, document]            whole document
     [3]                 request the whole     [3, base, hash, patch]         changes since the document with the hash `base`
-                                              [4, code, sentence]            bye, the connection is closed
+    [4, generation, epoch, step]              [4, code, sentence]            bye, the connection is closed
+                        knew a later state
                                               [5, ping seconds, signature]   welcome, after the login
 
 The document is {"state": plain state, "addresses": [[signer, address], ...]} sorted by signer, with "relays": [URL, ...] if the
@@ -43,7 +44,7 @@ from psyche_core.interfaces.backend import ClientCommand, StateUpdate
 from psyche_core.types import MAX_CLIENTS, NodeIdentity, WitnessMetadata, WitnessStatement
 from psyche_core.wire.codec import decode, encode
 
-VERSION = 3
+VERSION = 4
 MAX_PATCH_DEPTH = 64
 """Nesting of a server frame: a patch has up to three nested lists for each level of the document."""
 
@@ -73,6 +74,24 @@ class CommandRequest:
 @dataclass(frozen=True, slots=True)
 class WholeRequest:
     """The client cannot apply a patch and requests the whole document."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LaterState:
+    """The client was told of a later state than the one it was sent last: the server was restored from an older one.
+
+    Also how far a state is: the later of two states of a run is the greater one. epoch: number of ended epochs. step: the next to
+    train.
+    """
+
+    generation: int
+    epoch: int
+    step: int
+
+    @classmethod
+    def of(cls, state: CoordinatorState) -> LaterState:
+        """How far a state is."""
+        return cls(state.generation, state.progress.epoch, state.progress.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +136,7 @@ class Welcome:
     signature: bytes
 
 
-ClientMessage = Heartbeat | JoinRequest | CommandRequest | WholeRequest
+ClientMessage = Heartbeat | JoinRequest | CommandRequest | WholeRequest | LaterState
 ServerMessage = Heartbeat | Answer | Whole | Patch | Bye | Welcome
 
 
@@ -132,6 +151,8 @@ def encode_client(message: ClientMessage) -> bytes:
             return encode([2, number, command])
         case WholeRequest():
             return encode([3])
+        case LaterState(generation, epoch, step):
+            return encode([4, generation, epoch, step])
 
 
 def decode_client(payload: bytes) -> ClientMessage:
@@ -145,6 +166,8 @@ def decode_client(payload: bytes) -> ClientMessage:
             return CommandRequest(number, command)
         case [3]:
             return WholeRequest()
+        case [4, int() as generation, int() as epoch, int() as step] if all(map(_is_u32, (generation, epoch, step))):
+            return LaterState(generation, epoch, step)
         case _:
             message = "not a message of a client"
             raise WireError(message)

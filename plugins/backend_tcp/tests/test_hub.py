@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,16 +16,21 @@ from psyche_backend_tcp.protocol import (
     CommandRequest,
     Heartbeat,
     JoinRequest,
+    LaterState,
     Patch,
     ServerMessage,
     Whole,
     WholeRequest,
     decode_server,
+    document_digest,
     encode_client,
     encode_command,
+    encode_server,
+    make_document,
 )
 from psyche_backend_tcp.server.hub import ClockTime, Hub
 from psyche_core.coordinator.commands import Equivocation, Pause, SignedResult, WarmupWitness, Withdraw
+from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.interfaces.backend import ClientCommand, StateUpdate
 from psyche_core.testing.backend import START_TIME, small_state
@@ -345,7 +351,7 @@ def test_every_reader_reproduces_the_state_whatever_happens(actions: list[tuple[
         assert number is not None
         for frame in outgoing(hub, number):
             received = sessions[who].receive(frame)
-            assert received.reply is None
+            assert received.reply in (None, encode_client(Heartbeat())), "no state is older than the one before it"
             updates[who] = received.update or updates[who]
 
     for action, who in actions:
@@ -459,6 +465,56 @@ def test_a_restarted_server_hands_out_the_addresses_it_had() -> None:
     update = ClientSession().receive(outgoing(hub, hub.connect(CAROL, at(0)))[0]).update
     assert update is not None
     assert update.addresses == {ALICE.signer: b"alice", BOB.signer: b"bob"}
+
+
+def run_at(generation: int, epoch: int, step: int, **changes: Any) -> CoordinatorState:
+    return replace(small_state(), pending=(ALICE, BOB), generation=generation, progress=Progress(epoch, step, 0), **changes)
+
+
+def whole_frame(state: CoordinatorState) -> bytes:
+    return encode_server(Whole(document_digest(make_document(state, {})), make_document(state, {})))
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "told"),
+    [
+        (run_at(0, 1, 9), run_at(0, 1, 7), LaterState(0, 1, 9)),
+        (run_at(0, 2, 9), run_at(0, 1, 9), LaterState(0, 2, 9)),
+        (run_at(1, 2, 5), run_at(0, 2, 9), LaterState(1, 2, 5)),
+        (run_at(0, 2, 9), run_at(1, 2, 5), None),
+        (run_at(0, 1, 9), run_at(0, 1, 9, lost_samples=1), None),
+        (run_at(0, 1, 9), run_at(0, 1, 1, instance=b"n" * 32), None),
+    ],
+    ids=["step", "epoch", "generation", "the run went back", "no older one", "another run"],
+)
+def test_a_session_that_gets_an_older_state_says_how_far_the_run_was(
+    then: CoordinatorState, now: CoordinatorState, told: LaterState | None
+) -> None:
+    session = ClientSession()
+    assert session.receive(whole_frame(then)).reply is None
+    received = session.receive(whole_frame(now))
+    assert received.update is not None
+    assert received.update.state == now
+    assert received.reply == (None if told is None else encode_client(told))
+    assert session.receive(whole_frame(now)).reply is None
+
+
+def test_after_a_restart_each_member_says_once_that_it_knows_a_later_state() -> None:
+    hub = Hub(run_at(0, 1, 7), Limits(), draw_seed=lambda: 1, addresses={}, began=at(0))
+    alice, bob, carol = (hub.connect(identity, at(1)) for identity in (ALICE, BOB, CAROL))
+    for number, known in ((alice, (0, 1, 7)), (alice, (0, 1, 6)), (carol, (0, 1, 9))):
+        hub.receive(number, encode_client(LaterState(*known)), at(1))
+    assert hub.take_later() == [], "not later, or of no member"
+    for number, known in ((alice, (0, 1, 8)), (bob, (0, 2, 1)), (alice, (0, 1, 9))):
+        hub.receive(number, encode_client(LaterState(*known)), at(1))
+    assert hub.take_later() == [(ALICE.signer, LaterState(0, 1, 8)), (BOB.signer, LaterState(0, 2, 1))]
+    assert hub.take_later() == []
+
+
+def test_without_a_restart_no_later_state_is_possible() -> None:
+    hub = Hub(run_at(0, 1, 7), Limits(), draw_seed=lambda: 1)
+    hub.receive(hub.connect(ALICE, at(1)), encode_client(LaterState(0, 1, 9)), at(1))
+    assert hub.take_later() == []
 
 
 def test_a_keys_rate_outlives_its_connection() -> None:

@@ -12,6 +12,7 @@ from psyche_backend_tcp.protocol import (
     CommandRequest,
     Heartbeat,
     JoinRequest,
+    LaterState,
     Patch,
     Welcome,
     Whole,
@@ -107,7 +108,14 @@ def test_other_lists_are_no_commands(plain: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [Heartbeat(), JoinRequest(2**64 - 1, b"x" * 1024, b"p" * 64), CommandRequest(0, [1]), WholeRequest()]
+    "message",
+    [
+        Heartbeat(),
+        JoinRequest(2**64 - 1, b"x" * 1024, b"p" * 64),
+        CommandRequest(0, [1]),
+        WholeRequest(),
+        LaterState(2**32 - 1, 0, 7),
+    ],
 )
 def test_client_messages_are_read_back(message: Any) -> None:
     assert decode_client(encode_client(message)) == message

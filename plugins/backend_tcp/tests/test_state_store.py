@@ -98,6 +98,55 @@ def test_everything_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: 
     assert order == ["sync", "rename .new", "sync", "sync", "rename .state", "rename .new", "sync"]
 
 
+def put_back(store: StateStore, older: bytes) -> CoordinatorState:
+    """Put an older file in place, as an owner does, and load it."""
+    store.path.write_bytes(older)
+    loaded = store.load()
+    assert loaded is not None
+    return loaded.update.state
+
+
+def test_an_older_file_put_in_place_does_not_cost_the_later_state(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, "conformance")
+    store.save(pending_save(joined(step=1)))
+    older = store.path.read_bytes()
+    for step in (2, 3, 4):
+        store.save(pending_save(joined(step=step)))
+    assert store.keep_later(joined(step=4)) is None, "the file before the newest one is older"
+    kept = store.keep_later(put_back(store, older))
+    assert kept == joined(step=3)
+    for step in (1, 2):
+        store.save(pending_save(joined(step=step)))
+    assert store.keep_later(joined(step=2)) == joined(step=3), "still later, after other saves"
+    assert store.keep_later(joined(step=3)) is None
+    store.later_path.replace(store.path)
+    loaded = store.load()
+    assert loaded is not None
+    assert loaded.update.state == joined(step=3)
+
+
+def test_of_two_later_states_the_latest_is_kept(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, "conformance")
+    store.save(pending_save(joined(step=1)))
+    older = store.path.read_bytes()
+    for step in (2, 5, 6):
+        store.save(pending_save(joined(step=step)))
+    assert store.keep_later(put_back(store, older)) == joined(step=5)
+    for step in (2, 3, 4):
+        store.save(pending_save(joined(step=step)))
+    assert store.keep_later(put_back(store, older)) == joined(step=5), "not that of step 3"
+
+
+def test_a_file_of_another_run_or_a_damaged_one_is_no_later_state(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, "conformance")
+    store.save(pending_save(replace(joined(step=9), instance=b"o" * 32)))
+    store.save(pending_save(joined(step=1)))
+    assert store.keep_later(joined(step=1)) is None
+    store.path.with_name(store.path.name + ".previous").write_bytes(b"psyche")
+    assert store.keep_later(joined(step=1)) is None
+    assert not store.later_path.exists()
+
+
 @pytest.mark.parametrize("place", [0, 14, 15, 46, 47, 60, -1])
 def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, place: int) -> None:
     store = StateStore(tmp_path, "conformance")

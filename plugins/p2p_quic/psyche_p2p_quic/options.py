@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from psyche_p2p_quic.relays import RelayChoice
+from psyche_p2p_quic.addresses.relay_urls import RelayChoice
 
 MAX_ADVERTISED = 4
 

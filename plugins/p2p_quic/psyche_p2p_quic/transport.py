@@ -22,17 +22,18 @@ from psyche_core.p2p.message_log import MessageLog
 from psyche_core.p2p.offers import Offer, OfferBook
 from psyche_core.wire.frames import FrameDecoder
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic.address import PeerAddress
-from psyche_p2p_quic.blobs import BlobExchange, sha256
-from psyche_p2p_quic.control_frames import INSTANCE_BYTES, Hello
-from psyche_p2p_quic.control_protocol import ControlProtocol
-from psyche_p2p_quic.doctor.relay_rates import why_refused
-from psyche_p2p_quic.endpoint import Endpoint, Link, Stream
-from psyche_p2p_quic.mesh import Mesh
+from psyche_p2p_quic.addresses.peer_address import INSTANCE_BYTES, PeerAddress
+from psyche_p2p_quic.addresses.relay_urls import RelayChoice
+from psyche_p2p_quic.blobs.exchange import BlobExchange, sha256
+from psyche_p2p_quic.connections.control_frames import Hello
+from psyche_p2p_quic.connections.control_protocol import ControlProtocol
+from psyche_p2p_quic.connections.mesh import Mesh
+from psyche_p2p_quic.connections.session import Session
+from psyche_p2p_quic.endpoint.endpoint import Endpoint
+from psyche_p2p_quic.endpoint.links import Link, Stream
+from psyche_p2p_quic.endpoint.own_address import OwnAddress
 from psyche_p2p_quic.options import QuicOptions, parse_advertised
-from psyche_p2p_quic.own_address import OwnAddress
-from psyche_p2p_quic.relays import RelayChoice
-from psyche_p2p_quic.session import Session
+from psyche_p2p_quic.relay.login import why_refused
 from psyche_p2p_quic.settings import QuicSettings
 
 _POLL_SECONDS = 0.05
@@ -43,8 +44,8 @@ class QuicTransport(Transport):
     """An endpoint. run_id: peers of other runs are refused.
 
     interface, port: what to bind: an address or the name of an interface; port 0 picks a free one. whole_interface: an address
-    stands for its interface, see `interfaces`. options: what the member decided about relays and its own address; the default
-    uses the relays of `use_relays` and their observers, and nothing else.
+    stands for its interface, see `addresses.interfaces`. options: what the member decided about relays and its own address; the
+    default uses the relays of `use_relays` and their observers, and nothing else.
     """
 
     def __init__(
@@ -206,7 +207,7 @@ class QuicTransport(Transport):
 
     @property
     def address(self) -> bytes:
-        """Our sockets and our relay, see module `address`; available once entered."""
+        """Our sockets and our relay, see `addresses.peer_address`; available once entered."""
         self._entered()
         return self._address
 

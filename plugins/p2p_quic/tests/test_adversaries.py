@@ -17,10 +17,12 @@ from psyche_core.testing.transport import connected, received, until
 from psyche_core.wire.frames import FrameDecoder, frame
 from psyche_core.wire.messages import Finished, seal, unseal
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic import control_frames
-from psyche_p2p_quic.address import PeerAddress
-from psyche_p2p_quic.control_frames import BlobHead, BlobRequest, Hello, IHave, Message, Ping
-from psyche_p2p_quic.endpoint import Endpoint, Link, LinkLost, Stream
+from psyche_p2p_quic.addresses.peer_address import PeerAddress
+from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
+from psyche_p2p_quic.connections import control_frames
+from psyche_p2p_quic.connections.control_frames import Hello, IHave, Message, Ping
+from psyche_p2p_quic.endpoint.endpoint import Endpoint
+from psyche_p2p_quic.endpoint.links import Link, LinkLost, Stream
 from psyche_p2p_quic.settings import QuicSettings
 from psyche_p2p_quic.transport import QuicTransport
 
@@ -393,7 +395,7 @@ async def answer_streams(link: Link, answer: Callable[[Stream], Awaitable[None]]
     with suppress(LinkLost):
         for _ in range(count):
             stream = await link.accept()
-            await stream.read_exactly(control_frames.BLOB_REQUEST_BYTES)
+            await stream.read_exactly(BLOB_REQUEST_BYTES)
             await answer(stream)
 
 
@@ -590,7 +592,7 @@ async def test_askers_that_do_not_read_hold_a_bounded_number_of_offered_blobs_in
                 opened.append(await link.open())
                 await opened[-1].write(BlobRequest(blob_hash, 2**40).encode())
                 await opened[-1].finish()
-            heads = [await half.read_exactly(control_frames.BLOB_HEAD_BYTES) for half in opened[:1]]
+            heads = [await half.read_exactly(BLOB_HEAD_BYTES) for half in opened[:1]]
             assert BlobHead.decode(heads[0]).length == len(large)
             served = await friend.fetch(blob_hash, sources=[victim.peer_id], max_bytes=2**40, timeout=20, tag=1, keep=False)
             assert served == large

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from psyche_core.testing.transport import connected, until
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic import dial_budget
-from psyche_p2p_quic.address import PeerAddress
-from psyche_p2p_quic.dial_budget import HOUR, LIBRARY_SECONDS, PROVEN_SECONDS, DialBudget
-from psyche_p2p_quic.ranges import may_dial
+from psyche_p2p_quic.addresses.peer_address import PeerAddress
+from psyche_p2p_quic.connections import dial_budget
+from psyche_p2p_quic.connections.dial_budget import HOUR, LIBRARY_SECONDS, PROVEN_SECONDS, DialBudget
+from psyche_p2p_quic.connections.dial_ranges import may_dial
 from psyche_p2p_quic.settings import QuicSettings
 from psyche_p2p_quic.transport import QuicTransport
 

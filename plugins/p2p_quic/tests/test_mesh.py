@@ -12,10 +12,11 @@ from psyche_core.errors import TransportError
 from psyche_core.hookspecs import TransportContext
 from psyche_core.testing.transport import connected, received, until
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic import ffi_copy, hooks
-from psyche_p2p_quic.address import PeerAddress
-from psyche_p2p_quic.endpoint import Endpoint
-from psyche_p2p_quic.mesh import Mesh
+from psyche_p2p_quic import hooks
+from psyche_p2p_quic.addresses.peer_address import PeerAddress
+from psyche_p2p_quic.connections.mesh import Mesh
+from psyche_p2p_quic.endpoint import ffi_copy
+from psyche_p2p_quic.endpoint.endpoint import Endpoint
 from psyche_p2p_quic.settings import QuicSettings
 from psyche_p2p_quic.transport import QuicTransport
 

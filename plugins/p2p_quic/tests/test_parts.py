@@ -12,12 +12,13 @@ from psyche_core.errors import WireError
 from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Opened
 from psyche_core.p2p.message_log import LogEntry, LogLimits, MessageLog
 from psyche_core.wire import codec
-from psyche_p2p_quic import control_frames
-from psyche_p2p_quic.address import MAX_ADDRESS_BYTES, PeerAddress
-from psyche_p2p_quic.control_frames import BlobHead, BlobRequest, Hello, IHave, Inventory, IWant, Message, Ping, Pong
-from psyche_p2p_quic.control_protocol import ControlProtocol, PeerSilent
-from psyche_p2p_quic.mesh import newer_stays
-from psyche_p2p_quic.reputation import Reputation
+from psyche_p2p_quic.addresses.peer_address import MAX_ADDRESS_BYTES, PeerAddress
+from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
+from psyche_p2p_quic.connections import control_frames
+from psyche_p2p_quic.connections.control_frames import Hello, IHave, Inventory, IWant, Message, Ping, Pong
+from psyche_p2p_quic.connections.control_protocol import ControlProtocol, PeerSilent
+from psyche_p2p_quic.connections.mesh import newer_stays
+from psyche_p2p_quic.connections.reputation import Reputation
 from psyche_p2p_quic.settings import QuicSettings
 
 NUMBERS = st.integers(0, 2**63 - 1)
@@ -81,10 +82,10 @@ def test_another_version_is_named() -> None:
 @given(st.binary(min_size=32, max_size=32), st.integers(0, 2**64 - 1), st.booleans())
 def test_blob_requests_and_heads_come_out_as_they_went_in(blob_hash: bytes, number: int, found: bool) -> None:
     request = BlobRequest(blob_hash, number)
-    assert len(request.encode()) == control_frames.BLOB_REQUEST_BYTES
+    assert len(request.encode()) == BLOB_REQUEST_BYTES
     assert BlobRequest.decode(request.encode()) == request
     head = BlobHead(found, number)
-    assert len(head.encode()) == control_frames.BLOB_HEAD_BYTES
+    assert len(head.encode()) == BLOB_HEAD_BYTES
     assert BlobHead.decode(head.encode()) == head
 
 

@@ -1,6 +1,6 @@
 """Which sources of a blob are asked at once: progress, trials and places, in made-up seconds."""
 
-from psyche_p2p_quic.racing import Race, Racing
+from psyche_p2p_quic.blobs.racing import Race, Racing
 
 HEDGE, LEAST, LONGEST, PAUSE = 0.5, 4096, 3.0, 1.0
 

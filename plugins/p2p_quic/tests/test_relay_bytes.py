@@ -12,10 +12,10 @@ from nacl.signing import SigningKey
 from websockets.frames import Frame, Opcode
 
 from psyche_core.errors import WireError
-from psyche_p2p_quic.relay import frames, handshake, websocket
-from psyche_p2p_quic.relay.handshake import Challenge, denial
-from psyche_p2p_quic.relay.http import Answered, Page, RequestReader, Upgraded
-from psyche_p2p_quic.relay.websocket import CloseCode, Closed, FrameReader, WebSocketError
+from psyche_p2p_quic.relay.protocol import frames, handshake, websocket
+from psyche_p2p_quic.relay.protocol.handshake import Challenge, denial
+from psyche_p2p_quic.relay.protocol.http import Answered, Page, RequestReader, Upgraded
+from psyche_p2p_quic.relay.protocol.websocket import CloseCode, Closed, FrameReader, WebSocketError
 
 KEY = SigningKey(b"\x01" * 32)
 ID = bytes.fromhex("8a88e3dd7409f195fd52db2d3cba5d72ca6709bf1d94121bf3748801b40f6f5c")

@@ -15,8 +15,9 @@ from websockets.frames import Frame, Opcode
 
 from plugins.p2p_quic.tests.relay_parts import answer
 from psyche_p2p_quic.relay.access import Access, MemberAccess, OpenAccess, TokenAccess
-from psyche_p2p_quic.relay.client import Client, Phase
-from psyche_p2p_quic.relay.limits import AddressCounter, RelayLimits, TokenBucket, Waiting
+from psyche_p2p_quic.relay.admission import AddressCounter, Waiting
+from psyche_p2p_quic.relay.connection import Client, Phase
+from psyche_p2p_quic.relay.limits import RelayLimits, TokenBucket
 from psyche_p2p_quic.relay.metrics import Counters, prometheus_text
 from psyche_p2p_quic.relay.router import Router
 

@@ -18,8 +18,8 @@ from websockets.frames import Frame, Opcode
 from plugins.p2p_quic.tests.relay_parts import TIMEOUT, Refused, RelayClient, answer, open_socket, random_bytes, received, serving
 from psyche_core.errors import UserError
 from psyche_p2p_quic.relay.access import MemberAccess, OpenAccess, TokenAccess
+from psyche_p2p_quic.relay.protocol.tls import ServerTls
 from psyche_p2p_quic.relay.server import RelayServer
-from psyche_p2p_quic.relay.tls import ServerTls
 
 KEY = SigningKey(b"\x01" * 32)
 
@@ -204,7 +204,7 @@ async def test_who_proves_a_key_gets_in_while_silent_connections_fill_every_plac
             return (await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0)))[1]
 
         strangers = [await silent() for _ in range(16)]
-        await until(lambda: len(server._waiting) == 16)
+        await until(lambda: server._admission.waiting == 16)
         async with contextlib.AsyncExitStack() as stack:
             members = [await stack.enter_async_context(RelayClient.login(url, key=key)) for key in keys]
             strangers += [await silent() for _ in range(16)]
@@ -215,7 +215,7 @@ async def test_who_proves_a_key_gets_in_while_silent_connections_fill_every_plac
         for stranger in strangers:
             stranger.close()
         await until(lambda: not server._connections)
-        assert server._addresses.total == len(server._waiting) == 0
+        assert server._admission.total == server._admission.waiting == 0
 
 
 async def test_members_of_one_address_are_not_counted_against_it() -> None:
@@ -432,7 +432,7 @@ async def test_who_is_admitted_when_the_members_change_is_logged_too(caplog: pyt
             access.replace([bytes(KEY.verify_key)])
             server.reconsider()
             await until(lambda: "connected from" in caplog.text)
-            assert len(server._waiting) == 0
+            assert server._admission.waiting == 0
             access.replace([])
             server.reconsider()
             assert await coming == 1008

@@ -14,13 +14,13 @@ from psyche_core.errors import CannotBind, ConfigError, WireError
 from psyche_core.testing.transport import connected, received, until
 from psyche_core.wire import codec
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic.address import PeerAddress
-from psyche_p2p_quic.endpoint import ALPN
-from psyche_p2p_quic.interfaces import addresses_of
+from psyche_p2p_quic.addresses.interfaces import addresses_of
+from psyche_p2p_quic.addresses.peer_address import PeerAddress
+from psyche_p2p_quic.addresses.relay_urls import N0_RELAYS, RelayChoice, canonical_relay, canonical_relays
+from psyche_p2p_quic.endpoint.endpoint import ALPN
 from psyche_p2p_quic.options import QuicOptions, parse_advertised
 from psyche_p2p_quic.relay.access import OpenAccess, TokenAccess
 from psyche_p2p_quic.relay_program.service import RelayService, ServiceOptions
-from psyche_p2p_quic.relays import N0_RELAYS, RelayChoice, canonical_relay, canonical_relays
 from psyche_p2p_quic.settings import QuicSettings
 from psyche_p2p_quic.transport import QuicTransport
 

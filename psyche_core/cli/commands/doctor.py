@@ -91,7 +91,7 @@ def doctor(
     if ctx.invoked_subcommand is not None:
         return None
 
-    from psyche_core.cli import doctor_checks as checks
+    from psyche_core.cli.commands import doctor_checks as checks
     from psyche_core.config.sentences import printable
     from psyche_core.errors import PsycheError
     from psyche_core.plugins import PluginRegistry
@@ -134,7 +134,7 @@ def doctor(
 
 
 def _run_file(state: Path) -> RunFile:
-    from psyche_core.cli.run_files import NAMELESS
     from psyche_core.config.run_config import load_run_file
+    from psyche_core.server.run_files import NAMELESS
 
     return load_run_file(state, run_id=NAMELESS)

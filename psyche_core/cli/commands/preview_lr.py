@@ -32,9 +32,9 @@ def preview_lr(state: Path, rows: int, plot: Path | None, as_json: bool) -> None
     The table has evenly spaced steps from 1 to total_steps, and each step at which the schedule changes. With
     cold_start_warmup_steps each epoch that starts cold begins with less; that depends on the run and is not shown.
     """
-    from psyche_core.cli.run_files import NAMELESS
     from psyche_core.config.run_config import load_run_file
     from psyche_core.coordinator.learning_rate import learning_rate
+    from psyche_core.server.run_files import NAMELESS
 
     run = load_run_file(state, run_id=NAMELESS)
     llm, total = run.model.LLM, run.config.total_steps

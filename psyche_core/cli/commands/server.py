@@ -46,11 +46,11 @@ def run(**given: Any) -> int:
     """
     settings = load_settings(ServerSettings, given)
     log_to_stderr(settings.log)
-    from psyche_core.cli.owner_requests import heed_requests
     from psyche_core.cli.pages import Page
     from psyche_core.cli.screens import open_program_display
-    from psyche_core.cli.serving import serve_run
     from psyche_core.plugins import PluginRegistry
+    from psyche_core.server.owner_requests import heed_requests
+    from psyche_core.server.serving import serve_run
 
     logs = "console" if settings.logs == "auto" else settings.logs
     page = Page(settings.web_port, host=settings.web_host, token_file=settings.token_file, source="server")
@@ -108,10 +108,10 @@ def validate_config(state: Path, data_config: Path | None, disk: bool, base: Pat
 
     A file without run_id, as `run-manager update-config` takes it, is accepted. Notes say what was not checked.
     """
-    from psyche_core.cli.disk_checks import Problem, look_at_disk
-    from psyche_core.cli.run_files import NAMELESS, load_run
     from psyche_core.config.sentences import printable
     from psyche_core.plugins import PluginRegistry
+    from psyche_core.server.disk_checks import Problem, look_at_disk
+    from psyche_core.server.run_files import NAMELESS, load_run
 
     files = load_run(state, data_config, PluginRegistry.discover(), prepares_data=True, only_looks=True)
     found = list(look_at_disk(files, base=base or state.parent)) if disk else []

@@ -40,12 +40,12 @@ def start(**given: Any) -> int:
     settings = load_settings(TestnetSettings, own)
     log_to_stderr(settings.log)
     from psyche_core.cli.pages import page_of_folder
-    from psyche_core.cli.run_files import load_run
     from psyche_core.cli.screens import fitting
     from psyche_core.errors import UserError
     from psyche_core.plugins import PluginRegistry
+    from psyche_core.server.run_files import load_run
+    from psyche_core.testnet.testnet import run_testnet
     from psyche_core.tui.display import ScreenDisplay
-    from psyche_core.ui.testnet import run_testnet
 
     data_config = settings.config_path / "data.toml"
     registry = PluginRegistry.discover()

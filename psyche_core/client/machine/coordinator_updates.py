@@ -48,14 +48,14 @@ def see_state(client: MachineState, state: CoordinatorState) -> None:
     _tell_phase(client, previous, state)
     if previous is not None and _went_back(previous, state):
         # Nothing in memory matches the older state; what is on our disk is read up to its step.
-        steps = f"from step {previous.progress.step} to step {state.progress.step}"
+        forgot = _forgotten(previous, state)
         if client.leaving is not None:
             if client.takes_part:
                 client.do(Send(Withdraw(client.identity)))  # the older state may expect us again
-            client.stop(f"left the run as asked, when the coordinator went back {steps}", success=True)
+            client.stop(f"left the run as asked, when {forgot}", success=True)
             return
 
-        client.stop(f"the coordinator went back {steps}: it was restored from an older state", success=False, again=True)
+        client.stop(forgot, success=False, again=True)
         return
 
     follow(client, state)
@@ -86,6 +86,13 @@ def _went_back(previous: CoordinatorState, state: CoordinatorState) -> bool:
 
     seeds = {known.height: known.seed for known in previous.epoch.rounds}
     return any(seeds.get(stored.height, stored.seed) != stored.seed for stored in state.epoch.rounds)
+
+
+def _forgotten(previous: CoordinatorState, state: CoordinatorState) -> str:
+    """Say what the older state that the coordinator was restored from has forgotten."""
+    then, now = (f"epoch {known.progress.epoch}, step {known.progress.step}" for known in (previous, state))
+    lost = f"it is in {now}, and was in {then}" if now != then else f"it has forgotten the newest messages of {now}"
+    return f"the coordinator was restored from an older state: {lost}"
 
 
 def _last_round(state: CoordinatorState) -> tuple[int, int, bool]:

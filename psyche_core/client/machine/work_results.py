@@ -12,10 +12,12 @@ from typing import assert_never
 
 from psyche_core.client.machine import coordinator_updates
 from psyche_core.client.machine import events as ev
+from psyche_core.client.machine.epoch import EpochNotes
 from psyche_core.client.machine.peer_messages import ask_again, payload_checked
 from psyche_core.client.machine.replica import checkpoint_upload, resync
 from psyche_core.client.machine.state import MachineState
 from psyche_core.coordinator.commands import Checkpoint, EpochDigest, Equivocation, WarmupWitness, Witness
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry import events as telemetry
 from psyche_core.wire.messages import ModelDigest, ModelOffer, Result
 
@@ -94,6 +96,7 @@ def _model_ready(client: MachineState, event: ev.ModelReady) -> None:
     client.notes.judge = True
     if event.step is not None:
         client.notes.masters_replaced(event.step)
+        _compare_start(client, client.notes, client.state)
     elif client.state.from_checkpoint:
         client.masters_at = client.digest_at = (
             client.state.epoch.start_step - 1
@@ -104,6 +107,17 @@ def _model_ready(client: MachineState, event: ev.ModelReady) -> None:
             client.notes.resync.over()
             client.tell(telemetry.Resynced(client.notes.number, event.step or 0))
     ask_again(client)
+
+
+def _compare_start(client: MachineState, notes: EpochNotes, state: CoordinatorState) -> None:
+    """If the epoch began without us, compare the masters from our disk with those that its members reported at its start.
+
+    Our journal may be of a history that the coordinator has forgotten, and the rounds that would tell are no longer stored. Only
+    masters with which the epoch starts can be compared. Later ones contain results of this epoch, whose statements are.
+    """
+    late = not state.epoch.unplayed and notes.slot is not None and notes.describes(state)
+    if late and client.masters_at == state.epoch.start_step - 1:
+        notes.digests.note_own(notes.slot, ended=False, seed=notes.key[1])
 
 
 def _trained(client: MachineState, event: ev.Trained, *, sign: Callable[[bytes], bytes]) -> None:

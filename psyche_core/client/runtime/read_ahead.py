@@ -7,7 +7,7 @@ from collections.abc import Callable
 import anyio
 
 from psyche_core.client.runtime.resources import Resources
-from psyche_core.client.setup.data_source import read_samples
+from psyche_core.client.runtime.sample_checks import read_samples
 from psyche_core.errors import DataError, NothingForUs
 from psyche_core.interfaces.data import Samples
 from psyche_core.types import BatchId

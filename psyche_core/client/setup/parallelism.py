@@ -30,7 +30,7 @@ def parallelism_of(settings: ClientSettings | TrainLocalSettings) -> Parallelism
 
     secret = None
     if settings.sidecar_secret_file is not None:
-        from psyche_core.models.sharding.secret import read_secret
+        from psyche_core.models.sharding.group.secret import read_secret
 
         try:
             secret = read_secret(settings.sidecar_secret_file)

@@ -14,8 +14,8 @@ import anyio.to_thread
 from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.client.runtime.restoring import Restorer
+from psyche_core.client.runtime.sample_checks import check_announced
 from psyche_core.client.setup.data_source import (
-    check_announced,
     check_vocabulary,
     data_source,
     first_items,

@@ -106,6 +106,15 @@ class ServerSettings(ProgramSettings):
             "earlier epoch's end). Later training is lost. It is an error if the run has not lost its model."
         ),
     )
+    restart_from_step: int | None = Field(
+        default=None,
+        ge=1,
+        description=(
+            "Let a run in --save-state-dir return to the end of an epoch that most of its members signed, and continue before "
+            "this step. Later training is lost. Use it if members report that the model is contested and you do not want to use "
+            "it. It is an error while the run trains."
+        ),
+    )
     checkpoint: str | None = Field(
         default=None,
         description=(

@@ -21,11 +21,11 @@ from psyche_core.interfaces.sharding import ShardingEngine
 from psyche_core.models.hf.batches import Batch
 from psyche_core.models.sharding.commands import Build, End, Work
 from psyche_core.models.sharding.devices import rank_device
-from psyche_core.models.sharding.failure_detector import FailureDetector, report_failure
-from psyche_core.models.sharding.group import TorchGroup, is_lost_connection
+from psyche_core.models.sharding.group.collectives import TorchGroup, is_lost_connection
+from psyche_core.models.sharding.group.failure_detector import FailureDetector, report_failure
+from psyche_core.models.sharding.group.processes import LocalRanks
+from psyche_core.models.sharding.group.rendezvous import invite, reach_store, serve_store
 from psyche_core.models.sharding.model_shard import ModelShard
-from psyche_core.models.sharding.processes import LocalRanks
-from psyche_core.models.sharding.rendezvous import invite, reach_store, serve_store
 from psyche_core.models.sharding.worker import describe
 
 LOCAL_JOIN_SECONDS: Final = 600.0

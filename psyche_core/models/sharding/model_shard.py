@@ -20,7 +20,7 @@ from psyche_core.models.hf.empty_model import build_empty_model, write_buffers
 from psyche_core.models.hf.replica import Replica
 from psyche_core.models.sharding.batch_split import passes_of
 from psyche_core.models.sharding.commands import Build, Work
-from psyche_core.models.sharding.group import TorchGroup
+from psyche_core.models.sharding.group.collectives import TorchGroup
 
 _DIGEST_BYTES = 32
 

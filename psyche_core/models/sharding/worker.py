@@ -22,10 +22,10 @@ from psyche_core.interfaces.sharding import ShardingEngine
 from psyche_core.models.hf.quiet import first_line
 from psyche_core.models.memory import is_out_of_memory
 from psyche_core.models.sharding.commands import Build, Command, End, Work
-from psyche_core.models.sharding.failure_detector import FailureDetector, report_failure
-from psyche_core.models.sharding.group import TorchGroup, is_lost_connection
+from psyche_core.models.sharding.group.collectives import TorchGroup, is_lost_connection
+from psyche_core.models.sharding.group.failure_detector import FailureDetector, report_failure
+from psyche_core.models.sharding.group.rendezvous import join, reach_store
 from psyche_core.models.sharding.model_shard import ModelShard
-from psyche_core.models.sharding.rendezvous import join, reach_store
 
 FAILED: Final = 1
 WAIT_FOR_REASON: Final = 30.0

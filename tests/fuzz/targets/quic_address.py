@@ -7,7 +7,7 @@ from random import Random
 
 from psyche_core.errors import WireError
 from psyche_core.wire.codec import encode
-from psyche_p2p_quic.address import PeerAddress
+from psyche_p2p_quic.addresses.peer_address import PeerAddress
 from tests.fuzz.mutation import change_cbor
 
 __all__ = ["DOCUMENTED", "MAX_BYTES", "MEMORY", "TARGET", "mutate", "seeds"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from psyche_core.errors import WireError
-from psyche_p2p_quic import control_frames
-from psyche_p2p_quic.control_frames import BlobHead, BlobRequest, Frame, Hello, IHave, Inventory, IWant, Message, Ping, Pong
+from psyche_p2p_quic.blobs.frames import BlobHead, BlobRequest
+from psyche_p2p_quic.connections import control_frames
+from psyche_p2p_quic.connections.control_frames import Frame, Hello, IHave, Inventory, IWant, Message, Ping, Pong
 from tests.fuzz.mutation import change_cbor as mutate
 
 __all__ = ["DOCUMENTED", "MAX_BYTES", "MEMORY", "TARGET", "mutate", "seeds"]

@@ -10,9 +10,9 @@ from random import Random
 
 from psyche_core.errors import WireError
 from psyche_core.p2p.message_log import PREFIX_BYTES, LogLimits, MessageLog
-from psyche_p2p_quic import control_frames
-from psyche_p2p_quic.control_frames import IHave, Inventory, IWant, Message, Ping, Pong
-from psyche_p2p_quic.control_protocol import ControlProtocol, PeerSilent
+from psyche_p2p_quic.connections import control_frames
+from psyche_p2p_quic.connections.control_frames import IHave, Inventory, IWant, Message, Ping, Pong
+from psyche_p2p_quic.connections.control_protocol import ControlProtocol, PeerSilent
 from psyche_p2p_quic.settings import QuicSettings
 from tests.fuzz.mutation import change_bytes, change_cbor
 

@@ -12,9 +12,9 @@ from nacl.signing import SigningKey
 
 from psyche_core.errors import WireError
 from psyche_p2p_quic.relay.access import OpenAccess
-from psyche_p2p_quic.relay.client import Client, Phase
-from psyche_p2p_quic.relay.handshake import Challenge
+from psyche_p2p_quic.relay.connection import Client, Phase
 from psyche_p2p_quic.relay.limits import RelayLimits
+from psyche_p2p_quic.relay.protocol.handshake import Challenge
 from psyche_p2p_quic.relay.router import Router
 from tests.fuzz.mutation import change_bytes
 

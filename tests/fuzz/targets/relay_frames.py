@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from psyche_core.errors import WireError
-from psyche_p2p_quic.relay import frames
-from psyche_p2p_quic.relay.handshake import Challenge
+from psyche_p2p_quic.relay.protocol import frames
+from psyche_p2p_quic.relay.protocol.handshake import Challenge
 from tests.fuzz.mutation import change_bytes
 
 DOCUMENTED = (WireError,)

@@ -376,7 +376,8 @@ def test_the_server_program_never_imports_torch(local_testnet: LocalTestnet) -> 
     config = local_testnet()
     script = (
         "import sys; from pathlib import Path\n"
-        "from psyche_core.cli import serving, run_files, program\n"
+        "from psyche_core.cli import program\n"
+        "from psyche_core.server import run_files, serving\n"
         "from psyche_core.cli.commands import server\n"
         "from psyche_core.plugins import PluginRegistry\n"
         "from psyche_core.ui.display import open_display\n"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from psyche_core.cli import doctor_checks
-from psyche_core.cli.doctor_checks import Finding
+from psyche_core.cli.commands import doctor_checks
+from psyche_core.cli.commands.doctor_checks import Finding
 from psyche_core.plugins import PluginRegistry
 from psyche_core.wire.signing import SecretKey
 from tests.unit.cli.conftest import Psyche

@@ -11,7 +11,7 @@ import click
 import pytest
 import tomli_w
 
-from psyche_core.cli.commands.client import train
+from psyche_core.cli.commands.member.client import train
 from psyche_core.cli.commands.server import run as server_run
 from psyche_core.cli.commands.testnet import begun_with, start
 from psyche_core.cli.reference_options import respelled
@@ -21,7 +21,7 @@ from psyche_core.config.options.loading import load_settings
 from psyche_core.config.options.train_local import TrainLocalSettings
 from psyche_core.config.run_config import load_run_file
 from psyche_core.errors import ConfigError, IdentityError
-from psyche_core.models.sharding.rendezvous import split_address
+from psyche_core.models.sharding.group.rendezvous import split_address
 from psyche_core.training import sidecar
 from psyche_core.wire.signing import SecretKey
 from tests.unit.cli.conftest import Psyche

@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,18 +21,21 @@ import pytest
 from psyche_backend_tcp.server.documents import Documents
 from psyche_backend_tcp.server.hub import PendingSave
 from psyche_backend_tcp.server.state_store import StateStore
+from psyche_core.cli.commands.server import server as server_command_group
 from psyche_core.cli.failures import Interrupted
 from psyche_core.cli.program import _until_signal
-from psyche_core.cli.run_files import load_run
-from psyche_core.cli.serving import KEY_FILE, ChangeReporter, first_config, name_checkpoint, serve_run, server_key
 from psyche_core.config.options.loading import load_settings
 from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.run_config import Choice, load_data_file
 from psyche_core.coordinator import apply, new_state
 from psyche_core.coordinator.commands import ClientsExited, Command
-from psyche_core.coordinator.state import Client, CoordinatorState, Progress
+from psyche_core.coordinator.state import Account, Client, CoordinatorState, EpochEnd, Progress
 from psyche_core.errors import ConfigError, IdentityError, UserError
+from psyche_core.hookspecs import LaterKnown
 from psyche_core.plugins import PluginRegistry
+from psyche_core.server.restarting import TrainedMembers, name_checkpoint, return_to_step, server_command
+from psyche_core.server.run_files import load_run
+from psyche_core.server.serving import KEY_FILE, ChangeReporter, first_config, serve_run, server_key
 from psyche_core.storage.folder_lock import locked_folder
 from psyche_core.telemetry.events import (
     Event,
@@ -40,6 +44,7 @@ from psyche_core.telemetry.events import (
     ModelLost,
     PhaseChanged,
     Started,
+    StateIsOlder,
     Stopping,
     TokenFiles,
     WentBack,
@@ -109,7 +114,7 @@ def test_first_epochs_settings_follow_the_rules(local_testnet: Any) -> None:
 def test_who_leaves_in_order_is_not_called_lost(state: ClientState, withdrawn: str | None, ready: bool, sentence: str) -> None:
     """All of them were "lost"."""
     told: list[Event] = []
-    reporter = ChangeReporter(EventBus(told.append))
+    reporter = ChangeReporter(EventBus(told.append), settings=settings(), trained=TrainedMembers())
     member = NodeIdentity(b"a" * 32, b"b" * 32)
     before = small_state(clients=1)
     epoch = replace(before.epoch, clients=(Client(member, state),), ready=(0,) if ready else ())
@@ -226,7 +231,12 @@ async def test_a_run_without_a_model_says_so_when_its_server_starts_again(local_
     events: list[Event] = []
     with anyio.fail_after(60):
         await saved_run(local_testnet(), tmp_path / "saved", model_lost=True, events=events)
-    assert [event for event in events if isinstance(event, ModelLost)] == [ModelLost(6)]
+    (lost,) = [event for event in events if isinstance(event, ModelLost)]
+    assert (lost.step, lost.away, lost.ask_again) == (6, (), f"kill -USR1 {os.getpid()}")
+    words = shlex.split(lost.begin_again)
+    assert words[:3] == ["psyche", "server", "run"]
+    assert words[-1] == "--restart-from-checkpoint"
+    assert words[words.index("--save-state-dir") + 1] == str(tmp_path / "saved")
 
 
 @pytest.mark.anyio
@@ -244,6 +254,68 @@ async def test_what_is_not_lost_is_not_given_up(local_testnet: Any, tmp_path: Pa
     assert raised.group_contains(
         UserError, match=r"--restart-from-checkpoint is for a run that has lost its model.*before step 7"
     )
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_the_owner_s_command_line_is_that_of_the_server(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was given on the command line or in the environment is given again, except what was meant for one start."""
+    given: dict[str, Any] = [
+        {},
+        {"save_state_dir": Path("my folder"), "server_port": 20000, "withdraw_on_disconnect": False},
+        {"save_state_dir": Path("saved"), "restart_from_step": 7, "checkpoint": "hf://friend/model", "with_relay": True},
+        {"reconnect_seconds": 0.5, "restart_from_checkpoint": True, "logs": "json"},
+    ][number]
+    monkeypatch.setenv("PSYCHE_INIT_MIN_CLIENTS", "2")
+    settings_given = settings(**given)
+    line = server_command(settings_given, "--restart-from-checkpoint")
+    monkeypatch.delenv("PSYCHE_INIT_MIN_CLIENTS")
+    parsed: dict[str, Any] = {}
+    monkeypatch.setattr("psyche_core.cli.commands.server.log_to_stderr", lambda: None)
+
+    def keep(cls: type[ServerSettings], values: dict[str, Any]) -> ServerSettings:
+        parsed.update(values)
+        raise UserError("parsed")
+
+    monkeypatch.setattr("psyche_core.cli.commands.server.load_settings", keep)
+    words = shlex.split(line)
+    assert words[0] == "psyche"
+    with pytest.raises(UserError, match="parsed"):
+        server_command_group.main([*words[2:]], standalone_mode=False)
+    once = {"restart_from_step": None, "checkpoint": None, "restart_from_checkpoint": True}
+    again = load_settings(ServerSettings, parsed)
+    assert again == settings_given.model_copy(update=once)
+
+
+def test_members_that_trained_and_are_not_here_may_have_the_model() -> None:
+    """Those of the last epoch come first; who was ejected lied, and who waits or is in the epoch is here."""
+    keys = [NodeIdentity(bytes((number,)) * 32, bytes((number,)) * 32) for number in range(6)]
+
+    def epoch(run_state: RunState, *members: tuple[int, ClientState], pending: tuple[int, ...] = ()) -> CoordinatorState:
+        clients = tuple(Client(keys[number], state) for number, state in members)
+        state = replace(small_state(), run_state=run_state, pending=tuple(keys[number] for number in pending))
+        return replace(state, epoch=replace(state.epoch, clients=clients))
+
+    healthy, dropped, ejected = ClientState.Healthy, ClientState.Dropped, ClientState.Ejected
+    trained = TrainedMembers()
+    trained.see(epoch(RunState.RoundTrain, (0, healthy), (1, dropped), (2, healthy)))
+    trained.see(epoch(RunState.Warmup, (3, healthy)))
+    trained.see(epoch(RunState.Cooldown, (2, healthy), (4, ejected), (1, healthy)))
+    now = epoch(RunState.Paused, (0, healthy), (2, dropped))
+    assert trained.away(now) == ("02020202", "01010101")
+    earned = replace(now, accounts=(Account(b"\5" * 32, earned=3), Account(b"\4" * 32, slashed=2)), pending=(keys[1],))
+    assert trained.away(earned) == ("02020202", "05050505")
+
+
+def test_the_owner_is_told_once_of_each_later_state() -> None:
+    told: list[Event] = []
+    reporter = ChangeReporter(EventBus(told.append), settings=settings(), trained=TrainedMembers())
+    reporter.continue_from(run_at(RunState.RoundTrain))
+    for member, step in ((b"a", 9), (b"b", 9), (b"b", 8)):
+        reporter.tell_later(LaterKnown(epoch=2, step=step, path=Path("saved/r.state"), member=member * 32))
+    assert told == [
+        StateIsOlder(1, 7, 2, 9, "saved/r.state", "61616161"),
+        StateIsOlder(1, 7, 2, 8, "saved/r.state", "62626262"),
+    ]
 
 
 class Door:
@@ -354,3 +426,33 @@ def test_a_server_stopped_by_sigterm_ends_with_the_documented_exit_code(psyche: 
     assert "143 after SIGTERM" in " ".join(psyche("server", "run", "--help").out.split())
     policy = (Path(__file__).parents[3] / "docs" / "policy.md").read_text()
     assert "exit codes 0, 1, 2, 130 (SIGINT) and 143 (SIGTERM)" in policy
+
+
+ENDS = (EpochEnd(3, 30, b"d" * 32), EpochEnd(5, 50, b"e" * 32))
+
+
+@pytest.mark.parametrize("run_state", [RunState.Paused, RunState.WaitingForMembers, RunState.Warmup])
+@pytest.mark.parametrize("step", [4, 6])
+def test_the_owner_returns_the_run_to_a_signed_epoch_end(run_state: RunState, step: int) -> None:
+    door = Door(run_at(run_state, ends=ENDS, model_lost=run_state is RunState.Paused))
+    assert return_to_step(door, step) == WentBack(6, step - 1, from_checkpoint=False, by_owner=True)  # type: ignore[arg-type]
+    state = door.state
+    assert (state.run_state, state.progress) == (RunState.WaitingForMembers, Progress(1, step, 10 * (step - 1)))
+    assert (state.generation, state.from_checkpoint, state.model_lost) == (1, False, False), "the members' own model"
+
+
+@pytest.mark.parametrize(
+    ("state", "step", "sentence"),
+    [
+        (run_at(RunState.Paused, ends=ENDS), 5, r"--restart-from-step 5: .* the steps that follow such an end are: 4, 6"),
+        (run_at(RunState.Paused, ends=(EpochEnd(6, 60, b"d" * 32),)), 7, r"the steps that follow such an end are: none now"),
+        (run_at(RunState.RoundTrain, ends=ENDS), 6, r"the run is in RoundTrain; start the server without this option, pause the"),
+        (run_at(RunState.Cooldown, ends=ENDS), 6, r"the run is in Cooldown"),
+        (run_at(RunState.Finished, ends=ENDS), 6, r"the run is finished"),
+    ],
+)
+def test_a_run_returns_to_signed_ends_only_and_not_while_it_trains(state: CoordinatorState, step: int, sentence: str) -> None:
+    door = Door(state)
+    with pytest.raises(UserError, match=sentence):
+        return_to_step(door, step)  # type: ignore[arg-type]
+    assert door.state is state

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from psyche_core.cli.client_status import status_lines
+from psyche_core.cli.commands.member.client_status import status_lines
 from psyche_core.cli.program import open_report
 from psyche_core.errors import UserError
 from psyche_core.observer.client_status import ClientStatus

@@ -22,8 +22,8 @@ from psyche_core.wire.messages import VERSION, Finished, ModelWanted, seal, unse
 from psyche_core.wire.signing import SecretKey
 from psyche_data_http.fetch.client import RangeClient
 from psyche_data_http.file_source import RemoteFile
-from psyche_p2p_quic import control_frames
-from psyche_p2p_quic.address import PeerAddress
+from psyche_p2p_quic.addresses.peer_address import PeerAddress
+from psyche_p2p_quic.connections import control_frames
 
 KEY = SecretKey(b"k" * 32)
 RUN = b"r" * 32

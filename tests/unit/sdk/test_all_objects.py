@@ -30,7 +30,7 @@ from psyche_core.hookspecs import (
 from psyche_core.interfaces import Model
 from psyche_core.models.torch_module import ModuleFactory
 from psyche_core.plugin_objects import ObjectPlugin
-from psyche_core.sdk.objects import as_plugin
+from psyche_core.sdk.arguments.objects import as_plugin
 from psyche_core.testing.toy_model import ToyModel
 from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey

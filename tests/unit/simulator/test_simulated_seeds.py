@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
+import compiled_engine
 import simulated_seeds
 
 
@@ -44,7 +46,47 @@ def test_another_engine_begins_a_new_count(record: Path, monkeypatch: pytest.Mon
     assert simulated_seeds.passed(simulated_seeds.engine_digest()) == (0, 0)
 
 
+def test_rows_without_the_newer_columns_stay_valid(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record.write_text(",".join(simulated_seeds.COLUMNS[:-1]) + "\n2026-01-01,0123,3.11.7,10,19,10,1,900\n")
+    assert _call(monkeypatch, "--runs", "1", "--jobs", "1") == 0
+    header, old, new = record.read_text().splitlines()
+    assert header == ",".join(simulated_seeds.COLUMNS)
+    assert old == "2026-01-01,0123,3.11.7,10,19,10,1,900,"
+    assert new.split(",")[3:7] == ["20", "20", "1", "0"]
+    assert new.endswith(",no")
+    assert simulated_seeds.passed("0123") == (10, 1)
+
+
+class _Other:
+    """Players of an engine that trains one step more in seed 3 than the source's."""
+
+    def __init__(self, _jobs: int, *, compiled: Path | None, fingerprints: bool) -> None:
+        self._more = int(compiled is not None)
+        assert fingerprints
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def play(self, seeds: range) -> list[dict[str, object]]:
+        runs = [{"seed": seed, "steps": 20 + self._more * (seed == 3), "broken": None} for seed in seeds]
+        return [{"cpu_seconds": 1.0, "runs": runs}]
+
+
+def test_a_difference_between_the_engines_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(simulated_seeds, "Players", _Other)
+    monkeypatch.setattr(simulated_seeds, "FIRST_SEED", 0)
+    monkeypatch.setattr(simulated_seeds, "built", lambda place, **_: place)
+    assert _call(monkeypatch, "--compare", "5") == 1
+    told = capsys.readouterr().out
+    assert "4 of 5 runs are equal" in told
+    assert 'DIFFERENT 3:\n  compiled    {"seed": 3, "steps": 21' in told
+    assert _call(monkeypatch, "--compare", "3") == 0
+
+
 def test_docstrings_and_comments_are_not_part_of_the_engine() -> None:
-    code = simulated_seeds._code
+    code = compiled_engine.code_of
     assert code('"""A."""\nx = 1  # one\ndef f():\n    """B."""\n') == code("x = 1\ndef f():\n    pass\n")
     assert code("x = 1\n") != code("x = 2\n")

@@ -145,11 +145,83 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         ),
     ),
     (
+        telemetry.WentBack(63, 60, from_checkpoint=False, by_owner=True),
+        (
+            "WENT BACK: the owner returned the run from step 63 to the members' model after step 60; the later steps are trained "
+            "again"
+        ),
+    ),
+    (
         telemetry.ModelLost(63),
         (
-            "THE MODEL IS LOST: no member has the model after step 63 or that of an earlier epoch's end. The run is paused until "
-            "a member with such a checkpoint returns and the owner resumes the run, or until the owner restarts it from the "
-            "stored checkpoint (psyche server run … --restart-from-checkpoint)"
+            "THE MODEL IS LOST: no member that is here has the model after step 63 or that of an earlier epoch's end, and the "
+            "run is paused; a member that is away or starts late may still have a checkpoint or journal on its disk. Start its "
+            "client with that --checkpoint-dir, then resume the run. Only if no such disk is left, start the run anew: this "
+            "server keeps no state (--save-state-dir)"
+        ),
+    ),
+    (
+        telemetry.ModelLost(
+            63,
+            away=("3ae20e59", "49d7b0e8"),
+            ask_again="kill -USR1 17",
+            begin_again="psyche server run --state r.toml --save-state-dir 'my folder' --restart-from-checkpoint",
+        ),
+        (
+            "THE MODEL IS LOST: no member that is here has the model after step 63 or that of an earlier epoch's end, and the "
+            "run is paused; a member that is away or starts late may still have a checkpoint or journal on its disk (members "
+            "that trained and are not here: 3ae20e59, 49d7b0e8). Start its client with that --checkpoint-dir, then let the run "
+            "ask its members again (kill -USR1 17). Only if no such disk is left, stop the server and start it once with "
+            "`psyche server run --state r.toml --save-state-dir 'my folder' --restart-from-checkpoint`: all training since the "
+            "stored checkpoint is lost"
+        ),
+    ),
+    (
+        telemetry.ModelContested("first light", 63, 1, 4, 60, taken=False, starts=True),
+        (
+            "THE MODEL IS CONTESTED: members offer different models after step 63, no quorum signed one of them, and at most 1 "
+            "of 4 members offer the same, so they may be lying; this client takes none until more members agree; if the next "
+            "warmup ends so, too, the run goes back to the newest signed step that a member has. A member with a disk of this "
+            "run helps: `psyche client train --run-id 'first light' --checkpoint-dir FOLDER`. To decide at once, the owner can "
+            "return the run to the signed step 60. With a server: pause the run (kill -USR1 PID), stop the server, and start it "
+            "once with `psyche server run --state FILE --save-state-dir FOLDER --restart-from-step 61`. On Solana: `psyche "
+            "run-manager set-paused -r 'first light'`, and once the run is paused `psyche run-manager update-config -r 'first "
+            "light' --restart-from-step 61` and `psyche run-manager set-paused -r 'first light' --resume`"
+        ),
+    ),
+    (
+        telemetry.ModelContested("first-light", 5, 2, 4, None, taken=False, starts=False),
+        (
+            "THE MODEL IS CONTESTED: members offer different models after step 5, no quorum signed one of them, and at most 2 "
+            "of 4 members offer the same, so they may be lying; this client takes none until more members agree. A member with "
+            "a disk of this run helps: `psyche client train --run-id first-light --checkpoint-dir FOLDER`. The owner "
+            "cannot return the run, for no epoch's end is signed: wait for more members, or start the run anew"
+        ),
+    ),
+    (
+        telemetry.ModelContested("first-light", 5, 1, 4, None, taken=True, starts=True),
+        (
+            "warning: the model after step 5 is the word of 1 of 4 members: no quorum signed it, and no other member offers one, "
+            "so this client takes it. If they may be lying, the owner cannot return the run, for no epoch's end is signed: wait "
+            "for more members, or start the run anew"
+        ),
+    ),
+    (
+        telemetry.StateIsOlder(1, 15, 2, 24, "saved/r.state", member="49d7b0e8"),
+        (
+            "THE STATE IS OLDER than the run: this server continues in epoch 1, before step 15, but member 49d7b0e8 says that "
+            "the run was in epoch 2, step 24; if you have a newer state, stop this server now, put it in place of "
+            "saved/r.state, and start it again. Otherwise do nothing: members start again from their disks, and what came "
+            "later is trained again"
+        ),
+    ),
+    (
+        telemetry.StateIsOlder(1, 15, 2, 24, "saved/r.state", later_path="saved/r.state.later"),
+        (
+            "THE STATE IS OLDER than the run: this server continues in epoch 1, before step 15, but a state in the same folder "
+            "is in epoch 2, step 24; to continue from that one, stop this server now, rename saved/r.state.later to "
+            "saved/r.state, and start it again. Otherwise do nothing: members start again from their disks, and what came "
+            "later is trained again"
         ),
     ),
     (

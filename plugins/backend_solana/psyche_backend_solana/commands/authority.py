@@ -14,9 +14,9 @@ from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.context import CALL_SECONDS, CommandContext
 from psyche_backend_solana.layouts import treasurer
+from psyche_backend_solana.lookup.runs import RunFound
+from psyche_backend_solana.lookup.treasurers import TreasurerRun, treasurer_of
 from psyche_backend_solana.rpc import methods
-from psyche_backend_solana.runs import RunFound
-from psyche_backend_solana.treasurers import TreasurerRun, treasurer_of
 from psyche_core.errors import BackendError, UserError
 
 __all__ = ["Owner", "TreasurerRun", "default_index", "find_treasurer", "free_index", "owner_of", "the_treasurer"]

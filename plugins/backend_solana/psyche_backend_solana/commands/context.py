@@ -24,13 +24,13 @@ from pydantic.fields import FieldInfo
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.program_addresses import Programs
+from psyche_backend_solana.lookup.runs import RunFound, checked_ids, find_run
+from psyche_backend_solana.lookup.treasurers import check_owner
+from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.failures import RpcError
-from psyche_backend_solana.runs import RunFound, checked_ids, find_run
 from psyche_backend_solana.sending.sender import Sender, Sent
 from psyche_backend_solana.settings import ChainSettings, WalletSettings, parse_address
-from psyche_backend_solana.treasurers import check_owner
 from psyche_backend_solana.wallet import Signer, Wallet
 from psyche_core.config.sentences import printable_lines
 from psyche_core.errors import BackendError, ConfigError

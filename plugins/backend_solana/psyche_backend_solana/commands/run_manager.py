@@ -9,29 +9,29 @@ from typing import Any
 import click
 
 _TABLE = {
-    "can-join": ("status:can_join", "Check whether a wallet may join a run."),
-    "checkpoint": ("members:checkpoint", "Report where a run's model is stored."),
-    "close-address": ("members:close_address", "Delete the account with a member's address."),
-    "close-run": ("owner:close_run", "Close a halted run permanently."),
-    "create-run": ("owner:create_run", "Create a run."),
-    "join-authorization-create": ("authorizations:create", "Let a wallet join."),
-    "join-authorization-delegate": ("authorizations:delegate", "Let other wallets join for this one."),
-    "join-authorization-delete": ("authorizations:delete", "Revoke the right to join."),
-    "join-authorization-read": ("authorizations:read", "Show a right to join."),
-    "json-dump-run": ("status:json_dump_run", "Print everything about a run, as JSON."),
-    "json-dump-user": ("status:json_dump_user", "Print everything about a member, as JSON."),
-    "list-runs": ("status:list_runs", "List the runs on a chain."),
-    "mining-pool": ("mining_pool:mining_pool", "Pool collateral and share its returns."),
-    "set-future-epoch-rates": ("owner:set_future_epoch_rates", "Set what the next epochs pay."),
-    "set-paused": ("owner:set_paused", "Pause or resume a run."),
-    "tick": ("members:tick", "Let a run check the clock."),
-    "treasurer-claim-rewards": ("rewards:claim", "Claim what this wallet has earned."),
-    "treasurer-free-balances": ("balances:free_balances", "Free the balances of former members that were paid."),
-    "treasurer-pay-members": ("rewards:pay_members", "Pay every member what it has earned."),
-    "treasurer-top-up-rewards": ("rewards:top_up", "Deposit tokens that a run pays its members."),
-    "update-config": ("owner:update_config", "Change a run's configuration."),
-    "expel": ("members:expel", "Remove a member."),
-    "withdraw": ("members:withdraw", "Leave a run."),
+    "can-join": ("run.status:can_join", "Check whether a wallet may join a run."),
+    "checkpoint": ("run.members:checkpoint", "Report where a run's model is stored."),
+    "close-address": ("run.members:close_address", "Delete the account with a member's address."),
+    "close-run": ("run.owner:close_run", "Close a halted run permanently."),
+    "create-run": ("run.owner:create_run", "Create a run."),
+    "join-authorization-create": ("run.authorizations:create", "Let a wallet join."),
+    "join-authorization-delegate": ("run.authorizations:delegate", "Let other wallets join for this one."),
+    "join-authorization-delete": ("run.authorizations:delete", "Revoke the right to join."),
+    "join-authorization-read": ("run.authorizations:read", "Show a right to join."),
+    "json-dump-run": ("run.status:json_dump_run", "Print everything about a run, as JSON."),
+    "json-dump-user": ("run.status:json_dump_user", "Print everything about a member, as JSON."),
+    "list-runs": ("run.status:list_runs", "List the runs on a chain."),
+    "mining-pool": ("payments.mining_pool:mining_pool", "Pool collateral and share its returns."),
+    "set-future-epoch-rates": ("run.owner:set_future_epoch_rates", "Set what the next epochs pay."),
+    "set-paused": ("run.owner:set_paused", "Pause or resume a run."),
+    "tick": ("run.members:tick", "Let a run check the clock."),
+    "treasurer-claim-rewards": ("payments.rewards:claim", "Claim what this wallet has earned."),
+    "treasurer-free-balances": ("payments.balances:free_balances", "Free the balances of former members that were paid."),
+    "treasurer-pay-members": ("payments.rewards:pay_members", "Pay every member what it has earned."),
+    "treasurer-top-up-rewards": ("payments.rewards:top_up", "Deposit tokens that a run pays its members."),
+    "update-config": ("run.owner:update_config", "Change a run's configuration."),
+    "expel": ("run.members:expel", "Remove a member."),
+    "withdraw": ("run.members:withdraw", "Leave a run."),
 }
 
 
@@ -55,7 +55,7 @@ class TableGroup(click.Group):
             return None
 
         module, _, attribute = self._table[cmd_name][0].partition(":")
-        found = getattr(importlib.import_module(module if "." in module else f"{__package__}.{module}"), attribute)
+        found = getattr(importlib.import_module(module if module.startswith("psyche_") else f"{__package__}.{module}"), attribute)
         assert isinstance(found, click.Command)
         return found
 

@@ -109,7 +109,10 @@ async def airdrop(context: CommandContext, address: Pubkey, sol: float) -> Outco
         "address": ("psyche_backend_solana.commands.solana:address", "Print a wallet's address."),
         "airdrop": ("psyche_backend_solana.commands.solana:airdrop", "Request free SOL from a test chain."),
         "balance": ("psyche_backend_solana.commands.solana:balance", "Print the balance of an account."),
-        "create-token": ("psyche_backend_solana.commands.token:create_token", "Create a token for paying a run's members."),
+        "create-token": (
+            "psyche_backend_solana.commands.payments.token:create_token",
+            "Create a token for paying a run's members.",
+        ),
         "keygen": ("psyche_backend_solana.commands.solana:keygen", "Create a wallet."),
         "localnet": ("psyche_backend_solana.localnet.program:localnet", "Run a Solana chain on this machine."),
         "programs": ("psyche_backend_solana.commands.solana:programs", "List the on-chain programs, or write them to files."),

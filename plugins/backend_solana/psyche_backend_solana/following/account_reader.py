@@ -22,11 +22,11 @@ from psyche_backend_solana.following.account_slices import HEAD, WHOLE, Copy, Sl
 from psyche_backend_solana.following.chain_clock import CLOCK_SYSVAR, ChainClock, unix_time
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.layouts.coordinator_accounts import NONCE_OFFSET
+from psyche_backend_solana.lookup.runs import expect_owner, read_coordinator
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.rpc.failures import RpcError
-from psyche_backend_solana.runs import expect_owner, read_coordinator
 from psyche_core.errors import BackendClosed, WireError
 
 MOST_BEHIND = 64

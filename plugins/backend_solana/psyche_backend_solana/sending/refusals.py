@@ -12,7 +12,7 @@ from solders.pubkey import Pubkey
 
 from psyche_backend_solana.layouts import authorizer, mining_pool, treasurer
 from psyche_backend_solana.layouts.errors import COMMON, COORDINATOR
-from psyche_backend_solana.program_addresses import Programs
+from psyche_backend_solana.programs.in_use import Programs
 from psyche_core.coordinator.errors import MEANINGS
 
 _SENTENCES: Mapping[str, str] = {

@@ -2,7 +2,8 @@
 
 A session outlives connections: at the next login the client sends which document it has, and the server continues from there. A
 document is accepted only if its SHA-256 is the announced one. If a patch does not apply or gives another hash, the whole
-document is requested, once until it comes. A whole document with a wrong hash raises WireError.
+document is requested, once until it comes. A whole document with a wrong hash raises WireError. If a document is older than the
+one before it, the server is told how far the run was: whoever restored it from an older state should know.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from psyche_backend_tcp.protocol import (
     Answer,
     Bye,
     Heartbeat,
+    LaterState,
     Patch,
     Welcome,
     Whole,
@@ -45,6 +47,7 @@ class ClientSession:
         self._document: Any = None
         self._digest = b""
         self._asked = False
+        self._latest: tuple[bytes, LaterState] | None = None
 
     @property
     def digest(self) -> bytes:
@@ -97,4 +100,8 @@ class ClientSession:
         self._document = document
         self._digest = digest
         self._asked = False
+        known, self._latest = self._latest, (update.state.instance, LaterState.of(update.state))
+        if known is not None and known[0] == self._latest[0] and known[1] > self._latest[1]:
+            return Received(update=update, reply=encode_client(known[1]))
+
         return Received(update=update)

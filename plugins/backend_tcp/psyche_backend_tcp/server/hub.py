@@ -25,6 +25,7 @@ from psyche_backend_tcp.protocol import (
     CommandRequest,
     Heartbeat,
     JoinRequest,
+    LaterState,
     WholeRequest,
     decode_client,
     decode_command,
@@ -120,6 +121,9 @@ class Hub:
         self._changes: deque[tuple[int, CoordinatorState, tuple[Event, ...]]] = deque()
         self._withdrawn: list[tuple[bytes, str]] = []
         self._figures: list[tuple[bytes, WitnessMetadata]] = []
+        self._resumed = began is not None
+        self._later: list[tuple[bytes, LaterState]] = []
+        self._knew_later: set[bytes] = set()
         self._documents = Documents(state, self._key_records.addresses(self._members()), relays=relays)
         self._version = self._taken = self._saved = 0
 
@@ -181,6 +185,11 @@ class Hub:
     def take_figures(self) -> list[tuple[bytes, WitnessMetadata]]:
         """Signers of witnesses whose statements were accepted since the last call, and the unverified figures they sent."""
         taken, self._figures = self._figures, []
+        return taken
+
+    def take_later(self) -> list[tuple[bytes, LaterState]]:
+        """Members that since the last call said that they were told of a later state than ours; each member says so once."""
+        taken, self._later = self._later, []
         return taken
 
     # ------------------------------------------------------------ connections
@@ -391,6 +400,8 @@ class Hub:
             case WholeRequest():
                 connection.known = None
                 self._stirred.add(number)
+            case LaterState():
+                self._note_later(connection.identity.signer, message)
             case JoinRequest() | CommandRequest():
                 entry = self._key_records[connection.identity.signer]
                 answer = entry.answered(message.number)
@@ -399,6 +410,12 @@ class Hub:
                     entry.remember(answer)
                 connection.held.append((self._version, encode_server(answer)))
                 self._stirred.add(number)
+
+    def _note_later(self, signer: bytes, known: LaterState) -> None:
+        """A client was told of a later state. Nobody can check that, so it is only reported; it is possible after a restart."""
+        if self._resumed and known > LaterState.of(self._state) and signer in self._members() - self._knew_later:
+            self._knew_later.add(signer)
+            self._later.append((signer, known))
 
     def _answer(self, identity: NodeIdentity, request: JoinRequest | CommandRequest, now: ClockTime) -> Answer:
         try:

@@ -8,7 +8,8 @@ so a change waits for at most one more write. What nobody was told may be lost.
 A file is a line `psyche state 1`, the SHA-256 of the rest, and the rest: canonical CBOR. It is written beside the old one,
 synced and renamed; the previous one is kept as `.previous`. The name is the run's id with everything but letters, digits, `_`,
 `.`, `~` and `-` written as %XX, plus eight digits of its hash for case-insensitive file systems. A damaged file raises
-UserError; an older state is never used automatically, because members may know a newer one.
+UserError; an older state is never used automatically, because members may know a newer one. If the owner puts an older file in
+place, the previous one may be of a later state: it is kept as `.later`, so that the owner can still go on from there.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from typing import Any
 from urllib.parse import quote
 
 from psyche_backend_tcp.limits import SERVER_FRAME
-from psyche_backend_tcp.protocol import MAX_PATCH_DEPTH, read_document
+from psyche_backend_tcp.protocol import MAX_PATCH_DEPTH, LaterState, read_document
 from psyche_backend_tcp.server.hub import PendingSave
 from psyche_core.config.run_config import CoordinatorConfig, from_plain, to_plain
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, UserError, WireError
 from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.regular_files import regular, regular_private
@@ -56,6 +58,7 @@ class StateStore:
         """Raises UserError when the folder cannot be made."""
         self.path: Path = state_file(folder, run_id)
         self._previous = self.path.with_name(self.path.name + ".previous")
+        self.later_path: Path = self.path.with_name(self.path.name + ".later")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -80,6 +83,29 @@ class StateStore:
         except WireError as error:
             message = f"the saved state {path} cannot be used: {error}. {self._advice(path)}"
             raise UserError(message) from error
+
+    def keep_later(self, state: CoordinatorState) -> CoordinatorState | None:
+        """The latest state in this folder if it is later than `state`, with which we begin: an older file was put in its place.
+
+        Its file is kept in `later_path`, where no save replaces it. Raises UserError if the folder cannot be written.
+        """
+        found = {path: _state_in(path) for path in (self._previous, self.later_path)}
+        later = {
+            path: other
+            for path, other in found.items()
+            if other is not None and other.instance == state.instance and LaterState.of(other) > LaterState.of(state)
+        }
+        if not later:
+            return None
+
+        path = max(later, key=lambda path: LaterState.of(later[path]))
+        try:
+            path.replace(self.later_path)
+        except OSError as error:
+            message = f"the later state {path} cannot be kept as {self.later_path}: {error.strerror}"
+            raise UserError(message) from error
+
+        return later[path]
 
     def save(self, pending_save: PendingSave) -> None:
         """Write a change durably. Raises UserError (disk full, no rights); then nobody may be told of the change."""
@@ -119,6 +145,15 @@ class StateStore:
             )
 
         return "Move it away to start the run anew"
+
+
+def _state_in(path: Path) -> CoordinatorState | None:
+    """The state in a file; None if there is no file or it cannot be used."""
+    try:
+        with open(path, "rb", opener=regular) as file:
+            return _read(file.read(MAX_BYTES + 1)).update.state
+    except (OSError, WireError):
+        return None
 
 
 def _read(content: bytes) -> Saved:

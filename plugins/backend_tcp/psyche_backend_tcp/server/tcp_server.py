@@ -23,7 +23,7 @@ from psyche_backend_tcp.server.state_store import StateStore
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, UserError, WireError
-from psyche_core.hookspecs import ServerContext
+from psyche_core.hookspecs import LaterKnown, ServerContext
 from psyche_core.interfaces.backend import BackendServer
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.types import NodeIdentity
@@ -50,6 +50,7 @@ class TcpServer(BackendServer):
         self._key = context.key or SecretKey.generate()
         self._hub = self._make_hub(InitialState(context.state, context.opening))
         self._store: StateStore | None = None
+        self._kept_later: LaterKnown | None = None
         self._allow_list: AllowList | None = None
         self._listener: Listener | None = None
         self._data: DataServer | None = None
@@ -161,6 +162,8 @@ class TcpServer(BackendServer):
     async def serve(self) -> None:
         """Run until the run is finished and all clients were told, or until cancelled."""
         listener = self._bound()
+        if self._kept_later is not None and self._context.on_later_state is not None:
+            self._context.on_later_state(self._kept_later)
         async with anyio.create_task_group() as group:
             self._serving = group.cancel_scope
             group.start_soon(self._keep_saved)
@@ -202,6 +205,11 @@ class TcpServer(BackendServer):
         if context.state_dir is not None:
             self._store = StateStore(context.state_dir, context.state.run_id)
             saved = self._store.load()
+            later = None if saved is None else self._store.keep_later(saved.update.state)
+            if later is not None:
+                at = later.progress
+                kept = self._store.later_path
+                self._kept_later = LaterKnown(epoch=at.epoch, step=at.step, path=self._store.path, later_path=kept)
         path = self._store.path if self._store is not None else None
         data_key = self._key.public if context.data is not None else None
         return begin(context.state, context.opening, saved, path=path, data_key=data_key)
@@ -323,6 +331,11 @@ class TcpServer(BackendServer):
         for signer, figures in self._hub.take_figures():
             if self._context.on_figures is not None:
                 self._context.on_figures(signer, figures)
+
+        for signer, known in self._hub.take_later():
+            if self._context.on_later_state is not None and self._store is not None:
+                later = LaterKnown(epoch=known.epoch, step=known.step, path=self._store.path, member=signer)
+                self._context.on_later_state(later)
 
         self._stirred.set()
         self._stirred = anyio.Event()

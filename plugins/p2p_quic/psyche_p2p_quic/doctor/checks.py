@@ -14,11 +14,13 @@ import anyio.to_thread
 from psyche_core.errors import PsycheError, TransportError, UserError, WireError
 from psyche_core.sdk.observe import observed_run
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic.doctor.relay_rates import TokenRefused, log_in_once, relay_rates
+from psyche_p2p_quic.addresses.relay_urls import canonical_relays
+from psyche_p2p_quic.doctor.relay_rates import relay_rates
 from psyche_p2p_quic.doctor.verdict import Figures, RelayFigures
-from psyche_p2p_quic.endpoint import Endpoint, ObserverRefused
-from psyche_p2p_quic.own_address import RelayAnswer, locate_observer
-from psyche_p2p_quic.relays import canonical_relays
+from psyche_p2p_quic.endpoint.endpoint import Endpoint
+from psyche_p2p_quic.endpoint.links import ObserverRefused
+from psyche_p2p_quic.endpoint.own_address import RelayAnswer, locate_observer
+from psyche_p2p_quic.relay.login import TokenRefused, log_in_once
 
 logger: logging.Logger = logging.getLogger("psyche.p2p.doctor")
 
@@ -40,7 +42,7 @@ async def measure(
 ) -> Figures:
     """Measure everything that can be measured. server: `host:port#KEY`. run_id: to ask the server for the run's relays, too.
 
-    interface: to bind; see `interfaces.addresses_of`. key: our own, for relays that serve members only; None makes one. rates:
+    interface: to bind; see `addresses.interfaces`. key: our own, for relays that serve members only; None makes one. rates:
     whether to measure a relay's, which takes some seconds. Raises UserError for a wrong server address, and TransportError.
     """
     reached, ms, problem = await _connect(server)

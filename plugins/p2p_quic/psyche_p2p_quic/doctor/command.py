@@ -57,10 +57,10 @@ def network(
     from psyche_core.errors import UserError
     from psyche_core.p2p.local_address import interface_towards
     from psyche_core.wire.signing import SecretKey
+    from psyche_p2p_quic.addresses.relay_urls import canonical_relays
     from psyche_p2p_quic.doctor import verdict as verdicts
     from psyche_p2p_quic.doctor.checks import measure
     from psyche_p2p_quic.doctor.report import lines
-    from psyche_p2p_quic.relays import canonical_relays
 
     try:
         canonical_relays(relays)

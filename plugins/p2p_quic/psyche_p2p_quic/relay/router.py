@@ -6,14 +6,14 @@ import random
 import secrets
 from collections.abc import Callable
 
-from psyche_p2p_quic.relay import frames
 from psyche_p2p_quic.relay.access import Access, Verdict
-from psyche_p2p_quic.relay.client import Client, Phase
-from psyche_p2p_quic.relay.handshake import NONCE_BYTES
-from psyche_p2p_quic.relay.http import Pages
+from psyche_p2p_quic.relay.connection import Client, Phase
 from psyche_p2p_quic.relay.limits import RelayLimits, TokenBucket
 from psyche_p2p_quic.relay.metrics import Counters
-from psyche_p2p_quic.relay.websocket import CloseCode
+from psyche_p2p_quic.relay.protocol import frames
+from psyche_p2p_quic.relay.protocol.handshake import NONCE_BYTES
+from psyche_p2p_quic.relay.protocol.http import Pages
+from psyche_p2p_quic.relay.protocol.websocket import CloseCode
 
 
 class Router:
@@ -36,7 +36,7 @@ class Router:
         self.access = access
         self.limits = limits
         self.pages: Pages = pages or {}
-        self.nonce = nonce
+        self._nonce = nonce
         self._jitter = jitter
         self.counters: Counters = Counters()
         self.total_bucket: TokenBucket = TokenBucket(limits.total_rate, burst_seconds=limits.burst_seconds, now=now)
@@ -62,6 +62,10 @@ class Router:
     def has_room(self) -> bool:
         """Whether another client may begin its handshake."""
         return self._count < self.limits.clients
+
+    def nonce(self) -> bytes:
+        """16 random bytes."""
+        return self._nonce()
 
     def jitter(self) -> float:
         """Seconds to add to the time between pings, so that clients that came together are not asked together."""

@@ -1,4 +1,4 @@
-"""The relay's shell: sockets, clock and log. It decides nothing; see `router` and `client`.
+"""The relay's shell: sockets, clock and log. It decides nothing; see `router` and `connection`.
 
 One buffer receives for all connections, since every read is taken in before the next one; so an idle client holds none.
 """
@@ -16,15 +16,16 @@ from types import TracebackType
 from typing import Self
 
 from psyche_core.errors import UserError
-from psyche_p2p_quic.relay import frames
 from psyche_p2p_quic.relay.access import Access
-from psyche_p2p_quic.relay.client import Client, Phase
-from psyche_p2p_quic.relay.http import Page, Pages
-from psyche_p2p_quic.relay.limits import AddressCounter, RelayLimits, TokenBucket, Waiting, place_of
+from psyche_p2p_quic.relay.admission import Admission
+from psyche_p2p_quic.relay.connection import Client, Phase
+from psyche_p2p_quic.relay.limits import RelayLimits, TokenBucket
 from psyche_p2p_quic.relay.metrics import CONTENT_TYPE, prometheus_text
+from psyche_p2p_quic.relay.protocol import frames
+from psyche_p2p_quic.relay.protocol.http import Page, Pages
+from psyche_p2p_quic.relay.protocol.tls import ServerTls, TlsFailed
+from psyche_p2p_quic.relay.protocol.websocket import CloseCode
 from psyche_p2p_quic.relay.router import Router
-from psyche_p2p_quic.relay.tls import ServerTls, TlsFailed
-from psyche_p2p_quic.relay.websocket import CloseCode
 
 _log = logging.getLogger("psyche.relay")
 _READ_BYTES = 256 * 1024
@@ -71,16 +72,16 @@ class RelayServer:
         }
         self.router: Router = Router(access, limits=self.limits, now=clock(), pages={**own, **(pages or {})})
         self._hosts, self._wanted_port, self._tls = list(hosts), port, tls
-        self._addresses = AddressCounter(
+        self._admission: Admission[_Socket] = Admission(
             most=self.limits.connections,
+            most_waiting=self.limits.unproven,
             most_per_address=self.limits.connections_per_address,
             rate=self.limits.connection_rate_per_address,
+            excuses=access.knows_owners,
         )
-        self._waiting: Waiting[_Connection] = Waiting()
         self._refusals = TokenBucket(_REFUSALS_PER_SECOND, burst_seconds=_REFUSALS_BURST / _REFUSALS_PER_SECOND, now=clock())
         self._refusals_unsaid = 0
-        self._knows_owners = access.knows_owners
-        self._connections: set[_Connection] = set()
+        self._connections: set[_Socket] = set()
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
         self._loop = asyncio.get_running_loop()
@@ -93,7 +94,7 @@ class RelayServer:
         try:
             for host in self._hosts:
                 port = self.port if self._servers else self._wanted_port
-                server = await self._loop.create_server(lambda: _Connection(self), host, port, backlog=_BACKLOG)
+                server = await self._loop.create_server(lambda: _Socket(self), host, port, backlog=_BACKLOG)
                 self._servers.append(server)
         except OSError as error:
             place = f"port {self._wanted_port} of {', '.join(self._hosts)}"
@@ -149,30 +150,15 @@ class RelayServer:
         for server in self._servers:
             server.close()
 
-    def _admit(self, connection: _Connection, host: str) -> str | None:
-        """Count a connection; its place, or None if there is none for it.
-
-        Connections that have proved nothing have places of their own. Where there are none left, the oldest one from wherever
-        most of them come goes; so others can fill them, and still keep out nobody who comes to prove its key.
-        """
-        place = place_of(host)
-        if self._addresses.is_too_fast(host, self._clock()):
-            self.router.counters.connections_refused += 1
-            return None
-
-        crowded = self._waiting.oldest(place) if self._addresses.is_full(host) else None
-        if len(self._waiting) >= self.limits.unproven or self._addresses.total >= self.limits.connections:
-            crowded = crowded or self._waiting.oldest_of_most()
+    def _admit(self, socket: _Socket, host: str) -> bool:
+        """Whether a new connection may stay; it may take the place of another."""
+        admitted, crowded = self._admission.enter(socket, host, self._clock())
         if crowded is not None:
             self.router.counters.crowded_out += 1
-            crowded.uncount()
             crowded.abort()
-        if self._addresses.enter(host, self._clock()) is None:
+        if not admitted:
             self.router.counters.connections_refused += 1
-            return None
-
-        self._waiting.add(connection, place)
-        return place
+        return admitted
 
     def _log_refusal(self, client: Client) -> None:
         """Say who was refused, and from where; of a flood only some lines."""
@@ -191,7 +177,7 @@ class RelayServer:
             client = dirty.pop()
             client.dirty = False
             connection = client.shell
-            assert isinstance(connection, _Connection)
+            assert isinstance(connection, _Socket)
             connection.write()
 
     def metrics(self) -> str:
@@ -248,16 +234,14 @@ class RelayServer:
         return counters.bytes_forwarded
 
 
-class _Connection(asyncio.BufferedProtocol):
+class _Socket(asyncio.BufferedProtocol):
     """A socket, and the client at its other end."""
 
-    __slots__ = ("_admitted", "_excused", "_place", "_resuming", "_server", "_tls", "_transport", "client")
+    __slots__ = ("_admitted", "_resuming", "_server", "_tls", "_transport", "client")
 
     def __init__(self, server: RelayServer) -> None:
         self._server = server
         self._transport: asyncio.Transport | None = None
-        self._place: str | None = None
-        self._excused = False
         self._admitted = False
         self._resuming: asyncio.TimerHandle | None = None
         self._tls: ServerTls | None = None
@@ -269,12 +253,10 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport = transport
         peer = transport.get_extra_info("peername")
         host = str(peer[0]) if peer else "?"
-        place = server._admit(self, host)
-        if place is None:
+        if not server._admit(self, host):
             transport.abort()
             return
 
-        self._place = place
         server.router.counters.connections += 1
         server._connections.add(self)
         transport.set_write_buffer_limits(high=_WRITE_BYTES)
@@ -370,19 +352,6 @@ class _Connection(asyncio.BufferedProtocol):
         if was is not client.phase:
             self._note(client)
 
-    def uncount(self) -> None:
-        """Its place is free again. Idempotent."""
-        if self._place is None:
-            return
-
-        server, place = self._server, self._place
-        self._place = None
-        server._waiting.remove(self, place)
-        if self._excused:
-            server._addresses.leave_excused(place)
-        else:
-            server._addresses.leave(place)
-
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
@@ -392,7 +361,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport = None
         if self._resuming is not None:
             self._resuming.cancel()
-        self.uncount()
+        server._admission.leave(self)
         server._connections.discard(self)
         client = self.client
         if client is not None:
@@ -408,11 +377,7 @@ class _Connection(asyncio.BufferedProtocol):
         """Log that a client came or went. What strangers do without proving an id is only counted."""
         if client.phase is Phase.CONNECTED:
             self._admitted = True
-            if self._place is not None:
-                self._server._waiting.remove(self, self._place)
-                if self._server._knows_owners:
-                    self._excused = True
-                    self._server._addresses.excuse(self._place)
+            self._server._admission.proved(self)
             _log.info("%s connected from %s (%s)", client.key.hex()[:10], client.host, client.version)
         elif client.key and client.phase is Phase.CLOSING and not self._admitted:
             self._server._log_refusal(client)

@@ -16,7 +16,7 @@ from psyche_core.client.machine.epoch import EpochNotes
 from psyche_core.client.machine.replica import lacking
 from psyche_core.client.machine.state import MachineState
 from psyche_core.coordinator.round.witness import tolerated
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import ClientState, RunState
 
@@ -61,11 +61,20 @@ def warn_of_few(client: MachineState, notes: EpochNotes, step: int) -> None:
         return
 
     if 0 < offering <= _liars(state):
-        problem = (
-            f"the model after step {step} is the word of {offering} of {len(state.epoch.clients)} members: no quorum signed it, "
-            "and no other member offers one. If they may be lying, pause the run and set its progress to a signed step"
-        )
-        client.tell(telemetry.Problem("warning", problem))
+        tell(client, state, step=step, offering=offering, taken=True)
+
+
+def tell(client: MachineState, state: CoordinatorState, *, step: int, offering: int, taken: bool) -> None:
+    """Tell people that only `offering` members vouch for the model after `step`, and which epoch end the run can return to."""
+    signed = max((end.step for end in state.ends if end.digest != NO_DIGEST and end.step < step), default=None)
+    starts = state.run_state is RunState.Warmup
+    client.tell(telemetry.ModelContested(client.run_id, step, offering, len(_members(state)), signed, taken, starts))
+
+
+def most_alike(state: CoordinatorState, notes: EpochNotes, step: int) -> int:
+    """How many members offer the same model after `step`, at most; at least 1."""
+    others = frozenset(slot for slot in _members(state) if slot != notes.slot)
+    return max(notes.resync.voices(step, others, ours=None).values(), default=1)
 
 
 def _repeated(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> bool:

@@ -38,12 +38,18 @@ def say_what_we_hold(client: MachineState, state: CoordinatorState, notes: Epoch
     newest = max(held, default=None)
     if notes.lacking_said is None:
         best = (
-            "none on our disk is one that members signed" if newest is None else f"the newest one we have is after step {newest}"
+            "this client's disk holds no model that members signed"
+            if newest is None
+            else f"the newest signed model on this client's disk is the one after step {newest}"
         )
-        why = f"no member has the model after step {start}"
+        last = "continues from its stored checkpoint" if state.config.restart_from_checkpoint else "waits for its owner"
+        back = f"the run goes back to the newest signed model that a member reports, or {last} if nobody has one"
+        why = f"no member that is here has the model after step {start}"
+        then = f"start a client whose disk has it before this warmup ends; otherwise {back}"
         if contested:
             why = f"members offer different models after step {start} again, so it is given up"
-        client.tell(telemetry.Problem("warning", f"{why}; {best}"))
+            then = back
+        client.tell(telemetry.Problem("warning", f"{why}; {best}; {then}"))
     notes.lacking_said = client.now
     said = NO_DIGEST if newest is None else held_digest(held[newest])
     client.do(Send(WarmupWitness(client.identity, notes.number, notes.slot, said)))

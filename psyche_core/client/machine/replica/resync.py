@@ -54,12 +54,7 @@ def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNot
     helpless = helpless or contest.given_up(client, state, notes)
     if repair.contested and not repair.contest_told:
         repair.contest_told = True
-        problem = (
-            f"members offer different models after step {due}, no quorum signed one of them, and each is offered by so few that "
-            "they may be lying; this client takes none until more members agree. If that is so in the next warmup, too, the run "
-            "goes back to the newest step that members signed and that one of them holds"
-        )
-        client.tell(telemetry.Problem("error", problem))
+        contest.tell(client, state, step=due, offering=contest.most_alike(state, notes, due), taken=False)
     if waited > scheduler.offers_patience(state, client.timeouts) and client.work is None and helpless:
         _without_offers(client, state, notes, waited=waited)
 
@@ -87,7 +82,8 @@ def _load_stored(client: MachineState, state: CoordinatorState, notes: EpochNote
         notes.stored_told = True
         problem = (
             f"the stored checkpoint is not the model after step {state.epoch.start_step - 1} that the run's members signed; "
-            "the run's owner has to name another checkpoint"
+            "the run's owner has to name another checkpoint (psyche server run … --checkpoint URL, or on Solana "
+            f"psyche run-manager update-config --run-id {client.run_id} --config-path FILE)"
         )
         client.tell(telemetry.Problem("error", problem))
 

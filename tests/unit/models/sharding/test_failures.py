@@ -21,14 +21,14 @@ import torch
 from psyche_core.builtin.hf_models import divide
 from psyche_core.errors import ModelError, RanksLost, WireError
 from psyche_core.hookspecs import ModelContext, Parallelism
-from psyche_core.models.sharding import group as group_module
 from psyche_core.models.sharding import model_shard
 from psyche_core.models.sharding.controller import RankController
 from psyche_core.models.sharding.dtensor import DTensorEngine
-from psyche_core.models.sharding.failure_detector import FailureDetector, report_failure
-from psyche_core.models.sharding.group import TorchGroup
+from psyche_core.models.sharding.group import collectives
+from psyche_core.models.sharding.group.collectives import TorchGroup
+from psyche_core.models.sharding.group.failure_detector import FailureDetector, report_failure
+from psyche_core.models.sharding.group.rendezvous import GroupSettings, invite, join, reach_store, serve_store, split_address
 from psyche_core.models.sharding.model import ShardedModel
-from psyche_core.models.sharding.rendezvous import GroupSettings, invite, join, reach_store, serve_store, split_address
 from psyche_core.testing.model import ModelConformance
 from psyche_core.testing.tiny_models import LLAMA
 
@@ -275,7 +275,7 @@ def test_a_silent_rank_is_lost_and_the_sentence_is_for_all() -> None:
 
 def test_ranks_wait_for_work_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hours pass between two steps when a run is paused: a wait that runs out is begun again."""
-    monkeypatch.setattr(group_module, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(collectives, "WAIT_SECONDS", 0.01)
     store, host, port = serve_store(None)
     settings = GroupSettings(world_size=1, backend="gloo", prefix="p")
     group = TorchGroup(reach_store(host, port), settings, rank=0, device=torch.device("cpu"), local=True)

@@ -27,12 +27,12 @@ from psyche_backend_solana.commands.client.plan import Image, PipEnvironment, Pl
 from psyche_backend_solana.commands.client.process import Launch, Ready
 from psyche_backend_solana.commands.client.supervisor import SupervisorTimes, Versions, take_part
 from psyche_backend_solana.commands.context import CALL_SECONDS, CommandContext, load, open_context
-from psyche_backend_solana.commands.status import runs_on_chain
+from psyche_backend_solana.commands.run_facts import runs_on_chain
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.layouts.coordinator_accounts import CLIENT_VERSION_BYTES
+from psyche_backend_solana.lookup.runs import coordinator_account, find_authorization
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.failures import RpcError
-from psyche_backend_solana.runs import coordinator_account, find_authorization
 from psyche_backend_solana.settings import SolanaSettings
 from psyche_core.errors import BackendError, CommandRefused, UserError
 

@@ -1,0 +1,374 @@
+"""Blob exchange: serves blobs from the store or from offers, and fetches blobs from one source after another.
+
+Each request has its own stream. `frames` defines request and answer; the body follows the head, and nothing follows the
+body. When a source is slow, another one is asked at the same time (`racing`), and the first correct answer wins. When no source
+is left that has the blob, members that did not have it are asked again, because they may have got it since.
+
+Every body is compared with its hash before anybody gets it, in a worker thread when it is large. A wrong body counts against
+its sender, who is asked last from then on. An offered blob is read when it is asked for, compared with its hash and only then
+announced, so it is in memory only while it is sent. Only what is in the store or offered is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+
+import anyio
+import anyio.to_thread
+
+from psyche_core.errors import BlobNotFound, BlobRejected, WireError
+from psyche_core.p2p.blob_store import BlobStore
+from psyche_core.p2p.fetch_plan import Answer, FetchPlan, Outcome
+from psyche_core.p2p.offers import Offer, OfferBook
+from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
+from psyche_p2p_quic.blobs.racing import Race, Racing
+from psyche_p2p_quic.connections import session
+from psyche_p2p_quic.connections.mesh import Mesh
+from psyche_p2p_quic.connections.session import Session
+from psyche_p2p_quic.endpoint.links import LinkLost, Stream
+from psyche_p2p_quic.settings import QuicSettings
+
+LARGE_BLOB_BYTES = 64 * 1024
+READ_BYTES = 512 * 1024
+READ_SECONDS = 0.1
+"""A body is read in parts that take about this long, at most READ_BYTES each. Every part costs a call into the library, and
+progress is noticed only between parts."""
+
+FIRST_BYTES = 64 * 1024
+"""Bytes of a body that are sent together with the head."""
+
+FAST_PARTS = 2
+"""So many parts in a row must be fast before the next one is larger: data that was already buffered comes at once and says
+little about the speed of the connection."""
+
+_TRUSTED = 8
+"""Memory for the whole body is reserved once 1/8 of it has come."""
+
+SLOWEST_LINE = 16 * 1024
+"""Bytes a second that the slowest accepted receiver takes of what was given to the library; home connections are faster."""
+
+_WORTH_WAITING_BYTES = 32 * 1024
+_MOST = 2**64 - 1
+
+
+@dataclass(slots=True)
+class _Parts:
+    """How much of a body is read at once: more after fast parts, less after a slow one, so that slow progress is noticed."""
+
+    size: int = _WORTH_WAITING_BYTES // 2
+    _fast: int = 0
+
+    def took(self, seconds: float) -> None:
+        """Note how long the last part took."""
+        if seconds > READ_SECONDS:
+            self._fast, self.size = 0, max(self.size // 2, _WORTH_WAITING_BYTES // 2)
+            return
+
+        self._fast += 1
+        if self._fast > FAST_PARTS:
+            self.size = min(2 * self.size, READ_BYTES)
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """A fetch that all callers for the same blob share. waiters: how many still wait."""
+
+    plan: FetchPlan
+    max_bytes: int
+    waiters: int = 0
+    task: asyncio.Task[bytes] | None = field(default=None)
+
+
+class BlobExchange:
+    """Serves what is in `store` and `offers` over the sessions of `mesh`, and fetches blobs over them."""
+
+    def __init__(self, store: BlobStore, offers: OfferBook, mesh: Mesh, *, settings: QuicSettings) -> None:
+        self._store = store
+        self._offers = offers
+        self._reading = anyio.Semaphore(settings.offers_read)
+        self._readers = anyio.CapacityLimiter(settings.read_threads)
+        self._mesh = mesh
+        self._settings = settings
+        self._transfers: dict[bytes, _Transfer] = {}
+        self._tasks: set[asyncio.Task[bytes]] = set()
+
+    # ----------------------------------------------------------------------------------------------------- serving
+
+    async def serve(self, asker: Session, stream: Stream) -> int:
+        """Answer one stream; returns the bytes sent. Raises WireError for a malformed request, LinkLost for a lost stream."""
+        answered = False
+        try:
+            with anyio.fail_after(self._settings.stall_seconds):
+                request = BlobRequest.decode(await stream.read_exactly(BLOB_REQUEST_BYTES))
+                await stream.stop_reading()
+
+            asker.heard(BLOB_REQUEST_BYTES)
+            sent = await self._answer(asker, stream, request)
+            answered = True
+            return sent
+        except TimeoutError as error:
+            message = "the peer stopped before its request was complete"
+            raise LinkLost(message) from error
+        finally:
+            if not answered:
+                await stream.abandon()
+
+    async def _answer(self, asker: Session, stream: Stream, request: BlobRequest) -> int:
+        blob = self._store.get(request.blob_hash)
+        offer = self._offers.get(request.blob_hash)
+        if blob is not None or offer is None:
+            return await self._send(stream, blob, most=request.max_bytes)
+
+        if offer.size > request.max_bytes:
+            return await self._send(stream, b"", claimed=offer.size)
+
+        async with asker.being_read_to, self._reading:
+            return await self._send(stream, await self._read(offer), most=request.max_bytes)
+
+    async def _read(self, offer: Offer) -> bytes | memoryview | None:
+        """An offered blob. None when it is no longer valid; the offer is then withdrawn."""
+        blob = await anyio.to_thread.run_sync(offer.checked, limiter=self._readers)
+        if blob is None:
+            self._offers.withdraw(offer)
+        return blob
+
+    async def _send(self, stream: Stream, blob: bytes | memoryview | None, *, most: int = 0, claimed: int = 0) -> int:
+        """Head and body of an answer; the head alone when there is no blob or it is longer than `most`."""
+        head = BlobHead(blob is not None, claimed or len(blob or b""))
+        body = blob if blob is not None and len(blob) <= most else b""
+        chunk = self._settings.chunk_bytes
+        with anyio.fail_after(self._settings.stall_seconds) as patience:
+            await stream.write(head.encode() + body[:FIRST_BYTES])
+            for at in range(FIRST_BYTES, len(body), chunk):
+                patience.deadline = self._now() + self._settings.stall_seconds + chunk / SLOWEST_LINE
+                await stream.write(body[at : at + chunk])
+
+            # The library took all of it at once, but has not sent it yet.
+            patience.deadline = self._now() + self._settings.stall_seconds + len(body) / SLOWEST_LINE
+            await stream.finish()
+            await stream.delivered()
+
+        return BLOB_HEAD_BYTES + len(body)
+
+    # ---------------------------------------------------------------------------------------------------- fetching
+
+    async def own(self, blob_hash: bytes) -> bytes | None:
+        """A blob that we hold or offer ourselves."""
+        blob = self._store.get(blob_hash)
+        offer = self._offers.get(blob_hash)
+        if blob is not None or offer is None:
+            return blob
+
+        read = await self._read(offer)
+        return None if read is None else bytes(read)
+
+    async def fetch(self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float) -> bytes:
+        """Get a blob that is not in the store. Raises BlobNotFound or BlobRejected."""
+        transfer = self._transfers.get(blob_hash)
+        if transfer is None or transfer.max_bytes < max_bytes:
+            transfer = _Transfer(FetchPlan(sources), max_bytes)
+            transfer.task = asyncio.create_task(self._transfer(blob_hash, transfer))
+            transfer.task.add_done_callback(self._forget)
+            self._tasks.add(transfer.task)
+            self._transfers[blob_hash] = transfer
+        else:
+            transfer.plan.add(sources)
+
+        assert transfer.task is not None
+        transfer.waiters += 1
+        try:
+            done, _ = await asyncio.wait({transfer.task}, timeout=timeout)
+        finally:
+            transfer.waiters -= 1
+            if transfer.waiters == 0 or transfer.task.done():
+                transfer.task.cancel()
+                if self._transfers.get(blob_hash) is transfer:
+                    del self._transfers[blob_hash]
+
+        if not done or transfer.task.cancelled():
+            message = f"nobody reachable had blob {blob_hash.hex()} within {timeout:g} s"
+            raise BlobNotFound(message)
+
+        blob = transfer.task.result()
+        if len(blob) > max_bytes:
+            message = f"blob {blob_hash.hex()} has {len(blob)} bytes, over the limit of {max_bytes}"
+            raise BlobRejected(message)
+
+        return blob
+
+    async def aclose(self) -> None:
+        """Stop all transfers; callers that wait for one get BlobNotFound."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, task: asyncio.Task[bytes]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # marks it as seen: its waiters may all have left
+
+    async def _transfer(self, blob_hash: bytes, transfer: _Transfer) -> bytes:
+        plan, races, settings = transfer.plan, dict[asyncio.Task[bytes | Answer], Race](), self._settings
+        racing = Racing(settings.hedge_seconds, settings.hedge_bytes, settings.race_seconds, settings.again_seconds)
+        now = asyncio.get_running_loop().time
+        try:
+            while True:
+                changed = self._mesh.changed
+                wanted, full = racing.wants_another(races.values(), now()), len(races) >= settings.racers
+                leaves = racing.makes_place(races.values(), now()) if wanted and full else None
+                if wanted and (not full or leaves is not None):
+                    mesh = self._mesh
+                    peer = plan.begin(
+                        members=mesh.members, reachable=mesh.sessions, doubted=mesh.reputation.doubted, slow=mesh.relayed
+                    )
+                    if peer is not None:
+                        source, race = mesh.sessions[peer], Race(peer, now(), now())
+                        if leaves is not None:
+                            await self._release(races, leaves, plan)
+                        racing.entered(race, races.values())
+                        races[asyncio.create_task(self._ask(source, blob_hash, transfer.max_bytes, race))] = race
+                        continue
+
+                    open_still = plan.outcome(mesh.members) is Outcome.OPEN  # a slow source, or a member out of reach
+                    if open_still and racing.again_due(now()) and plan.ask_again():
+                        continue
+
+                _give_up(blob_hash, plan.outcome(self._mesh.members))
+                for task in await self._first_done(set(races), changed):
+                    answer = task.result()
+                    if isinstance(answer, bytes):
+                        return answer
+
+                    plan.settle(races.pop(task).peer, answer)
+                given_up = racing.look(races.values(), now())
+                if given_up is not None:
+                    await self._release(races, given_up, plan)
+        finally:
+            for task in races:
+                task.cancel()
+            await asyncio.gather(*races, return_exceptions=True)
+
+    async def _release(self, races: dict[asyncio.Task[bytes | Answer], Race], race: Race, plan: FetchPlan) -> None:
+        """Stop asking a source by our own choice; it may be asked again later."""
+        task = next(task for task, known in races.items() if known is race)
+        del races[task]
+        plan.release(race.peer)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def _first_done(
+        self, tasks: set[asyncio.Task[bytes | Answer]], changed: anyio.Event
+    ) -> set[asyncio.Task[bytes | Answer]]:
+        """Wait until a task is done, the mesh has changed or the hedge delay has passed; returns the tasks that are done."""
+        waiter = asyncio.create_task(changed.wait())
+        try:
+            await asyncio.wait({*tasks, waiter}, timeout=self._settings.hedge_seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiter.cancel()
+
+        return {task for task in tasks if task.done()}
+
+    async def _ask(self, source: Session, blob_hash: bytes, max_bytes: int, race: Race) -> bytes | Answer:
+        """Ask one source; returns the verified blob, or how it failed."""
+        async with source.asking:
+            try:
+                stream = await source.open()
+            except LinkLost:
+                return Answer.LOST
+
+            complete = False
+            try:
+                answer = await self._read_answer(source, stream, BlobRequest(blob_hash, min(max_bytes, _MOST)), race)
+                complete = not isinstance(answer, Answer) or answer is Answer.ABSENT
+            except (LinkLost, WireError, TimeoutError):
+                return Answer.LOST
+            finally:
+                if not complete:
+                    await stream.abandon()
+
+        if isinstance(answer, Answer):
+            return answer
+
+        blob = await _verified(answer, blob_hash)
+        if blob is None:
+            self._blame(source)
+            return Answer.FALSE
+
+        return blob
+
+    async def _read_answer(self, source: Session, stream: Stream, request: BlobRequest, race: Race) -> BytesIO | Answer:
+        with anyio.fail_after(self._settings.stall_seconds) as patience:
+            await stream.write(request.encode())
+            await stream.finish()
+            head = BlobHead.decode(await stream.read_exactly(BLOB_HEAD_BYTES))
+            source.heard(BLOB_HEAD_BYTES)
+            if not head.found:
+                return Answer.ABSENT
+
+            if head.length > request.max_bytes:
+                return Answer.TOO_LARGE
+
+            race.size = head.length
+            body = BytesIO()  # getvalue() needs no further copy
+            roomy = False
+            parts, began = _Parts(), self._go_on(patience)
+            while race.received < head.length:
+                part = min(head.length - race.received, parts.size)
+                chunk = await (stream.read_exactly(part) if part >= _WORTH_WAITING_BYTES else stream.read(part))
+                began, before = self._go_on(patience), began
+                parts.took(began - before)
+                if not chunk:
+                    return Answer.LOST
+
+                if not roomy and head.length <= _TRUSTED * (race.received + len(chunk)):
+                    roomy = True  # reserve the rest now: growing step by step would copy the data several times
+                    body.seek(head.length - 1)
+                    body.write(b"\0")
+                    body.seek(race.received)
+                body.write(chunk)
+                race.received += len(chunk)
+                source.heard(len(chunk))
+
+            return body
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _go_on(self, patience: anyio.CancelScope) -> float:
+        """There was progress: move the deadline. Returns the time now. One scope for all reads is cheaper than one for each."""
+        now = self._now()
+        patience.deadline = now + self._settings.stall_seconds
+        return now
+
+    def _blame(self, source: Session) -> None:
+        if self._mesh.reputation.served_false(source.peer, now=asyncio.get_running_loop().time()):
+            source.close(session.BROKE_RULES, "you served blobs that do not match their hashes")
+
+
+async def sha256(blob: bytes) -> bytes:
+    """SHA-256, in a worker thread for large blobs."""
+    if len(blob) < LARGE_BLOB_BYTES:
+        return hashlib.sha256(blob).digest()
+
+    return await anyio.to_thread.run_sync(lambda: hashlib.sha256(blob).digest())
+
+
+async def _verified(body: BytesIO, blob_hash: bytes) -> bytes | None:
+    """The body as a blob, None when its hash does not match."""
+    blob = body.getvalue()
+    return blob if await sha256(blob) == blob_hash else None
+
+
+def _give_up(blob_hash: bytes, outcome: Outcome) -> None:
+    if outcome is Outcome.NOT_FOUND:
+        message = f"no member has blob {blob_hash.hex()}"
+        raise BlobNotFound(message)
+
+    if outcome is Outcome.REJECTED:
+        message = f"every answer for blob {blob_hash.hex()} was larger than allowed or did not match its hash"
+        raise BlobRejected(message)

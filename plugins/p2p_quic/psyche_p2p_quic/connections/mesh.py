@@ -1,0 +1,352 @@
+"""Connections to all members: which side dials, which peers are accepted, and which of two connections stays.
+
+Published addresses are dialled only if `dial_ranges` permits it and as often as `dial_budget` permits it; a published relay is
+used only if it is one of ours. Each pair has one connection. The peer with the smaller key dials at once, the other after a
+delay, so that two dials rarely cross; if they do, the connection dialled by the smaller key stays, and both sides decide this
+alike. A restarted peer (another instance in its hello or address) replaces its old connection at once. A peer that is not a
+member is disconnected as soon as it has proved its key. What is sent on a connection is up to `session`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import anyio
+from anyio.abc import TaskGroup
+
+from psyche_core.errors import TransportError, WireError
+from psyche_core.telemetry.repeated_problem import RepeatedProblem
+from psyche_core.wire.frames import FrameDecoder, frame
+from psyche_p2p_quic.addresses.peer_address import PeerAddress
+from psyche_p2p_quic.connections import control_frames, session
+from psyche_p2p_quic.connections.control_frames import Hello
+from psyche_p2p_quic.connections.dial_budget import DialBudget
+from psyche_p2p_quic.connections.dial_ranges import may_dial
+from psyche_p2p_quic.connections.reputation import Reputation
+from psyche_p2p_quic.connections.session import Session
+from psyche_p2p_quic.endpoint.endpoint import Endpoint
+from psyche_p2p_quic.endpoint.links import Arrival, Link, LinkLost, Stream
+from psyche_p2p_quic.settings import QuicSettings
+
+_PATHS_SECONDS = 1.0
+"""How old what we know of the paths may be when sources are chosen: every connection is asked for it."""
+
+logger: logging.Logger = logging.getLogger("psyche.p2p")
+
+Furnish = Callable[[Link, Stream, FrameDecoder, bool, bytes], Session]
+"""Makes a session of a link after the hello. Arguments: link, control stream, decoder, whether we dialled, the peer's
+instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    address: bytes
+    scope: anyio.CancelScope
+
+
+class Mesh:
+    """endpoint: bound. own: our key. hello: our first frame. furnish: makes sessions. tasks: runs all of the mesh's tasks."""
+
+    def __init__(
+        self, endpoint: Endpoint, *, own: bytes, hello: Hello, furnish: Furnish, settings: QuicSettings, tasks: TaskGroup
+    ) -> None:
+        self.sessions: dict[bytes, Session] = {}
+        self.changed: anyio.Event = anyio.Event()
+        self.reputation: Reputation = Reputation(penalty_seconds=settings.penalty_seconds, false_blobs=settings.false_blobs)
+        self._endpoint = endpoint
+        self._own = own
+        self._hello = hello
+        self._furnish = furnish
+        self._settings = settings
+        self._tasks = tasks
+        self._dials = DialBudget(per_peer=settings.dials_per_peer, per_host=settings.dials_per_host)
+        self._members: dict[bytes, _Member] = {}
+        self._arriving: Counter[bytes] = Counter()
+        self._offences: defaultdict[bytes, RepeatedProblem] = defaultdict(RepeatedProblem)
+        self._handshakes = 0
+        self._relayed: frozenset[bytes] = frozenset()
+        self._relayed_at = -math.inf
+
+    @property
+    def relayed(self) -> frozenset[bytes]:
+        """Peers that are reached through a relay now. Without relays none are, and no connection is asked."""
+        if not self._endpoint.relays:
+            return frozenset()
+
+        now = _now()
+        if now - self._relayed_at >= _PATHS_SECONDS:
+            self._relayed_at = now
+            paths = {peer: made.path for peer, made in self.sessions.items()}
+            self._relayed = frozenset(peer for peer, path in paths.items() if path is not None and path.relayed)
+        return self._relayed
+
+    @property
+    def members(self) -> tuple[bytes, ...]:
+        """The keys of the current members, ours excluded."""
+        return tuple(self._members)
+
+    def set_members(self, addresses: Mapping[bytes, bytes]) -> None:
+        """Replace the members: new ones are dialled, removed ones disconnected, those with a new address dialled again."""
+        wanted = {peer: address for peer, address in addresses.items() if peer != self._own}
+        for peer in [peer for peer, member in self._members.items() if wanted.get(peer) != member.address]:
+            old = self._members.pop(peer)
+            old.scope.cancel()
+            if peer not in self.sessions:
+                continue
+
+            if peer not in wanted:
+                self.sessions[peer].close(session.NOT_A_MEMBER, "you are not a member of this epoch")
+            elif old.address and wanted[peer] and _another_life(self.sessions[peer], wanted[peer]):
+                # the library refuses the new connection while the old one lives
+                self.sessions[peer].close(session.SUPERSEDED, "your address has changed; connect again")
+
+        for peer, address in wanted.items():
+            if peer not in self._members:
+                self._members[peer] = _Member(address, anyio.CancelScope())
+                self._tasks.start_soon(self._keep, peer, self._members[peer])
+
+        self.reputation.keep_only(frozenset(wanted))
+        for peer in self._offences.keys() - wanted.keys():
+            del self._offences[peer]
+        self._tell()
+
+    async def listen(self) -> None:
+        """Accept connections of members until the endpoint is closed."""
+        most = self._settings.handshakes
+        while (arrival := await self._endpoint.arrival()) is not None:
+            if self._handshakes >= most:
+                self._tasks.start_soon(self._turn_away, arrival)
+                continue
+
+            self._handshakes += 1
+            self._tasks.start_soon(self._welcome, arrival, self._handshakes > most // 2)
+
+    def offended(self, peer: bytes, reason: str) -> None:
+        """A peer broke the rules: refuse it for a while. It may come back and go on, so it is told now and then only."""
+        self.reputation.offended(peer, now=_now())
+        offences = self._offences[peer]
+        if offences.failed():
+            often = "" if offences.times == 1 else f" ({offences.times} times since this was last logged)"
+            logger.warning("peer %s broke the rules and is refused for a while%s: %s", peer[:4].hex(), often, reason)
+
+    # ---------------------------------------------------------------------------------------------------- outwards
+
+    async def _keep(self, peer: bytes, member: _Member) -> None:
+        """Keep a connection to a member for as long as it is one."""
+        with member.scope:
+            published = self._published(peer, member.address)
+            pause = 0.0 if self._own < peer else self._settings.dial_grace_seconds
+            while True:
+                await self._until_connected(peer, max(pause, self.reputation.refused_for(peer, now=_now())))
+                current = self.sessions.get(peer)
+                if current is not None:
+                    await current.ended.wait()
+                    settings = self._settings
+                    pause = settings.dial_grace_seconds if current.peer_left else settings.retry_seconds
+                    pause *= random.uniform(0.5, 1.5)
+                    continue
+
+                wait = 0.0
+                if published is not None and not self._arriving[peer]:
+                    dialable, relay = self._dialable(published)
+                    allowed, wait = self._dials.take(peer, dialable, now=_now()) if dialable else ([], 0.0)
+                    if not allowed and (relay is not None or self._endpoint.discovery):
+                        due = self._dials.is_quiet(peer, now=_now())
+                        wait = 0.0 if due else wait
+                    else:
+                        due = bool(allowed)
+                    if due and await self._dial(peer, allowed, relay):
+                        continue
+
+                pause = min(max(2 * pause, self._settings.retry_seconds), self._settings.retry_most_seconds)
+                pause *= random.uniform(0.75, 1.25)
+                if wait > pause:
+                    logger.debug("peer %s is not dialled for %.0f s: its addresses were tried too often", peer[:4].hex(), wait)
+                    await self._until_connected(peer, wait)
+
+    def _published(self, peer: bytes, address: bytes) -> PeerAddress | None:
+        if not address:
+            return None
+
+        try:
+            published = PeerAddress.decode(address)
+        except WireError as error:
+            logger.warning("peer %s cannot be dialled: %s", peer[:4].hex(), error)
+            return None
+
+        if published.sockets and self._dialable(published) == ([], None):
+            message = "peer %s is not dialled: it published only addresses of private networks that we are not in, or of nobody"
+            logger.warning(message, peer[:4].hex())
+        return published
+
+    def _dialable(self, published: PeerAddress) -> tuple[list[str], str | None]:
+        """The addresses that may be dialled, and the relay if it is one of ours."""
+        own = self._endpoint.own_ips
+        kept = replace(published, sockets=tuple(pair for pair in published.sockets if may_dial(pair[0], own)))
+        relay = published.relay if published.relay in self._endpoint.relays else None
+        return list(dict.fromkeys(kept.dialable())), relay
+
+    async def _until_connected(self, peer: bytes, timeout: float) -> None:
+        with anyio.move_on_after(timeout):
+            while peer not in self.sessions:
+                await self.changed.wait()
+
+    async def _dial(self, peer: bytes, dialable: list[str], relay: str | None) -> bool:
+        link: Link | None = None
+        settled = False
+        try:
+            with anyio.fail_after(self._settings.handshake_seconds):
+                link = await self._endpoint.dial(peer, dialable, relay=relay)
+                self._proved(link)
+                stream = await link.open()
+                await stream.write(self._hello_frame())
+                await stream.prefer()
+                made = await self._greeted(link, stream, dialled=True)
+            settled = self._settle(made)
+        except (TransportError, TimeoutError) as error:
+            logger.debug("dialling %s: %s", peer[:4].hex(), error)
+        except WireError as error:
+            self.offended(peer, str(error))
+        finally:
+            if link is not None:
+                self._proved(link)  # once more: the library may choose the path only now
+                if not settled:
+                    link.close(session.SUPERSEDED, "not needed")
+
+        return settled
+
+    # ----------------------------------------------------------------------------------------------------- inwards
+
+    async def _turn_away(self, arrival: Arrival) -> None:
+        with anyio.move_on_after(self._settings.handshake_seconds):
+            try:
+                await arrival.refuse()
+            except LinkLost:
+                return
+
+    async def _welcome(self, arrival: Arrival, crowded: bool) -> None:
+        try:
+            with anyio.move_on_after(self._settings.handshake_seconds):
+                if crowded and await arrival.prove_source():
+                    return
+
+                await self._let_in(await arrival.complete())
+        except (TransportError, OSError) as error:
+            logger.debug("an incoming connection failed: %s", error)
+        finally:
+            self._handshakes -= 1
+
+    async def _let_in(self, link: Link) -> None:
+        peer = link.peer
+        if peer not in self._members or self.reputation.refused_for(peer, now=_now()):
+            link.close(session.NOT_A_MEMBER, "you are not a member of this epoch, or you broke its rules")
+            return
+
+        if self._arriving[peer] >= self._settings.handshakes_per_peer:
+            link.close(session.BROKE_RULES, "you have too many connections")
+            return
+
+        self._proved(link)
+        settled = False
+        self._arriving[peer] += 1
+        try:
+            stream = await link.accept()
+            made = await self._greeted(link, stream, dialled=False)
+            await stream.write(self._hello_frame())
+            await stream.prefer()
+            settled = peer in self._members and self._settle(made)
+        except WireError as error:
+            self.offended(peer, str(error))
+        finally:
+            self._arriving[peer] -= 1
+            if not self._arriving[peer]:
+                del self._arriving[peer]
+            if not settled:
+                link.close(session.SUPERSEDED, "not needed")
+
+    # -------------------------------------------------------------------------------------------------------- both
+
+    def _proved(self, link: Link) -> None:
+        for address in link.addresses:
+            self._dials.proved(link.peer, address, now=_now())
+
+    def _hello_frame(self) -> bytes:
+        return frame(control_frames.encode(self._hello), limit=control_frames.MAX_HELLO_BYTES)
+
+    async def _greeted(self, link: Link, stream: Stream, *, dialled: bool) -> Session:
+        """Read the peer's hello. Raises WireError when it is not a hello of our run."""
+        decoder = FrameDecoder(limit=control_frames.MAX_HELLO_BYTES)
+        while (data := decoder.next()) is None:
+            received = await stream.read(control_frames.MAX_HELLO_BYTES)
+            if not received:
+                message = "the control stream ended before the hello"
+                raise LinkLost(message)
+
+            decoder.feed(received)
+
+        hello = control_frames.decode(data, max_bytes=control_frames.MAX_HELLO_BYTES)
+        if not isinstance(hello, Hello) or hello.run_id != self._hello.run_id:
+            message = f"expected a hello of the run {self._hello.run_id!r}"
+            raise WireError(message)
+
+        decoder.limit = self._settings.frame_bytes
+        return self._furnish(link, stream, decoder, dialled, hello.instance)
+
+    def _settle(self, made: Session) -> bool:
+        """Keep the new connection or the existing one; returns whether the new one was kept."""
+        old = self.sessions.get(made.peer)
+        if old is not None and not old.ended.is_set():
+            restarted = old.instance != made.instance
+            if not restarted and not newer_stays(self._own, made.peer, old_dialled=old.dialled, new_dialled=made.dialled):
+                return False
+
+            old.close(session.SUPERSEDED, "there is a newer connection")
+
+        self.sessions[made.peer] = made
+        self._tell()
+        self._tasks.start_soon(self._run, made)
+        return True
+
+    async def _run(self, made: Session) -> None:
+        try:
+            await made.run()
+        except Exception:  # a bug triggered by one peer must not affect the others
+            logger.exception("the connection with %s failed", made.peer[:4].hex())
+        finally:
+            self._dials.ended(made.peer, now=_now())
+            if self.sessions.get(made.peer) is made:
+                del self.sessions[made.peer]
+            self._tell()
+
+    def _tell(self) -> None:
+        self.changed.set()
+        self.changed = anyio.Event()
+
+
+def newer_stays(own: bytes, peer: bytes, *, old_dialled: bool, new_dialled: bool) -> bool:
+    """Whether the newer of two connections between the same two endpoints stays; both ends decide this alike.
+
+    `*_dialled`: whether we dialled it. After crossing dials, the one dialled by the smaller key stays. If the same side dialled
+    both, it did so because it had lost the older one.
+    """
+    return old_dialled == new_dialled or new_dialled == (own < peer)
+
+
+def _another_life(known: Session, address: bytes) -> bool:
+    """Whether a member's new address is that of another instance than the one we are connected with."""
+    try:
+        published = PeerAddress.decode(address)
+    except WireError:
+        return True
+
+    return not published.instance or published.instance != known.instance
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,207 @@
+"""Connections and streams of iroh, which work around the library's pitfalls.
+
+Errors become `LinkLost` with a message (`str(IrohError)` is empty). A stream that is given up is stopped and reset, because one
+that is only dropped looks finished to the peer. A finished stream waits until the peer has received it.
+
+Callers must know: cancelling a read loses data, so the stream is unusable after it. Every stream's content must carry its own
+length and hash. How connections are made is in `endpoint`; decisions about peers belong in `connections`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import iroh
+from iroh.iroh_ffi import InternalError
+
+from psyche_core.config.sentences import printable
+from psyche_core.errors import TransportError
+from psyche_p2p_quic.endpoint.ffi_copy import mend
+
+_GIVE_UP_SECONDS = 1.0
+_CONTROL_PRIORITY = 10
+_PEER_CODE = re.compile(r"closed by peer: .*\(code (\d+)\)", re.DOTALL)
+
+mend()
+
+
+class LinkLost(TransportError):
+    """A connection or stream ended, or could not be made."""
+
+
+@contextmanager
+def as_link_lost(doing: str) -> Iterator[None]:
+    """Turn the library's errors into LinkLost. doing: what was done, for the message."""
+    try:
+        yield
+    except iroh.IrohError as error:
+        lines = error.message().splitlines() or [""]
+        message = f"{doing}: {printable(lines[0], at_most=300)}"
+        raise LinkLost(message) from error
+    except InternalError as error:
+        message = f"{doing}: {printable(str(error))}"
+        raise LinkLost(message) from error
+
+
+class ObserverRefused(LinkLost):
+    """An observer was reached, and did not tell our address."""
+
+
+class Stream:
+    """Both directions of a QUIC stream. Reads must not run concurrently with each other, nor writes."""
+
+    def __init__(self, bi_stream: Any) -> None:
+        self._send = bi_stream.send()
+        self._receive = bi_stream.recv()
+
+    async def read(self, most: int) -> bytes:
+        """Between 1 and `most` bytes, b"" at the end. Cancelling it breaks the stream."""
+        with as_link_lost("read"):
+            return bytes(await self._receive.read(most))
+
+    async def read_exactly(self, count: int) -> bytes:
+        """`count` bytes; LinkLost when the stream ends before. Cancelling it breaks the stream."""
+        with as_link_lost("read"):
+            return bytes(await self._receive.read_exact(count))
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Hand over all bytes; waits while the peer does not read. Cancelling it breaks the stream."""
+        with as_link_lost("write"):
+            await self._send.write_all(data)
+
+    async def finish(self) -> None:
+        """Mark the end of what we write."""
+        with as_link_lost("finish"):
+            await self._send.finish()
+
+    async def delivered(self) -> None:
+        """Wait until the peer has received all of a finished stream, or has stopped reading it."""
+        with as_link_lost("wait for delivery"):
+            await self._send.stopped()
+
+    async def prefer(self) -> None:
+        """Send this stream's bytes before those of others."""
+        with as_link_lost("set priority"):
+            await self._send.set_priority(_CONTROL_PRIORITY)
+
+    async def stop_reading(self) -> None:
+        """Tell the peer that nothing more is read, and drop received data. No read may be pending."""
+        with anyio.move_on_after(_GIVE_UP_SECONDS, shield=True):
+            try:
+                await self._receive.stop(0)
+            except iroh.IrohError:
+                return  # it has ended already
+
+    async def abandon(self) -> None:
+        """Give up both directions, so that the peer sees a broken stream, not a finished one. No read or write may be pending."""
+        await self.stop_reading()
+        with anyio.move_on_after(_GIVE_UP_SECONDS, shield=True):
+            try:
+                await self._send.reset(1)
+            except iroh.IrohError:
+                return  # it has ended already
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """How the packets of a link travel now. relayed: through a relay. rtt: seconds there and back, 0 before it is measured."""
+
+    relayed: bool
+    rtt: float
+
+
+class Link:
+    """A connection to a peer that has proved its key."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.peer: bytes = bytes(connection.remote_id().to_bytes())
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The `ip:port` texts the peer has answered from on this connection, normally one; empty once it is closed."""
+        paths = self._connection.paths()
+        return tuple(str(path.remote_addr) for path in paths if path.is_ip and (path.is_selected or path.stats.udp_rx_datagrams))
+
+    @property
+    def path(self) -> Path | None:
+        """The path in use; None once the link is closed, and while the library has chosen none."""
+        for path in self._connection.paths():
+            if path.is_selected:
+                return Path(not path.is_ip, path.rtt_ms / 1000)
+
+        return None
+
+    async def read_one_way(self, most: int) -> bytes:
+        """All of the next one-way stream that the peer opens, at most so many bytes."""
+        with as_link_lost("read a one-way stream"):
+            stream = await self._connection.accept_uni()
+            return bytes(await stream.read_to_end(most))
+
+    async def open(self) -> Stream:
+        """A new stream; the peer sees it after the first write."""
+        with as_link_lost("open a stream"):
+            return Stream(await self._connection.open_bi())
+
+    async def accept(self) -> Stream:
+        """The next stream the peer opened."""
+        with as_link_lost("accept a stream"):
+            return Stream(await self._connection.accept_bi())
+
+    async def accept_one_way(self) -> None:
+        """Wait until the peer opens a one-way stream, and stop it."""
+        with as_link_lost("accept a stream"):
+            stream = await self._connection.accept_uni()
+            await stream.stop(0)
+
+    def close(self, code: int, reason: str) -> None:
+        """End the connection now; pending reads and writes of both sides fail."""
+        self._connection.close(code, reason.encode()[:200])
+
+    async def closed(self) -> None:
+        """Wait until the link has ended."""
+        with as_link_lost("wait for the end"):
+            await self._connection.closed()
+
+    @property
+    def close_reason(self) -> str:
+        """Why it ended, "" while it is open; the peer's text, safe to show."""
+        return printable(str(self._connection.close_reason() or ""))
+
+    @property
+    def peer_code(self) -> int | None:
+        """The code that the peer closed it with; None while it is open or when it ended otherwise."""
+        found = _PEER_CODE.fullmatch(str(self._connection.close_reason() or ""))
+        return int(found[1]) if found else None
+
+
+class Arrival:
+    """An incoming connection attempt; nothing about it is proved yet."""
+
+    def __init__(self, incoming: Any) -> None:
+        self._incoming = incoming
+
+    async def complete(self) -> Link:
+        """Finish the handshake."""
+        with as_link_lost("accept a connection"):
+            accepting = await self._incoming.accept()
+            return Link(await accepting.connect())
+
+    async def prove_source(self) -> bool:
+        """Make the sender prove its address by connecting again (QUIC retry); False when it has proved it already."""
+        with as_link_lost("ask for a retry"):
+            if await self._incoming.remote_addr_validated():
+                return False
+
+            await self._incoming.retry()
+            return True
+
+    async def refuse(self) -> None:
+        """Refuse the connection."""
+        with as_link_lost("refuse a connection"):
+            await self._incoming.refuse()

@@ -1,0 +1,143 @@
+"""Logging in to a relay as one of its clients: whether it lets us in, and why not.
+
+iroh does not tell why a relay refuses an endpoint, so the transport and `psyche doctor network` ask for themselves. What is said
+is in `protocol`; nothing here forwards or receives a member's datagrams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import ssl
+from typing import Self
+from urllib.parse import urlsplit
+
+from psyche_core.config.sentences import printable
+from psyche_core.errors import TransportError, WireError
+from psyche_core.wire.signing import SecretKey
+from psyche_p2p_quic.relay.access import TokenAccess
+from psyche_p2p_quic.relay.protocol import frames
+from psyche_p2p_quic.relay.protocol.handshake import Challenge, reason_of_denial
+from psyche_p2p_quic.relay.protocol.http import upgrade_request
+from psyche_p2p_quic.relay.protocol.websocket import client_message
+
+_LOGIN_SECONDS = 15.0
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class TokenRefused(TransportError):
+    """The relay asks for a token, and got none or a wrong one. Joining the run does not help, unlike with one for members."""
+
+
+class RelayLogin:
+    """A connection to a relay that has let us in. public: our key's public half."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, public: bytes) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.public: bytes = public
+
+    @classmethod
+    async def open(cls, url: str, key: SecretKey, *, token: str | None = None) -> Self:
+        """Connect and prove the key. May take long; use a timeout.
+
+        Raises TokenRefused, TransportError (the relay refuses, or ends), WireError (it is none), OSError.
+        """
+        parts = urlsplit(url)
+        secure = parts.scheme == "https"
+        host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
+        context = ssl.create_default_context() if secure else None
+        reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=host if secure else None)
+        login = cls(reader, writer, key.public)
+        try:
+            await login._upgrade(parts.netloc, token)
+            login.send(Challenge.decode(await login.receive()).answer(key.seed))
+            reason = reason_of_denial(await login.receive())
+            if reason is not None:
+                message = f"the relay refuses this key: {reason}"
+                raise (TokenRefused if reason == TokenAccess.refusal else TransportError)(message)
+        except BaseException:
+            login.close()
+            raise
+        return login
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame of the relay protocol; see `drain`."""
+        self._writer.write(client_message(frame))
+
+    async def drain(self) -> None:
+        """Wait until the connection takes more."""
+        await self._writer.drain()
+
+    async def receive(self) -> bytes:
+        """The next frame; pings are answered. Raises TransportError when the relay ends the connection."""
+        try:
+            while True:
+                first, size = await self._reader.readexactly(2)
+                if size == 126:
+                    size = int.from_bytes(await self._reader.readexactly(2), "big")
+                elif size == 127:
+                    size = int.from_bytes(await self._reader.readexactly(8), "big")
+                if size > frames.MAX_FRAME_BYTES:
+                    message = f"this is no iroh relay: got a frame of {size} bytes"
+                    raise WireError(message)
+                data = await self._reader.readexactly(size)
+                if first == 0x88:
+                    message = f"the relay closed the connection: {data[2:200].decode(errors='replace')}"
+                    raise TransportError(message)
+                if first != 0x82 or not data:
+                    continue
+                if data[0] == frames.PING:
+                    self.send(frames.pong(data))
+                    continue
+                return data
+        except asyncio.IncompleteReadError as error:
+            message = "the relay closed the connection"
+            raise TransportError(message) from error
+
+    def close(self) -> None:
+        """Hang up."""
+        self._writer.close()
+
+    async def _upgrade(self, host: str, token: str | None) -> None:
+        self._writer.write(upgrade_request(host, nonce=secrets.token_bytes(16), token=token))
+        try:
+            head = await self._reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            message = "this is no iroh relay: it does not answer as HTTP does"
+            raise WireError(message) from error
+        status = head.partition(b"\r\n")[0]
+        if b" 101 " not in status:
+            message = f"the relay does not take the connection: {status[:100].decode(errors='replace')}"
+            raise TransportError(message)
+
+
+async def log_in_once(url: str, key: SecretKey, *, token: str | None = None) -> None:
+    """Log in and leave. Raises TransportError (the relay refuses), WireError (it is none), OSError, TimeoutError."""
+    async with asyncio.timeout(_LOGIN_SECONDS):
+        (await RelayLogin.open(url, key, token=token)).close()
+
+
+async def why_refused(url: str, key: SecretKey, *, token: str | None = None) -> str | None:
+    """Why a relay cannot be used with this key, in one sentence with what to do; None if it can.
+
+    The owner of the key must not be connected there.
+    """
+    try:
+        await log_in_once(url, key, token=token)
+    except TokenRefused:
+        given = "another one was given" if token else "none was given"
+        return f"the relay {url} needs a token, and {given}; ask its owner for it, and give it with --iroh-relay-token"
+    except ssl.SSLError as error:
+        reason = printable(error.reason or "TLS failed")
+        return (
+            f"the relay {url} has no certificate that can be trusted ({reason}); its owner must give it one that browsers accept"
+        )
+    except TransportError as error:
+        return f"{url}: {printable(str(error))}; ask its owner whether it serves this run, or choose another with --iroh-relay"
+    except WireError:
+        return f"the relay {url} is none: it answers something else; check the URL, or choose another with --iroh-relay"
+    except (OSError, TimeoutError) as error:
+        why = printable(str(error) or "no answer")
+        return f"the relay {url} cannot be reached ({why}); until it is, members behind other routers may not find this client"
+    return None

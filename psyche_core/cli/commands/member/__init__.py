@@ -1,0 +1,1 @@
+"""Commands for members: `psyche client`, its status, `predownload` and `sidecar`."""

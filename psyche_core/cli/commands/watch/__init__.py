@@ -1,0 +1,1 @@
+"""Commands that show runs and take no part: `psyche replay` and `psyche web`."""

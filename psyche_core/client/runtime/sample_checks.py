@@ -1,0 +1,67 @@
+"""Reads samples from a data provider, and checks that they are those that were asked for: a provider may be anybody's code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psyche_core.errors import DataError, PsycheError
+from psyche_core.interfaces import DataProvider
+from psyche_core.interfaces.data import Samples
+from psyche_core.plugin_faults import brief
+from psyche_core.types import BatchId
+
+READ_TIMEOUT = 60.0
+
+
+def check_announced(provider: DataProvider, *, sequence_length: int, name: str) -> None:
+    """Check that an entered provider has sequences of this run's length. Raises DataError."""
+    if provider.sequence_length != sequence_length:
+        message = (
+            f"{name} says that its sequences have {provider.sequence_length} tokens, those of this run have {sequence_length}"
+        )
+        raise DataError(message)
+
+
+async def read_samples(
+    provider: DataProvider,
+    batches: Sequence[BatchId],
+    *,
+    sequence_length: int,
+    name: str = "the data provider",
+    timeout: float = READ_TIMEOUT,
+) -> Samples:
+    """Read samples and check that they match the request, because a provider may be third-party code.
+
+    sequence_length: tokens of a sample in this run. name: of the provider's plugin in messages. Raises DataError for a provider
+    that breaks its contract, whatever it raised, and TimeoutError.
+    """
+    try:
+        check_announced(provider, sequence_length=sequence_length, name=name)
+        samples = await provider.read(batches, timeout=timeout)
+        wrong = _what_is_wrong(samples, count=sum(map(len, batches)), sequence_length=sequence_length)
+    except (PsycheError, TimeoutError):
+        raise
+    except Exception as error:
+        message = f"{name} failed with {brief(error)}"
+        raise DataError(message) from error
+
+    if wrong is not None:
+        message = f"{name} {wrong}; it cannot be trained on"
+        raise DataError(message)
+    return samples
+
+
+def _what_is_wrong(samples: object, *, count: int, sequence_length: int) -> str | None:
+    """What does not match the request, as the end of a sentence. Lengths in bytes are checked when Samples are made."""
+    if not isinstance(samples, Samples):
+        return f"gave a {type(samples).__name__} where Samples are expected"
+    if samples.count != count:
+        return f"gave {samples.count} sequences where {count} were asked for"
+    if samples.sequence_length != sequence_length:
+        return f"gave sequences of {samples.sequence_length} tokens, those of this run have {sequence_length}"
+
+    columns = {"tokens": samples.tokens, "labels": samples.labels, "position_ids": samples.position_ids}
+    for column, data in columns.items():
+        if not isinstance(data, bytes) and (column == "tokens" or data is not None):
+            return f"gave {column} as {type(data).__name__}, expected bytes"
+    return None

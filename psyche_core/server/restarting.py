@@ -1,0 +1,150 @@
+"""What a server does first when it continues a saved run: it reports a lost model, and applies what its owner decided.
+
+The owner decides with options of `psyche server run` that are meant for one start: --restart-from-checkpoint,
+--restart-from-step and --checkpoint. Also makes the commands that tell the owner of this.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from collections.abc import Iterable
+
+from psyche_core.config.options.server import ServerSettings
+from psyche_core.coordinator.commands import Pause, Resume, UpdateConfig
+from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState, Progress
+from psyche_core.errors import UserError
+from psyche_core.interfaces import BackendServer
+from psyche_core.interfaces.backend import OwnerControl
+from psyche_core.storage.model_stores.url import parse_model_url
+from psyche_core.telemetry import events as told
+from psyche_core.types import ClientState, RunState
+
+_FOR_ONE_START = ("restart_from_checkpoint", "restart_from_step", "checkpoint")
+"""Options that a later start must not have."""
+
+
+_REMEMBERED = 256
+"""Members that are remembered; those of the last epoch are the first."""
+
+
+class TrainedMembers:
+    """Remembers which members trained, to say who may still have a model that nobody here has."""
+
+    def __init__(self) -> None:
+        self._latest: list[bytes] = []
+        """Signers, those of the last epoch first."""
+
+    def see(self, state: CoordinatorState) -> None:
+        """Take in a state. During an epoch's rounds and until the next epoch's, its members are those who trained."""
+        if state.run_state.active:
+            self._add(client.id.signer for client in state.epoch.clients if client.state is not ClientState.Ejected)
+
+    def away(self, state: CoordinatorState) -> tuple[str, ...]:
+        """First digits of the keys of members that trained and are not here, those of the last epoch first."""
+        here = {identity.signer for identity in state.pending}
+        here |= {client.id.signer for client in state.epoch.clients if client.state is ClientState.Healthy}
+        trained = dict.fromkeys((*self._latest, *(account.signer for account in state.accounts if account.earned)))
+        return tuple(signer.hex()[:8] for signer in trained if signer not in here)
+
+    def _add(self, signers: Iterable[bytes]) -> None:
+        newest = dict.fromkeys(signers)
+        if not newest.keys() <= set(self._latest[: len(newest)]):
+            self._latest = list(dict.fromkeys((*newest, *self._latest)))[:_REMEMBERED]
+
+
+def server_command(settings: ServerSettings, *added: str) -> str:
+    """The command line that starts this server again, for a shell. added: further arguments."""
+    words = ["psyche", "server", "run"]
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if name not in settings.model_fields_set or value is None or name in _FOR_ONE_START:
+            continue
+
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            words += [f"--{option}", str(value)]
+    return shlex.join([*words, *added])
+
+
+def lost_model(state: CoordinatorState, settings: ServerSettings, trained: TrainedMembers) -> told.ModelLost:
+    """The event about a lost model, with the commands of this server's owner."""
+    kept = settings.save_state_dir is not None
+    return told.ModelLost(
+        state.progress.step - 1,
+        away=trained.away(state),
+        ask_again=f"kill -USR1 {os.getpid()}" if hasattr(signal, "SIGUSR1") else "",
+        begin_again=server_command(settings, "--restart-from-checkpoint") if kept else "",
+    )
+
+
+def heed_loss(server: BackendServer, settings: ServerSettings) -> bool:
+    """Whether the continued run has lost its model and waits. Applies the owner's decision about it. Raises UserError."""
+    state = server.state
+    if settings.restart_from_checkpoint and not (state.model_lost and isinstance(server, OwnerControl)):
+        message = (
+            f"--restart-from-checkpoint is for a run that has lost its model; this run has not, and is in {state.run_state.name} "
+            f"before step {state.progress.step}: start the server without this option"
+        )
+        raise UserError(message)
+
+    if settings.restart_from_checkpoint:
+        assert isinstance(server, OwnerControl)
+        server.submit(Resume(from_checkpoint=True))
+        return False
+
+    return state.model_lost
+
+
+def return_to_step(server: BackendServer, step: int) -> told.WentBack:
+    """Let the run continue before `step`, the one after an epoch's end that its members signed. Raises UserError."""
+    state = server.state
+    signed = {end.step + 1: end for end in state.ends if end.digest != NO_DIGEST and end.step + 1 < state.progress.step}
+    if step not in signed:
+        known = ", ".join(map(str, signed)) or "none now"
+        message = (
+            f"--restart-from-step {step}: members can return to the end of an epoch that most of them signed; the steps that "
+            f"follow such an end are: {known}"
+        )
+        raise UserError(message)
+
+    if state.run_state is RunState.Finished:
+        message = f"--restart-from-step {step}: the run is finished"
+        raise UserError(message)
+
+    if not isinstance(server, OwnerControl) or state.run_state.active:
+        message = (
+            f"--restart-from-step {step}: the run is in {state.run_state.name}; start the server without this option, pause the "
+            "run (SIGUSR1), wait until it is Paused, and start the server with this option then"
+        )
+        raise UserError(message)
+
+    if state.run_state in (RunState.WaitingForMembers, RunState.Warmup):
+        server.submit(Pause())
+    progress = Progress(epoch=state.progress.epoch, step=step, data_index=signed[step].data_index)
+    server.submit(UpdateConfig(progress=progress))
+    server.submit(Resume())
+    return told.WentBack(state.progress.step - 1, step - 1, from_checkpoint=False, by_owner=True)
+
+
+def name_checkpoint(server: BackendServer, url: str) -> None:
+    """Set a new location of the run's stored checkpoint. Raises UserError if members have the model, or may have it."""
+    choice = parse_model_url(url).checkpoint()
+    state = server.state
+    begins = state.from_checkpoint and state.run_state in (RunState.WaitingForMembers, RunState.Warmup)
+    if not (isinstance(server, OwnerControl) and (begins or state.model_lost)):
+        message = (
+            f"--checkpoint is for a run that must continue from its stored checkpoint; this run is in {state.run_state.name} "
+            f"before step {state.progress.step}, and its members have the model: start the server without this option"
+        )
+        raise UserError(message)
+
+    language_model = state.model.LLM.model_copy(update={"checkpoint": choice})
+    if begins:
+        server.submit(Pause())
+    server.submit(UpdateConfig(model=state.model.model_copy(update={"LLM": language_model})))
+    if begins:
+        server.submit(Resume())

@@ -1,0 +1,348 @@
+"""The server program: prepares the data, hosts the coordinator and reports events.
+
+Token files are made at first use, before the server listens, so that a client never finds half-written data. The program ends
+when the run is finished and all clients know it. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+
+import anyio
+import anyio.to_thread
+
+from psyche_core.builtin.local_data import LocalData
+from psyche_core.config.options.server import ServerSettings
+from psyche_core.config.run_config import CoordinatorConfig, RunFile, check_config
+from psyche_core.coordinator import new_state
+from psyche_core.coordinator.commands import (
+    ClientsExited,
+    EpochSigned,
+    Event,
+    ModelLost,
+    StatementVoided,
+    WentBack,
+)
+from psyche_core.coordinator.membership.members import transport_keys
+from psyche_core.coordinator.state import CoordinatorState, Progress
+from psyche_core.errors import BackendError, ConfigError, UserError
+from psyche_core.hookspecs import LaterKnown, RelayContext, ServerContext
+from psyche_core.interfaces import Relay
+from psyche_core.interfaces.backend import OwnerControl
+from psyche_core.plugins import PluginRegistry
+from psyche_core.sdk.run_events import phase_of
+from psyche_core.server.owner_requests import pause_or_resume
+from psyche_core.server.restarting import TrainedMembers, heed_loss, lost_model, name_checkpoint, return_to_step
+from psyche_core.server.run_files import RunFiles, load_run
+from psyche_core.storage.folder_lock import locked_folder
+from psyche_core.storage.scratch import default_folder
+from psyche_core.telemetry import events as told
+from psyche_core.telemetry.events import Ended, RewardPaid, Started, Stopping
+from psyche_core.telemetry.sinks import EventBus
+from psyche_core.types import ClientState, RunState
+from psyche_core.ui.token_preparation import prepare_tokens
+from psyche_core.wire.signing import SecretKey
+
+_EVERY_INTERFACE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+RELAY = "iroh"
+"""Name of the relay plugin."""
+
+KEY_FILE = "server.key"
+"""Name of the server's own key in the folder with the saved state."""
+
+
+Follow = Callable[[CoordinatorState], None]
+"""Called with each state of the coordinator."""
+
+Owner = Callable[[OwnerControl, EventBus], Coroutine[object, object, None]]
+
+
+async def serve_run(
+    settings: ServerSettings,
+    registry: PluginRegistry,
+    report: EventBus,
+    *,
+    follow: Follow | None = None,
+    owner: Owner | None = None,
+) -> Ended:
+    """Host a run until it is finished. follow: called with each state, from the event loop; must not block.
+    owner: runs beside the server, and asks it to do what its owner wants.
+
+    Raises UserError for problems that the user can correct, BackendError otherwise.
+    """
+    files = load_run(settings.state, settings.data_config, registry)
+    if settings.save_state_dir is None:
+        return await _host(settings, files, registry, report, follow=follow, owner=owner)
+    with locked_folder(settings.save_state_dir, argument="--save-state-dir"):
+        return await _host(settings, files, registry, report, follow=follow, owner=owner)
+
+
+async def _host(
+    settings: ServerSettings,
+    files: RunFiles,
+    registry: PluginRegistry,
+    report: EventBus,
+    *,
+    follow: Follow | None,
+    owner: Owner | None,
+) -> Ended:
+    """The same, with the folder of its state, if any, for this process alone."""
+    create_server = registry.load("backend", settings.backend).create_server
+    if create_server is None:
+        message = f"the backend {settings.backend} has no server to host; choose another --backend"
+        raise UserError(message)
+
+    relay = _relay(settings, registry)
+    key = await anyio.to_thread.run_sync(server_key, settings)
+    config = first_config(files.run, settings)
+    cache = settings.save_state_dir or default_folder()
+    data = None
+    if files.data is not None:
+        await prepare_tokens(files.data, report)
+        data = LocalData.from_data_file(files.data, cache=cache)
+    trained = TrainedMembers()
+    reporter = ChangeReporter(report, follow=follow, settings=settings, trained=trained)
+    progress = files.run.progress
+    state = new_state(
+        files.run.run_id,
+        config,
+        files.run.model,
+        progress=Progress(progress.epoch, progress.step, progress.epoch_start_data_index),
+        now=int(time.time()),
+        instance=secrets.token_bytes(32),
+    )
+
+    def on_event(state: CoordinatorState, events: tuple[Event, ...]) -> None:
+        reporter.tell(state, events)
+        if relay is not None:
+            relay.set_members(transport_keys(state))
+
+    context = ServerContext(
+        state=state,
+        host=settings.host,
+        port=settings.server_port,
+        data=data,
+        data_port=files.data_port,
+        withdraw_on_disconnect=settings.withdraw_on_disconnect,
+        reconnect_seconds=settings.reconnect_seconds,
+        key=key,
+        state_dir=settings.save_state_dir,
+        allow_list=settings.allow_list,
+        opening=files.run.config if config != files.run.config else None,
+        on_event=on_event,
+        on_withdrawn=reporter.note_withdrawn,
+        on_figures=lambda signer, figures: report(
+            told.WitnessReported(signer.hex()[:8], figures.step, figures.loss, figures.tokens_per_sec, figures.bandwidth_per_sec)
+        ),
+        on_later_state=reporter.tell_later,
+        on_paid=lambda signer, units: report(RewardPaid(signer.hex()[:8], units)),
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        if data is not None:
+            await stack.enter_async_context(data)
+        if relay is not None:
+            await stack.enter_async_context(relay)
+            context = replace(context, relays=(relay.url,))
+        try:
+            server = await stack.enter_async_context(create_server(context))
+        except OSError as error:
+            message = f"cannot listen on {settings.host}:{settings.server_port}: {error.strerror}; choose another --server-port"
+            raise UserError(message) from error
+
+        report(Started("server", key.public.hex(), files.run.run_id, server.address, server.state.config.total_steps))
+        if relay is not None:
+            relay.set_members(transport_keys(server.state))
+            report(told.RelayStarted(relay.url))
+        trained.see(server.state)
+        reporter.continue_from(server.state)
+        if follow is not None:
+            follow(server.state)
+        if settings.checkpoint is not None:
+            name_checkpoint(server, settings.checkpoint)
+        if settings.restart_from_step is not None:
+            report(return_to_step(server, settings.restart_from_step))
+        if heed_loss(server, settings):
+            report(lost_model(server.state, settings, trained))
+        async with anyio.create_task_group() as tasks:
+            if isinstance(server, OwnerControl):
+                tasks.start_soon(_pause_on_signal, server, report)
+                if owner is not None:
+                    tasks.start_soon(owner, server, report)
+            try:
+                await server.serve()
+            except anyio.get_cancelled_exc_class():
+                folder = settings.save_state_dir
+                report(Stopping(server.state.progress.step, None if folder is None else str(folder)))
+                raise
+            tasks.cancel_scope.cancel()
+        if server.state.run_state is not RunState.Finished:
+            message = f"the server stopped in {server.state.run_state.name}, before the run was finished"
+            raise BackendError(message)
+
+        ended = Ended(f"the run finished after {server.state.progress.step - 1} steps", success=True)
+        report(ended)
+        return ended
+
+
+def _relay(settings: ServerSettings, registry: PluginRegistry) -> Relay | None:
+    """The relay beside the coordinator, if one is wanted; it listens once it is entered. Raises UserError."""
+    if not settings.with_relay:
+        given = [
+            name for name in ("relay_port", "relay_url", "relay_tls_cert", "relay_tls_key") if name in settings.model_fields_set
+        ]
+        if given:
+            message = f"--{given[0].replace('_', '-')} is for the relay beside the server, which starts with --with-relay only"
+            raise ConfigError(message)
+        return None
+    if settings.relay_port and settings.relay_port == settings.server_port:
+        message = f"--relay-port and --server-port are both {settings.relay_port}; choose another port for the relay"
+        raise ConfigError(message)
+    if not registry.load("backend", settings.backend).offers_relays:
+        message = (
+            f"--with-relay: a server of the backend {settings.backend} cannot tell its members of a relay; run one with "
+            "`psyche relay run`, and name it in the run file: [model.network] relays"
+        )
+        raise ConfigError(message)
+    if settings.relay_url is None and settings.host in _EVERY_INTERFACE:
+        message = (
+            f"--with-relay with --host {settings.host} needs --relay-url, the URL at which members reach the relay, such as "
+            f"http://server.example.org:{settings.relay_port}"
+        )
+        raise ConfigError(message)
+
+    return registry.load("relay", RELAY).create(
+        RelayContext(
+            host=settings.host,
+            port=settings.relay_port,
+            url=settings.relay_url,
+            tls_cert=settings.relay_tls_cert,
+            tls_key=settings.relay_tls_key,
+        )
+    )
+
+
+def server_key(settings: ServerSettings) -> SecretKey:
+    """The key that authenticates this server to clients. Raises IdentityError for a key file that cannot be used."""
+    if settings.identity_secret_key_path is not None:
+        return SecretKey.load(settings.identity_secret_key_path)
+    if settings.save_state_dir is None:
+        return SecretKey.generate()
+
+    path = settings.save_state_dir / KEY_FILE
+    if not path.exists():
+        SecretKey.generate().save(path)
+    return SecretKey.load(path)
+
+
+def first_config(run: RunFile, settings: ServerSettings) -> CoordinatorConfig:
+    """The run's configuration until its first round: that of its file, changed by the --init-… options. Raises ConfigError."""
+    changes = {"warmup_time": settings.init_warmup_time, "init_min_clients": settings.init_min_clients}
+    given = {name: value for name, value in changes.items() if value is not None}
+    config = run.config.model_copy(update=given)
+    try:
+        check_config(config)
+    except ConfigError as error:
+        message = f"the value of --init-warmup-time or --init-min-clients is not allowed: {error}"
+        raise ConfigError(message) from error
+
+    return config
+
+
+async def _pause_on_signal(server: OwnerControl, report: EventBus) -> None:
+    """Pause the run on SIGUSR1, or continue a paused run. Windows has no such signal."""
+    number = getattr(signal, "SIGUSR1", None)
+    if number is None:
+        return
+
+    with anyio.open_signal_receiver(number) as signals:
+        async for _ in signals:
+            pause_or_resume(server, report)
+
+
+class ChangeReporter:
+    """Reports phase changes, and members that left, were dropped or were ejected."""
+
+    def __init__(
+        self,
+        report: EventBus,
+        *,
+        follow: Follow | None = None,
+        settings: ServerSettings,
+        trained: TrainedMembers,
+    ) -> None:
+        self._report = report
+        self._follow = follow
+        self._settings = settings
+        self._trained = trained
+        self._beginning: CoordinatorState | None = None
+        self._later: set[tuple[int, int]] = set()
+        self._seen: tuple[object, ...] | None = None
+        self._withdrawn: dict[bytes, str] = {}
+
+    def note_withdrawn(self, signer: bytes, why: str) -> None:
+        """Handle `on_withdrawn`: remember that the server withdraws this member without its request."""
+        self._withdrawn[signer] = why
+
+    def continue_from(self, state: CoordinatorState) -> None:
+        """Note the state with which the server begins."""
+        self._beginning = state
+
+    def tell_later(self, known: LaterKnown) -> None:
+        """Handle `on_later_state`: report each later state once, however many members know it."""
+        if self._beginning is None or (known.epoch, known.step) in self._later:
+            return
+
+        self._later.add((known.epoch, known.step))
+        progress = self._beginning.progress
+        member = None if known.member is None else known.member.hex()[:8]
+        later = None if known.later_path is None else str(known.later_path)
+        path = str(known.path)
+        self._report(told.StateIsOlder(progress.epoch, progress.step, known.epoch, known.step, path, member, later))
+
+    def tell(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
+        """Handle `on_event`."""
+        self._trained.see(state)
+        if self._follow is not None:
+            self._follow(state)
+        self._tell_phase(state)
+        for event in events:
+            match event:
+                case ClientsExited():
+                    for slot in event.slots:
+                        if slot < len(state.epoch.clients):
+                            self._report(self._exit(state, event.epoch, slot))
+                case EpochSigned():
+                    self._report(told.EpochSigned(event.step, event.digest.hex()))
+                case WentBack():
+                    self._report(told.WentBack(event.from_step, event.to_step, event.from_checkpoint))
+                case ModelLost():
+                    self._report(lost_model(state, self._settings, self._trained))
+                case StatementVoided():
+                    member = state.epoch.clients[event.slot].id.short
+                    self._report(told.StatementVoided(event.epoch, event.height, member))
+
+    def _tell_phase(self, state: CoordinatorState) -> None:
+        changed = phase_of(state)
+        phase = (changed.phase, changed.epoch, changed.height, changed.clients if changed.needed else None)
+        if self._seen != phase:
+            self._seen = phase
+            self._report(changed)
+
+    def _exit(self, state: CoordinatorState, epoch: int, slot: int) -> told.Event:
+        """The event for a member that stopped being healthy."""
+        client = state.epoch.clients[slot]
+        member = client.id.short
+        withdrawn = self._withdrawn.pop(client.id.signer, None)
+        if client.state is ClientState.Withdrawn and withdrawn is None:
+            return told.MemberWithdrew(epoch, member)
+        if client.state is ClientState.Ejected:
+            return told.MemberExited(epoch, member, "ejected")
+        if withdrawn is not None:
+            return told.MemberExited(epoch, member, withdrawn)
+
+        return told.MemberExited(epoch, member, "late" if slot in state.epoch.ready else "unready")

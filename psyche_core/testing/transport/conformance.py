@@ -1,0 +1,252 @@
+"""Messages, peers and closing, as tests; and `TransportConformance`, which has all tests of a transport."""
+
+# ruff: noqa: D102  # the tests' names describe them
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from psyche_core.errors import BlobNotFound
+from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Opened
+from psyche_core.testing.transport.blobs import BlobTests
+from psyche_core.testing.transport.mesh import (
+    by_its_first_bytes,
+    by_its_round,
+    connected,
+    received,
+    until,
+)
+
+
+@pytest.mark.anyio
+class TransportConformance(BlobTests):
+    """Inherit from it and write `make_mesh`; also `can_cut`, `cut` and `mend` if links can be cut."""
+
+    # ------------------------------------------------------------------------------------------------- identity
+
+    async def test_identity_and_address_fit_the_contract(self) -> None:
+        async with self.make_mesh(2) as (one, other):
+            assert len(one.peer_id) == 32
+            assert one.peer_id != other.peer_id
+            assert len(one.address) <= 1024
+
+    async def test_stats_name_the_peers_and_count_bytes(self) -> None:
+        async with self.make_mesh(2) as (one, other):
+            await connected((one, other))
+            before = one.stats.bytes_sent, other.stats.bytes_received
+            await one.broadcast(b"x" * 1000, tag=1)
+            await received(other, 1)
+            assert one.stats.peers == (other.peer_id,)
+            assert one.stats.bytes_sent >= before[0] + 1000
+            assert other.stats.bytes_received >= before[1] + 1000
+
+    # ------------------------------------------------------------------------------------------------- messages
+
+    async def test_broadcast_reaches_all_exactly_once(self) -> None:
+        async with self.make_mesh(4) as mesh:
+            for number, endpoint in enumerate(mesh):
+                for part in range(5):
+                    await endpoint.broadcast(f"{number}.{part}".encode(), tag=1)
+
+            for number, endpoint in enumerate(mesh):
+                expected = sorted(f"{n}.{p}".encode() for n in range(4) for p in range(5) if n != number)
+                assert sorted(incoming.message for incoming in await received(endpoint, 15)) == expected
+
+            await self._nothing_more(mesh)
+
+    async def test_via_names_a_member(self) -> None:
+        async with self.make_mesh(3) as mesh:
+            await mesh[0].broadcast(b"hello", tag=1)
+            (incoming,) = await received(mesh[1], 1)
+            assert incoming.via in {mesh[0].peer_id, mesh[2].peer_id}
+
+    async def test_a_message_broadcast_again_is_delivered_once(self) -> None:
+        async with self.make_mesh(2) as (one, other):
+            await one.broadcast(b"same", tag=1)
+            await one.broadcast(b"same", tag=1)
+            await one.broadcast(b"same", tag=2)
+            assert [incoming.message for incoming in await received(other, 1)] == [b"same"]
+            await self._nothing_more([one, other])
+
+    async def test_the_longest_message_passes_and_a_longer_one_is_a_value_error(self) -> None:
+        async with self.make_mesh(2) as (one, other):
+            await one.broadcast(b"m" * MAX_MESSAGE_BYTES, tag=1)
+            assert [len(incoming.message) for incoming in await received(other, 1)] == [MAX_MESSAGE_BYTES]
+            with pytest.raises(ValueError, match=str(MAX_MESSAGE_BYTES)):
+                await one.broadcast(b"m" * (MAX_MESSAGE_BYTES + 1), tag=1)
+
+    async def test_a_late_connector_gets_what_is_live_and_nothing_expired(self) -> None:
+        async with self.make_mesh(3) as (one, other, late):
+            await connected((one, other, late))
+            for endpoint in (one, other):
+                await endpoint.set_peers({e.peer_id: e.address for e in (one, other)})
+            await late.set_peers({})
+            await one.broadcast(b"expired", tag=4)
+            await one.broadcast(b"live", tag=5)
+            await received(other, 2)
+            await one.expire(5)
+            await other.expire(5)
+            await self._all_members((one, other, late))
+            assert [incoming.message for incoming in await received(late, 1)] == [b"live"]
+            await self._nothing_more([one, other, late])
+
+    async def test_what_one_member_knows_reaches_others_through_it(self) -> None:
+        async with self.make_mesh(3) as (author, between, far):
+            await connected((author, between, far))
+            await author.set_peers({between.peer_id: between.address})
+            await far.set_peers({between.peer_id: between.address})
+            await author.broadcast(b"pass it on", tag=1)
+            (incoming,) = await received(far, 1)
+            assert incoming == Incoming(between.peer_id, b"pass it on")
+
+    async def test_a_message_of_a_gone_member_reaches_a_late_connector(self) -> None:
+        async with self.make_mesh(3) as (author, keeper, late):
+            await connected((author, keeper, late))
+            await late.set_peers({})
+            for endpoint in (author, keeper):
+                await endpoint.set_peers({e.peer_id: e.address for e in (author, keeper)})
+            await author.broadcast(b"testament", tag=1)
+            await received(keeper, 1)
+            await author.aclose()
+            await self._all_members((keeper, late))
+            assert [incoming.message for incoming in await received(late, 1)] == [b"testament"]
+
+    async def test_with_a_check_what_cannot_be_opened_is_delivered_to_nobody_and_passed_on_by_nobody(self) -> None:
+        async with self.make_mesh(3) as (author, between, far):
+            self._needs_checks(author)
+            for endpoint in (author, between, far):
+                endpoint.check_messages(by_its_first_bytes)
+            await connected((author, between, far))
+            await author.set_peers({between.peer_id: between.address})
+            await far.set_peers({between.peer_id: between.address})
+            for text in (b"first", b"false", b"last"):
+                await author.broadcast(author.peer_id + text, tag=1)
+            for giver, endpoint in ((author, between), (between, far)):
+                got = await received(endpoint, 2)
+                assert {incoming.opened for incoming in got} == {Opened(author.peer_id, text) for text in (b"first", b"last")}
+                assert {incoming.via for incoming in got} == {giver.peer_id}
+            await self._nothing_more((author, between, far))
+
+    async def test_with_a_check_nobody_can_prolong_a_message(self) -> None:
+        """What a member hands over with a higher tag than its content allows expires as if the tag were right."""
+        async with self.make_mesh(3) as (author, keeper, late):
+            self._needs_checks(author)
+            for endpoint in (author, keeper, late):
+                endpoint.check_messages(by_its_round)
+            await connected((author, keeper, late))
+            await late.set_peers({})
+            for endpoint in (author, keeper):
+                await endpoint.set_peers({e.peer_id: e.address for e in (author, keeper)})
+            for text in (b"of round 1", b"of round 9"):
+                await author.broadcast(author.peer_id + text, tag=9)
+            await received(keeper, 2)
+            await keeper.expire(2)
+            everybody = {e.peer_id: e.address for e in (author, keeper, late)}
+            await author.aclose()
+            await keeper.set_peers(everybody)
+            await late.set_peers(everybody)
+            assert [incoming.message for incoming in await received(late, 1)] == [author.peer_id + b"of round 9"]
+            await self._nothing_more([late])
+
+    async def test_with_a_check_what_an_unknown_key_signed_is_passed_on_once_it_is_a_members(self) -> None:
+        async with self.make_mesh(4) as (author, early, late, far):
+            self._needs_checks(author)
+            for endpoint in (author, early, late, far):
+                endpoint.check_messages(by_its_first_bytes)
+            await connected((author, early, late, far))
+            await author.set_peers({early.peer_id: early.address})
+            await early.set_peers({author.peer_id: author.address, late.peer_id: late.address})
+            await late.set_peers({early.peer_id: early.address, far.peer_id: far.address})
+            await far.set_peers({late.peer_id: late.address})
+            await late.expire(1)  # who has left, as the author at `late`, may count as a member until its time has expired
+            await author.broadcast(author.peer_id + b"I am new", tag=1)
+            got = [(await received(endpoint, 1))[0] for endpoint in (early, late)]
+            assert [incoming.opened for incoming in got] == [Opened(author.peer_id, b"I am new")] * 2
+            await late.broadcast(late.peer_id + b"after", tag=1)
+            assert [incoming.opened for incoming in await received(far, 1)] == [Opened(late.peer_id, b"after")]
+            await self._nothing_more([far])
+            await late.set_peers({e.peer_id: e.address for e in (early, far)} | {author.peer_id: b""})
+            assert await received(far, 1) == [Incoming(late.peer_id, author.peer_id + b"I am new", got[0].opened)]
+
+    async def test_receive_may_be_cancelled_without_loss(self) -> None:
+        async with self.make_mesh(2) as (one, other):
+            for number in range(10):
+                with anyio.move_on_after(0.001 * number):
+                    await other.receive()
+                    pytest.fail("there was nothing to receive")
+                await one.broadcast(b"%d" % number, tag=1)
+                assert [incoming.message for incoming in await received(other, 1)] == [b"%d" % number]
+
+    async def test_unread_messages_expire(self) -> None:
+        async with self.make_mesh(2) as (one, other):
+            await one.broadcast(b"old", tag=1)
+            await one.broadcast(b"mark", tag=2)
+            await received(other, 2)
+            await one.broadcast(b"unread", tag=2)
+            await other.expire(9)
+            await one.expire(9)
+            await one.broadcast(b"new", tag=9)
+            messages = [incoming.message for incoming in await received(other, 1)]
+            assert messages == [b"new"]
+
+    # -------------------------------------------------------------------------------------------------- members
+
+    async def test_who_is_no_member_is_not_talked_to(self) -> None:
+        async with self.make_mesh(3) as (one, other, stranger):
+            await connected((one, other, stranger))
+            for endpoint in (one, other):
+                await endpoint.set_peers({e.peer_id: e.address for e in (one, other)})
+            await until(lambda: not stranger.stats.peers)
+            await stranger.broadcast(b"let me in", tag=1)
+            await one.broadcast(b"between us", tag=1)
+            assert [incoming.message for incoming in await received(other, 1)] == [b"between us"]
+            blob_hash = await one.publish(b"ours", tag=1)
+            with pytest.raises(BlobNotFound):
+                await stranger.fetch(blob_hash, sources=[one.peer_id], max_bytes=100, timeout=0.5, tag=1)
+
+            await self._nothing_more([one, other, stranger])
+
+    async def test_our_own_key_among_the_members_is_ignored(self) -> None:
+        async with self.make_mesh(2) as (one, other):
+            await self._all_members((one, other), with_self=True)
+            await one.broadcast(b"hello", tag=1)
+            await received(other, 1)
+            assert one.peer_id not in one.stats.peers
+            await self._nothing_more([one, other])
+
+    # ---------------------------------------------------------------------------------------------------- ending
+
+    async def test_closing_is_idempotent_and_seen_at_once(self) -> None:
+        async with self.make_mesh(2) as (one, other):
+            await connected((one, other))
+            with anyio.fail_after(3):
+                await one.aclose()
+                await one.aclose()
+                await until(lambda: not other.stats.peers)
+
+    # ------------------------------------------------------------------------------------------------- cut links
+
+    async def test_messages_find_their_way_around_a_cut_link(self) -> None:
+        self._needs_cuts()
+        async with self.make_mesh(3) as (one, between, far):
+            self.cut(one, far)
+            await one.broadcast(b"around", tag=1)
+            assert await received(far, 1) == [Incoming(between.peer_id, b"around")]
+
+    async def test_a_mended_link_brings_what_was_missed(self) -> None:
+        self._needs_cuts()
+        async with self.make_mesh(2) as (one, other):
+            self.cut(one, other)
+            await one.broadcast(b"missed", tag=1)
+            blob_hash = await one.publish(b"blob", tag=1)
+            with pytest.raises(BlobNotFound):
+                await other.fetch(blob_hash, sources=[one.peer_id], max_bytes=4, timeout=0.05, tag=1)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._fetched, other, blob_hash, one.peer_id)
+                await anyio.lowlevel.checkpoint()
+                self.mend(one, other)
+
+            assert [incoming.message for incoming in await received(other, 1)] == [b"missed"]

@@ -1,0 +1,72 @@
+"""Sentences about events after which the run's owner or its members have to decide: what happened, and the commands to use.
+
+The commands name what the event knows (the run, the step, the server's own command line); the rest is in capitals.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from psyche_core.telemetry.events import ModelContested, ModelLost, StateIsOlder
+
+_SHOWN_MEMBERS = 8
+
+
+def lost_model(event: ModelLost) -> str:
+    """Nobody who is here has the model: look for a disk first, and only then accept the loss."""
+    disk = "a member that is away or starts late may still have a checkpoint or journal on its disk"
+    if event.away:
+        shown, more = event.away[:_SHOWN_MEMBERS], len(event.away) - _SHOWN_MEMBERS
+        others = f" and {more} more" if more > 0 else ""
+        disk += f" (members that trained and are not here: {', '.join(shown)}{others})"
+    ask = f"let the run ask its members again ({event.ask_again})" if event.ask_again else "resume the run"
+    end = "start the run anew: this server keeps no state (--save-state-dir)"
+    if event.begin_again:
+        end = f"stop the server and start it once with `{event.begin_again}`: all training since the stored checkpoint is lost"
+    return (
+        f"THE MODEL IS LOST: no member that is here has the model after step {event.step} or that of an earlier epoch's end, and "
+        f"the run is paused; {disk}. Start its client with that --checkpoint-dir, then {ask}. Only if no such disk is left, {end}"
+    )
+
+
+def contested_model(event: ModelContested) -> str:
+    """The model is the word of so few members that they may be lying."""
+    run = shlex.quote(event.run_id)
+    back = "the owner cannot return the run, for no epoch's end is signed: wait for more members, or start the run anew"
+    if event.signed_step is not None:
+        again = event.signed_step + 1
+        back = (
+            f"the owner can return the run to the signed step {event.signed_step}. With a server: pause the run "
+            f"(kill -USR1 PID), stop the server, and start it once with `psyche server run --state FILE --save-state-dir FOLDER "
+            f"--restart-from-step {again}`. On Solana: `psyche run-manager set-paused -r {run}`, and once the run is paused "
+            f"`psyche run-manager update-config -r {run} --restart-from-step {again}` and "
+            f"`psyche run-manager set-paused -r {run} --resume`"
+        )
+    if event.taken:
+        return (
+            f"warning: the model after step {event.step} is the word of {event.offering} of {event.members} members: no quorum "
+            f"signed it, and no other member offers one, so this client takes it. If they may be lying, {back}"
+        )
+
+    back = back if event.signed_step is None else f"To decide at once, {back}"
+    then = "if the next warmup ends so, too, the run goes back to the newest signed step that a member has"
+    return (
+        f"THE MODEL IS CONTESTED: members offer different models after step {event.step}, no quorum signed one of them, and at "
+        f"most {event.offering} of {event.members} members offer the same, so they may be lying; this client takes none until "
+        f"more members agree{f'; {then}' if event.starts else ''}. A member with a disk of this run helps: "
+        f"`psyche client train --run-id {run} --checkpoint-dir FOLDER`. {back[0].upper()}{back[1:]}"
+    )
+
+
+def older_state(event: StateIsOlder) -> str:
+    """The server was restored from an older state."""
+    if event.member is None:
+        other = f"a state in the same folder is in epoch {event.known_epoch}, step {event.known_step}"
+        go_on = f"to continue from that one, stop this server now, rename {event.later_path} to {event.path}, and start it again"
+    else:
+        other = f"member {event.member} says that the run was in epoch {event.known_epoch}, step {event.known_step}"
+        go_on = f"if you have a newer state, stop this server now, put it in place of {event.path}, and start it again"
+    return (
+        f"THE STATE IS OLDER than the run: this server continues in epoch {event.epoch}, before step {event.step}, but {other}; "
+        f"{go_on}. Otherwise do nothing: members start again from their disks, and what came later is trained again"
+    )

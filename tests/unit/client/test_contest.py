@@ -1,0 +1,67 @@
+"""A model that few members vouch for is told with the figures that people need to decide about it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from psyche_core.client.machine.epoch import EpochNotes, epoch_key
+from psyche_core.client.machine.events import Tell
+from psyche_core.client.machine.machine import ClientMachine
+from psyche_core.client.machine.replica import contest
+from psyche_core.coordinator.state import Client, CoordinatorState, EpochEnd
+from psyche_core.simulator.members.keys import RUN_ID, identity_of
+from psyche_core.simulator.script import from_plain
+from psyche_core.simulator.world import World
+from psyche_core.telemetry.events import ModelContested
+from psyche_core.testing.backend import small_state
+from psyche_core.types import ClientState, RunState
+
+FOUND = Path(__file__).parents[1] / "simulator" / "found"
+
+
+def in_warmup(*, ends: tuple[EpochEnd, ...]) -> CoordinatorState:
+    """Eight members, one of them ejected, before an epoch that starts with the model after step 8."""
+    members = tuple(Client(identity_of(slot), ClientState.Healthy) for slot in range(7))
+    state = small_state()
+    ejected = Client(identity_of(7), ClientState.Ejected)
+    epoch = replace(state.epoch, clients=(*members, ejected), start_step=9)
+    return replace(state, run_state=RunState.Warmup, epoch=epoch, ends=ends)
+
+
+@pytest.mark.parametrize(
+    ("ends", "offering", "told"),
+    [
+        (
+            (EpochEnd(4, 0, b"d" * 32), EpochEnd(6, 0, b"e" * 32)),
+            {1},
+            ModelContested(RUN_ID, 8, 1, 7, 6, taken=True, starts=True),
+        ),
+        ((), {1, 2}, ModelContested(RUN_ID, 8, 2, 7, None, taken=True, starts=True)),
+        ((), {1, 2, 3}, None),
+        ((EpochEnd(8, 0, b"d" * 32),), {1}, None),
+    ],
+    ids=["one member", "nothing signed", "more than there may be liars", "it is signed"],
+)
+def test_a_fetched_model_that_few_offered_is_told(
+    ends: tuple[EpochEnd, ...], offering: set[int], told: ModelContested | None
+) -> None:
+    machine = ClientMachine(identity_of(0), RUN_ID, sign=lambda _: bytes(64))
+    client = machine._state
+    client.state = in_warmup(ends=ends)
+    clients = tuple(member.id for member in client.state.epoch.clients)
+    notes = EpochNotes(epoch_key(client.state), 1, clients, 0, 0.0, opened_at=-1)
+    notes.resync.asked_slots = frozenset(offering)
+    contest.warn_of_few(client, notes, 8)
+    assert [action.event for action in client.actions if isinstance(action, Tell)] == ([] if told is None else [told])
+
+
+def test_models_that_members_contest_are_told_with_the_epoch_end_that_is_left() -> None:
+    timeline: list[tuple[float, str, str]] = []
+    script = json.loads((FOUND / "contested-after-all-died.json").read_text())["script"]
+    assert World(from_plain(script), timeline=timeline).run().failure is None
+    few = ModelContested("simulated", 8, 2, 8, 5, taken=False, starts=True)
+    assert len({who for _, who, what in timeline if what.strip() == str(few)}) >= 4
