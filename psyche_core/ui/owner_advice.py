@@ -14,7 +14,7 @@ _SHOWN_MEMBERS = 8
 
 def lost_model(event: ModelLost) -> str:
     """Nobody who is here has the model: look for a disk first, and only then accept the loss."""
-    disk = "a member that is away or starts late may still have a checkpoint or journal on its disk"
+    disk = "a member that is away, or still loads it, may have it on its disk, as a checkpoint or journal"
     if event.away:
         shown, more = event.away[:_SHOWN_MEMBERS], len(event.away) - _SHOWN_MEMBERS
         others = f" and {more} more" if more > 0 else ""
@@ -24,8 +24,9 @@ def lost_model(event: ModelLost) -> str:
     if event.begin_again:
         end = f"stop the server and start it once with `{event.begin_again}`: all training since the stored checkpoint is lost"
     return (
-        f"THE MODEL IS LOST: no member that is here has the model after step {event.step} or that of an earlier epoch's end, and "
-        f"the run is paused; {disk}. Start its client with that --checkpoint-dir, then {ask}. Only if no such disk is left, {end}"
+        f"THE MODEL IS LOST: in this warmup no member had the model after step {event.step} or that of an earlier epoch's end, "
+        f"and the run is paused; {disk}. Start its client with that --checkpoint-dir, then {ask}, as often as needed. Only if no "
+        f"such disk is left, {end}"
     )
 
 

@@ -49,7 +49,8 @@ def test_each_command_that_needs_a_server_parses(command: str) -> None:
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith(HOSTS_A_RUN)])
 def test_each_command_that_hosts_a_run_parses(command: str) -> None:
     given = parse(shlex.split(command)[1:])
-    assert (given["restart_from_checkpoint"], given["checkpoint"]) in ((True, None), (None, "hf://friend/model-step-500"))
+    decided = (given["restart_from_checkpoint"], given["checkpoint"], given["restart_from_step"])
+    assert decided in ((True, None, None), (None, "hf://friend/model-step-500", None), (None, None, 121))
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith(WATCHES)])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import signal
 import statistics
 import subprocess
@@ -107,6 +108,14 @@ class LiveRun:
     def start_again(self, name: str, *options: object) -> None:
         """Start a member that has ended with the very command it had, and more options for this once."""
         self._run(name, [*self._commands[name], *map(str, options)])
+
+    def run_told(self, name: str, line: str) -> None:
+        """Start a member, or end a wait of it, with a command line that a program told people to use."""
+        program, *words = shlex.split(line)
+        if program == "psyche":
+            self._run(name, [sys.executable, "-m", "psyche_core", *words])
+        else:
+            subprocess.run([program, *words], check=True, timeout=WAIT_SECONDS)
 
     def _start(self, name: str, arguments: Sequence[object], *, inside: Sequence[object] = ()) -> None:
         log = ("--logs", "none", "--events-file", self.folder / f"{name}.jsonl")
