@@ -52,4 +52,6 @@ def _sentence(problem: dict[str, Any], explicit: dict[str, Any]) -> str:
 
     source = variable if name not in explicit and variable in os.environ else option
     rule = str(problem["msg"]).removeprefix("Value error, ")
+    if not name:  # of several options together; the input would be all of them, secrets included
+        return rule
     return f"{source}: got {problem['input']!r}; {rule[0].lower()}{rule[1:]}"

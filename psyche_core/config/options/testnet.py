@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from psyche_core.config.options.common import (
     ATTENTION,
@@ -140,6 +141,14 @@ class TestnetSettings(ProgramSettings):
             raise ValueError(message)
 
         return value
+
+    @model_validator(mode="after")
+    def _relay_options_belong_to_a_relay(self) -> Self:
+        if "relay_port" in self.model_fields_set and not self.with_relay:
+            message = "--relay-port is for the relay beside the server, which starts with --with-relay only"
+            raise ValueError(message)
+
+        return self
 
     @property
     def mortal(self) -> frozenset[int] | None:

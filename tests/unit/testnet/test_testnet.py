@@ -83,6 +83,13 @@ def test_the_server_runs_a_relay_if_one_is_wanted(tmp_path: Path, settings: Test
     assert read(settings.model_copy(update={"with_relay": True, "relay_port": 0})) == (True, 0)
 
 
+def test_the_port_of_a_relay_that_nobody_starts_is_refused() -> None:
+    given = {"config_path": Path("anywhere"), "num_clients": 3, "relay_port": 3341}
+    with pytest.raises(ConfigError, match=r"^--relay-port is for the relay beside the server, which starts"):
+        load_settings(TestnetSettings, given)
+    assert load_settings(TestnetSettings, {**given, "with_relay": True}).relay_port == 3341
+
+
 def test_without_kills_asked_for_nobody_is_killed(settings: TestnetSettings, run: RunFile) -> None:
     assert plan_kills(settings, run) is None
 
