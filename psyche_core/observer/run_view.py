@@ -235,16 +235,16 @@ class RunView:
         phase = phase_of(state)
         if phase != self.phase:
             self._note_phase(time, phase)
-        standing: dict[str, tuple[str, str]] = {}
+        states: dict[str, tuple[str, str]] = {}
         if state.run_state is not RunState.WaitingForMembers:
             for client in state.epoch.clients:
-                standing[client.id.signer.hex()] = (_STATES[client.state], "")
+                states[client.id.signer.hex()] = (_STATES[client.state], "")
         for waiting in state.pending:
-            standing.setdefault(waiting.signer.hex(), ("waiting", "for the next epoch"))
-        for key, (where, why) in standing.items():
+            states.setdefault(waiting.signer.hex(), ("waiting", "for the next epoch"))
+        for key, (where, why) in states.items():
             self._enter(self._of_id(key), time, where, why)
         for member in self.roster:
-            if member.id and member.id not in standing and member.state in ("healthy", "waiting", "dropped"):
+            if member.id and member.id not in states and member.state in ("healthy", "waiting", "dropped"):
                 self._enter(member, time, "left")
         for account in state.accounts:
             known = self._of_id(account.signer.hex())

@@ -308,8 +308,8 @@ class _Testnet:
 
         self._running -= 1
         self._first_end = self._first_end or time.monotonic()
-        page = self._metrics.clients.get(child.name)
-        too_late = over and page is not None and not page.whole
+        client = self._metrics.clients.get(child.name)
+        too_late = over and client is not None and not client.whole
         if code != 0 and not too_late:
             self._fail(f"{child.name} ended with exit code {code}: {self._cause(child)}")
         elif self._running == 0:
@@ -337,7 +337,7 @@ class _Testnet:
         if self._kills is None or remaining is None or remaining < LAST_KILL_SECONDS or self._first_end is not None:
             return
 
-        whole = [page.name for page in self._metrics.clients.values() if page.whole and page.losses]
+        whole = [client.name for client in self._metrics.clients.values() if client.whole and client.losses]
         for name in self._kills.victims(now, whole=whole):
             self._metrics.killed(name)
             self._clients[name].kill()
