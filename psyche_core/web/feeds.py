@@ -21,7 +21,7 @@ from psyche_core.observer.run_view import RunView
 BEAT_SECONDS = 15.0
 """After this long without a change a comment is sent, so that proxies keep the connection and a lost one is noticed."""
 
-PACE_SECONDS = 0.5
+UPDATE_SECONDS = 0.5
 """Shortest time between two messages to one reader."""
 
 _KEPT = 64
@@ -81,7 +81,7 @@ class Feed:
                 if text is not None:
                     version, told_ready = self.view.version, self.ready
                     yield f"id: {start}-{version}\ndata: {text}\n\n"
-                await anyio.sleep(PACE_SECONDS)
+                await anyio.sleep(UPDATE_SECONDS)
                 if self.view.version > version or self._closed:
                     continue
             with anyio.move_on_after(BEAT_SECONDS) as beat:
