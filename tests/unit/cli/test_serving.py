@@ -30,8 +30,10 @@ from psyche_core.coordinator.commands import ClientsExited, Command
 from psyche_core.coordinator.state import Client, CoordinatorState, Progress
 from psyche_core.errors import ConfigError, IdentityError, UserError
 from psyche_core.plugins import PluginRegistry
+from psyche_core.server.change_reporter import ChangeReporter
 from psyche_core.server.run_files import load_run
-from psyche_core.server.serving import KEY_FILE, ChangeReporter, first_config, name_checkpoint, serve_run, server_key
+from psyche_core.server.serving import KEY_FILE, first_config, name_checkpoint, serve_run, server_key
+from psyche_core.server.token_preparation import prepare_tokens
 from psyche_core.storage.folder_lock import locked_folder
 from psyche_core.telemetry.events import (
     Event,
@@ -48,7 +50,6 @@ from psyche_core.telemetry.sinks import EventBus
 from psyche_core.testing.backend import small_state
 from psyche_core.types import ClientState, NodeIdentity, RunState
 from psyche_core.ui.console import describe
-from psyche_core.ui.token_preparation import prepare_tokens
 from psyche_core.wire.signing import SecretKey
 
 
