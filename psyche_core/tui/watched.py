@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from psyche_core.config.sentences import printable
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.observer.members import MemberView
+from psyche_core.observer.member_view import MemberView
 from psyche_core.observer.run_view import RunView
 from psyche_core.telemetry import events as told
 from psyche_core.tui.lines import EventLine, FeedLine, OutputLine, StateLine

@@ -94,7 +94,7 @@ async def test_changes_are_streamed_and_continued_after_the_last_one(served: Ser
 
 @pytest.mark.anyio
 async def test_a_silent_run_sends_a_sign_of_life(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds_module, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(feeds_module, "HEARTBEAT_SECONDS", 0.05)
     feeds, _ = one_run()
     async with served(feeds) as client, client.stream("GET", "/api/events?run=first-light") as answer:
         with anyio.fail_after(20):
