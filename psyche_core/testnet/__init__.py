@@ -1,5 +1,5 @@
 """A whole run on this machine, a process for each program: what `psyche testnet start` does.
 
-`testnet` starts the programs, watches their events and ends them; `processes` are child processes that print JSON lines;
-`random_kills` is the plan of which clients are killed. What people see of it is in `ui`.
+`testnet` starts the programs, watches their events and ends them; `arguments` are their command lines, `results_folder` is what
+they leave; `processes` are child processes that print JSON lines; `random_kills` is the plan of which clients are killed.
 """

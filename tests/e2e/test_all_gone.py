@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from live_run import PACE, RUN_ID, THREE, LiveRun, StartRun
+from live_run import RUN_ID, RUN_KEYS, THREE, LiveRun, StartRun
 from psyche_backend_tcp.server.state_store import StateStore, state_file
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry.events import (
@@ -39,9 +39,9 @@ BATCH = 6
 
 
 @pytest.fixture
-def pace() -> Mapping[str, object]:
+def run_keys() -> Mapping[str, object]:
     return {
-        **PACE,
+        **RUN_KEYS,
         "rounds_per_epoch": 10,
         "total_steps": TOTAL,
         "global_batch_size_start": BATCH,

@@ -110,19 +110,19 @@ def validate_config(state: Path, data_config: Path | None, disk: bool, base: Pat
     """
     from psyche_core.config.sentences import printable
     from psyche_core.plugins import PluginRegistry
-    from psyche_core.server.disk_checks import Problem, look_at_disk
+    from psyche_core.server.disk_checks import Problem, check_disk
     from psyche_core.server.run_files import NAMELESS, load_run
 
     files = load_run(state, data_config, PluginRegistry.discover(), prepares_data=True, only_looks=True)
-    found = list(look_at_disk(files, base=base or state.parent)) if disk else []
-    problems = [finding.sentence for finding in found if isinstance(finding, Problem)]
+    found = list(check_disk(files, base=base or state.parent)) if disk else []
+    problems = [result.sentence for result in found if isinstance(result, Problem)]
     if problems:
         message = "\n".join([*problems, "if model and data are only on other machines, use --no-disk"])
         raise ConfigError(message)
 
     for line in files.summary():
         click.echo(line)
-    notes = [finding.sentence for finding in found]
+    notes = [result.sentence for result in found]
     if files.run.run_id == NAMELESS:
         notes.append(
             "the file has no run_id, so it can only change the configuration of an existing run; a server needs a run_id"

@@ -14,7 +14,9 @@ from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.options.testnet import TestnetSettings
 from psyche_core.config.run_config import RunFile, load_data_file, load_run_file
 from psyche_core.errors import ConfigError, UserError
-from psyche_core.testnet.testnet import MARKER, check_port, held_out, plan_kills, prepare_folder, server_arguments
+from psyche_core.testnet.arguments import held_out, server_arguments
+from psyche_core.testnet.results_folder import MARKER, prepare_folder
+from psyche_core.testnet.testnet import check_port, plan_kills
 from tests.conftest import LocalTestnet
 
 

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from psyche_core.types import MAX_CLIENTS
-from psyche_optim_distro.integer_idct import MAX_OPERAND_BITS, IntegerIDCT, operand_bits
-from psyche_optim_distro.layout import Group, IntArray, Layout
-from psyche_optim_distro.normalization import normalize_values
-from psyche_optim_distro.tiles import Workspace, tiles_of
-from psyche_optim_distro.top_k import Selection
+from psyche_optim_distro.chunks.layout import Group, IntArray, Layout
+from psyche_optim_distro.chunks.tiles import Workspace, tiles_of
+from psyche_optim_distro.direction.integer_idct import MAX_OPERAND_BITS, IntegerIDCT, operand_bits
+from psyche_optim_distro.direction.normalization import normalize_values
+from psyche_optim_distro.payload.top_k import Selection
 
 _CLEAR_RATIO = 32
 """Clearing this many consecutive elements takes as long as clearing one element by index."""

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psyche_optim_distro.layout import Group, IntArray, Layout
-from psyche_optim_distro.precision import Precision
+from psyche_optim_distro.chunks.layout import Group, IntArray, Layout
+from psyche_optim_distro.chunks.precision import Precision
 
 _CHUNKS_AT_ONCE = 512
 """Number of chunks whose candidates are compared at once. More would take more memory without being faster."""

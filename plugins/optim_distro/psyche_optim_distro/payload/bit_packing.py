@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psyche_core.errors import PayloadRejected
-from psyche_optim_distro.layout import IntArray
+from psyche_optim_distro.chunks.layout import IntArray
 
 
 def packed_bytes(count: int, width: int) -> int:

@@ -19,8 +19,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche_optim_distro.layout import IntArray
-from psyche_optim_distro.top_k import Selection
+from psyche_optim_distro.chunks.layout import IntArray
+from psyche_optim_distro.payload.top_k import Selection
 
 UNIT_BITS = 12
 UNIT = 1 << UNIT_BITS

@@ -26,9 +26,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from psyche_optim_distro.layout import Group
-from psyche_optim_distro.precision import cpu_has_bfloat16
-from psyche_optim_distro.tiles import Workspace
+from psyche_optim_distro.chunks.layout import Group
+from psyche_optim_distro.chunks.precision import cpu_has_bfloat16
+from psyche_optim_distro.chunks.tiles import Workspace
 
 BASIS_SCALE = 126
 """Even, so that cos = ±1/2 (the only rational value besides 0 and ±1) gives no rounding tie, which the last bit of a platform's

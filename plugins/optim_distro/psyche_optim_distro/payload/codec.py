@@ -28,9 +28,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psyche_core.errors import PayloadRejected
-from psyche_optim_distro.bit_packing import pack_integers, pack_unary, packed_bytes, unary_ends, unpack_flags, unpack_integers
-from psyche_optim_distro.layout import ChunkClass, IntArray, Layout
-from psyche_optim_distro.top_k import Selection, concatenate
+from psyche_optim_distro.chunks.layout import ChunkClass, IntArray, Layout
+from psyche_optim_distro.payload.bit_packing import (
+    pack_integers,
+    pack_unary,
+    packed_bytes,
+    unary_ends,
+    unpack_flags,
+    unpack_integers,
+)
+from psyche_optim_distro.payload.top_k import Selection, concatenate
 from psyche_optim_distro.value_format import ValueFormat
 
 MAGIC = b"DsTO"

@@ -19,8 +19,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from psyche_optim_distro.layout import Group
-from psyche_optim_distro.tiles import Workspace
+from psyche_optim_distro.chunks.layout import Group
+from psyche_optim_distro.chunks.tiles import Workspace
 
 
 class Clip:

@@ -30,8 +30,8 @@ from torch import Tensor
 
 from psyche_core.errors import ModelError
 from psyche_core.interfaces.parameters import check_public_state, copy_parameter
-from psyche_optim_distro.layout import Group, Layout
-from psyche_optim_distro.tiles import Workspace
+from psyche_optim_distro.chunks.layout import Group, Layout
+from psyche_optim_distro.chunks.tiles import Workspace
 
 _KEPT = float(np.float32(0.95))
 _ADDED = float(np.float32(0.05))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from psyche_optim_distro.layout import Group, Layout
+from psyche_optim_distro.chunks.layout import Group, Layout
 
 CPU_TILE_ELEMENTS = 2**19
 """Largest number of float32 elements of a tile on a CPU: 2 MiB."""

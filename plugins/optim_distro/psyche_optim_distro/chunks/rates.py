@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from psyche_core.interfaces.rate_groups import TensorRate
-from psyche_optim_distro.layout import Group, Layout
+from psyche_optim_distro.chunks.layout import Group, Layout
 
 Rates = Mapping[str, TensorRate]
 """By parameter name. A parameter that is missing has the factors 1."""

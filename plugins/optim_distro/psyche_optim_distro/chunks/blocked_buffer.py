@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from psyche_optim_distro.layout import Group, Layout, Parameter
-from psyche_optim_distro.transform import as_blocks
+from psyche_optim_distro.chunks.layout import Group, Layout, Parameter
+from psyche_optim_distro.chunks.transform import as_blocks
 
 
 class BlockedBuffer(Mapping[str, Tensor]):

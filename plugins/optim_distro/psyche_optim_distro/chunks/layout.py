@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche_optim_distro.transform import chunk_size
+from psyche_optim_distro.chunks.transform import chunk_size
 
 IntArray = NDArray[np.int64]
 
