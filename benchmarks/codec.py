@@ -25,11 +25,11 @@ import numpy as np
 import torch
 
 from benchmarks import llama
-from psyche_optim_distro import codec
-from psyche_optim_distro.layout import Layout, build_layout
+from psyche_optim_distro.chunks.layout import Layout, build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
+from psyche_optim_distro.payload import codec
+from psyche_optim_distro.payload.top_k import Selection
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.top_k import Selection
 from psyche_optim_distro.value_format import ValueFormat
 
 LEARNING_RATE = 1e-3

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from psyche_optim_distro.transform import chunk_size
+from psyche_optim_distro.chunks.transform import chunk_size
 
 INDEX_BYTES, VALUE_BYTES = 8, 4
 

@@ -32,11 +32,11 @@ from psyche_core.builtin.adamw import HEADER, AdamW
 from psyche_core.builtin.adamw_settings import AdamWSettings
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
-from psyche_optim_distro import codec
-from psyche_optim_distro.layout import Layout, build_layout
+from psyche_optim_distro.chunks.layout import Layout, build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
+from psyche_optim_distro.payload import codec
+from psyche_optim_distro.payload.top_k import Selection
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.top_k import Selection
 from psyche_optim_distro.value_format import ValueFormat
 
 MEMBERS = 4

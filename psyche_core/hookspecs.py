@@ -6,10 +6,10 @@ entry point per thing it registers, in ONE group:
     [project.entry-points."psyche.plugins"]
     "optimizer.Distro" = "psyche_optim_distro.hooks"
 
-The entry point's name is `<kind>.<Name>`; kinds are backend, optimizer, data, transport, model, sharding, relay, command. `Name`
-is what a run configuration says (`[model.LLM.optimizer.Distro]`, `data_location.Http`, `architecture = "HfLlama"`), or the word
-behind `psyche` for a command. Reading names imports nothing, so a broken or slow plugin costs nothing if it is not used.
-Factories import heavy modules when they are called.
+The entry point's name is `<kind>.<Name>`; kinds are backend, optimizer, data, transport, model, sharding, relay, tracker and
+command. `Name` is what a run configuration says (`[model.LLM.optimizer.Distro]`, `data_location.Http`), an option (`--tracker
+wandb`), or the word behind `psyche` for a command. Reading names imports nothing, so a broken or slow plugin costs nothing if it
+is not used. Factories import heavy modules when they are called.
 
 Each registration's `settings` is a pydantic model (or None) that validates the plugin's own table; unknown keys are refused.
 """
@@ -36,6 +36,8 @@ from psyche_core.interfaces import (
     RankGroup,
     Relay,
     ShardingEngine,
+    TrackedRun,
+    Tracker,
     Transport,
 )
 from psyche_core.types import WitnessMetadata
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 
 PROJECT = "psyche"
 GROUP = "psyche.plugins"
-KINDS = ("backend", "optimizer", "data", "transport", "model", "sharding", "relay", "command")
+KINDS = ("backend", "optimizer", "data", "transport", "model", "sharding", "relay", "tracker", "command")
 PLUGIN_API = (1, 0)
 
 hookspec: pluggy.HookspecMarker = pluggy.HookspecMarker(PROJECT)
@@ -413,6 +415,34 @@ class RelayRegistration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerContext:
+    """The arguments for making a tracker. settings: validated by the registration's `settings`."""
+
+    run: TrackedRun
+    settings: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerRegistration:
+    """A tracker.
+
+    Attributes:
+        create: begins to keep a run; called in the tracker's own thread once the run is known, may block.
+        settings: the tracker's own options. When a client uses this tracker, they appear as `--name` and `PSYCHE_NAME` beside the
+            client's own options, as those of a backend do. Names begin with the tracker's.
+        check: raises UserError for settings that cannot work on this machine (a missing key, a folder that cannot be written);
+            called before the run is joined, so that nobody trains for a week and finds nothing tracked. It must return quickly
+            and send nothing.
+    """
+
+    name: str
+    summary: str
+    create: Callable[[TrackerContext], Tracker]
+    settings: type[BaseModel] | None = None
+    check: Callable[[Any], None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRegistration:
     """A command of the `psyche` program.
 
@@ -434,6 +464,7 @@ Registration = (
     | ModelRegistration
     | ShardingRegistration
     | RelayRegistration
+    | TrackerRegistration
     | CommandRegistration
 )
 
@@ -478,6 +509,11 @@ def psyche_register_sharding() -> list[ShardingRegistration]:  # type: ignore[em
 @hookspec
 def psyche_register_relays() -> list[RelayRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
     """Relays this plugin provides for `psyche server run --with-relay`."""
+
+
+@hookspec
+def psyche_register_trackers() -> list[TrackerRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
+    """Trackers this plugin provides; the name is what `--tracker` takes."""
 
 
 @hookspec

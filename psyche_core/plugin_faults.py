@@ -17,13 +17,23 @@ from typing import Any, TypeVar
 
 from psyche_core.errors import PluginFailed, PsycheError
 from psyche_core.hookspecs import BackendRegistration, BackendTestnet, Registration
-from psyche_core.interfaces import Backend, BackendServer, DataProvider, Model, Optimizer, Relay, ShardingEngine, Transport
+from psyche_core.interfaces import (
+    Backend,
+    BackendServer,
+    DataProvider,
+    Model,
+    Optimizer,
+    Relay,
+    ShardingEngine,
+    Tracker,
+    Transport,
+)
 
 OURS = "psyche_core"
 MAX_TEXT = 300
 """Maximum number of characters quoted from an exception's own text."""
 
-_FACTORIES = ("create", "create_server", "observe", "transport_key", "route")
+_FACTORIES = ("create", "create_server", "observe", "transport_key", "route", "check")
 _TESTNET_FACTORIES = ("member_options", "lose_route")
 _INTERFACES: Mapping[str, type | tuple[type, ...]] = MappingProxyType(
     {
@@ -33,6 +43,7 @@ _INTERFACES: Mapping[str, type | tuple[type, ...]] = MappingProxyType(
         "optimizer": Optimizer,
         "relay": Relay,
         "sharding": ShardingEngine,
+        "tracker": Tracker,
         "transport": Transport,
     }
 )

@@ -38,6 +38,7 @@ from psyche_core.hookspecs import (
     Registration,
     RelayRegistration,
     ShardingRegistration,
+    TrackerRegistration,
     TransportRegistration,
 )
 
@@ -56,6 +57,8 @@ FIRST_PARTY_EXTRAS: Mapping[tuple[str, str], str] = MappingProxyType(
         ("optimizer", "Distro"): "distro",
         ("relay", "iroh"): "quic",
         ("sharding", "deepspeed"): "deepspeed",
+        ("tracker", "tensorboard"): "tensorboard",
+        ("tracker", "wandb"): "wandb",
         ("transport", "quic"): "quic",
     }
 )
@@ -70,6 +73,7 @@ _HOOKS: Mapping[str, tuple[str, type[Registration]]] = MappingProxyType(
         "model": ("psyche_register_models", ModelRegistration),
         "sharding": ("psyche_register_sharding", ShardingRegistration),
         "relay": ("psyche_register_relays", RelayRegistration),
+        "tracker": ("psyche_register_trackers", TrackerRegistration),
         "command": ("psyche_register_commands", CommandRegistration),
     }
 )
@@ -194,6 +198,8 @@ class PluginRegistry:
     def load(self, kind: Literal["sharding"], name: str) -> ShardingRegistration: ...
     @overload
     def load(self, kind: Literal["relay"], name: str) -> RelayRegistration: ...
+    @overload
+    def load(self, kind: Literal["tracker"], name: str) -> TrackerRegistration: ...
     @overload
     def load(self, kind: Literal["command"], name: str) -> CommandRegistration: ...
     @overload

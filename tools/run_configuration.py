@@ -19,7 +19,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from psyche_core.config import schema
+from psyche_core.config import data_file, schema
 from psyche_core.config.key_descriptions import described
 from psyche_core.plugins import PluginRegistry
 
@@ -68,8 +68,8 @@ def _tables() -> Iterator[str]:
 
 
 def _data_file() -> Iterator[str]:
-    yield from _table("Data file", schema.DataFile)
-    yield from _table("`[text]` of a data file", schema.TextSource)
+    yield from _table("Data file", data_file.DataFile)
+    yield from _table("`[text]` of a data file", data_file.TextSource)
 
 
 def _choice(name: str, table: type[schema.Table] | None) -> Iterator[str]:

@@ -8,6 +8,8 @@ psyche-core show their traceback; --debug shows all other tracebacks, too.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -26,10 +28,12 @@ class Switches:
 
     Attributes:
         told: sentence of a failure that was already shown where errors are printed.
+        abandons: the process ends at once, without what libraries do at its exit: one of them hangs.
     """
 
     debug: bool = False
     told: str = ""
+    abandons: bool = False
 
 
 @click.group(
@@ -110,4 +114,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         code = result if isinstance(result, int) else 0
 
+    if switches.abandons:
+        _end_at_once(code)
     sys.exit(code)
+
+
+def _end_at_once(code: int) -> None:
+    """End the process after everything of ours was cleaned up, without waiting for threads and exit handlers of libraries."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

@@ -23,6 +23,8 @@ _EXTRAS = {
     "starlette": "web",
     "uvicorn": "web",
     "lm_eval": "eval",
+    "opentelemetry": "otlp",
+    "prometheus_client": "metrics",
 }
 
 

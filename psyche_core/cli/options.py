@@ -11,14 +11,15 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from psyche_core.cli.reference_options import SettingsCommand
+from psyche_core.cli.reference_options import SettingsCommand, with_implied_trackers
 from psyche_core.config.options.client import ClientSettings
+from psyche_core.config.options.common import tracker_names
 from psyche_core.config.options.loading import ENVIRONMENT_PREFIX
 from psyche_core.errors import UserError
 
@@ -26,7 +27,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 ENVIRONMENT_NOTE = "Every option can also be set by an environment variable, PSYCHE_<OPTION>. The command line takes precedence."
 
-_EXTRA = "psyche.backend.options"
+_EXTRA = "psyche.plugin.options"
 
 SHORT = {"identity_secret_key_path": "-i", "server_port": "-s"}
 """Options that also have a one-letter form."""
@@ -49,39 +50,53 @@ def settings_options(cls: type[BaseModel]) -> Callable[[_Command], _Command]:
 
 
 class PluginOptions(SettingsCommand):
-    """A command whose `--backend` and `--transport` add options: those of the plugin's settings class.
+    """A command whose `--backend`, `--transport` and `--tracker` add options: those of the plugins' settings classes.
 
     They are available, and shown in the help, only if an option, the environment or the option's default names that plugin. A
     default that is not installed adds none; the command itself says what is missing.
     """
 
+    kinds: ClassVar[tuple[str, ...]] = ("backend", "transport")
+    """Kinds that add options; trackers do where the command has that option."""
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Find the plugins' names first, then parse."""
+        chosen: list[tuple[str, str | None]] = [(kind, next(reversed(_named(kind, args)), None)) for kind in self.kinds]
+        if any(option.name == "tracker" for option in self.params):
+            args = with_implied_trackers(args, os.environ)
+            chosen += [("tracker", name) for name in tracker_names(_named("tracker", args))]
         extra: list[click.Parameter] = []
-        for kind in ("backend", "transport"):
-            settings = _plugin_settings(kind, _plugin_name(kind, args))
+        for kind, name in chosen:
+            settings = _plugin_settings(kind, name)
             if settings is not None:
                 extra += _extra_parameters(settings, {option.name for option in (*self.params, *extra)})
         ctx.meta[_EXTRA] = extra
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The command's own, then the backend's."""
+        """The command's own, then the plugins'."""
         *own, last = super().get_params(ctx)  # the last one is --help
         return [*own, *ctx.meta.get(_EXTRA, ()), last]
 
 
-def _plugin_name(kind: str, args: list[str]) -> str | None:
-    """The last `--KIND NAME` or `--KIND=NAME`, else the value from the environment."""
-    found = os.environ.get(f"{ENVIRONMENT_PREFIX}{kind.upper()}") or None
+class TrackerOptions(PluginOptions):
+    """A command to which only trackers add options."""
+
+    kinds: ClassVar[tuple[str, ...]] = ()
+
+
+def _named(kind: str, args: list[str]) -> list[str]:
+    """The value of each `--KIND NAME` or `--KIND=NAME`, else that from the environment."""
+    found = []
     for place, word in enumerate(args):
         if word == "--":
             break
         if word == f"--{kind}" and place + 1 < len(args):
-            found = args[place + 1]
+            found.append(args[place + 1])
         elif word.startswith(f"--{kind}="):
-            found = word.partition("=")[2]
-    return found
+            found.append(word.partition("=")[2])
+    told = os.environ.get(f"{ENVIRONMENT_PREFIX}{kind.upper()}")
+    return found or ([told] if told else [])
 
 
 def _plugin_settings(kind: str, name: str | None) -> type[BaseModel] | None:
@@ -90,12 +105,14 @@ def _plugin_settings(kind: str, name: str | None) -> type[BaseModel] | None:
     registry = PluginRegistry.discover()
     wanted = name or str(ClientSettings.model_fields[kind].default)
     try:
-        return (registry.load("backend", wanted) if kind == "backend" else registry.load("transport", wanted)).settings
+        settings: type[BaseModel] | None = registry.load(kind, wanted).settings  # type: ignore[union-attr]  # of these kinds
     except UserError:
         if name is not None:
             raise
 
         return None
+
+    return settings
 
 
 def _extra_parameters(settings: type[BaseModel], taken: Collection[str | None]) -> list[click.Parameter]:
@@ -119,6 +136,7 @@ def _option(name: str, field: FieldInfo) -> Callable[[_Command], _Command]:
         *flags,
         name,
         type=kind,
+        multiple=_is_several(field.annotation),
         default=None,
         show_default=False,
         metavar=None if kind is bool or isinstance(kind, click.Choice) else str(_extra(field).get("unit", _metavar(kind))),
@@ -137,12 +155,19 @@ def _click_type(annotation: Any) -> Any:
         annotation = parts[0] if len(parts) == 1 else str
         if typing.get_origin(annotation) is typing.Annotated:
             annotation = typing.get_args(annotation)[0]
+    if _is_several(annotation):
+        return str
     if typing.get_origin(annotation) is Literal:
         return click.Choice(list(typing.get_args(annotation)))
     if annotation is Path:
         return click.Path(path_type=Path)
 
     return annotation
+
+
+def _is_several(annotation: Any) -> bool:
+    """Whether an option may be given several times."""
+    return typing.get_origin(annotation) is tuple
 
 
 def _metavar(kind: Any) -> str:
@@ -156,7 +181,7 @@ def _help(field: FieldInfo) -> str:
     text = field.description or ""
     if field.is_required():
         return f"{text}  [required]"
-    if field.default is None or field.default_factory is not None:
+    if field.default in (None, ()) or field.default_factory is not None:
         return text
 
     shown = str(field.default).lower() if isinstance(field.default, bool) else field.default

@@ -20,6 +20,7 @@ import anyio
 import click
 
 from psyche_core.cli.failures import Interrupted
+from psyche_core.config.options.log_filters import parse_log_filters
 from psyche_core.config.sentences import PrintableFormatter
 from psyche_core.errors import UserError
 from psyche_core.telemetry.event_files import EventFolderWriter
@@ -56,18 +57,29 @@ async def _until_signal(program: Callable[[], Awaitable[_Result]]) -> _Result:
     return results[0]
 
 
-def log_to_stderr() -> None:
+def log_to_stderr(filters: str | None = None) -> None:
     """Show warnings of every logger on stderr, one line each, in the format of the displays.
 
-    With `psyche --debug` also show debug messages and tracebacks of our own loggers.
+    With `psyche --debug` also show debug messages and tracebacks of our own loggers. filters: which lines to show instead, see
+    `config.options.log_filters`; checked already.
     """
-    context = click.get_current_context(silent=True)
-    debug = bool(getattr(None if context is None else context.find_root().obj, "debug", False))
+    debug = _debugs()
     handler = logging.StreamHandler(_Stderr())
-    handler.setFormatter(_LogLine(named=debug))
+    handler.setFormatter(_LogLine(named=debug or filters is not None))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     if debug:
         logging.getLogger("psyche").setLevel(logging.DEBUG)
+    if filters is not None:
+        wanted = parse_log_filters(filters)
+        if wanted.default is not None:
+            logging.getLogger().setLevel(wanted.default)
+        for name, level in wanted.levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _debugs() -> bool:
+    context = click.get_current_context(silent=True)
+    return bool(getattr(None if context is None else context.find_root().obj, "debug", False))
 
 
 class _Stderr(io.TextIOBase):
@@ -139,6 +151,7 @@ def open_report(
 ) -> Iterator[EventBus]:
     """An event bus for the sinks and, if given, a file of JSON lines, a folder of them, and a file of readable lines.
 
+    The last one also gets log lines.
     keep_event_files: as for `EventFolderWriter`. Files are appended to. Raises UserError if one of these cannot be written.
     """
     with contextlib.ExitStack() as stack:
@@ -155,8 +168,22 @@ def open_report(
         if write_log is not None:
             from psyche_core.ui.console import console_lines  # not for commands that show no events
 
-            sinks = (*sinks, console_lines(stack.enter_context(_open_append(write_log, "the log"))))
+            lines = stack.enter_context(_open_append(write_log, "the log"))
+            sinks = (*sinks, console_lines(lines))
+            stack.enter_context(_also_logging_to(lines))
         yield EventBus(*sinks)
+
+
+@contextlib.contextmanager
+def _also_logging_to(stream: TextIO) -> Iterator[None]:
+    """Write log lines to a stream, too, while inside."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_LogLine(named=_debugs()))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 def _open_append(path: Path, what: str) -> TextIO:

@@ -7,29 +7,18 @@ another name. ABSENT holds the options that have no counterpart here, with what 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
-_TRACKERS = "trackers are not built yet; --events-file writes every event, which a program of yours can pass on"
-_TELEMETRY = "OpenTelemetry is not built yet; --events-file or --logs json give every event"
+from psyche_core.config.options.loading import ENVIRONMENT_PREFIX
 
 ABSENT: dict[str, str] = {
     "--hub-max-concurrent-downloads": "the Hub's own library decides how many files it downloads at a time",
-    "--log": "psyche --debug COMMAND shows debug messages; files of events hold everything",
-    "--metrics-local-port": _TELEMETRY,
-    "--oltp-auth-header": _TELEMETRY,
-    "--oltp-logs-url": _TELEMETRY,
-    "--oltp-metrics-url": _TELEMETRY,
-    "--oltp-report-interval": _TELEMETRY,
-    "--oltp-tracing-url": _TELEMETRY,
     "--optim-stats": "statistics of the optimizer are not built yet",
     "--optim-stats-steps": "statistics of the optimizer are not built yet",
     "--sidecar-port": "processes on other machines connect to --sidecar-bind HOST:PORT; those of this machine need no port",
-    "--wandb-entity": _TRACKERS,
-    "--wandb-group": _TRACKERS,
-    "--wandb-project": _TRACKERS,
-    "--wandb-run": _TRACKERS,
     "--write-distro-data": "results are not written to disk; --checkpoint-dir keeps a journal of the rounds",
     "--write-gradients-dir": "results are not written to disk; --checkpoint-dir keeps a journal of the rounds",
 }
@@ -91,6 +80,18 @@ def respelled(words: Sequence[str], parameters: Sequence[click.Parameter]) -> It
             continue
         if not equals:
             rest.pop(0)
+
+
+def with_implied_trackers(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The words of a command with `--tracker wandb` if options of that tracker ask for it, as they do in the Rust programs.
+
+    Variables of the environment ask for it only where no tracker is named.
+    """
+    named = [word for word in itertools.takewhile(lambda word: word != "--", words) if word.startswith("--")]
+    tracks = any(word.partition("=")[0] == "--tracker" for word in named) or environment.get(ENVIRONMENT_PREFIX + "TRACKER")
+    asked = any(word.startswith("--wandb-") for word in named)
+    told = any(name.startswith(ENVIRONMENT_PREFIX + "WANDB_") and value for name, value in environment.items())
+    return [*(("--tracker", "wandb") if asked or (told and not tracks) else ()), *words]
 
 
 def _flag(option: click.Option, name: str, *, on: bool) -> tuple[str, ...]:

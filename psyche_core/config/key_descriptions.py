@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from psyche_core.config import schema
+from psyche_core.config import data_file, schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +141,14 @@ DESCRIBED: Mapping[type[schema.Table], Mapping[str, Key]] = MappingProxyType(
                 "at most 8, http(s)://HOST[:PORT]",
             ),
         },
-        schema.DataFile: {
+        data_file.DataFile: {
             "dir": Key("", "Folder with token files, relative to the file."),
             "token_size": Key("", "Bytes of a token in the files."),
             "seq_len": Key(_TOKENS, "Length of a sequence.", "equal to max_seq_len of the run"),
             "shuffle_seed": Key("", "Seed of the order of sequences.", "32 numbers from 0 to 255"),
             "text": Key("", "Text to make the token files from at first use. Not in the reference."),
         },
-        schema.TextSource: {
+        data_file.TextSource: {
             "package": Key("", "Installed package that contains the text."),
             "tokenizer": Key("", "Tokenizer file, relative to the file."),
             "held_out": Key("", "Fraction of the text that is kept for evaluation."),

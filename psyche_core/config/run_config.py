@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from psyche_core.config.data_file import DataFile, TextSource
 from psyche_core.config.rules import (
     check_cold_start,
     check_config,
@@ -30,7 +31,6 @@ from psyche_core.config.schema import (
     Choice,
     ConstantSchedule,
     CoordinatorConfig,
-    DataFile,
     DecaySchedule,
     GcsRepo,
     HubRepo,
@@ -39,7 +39,6 @@ from psyche_core.config.schema import (
     NetworkConfig,
     ProgressConfig,
     RunFile,
-    TextSource,
     WarmupStableDecaySchedule,
 )
 from psyche_core.config.sentences import sentences

@@ -1,1 +1,5 @@
-"""Training data: token files, Parquet rows, mixtures, the seeded order of sequences, tokenizing and inspection."""
+"""Training data as numbered sequences.
+
+`token_files`, the package `parquet` and `sequences` (any dataset object) are formats, `mixture_data` mixes several providers;
+`ordering` is the seeded order of sequences, equal everywhere; `text` makes token files from text; `inspection` reports contents.
+"""

@@ -55,8 +55,8 @@ def write(
     """
     ids = encode(model, prompt, chat=chat)
     count = int(ids.shape[1])
-    room = max_new_tokens if model.max_tokens is None else min(max_new_tokens, model.max_tokens - count)
-    if room < 1:
+    most_new = max_new_tokens if model.max_tokens is None else min(max_new_tokens, model.max_tokens - count)
+    if most_new < 1:
         message = f"the prompt has {count} tokens and the model reads at most {model.max_tokens}; shorten it"
         raise InputError(message)
 
@@ -66,7 +66,7 @@ def write(
             out = model.module.generate(
                 ids.to(model.device),
                 attention_mask=torch.ones_like(ids, device=model.device),
-                generation_config=plain_generation(model, room),
+                generation_config=plain_generation(model, most_new),
                 logits_processor=(sampling or Sampling()).processors(),
                 streamer=None if tell is None else _Streamer(model.tokenizer, tell),
             )
@@ -100,7 +100,7 @@ def encode(model: TextModel, prompt: str, *, chat: bool = False) -> torch.Tensor
     return torch.tensor([ids])
 
 
-def plain_generation(model: TextModel, room: int) -> transformers.GenerationConfig:
+def plain_generation(model: TextModel, most_new: int) -> transformers.GenerationConfig:
     """Return the settings of transformers: nothing of a model's own wishes but its ends of texts."""
     ends = ends_of(model)
     padding = model.tokenizer.pad_token_id
@@ -108,7 +108,7 @@ def plain_generation(model: TextModel, room: int) -> transformers.GenerationConf
         padding = ends[0] if ends else 0
     config: Any = transformers.GenerationConfig
     return config(  # type: ignore[no-any-return]  # transformers is untyped
-        max_new_tokens=room, do_sample=False, eos_token_id=ends or None, pad_token_id=padding, use_cache=True
+        max_new_tokens=most_new, do_sample=False, eos_token_id=ends or None, pad_token_id=padding, use_cache=True
     )
 
 

@@ -51,8 +51,8 @@ def write_in_spare_time(
 def _go_on(model: TextModel, prompt: str, written: list[int], processors: Any, most: int) -> bool:
     """Add tokens to `written` until the text is complete."""
     start = encode(model, prompt)
-    room = most if model.max_tokens is None else min(most, model.max_tokens - start.shape[1])
-    if len(written) >= room or (written and written[-1] in ends_of(model)):
+    most_new = most if model.max_tokens is None else min(most, model.max_tokens - start.shape[1])
+    if len(written) >= most_new or (written and written[-1] in ends_of(model)):
         return True
 
     ids = torch.cat([start, torch.tensor([written], dtype=start.dtype)], dim=1) if written else start
@@ -60,7 +60,7 @@ def _go_on(model: TextModel, prompt: str, written: list[int], processors: Any, m
         model.module.generate(
             ids.to(model.device),
             attention_mask=torch.ones_like(ids, device=model.device),
-            generation_config=plain_generation(model, room - len(written)),
+            generation_config=plain_generation(model, most_new - len(written)),
             logits_processor=processors,
             streamer=_Collector(written),
         )

@@ -2,18 +2,20 @@
 
 A seed determines the first weights and the order of the data, which are the same for every recipe. DisTrO is trained by several
 members that share each batch, with the delay of two steps that a run has. AdamW is the plain optimizer on the whole batch,
-without delay, so it is the best possible result. Every recipe uses the run file's schedule with its own base rate. The table
-shows means and the spread over seeds; it does not name a best recipe.
+without delay unless its recipe has one, so it is the best possible result. Every recipe uses the run file's schedule with its
+own base rate. The table shows means and the spread over seeds; it does not name a best recipe.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.learning_rate import learning_rate
@@ -31,8 +33,9 @@ BETAS, EPSILON, WEIGHT_DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 1.0
 class Recipe:
     """An optimizer with settings.
 
-    optimizer: `AdamW`, or a plugin's name with settings. rate: base learning rate of the schedule. settings: of AdamW only
-    `rates` counts, see `psyche_core.interfaces.rate_groups`.
+    optimizer: `AdamW`, or a plugin's name with settings. rate: base learning rate of the schedule. settings: those of AdamW are
+    `rates`, see `psyche_core.interfaces.rate_groups`; `delay`, the steps from a gradient to the step that trains on it, 0 as in
+    ordinary training, 2 as in a run; and `look_ahead`, whether weights that lack updates are moved on by the last one.
     """
 
     optimizer: str
@@ -44,12 +47,17 @@ class Recipe:
         """The settings that differ between recipes, for tables."""
         groups = _words(self.settings.get("rates") or {})
         if self.optimizer == PLAIN_ADAMW:
-            return f"AdamW, rate {self.rate:g}{groups}"
+            delay = f", delay {self.settings['delay']}" if self.settings.get("delay") else ""
+            ahead = ", look-ahead" if self.settings.get("look_ahead") else ""
+            return f"AdamW, rate {self.rate:g}{delay}{ahead}{groups}"
 
+        subtract = self.settings.get("compression_subtract", 1.0)
+        kept = f", subtract {subtract:g}" if subtract != 1 else ""
+        stage = f", {self.settings['second_stage']}" if self.settings.get("second_stage") else ""
         kind = "1 bit" if self.settings.get("quantize_1bit") else f"{self.settings.get('value_bits', 16)} bit"
         return (
             f"{self.optimizer} {kind}, top {self.settings['compression_topk']}, decay {self.settings['compression_decay']:g}, "
-            f"rate {self.rate:g}{groups}"
+            f"rate {self.rate:g}{kept}{stage}{groups}"
         )
 
     def as_settings(self) -> dict[str, Any]:
@@ -138,8 +146,51 @@ def scaled_schedule(schedule: Choice, rate: float, *, steps: int) -> Choice:
 
 
 def train_plain_adamw(task: Task, model: Model, recipe: Recipe, *, schedule: Choice, seed: int) -> Outcome:
-    """Train with full gradients, applied at once. bytes_per_step is the size of float32 gradients, which a member would send."""
+    """Train with full gradients. bytes_per_step is the size of float32 gradients, which a member would send.
+
+    They are applied at once, or with the recipe's `delay` d before step s + d, as results are in a run. `look_ahead` then trains
+    on weights that are moved on by the last update, once for each update they lack.
+    """
     parameters = list(model.parameters.values())
+    optimizer = _adamw(model, recipe)
+    delay, look_ahead = int(recipe.settings.get("delay", 0)), bool(recipe.settings.get("look_ahead", False))
+    losses = [(0, model.loss(task.held_out, micro_batch_size=task.micro_batch_size))]
+    waiting: deque[list[Tensor | None]] = deque()
+    moved: list[Tensor] = []
+    applied = 0
+
+    @torch.no_grad()
+    def apply() -> None:
+        nonlocal applied, moved
+        applied += 1
+        for parameter, gradient in zip(parameters, waiting.popleft(), strict=True):
+            parameter.grad = gradient
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(schedule, applied) * group["rate"]
+        before = [parameter.detach().clone() for parameter in parameters] if look_ahead else []
+        optimizer.step()
+        moved = [parameter.detach() - old for parameter, old in zip(parameters, before, strict=bool(before))]
+
+    for step, shares in enumerate(task.rounds, start=1):
+        if delay and step > delay:
+            apply()
+        masters = _move(parameters, moved, times=len(waiting))
+        model.gradients(_together(shares), micro_batch_size=task.micro_batch_size)
+        _restore(parameters, masters)
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        waiting.append([None if parameter.grad is None else parameter.grad.clone() for parameter in parameters])
+        if not delay:
+            apply()
+        if step % task.every == 0 and step < len(task.rounds):
+            losses.append((applied, model.loss(task.held_out, micro_batch_size=task.micro_batch_size)))
+    while waiting:
+        apply()
+    losses.append((applied, model.loss(task.held_out, micro_batch_size=task.micro_batch_size)))
+    return Outcome(recipe, seed, tuple(losses), 4.0 * sum(parameter.numel() for parameter in parameters))
+
+
+def _adamw(model: Model, recipe: Recipe) -> torch.optim.AdamW:
+    """AdamW with the recipe's rate groups. Each group's `rate` is its factor of the learning rate."""
     groups = RateGroups.model_validate(recipe.settings.get("rates") or {})
     rates = groups.tensor_rates({name: tuple(parameter.shape) for name, parameter in model.parameters.items()})
     each = []
@@ -147,17 +198,26 @@ def train_plain_adamw(task: Task, model: Model, recipe: Recipe, *, schedule: Cho
         rate = rates[name]
         decay = WEIGHT_DECAY * rate.weight_decay / rate.rate  # torch multiplies it by the tensor's rate, we by the run's
         each.append({"params": [parameter], "rate": rate.rate, "weight_decay": decay})
-    optimizer = torch.optim.AdamW(each, lr=recipe.rate, betas=BETAS, eps=EPSILON)
-    losses = [(0, model.loss(task.held_out, micro_batch_size=task.micro_batch_size))]
-    for step, shares in enumerate(task.rounds, start=1):
-        model.gradients(_together(shares), micro_batch_size=task.micro_batch_size)
-        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(schedule, step) * group["rate"]
-        optimizer.step()
-        if step % task.every == 0 or step == len(task.rounds):
-            losses.append((step, model.loss(task.held_out, micro_batch_size=task.micro_batch_size)))
-    return Outcome(recipe, seed, tuple(losses), 4.0 * sum(parameter.numel() for parameter in parameters))
+    return torch.optim.AdamW(each, lr=recipe.rate, betas=BETAS, eps=EPSILON)
+
+
+@torch.no_grad()
+def _move(parameters: Sequence[Tensor], moved: Sequence[Tensor], *, times: int) -> list[Tensor]:
+    """Add an update `times` times, if there is one. Returns the values before; none where nothing moved."""
+    if not moved or not times:
+        return []
+
+    before = [parameter.detach().clone() for parameter in parameters]
+    for parameter, step in zip(parameters, moved, strict=True):
+        parameter.add_(step, alpha=times)
+    return before
+
+
+@torch.no_grad()
+def _restore(parameters: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+    """Undo `_move`."""
+    for parameter, value in zip(parameters, before, strict=bool(before)):
+        parameter.copy_(value)
 
 
 def train_members(task: Task, trainers: Sequence[Trainer], recipe: Recipe, *, seed: int) -> Outcome:

@@ -12,6 +12,7 @@ from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.relay import Relay
 from psyche_core.interfaces.sharding import Placement, RankGroup, ShardingEngine
+from psyche_core.interfaces.tracker import TrackedRun, Tracker
 from psyche_core.interfaces.transport import Incoming, Opened, PeerPath, Transport, TransportStats
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "Relay",
     "ShardingEngine",
     "StateUpdate",
+    "TrackedRun",
+    "Tracker",
     "Transport",
     "TransportStats",
 ]

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from psyche_core.config.sentences import printable
-from psyche_core.observer.members import MemberView
+from psyche_core.observer.member_view import MemberView
 from psyche_core.observer.run_view import RunView
 from psyche_core.telemetry import events as told
 from psyche_core.telemetry.events import Event

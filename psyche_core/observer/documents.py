@@ -13,7 +13,7 @@ from typing import Any
 
 from psyche_core.config.sentences import printable
 from psyche_core.observer.buckets import Bucket, BucketSeries
-from psyche_core.observer.members import MemberView
+from psyche_core.observer.member_view import MemberView
 from psyche_core.observer.run_view import RunView
 
 FORMAT = 1

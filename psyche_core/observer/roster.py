@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from psyche_core.observer.members import MemberView
+from psyche_core.observer.member_view import MemberView
 
 MAX_MEMBERS = 1024
 """Members followed; further ones are left out."""

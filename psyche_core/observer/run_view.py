@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
 
 from psyche_core.config.sentences import printable
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.observer.buckets import BucketSeries
-from psyche_core.observer.members import MemberView
+from psyche_core.observer.member_view import MemberView
+from psyche_core.observer.records import Answer, Entry, EpochView, News, Stage
 from psyche_core.observer.roster import Roster
 from psyche_core.sdk.run_events import phase_of
 from psyche_core.telemetry import events as told
@@ -62,7 +62,7 @@ _STATES = {
     ClientState.Withdrawn: "left",
     ClientState.Ejected: "ejected",
 }
-_STANDINGS = (
+_MEMBER_REPORTS = (
     *(told.Joined, told.ModelLoading, told.ModelLoaded, told.WaitsForEpoch, told.Dropped, told.CameBack),
     *(told.ModelSync, told.Leaving, told.Problem, told.Ended),
 )
@@ -70,58 +70,6 @@ _STANDINGS = (
 
 _OVER = ("finished", "failed", "ejected")
 _TRAINING = ("RoundTrain", "RoundWitness")
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """One line about the run. version: of the change it is about. level: `info`, `warning` or `error`."""
-
-    version: int
-    time: float
-    source: str
-    level: str
-    text: str
-
-
-@dataclass(slots=True)
-class EpochView:
-    """An epoch. last_step: None until it ended. digests: of its end -> how many reported it. signed: by a quorum."""
-
-    number: int
-    first_step: int
-    began: float
-    last_step: int | None = None
-    ended: float | None = None
-    clients: int = 0
-    signed: bool = False
-    digests: dict[str, int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """From `since` (unix seconds) the run was in a phase; the two phases of a round count as `Training`."""
-
-    since: float
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A checkpoint or a payment. kind: `saved`, `stored` or `paid`; text: where, or to whom; number: step, or units."""
-
-    time: float
-    kind: str
-    number: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a model wrote after a prompt. step: the last one in its weights."""
-
-    time: float
-    step: int
-    text: str
 
 
 class RunView:
@@ -225,7 +173,7 @@ class RunView:
             case told.Ended() if source == self._server:
                 self.ended = event
             case _:
-                self._note_standing(source, time, event)
+                self._note_member_report(source, time, event)
         if not isinstance(event, _SILENT):
             self._tell(source, time, event)
 
@@ -239,16 +187,16 @@ class RunView:
         phase = phase_of(state)
         if phase != self.phase:
             self._note_phase(time, phase)
-        standing: dict[str, tuple[str, str]] = {}
+        states: dict[str, tuple[str, str]] = {}
         if state.run_state is not RunState.WaitingForMembers:
             for client in state.epoch.clients:
-                standing[client.id.signer.hex()] = (_STATES[client.state], "")
+                states[client.id.signer.hex()] = (_STATES[client.state], "")
         for waiting in state.pending:
-            standing.setdefault(waiting.signer.hex(), ("waiting", "for the next epoch"))
-        for key, (where, why) in standing.items():
+            states.setdefault(waiting.signer.hex(), ("waiting", "for the next epoch"))
+        for key, (where, why) in states.items():
             self._enter(self._of_id(key), time, where, why)
         for member in self.roster:
-            if member.id and member.id not in standing and member.state in ("healthy", "waiting", "dropped"):
+            if member.id and member.id not in states and member.state in ("healthy", "waiting", "dropped"):
                 self._enter(member, time, "left")
         for account in state.accounts:
             known = self._of_id(account.signer.hex())
@@ -385,7 +333,7 @@ class RunView:
             member.losses.cut(event.to_step, changed=self.version)
         self.last_step = min(self.last_step, event.to_step)
 
-    def _note_standing(self, source: str, time: float, event: Event) -> None:
+    def _note_member_report(self, source: str, time: float, event: Event) -> None:
         """Events about where a member stands; of itself, or of another as the server sees it."""
         if isinstance(event, told.MemberExited | told.MemberWithdrew):
             if isinstance(event, told.MemberWithdrew):
@@ -397,7 +345,7 @@ class RunView:
                 self._enter(other, time, state, why)
                 other.out_epoch = event.epoch
             return
-        if source == self._server or not isinstance(event, _STANDINGS):
+        if source == self._server or not isinstance(event, _MEMBER_REPORTS):
             return
 
         member = self._of_source(source)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from psyche_core.sdk.argument_types import CoordinatorArguments
 
-BEAT_SECONDS = 15.0
+HEARTBEAT_SECONDS = 15.0
 """After this many seconds without an event a comment is sent, so that proxies and the server notice a lost connection."""
 
 _MOST_DIGITS = 18
@@ -162,7 +162,7 @@ def event_message(event: RunEvent) -> tuple[str, dict[str, Any]]:
 
 
 async def _stream(coordinator: Coordinator, *, start: str, after: int) -> AsyncIterator[str]:
-    async for number, event in coordinator.log.numbered(after=after, beat=BEAT_SECONDS):
+    async for number, event in coordinator.log.numbered(after=after, beat=HEARTBEAT_SECONDS):
         if event is None:
             yield ": waiting\n\n"
         else:

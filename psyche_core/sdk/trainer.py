@@ -183,10 +183,10 @@ class _Collated:
             message = f"item {index} of the dataset is padded on the left; set the tokenizer's padding_side to right"
             raise DataError(message)
         labels = np.where(seen, found.get("labels", ids)[0], IGNORED_LABEL)
-        room = (0, max(0, self._length - ids.shape[1]))
+        padding = (0, max(0, self._length - ids.shape[1]))
         return {
-            "input_ids": np.pad(ids[0], room, constant_values=self._padding),
-            "labels": np.pad(labels, room, constant_values=IGNORED_LABEL),
+            "input_ids": np.pad(ids[0], padding, constant_values=self._padding),
+            "labels": np.pad(labels, padding, constant_values=IGNORED_LABEL),
         }
 
 

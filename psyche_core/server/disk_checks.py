@@ -38,10 +38,10 @@ class Note:
     sentence: str
 
 
-Finding = Problem | Note
+CheckResult = Problem | Note
 
 
-def look_at_disk(files: RunFiles, *, base: Path) -> Iterator[Finding]:
+def check_disk(files: RunFiles, *, base: Path) -> Iterator[CheckResult]:
     """Problems of the named files on this disk, and notes about places that could not be checked.
 
     base: folder that relative paths of the run file start from.
@@ -61,7 +61,7 @@ def look_at_disk(files: RunFiles, *, base: Path) -> Iterator[Finding]:
     yield from _data(llm, base=base, made_at=made_at, served=files.data is not None)
 
 
-def _model(llm: LLMConfig, *, base: Path) -> Iterator[Finding]:
+def _model(llm: LLMConfig, *, base: Path) -> Iterator[CheckResult]:
     checkpoint = llm.checkpoint
     repo = (checkpoint.settings or {}).get("repo_id", "")
     try:
@@ -114,7 +114,7 @@ def _check_token_size(place: Path, size: int, *, said: str) -> None:
         raise DataError(message)
 
 
-def _data(llm: LLMConfig, *, base: Path, made_at: Path | None, served: bool) -> Iterator[Finding]:
+def _data(llm: LLMConfig, *, base: Path, made_at: Path | None, served: bool) -> Iterator[CheckResult]:
     name, settings = llm.data_location.name, llm.data_location.settings or {}
     try:
         match name:

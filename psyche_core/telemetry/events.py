@@ -488,7 +488,7 @@ class WentBack:
 
 @dataclass(frozen=True, slots=True)
 class ModelLost:
-    """No member that is here has the model after `step`, or the model after an earlier epoch: the run waits for its owner.
+    """In a warmup no member had the model after `step`, or the model after an earlier epoch: the run waits for its owner.
 
     Attributes:
         away: first digits of the keys of members that trained in this run and are not here now, those of the last epoch first.

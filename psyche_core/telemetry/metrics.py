@@ -186,16 +186,21 @@ class MetricBook:
             for labels, value in () if series is None else series.values.items():
                 yield Sample(metric, labels, value)
 
+    def series(self, name: str) -> dict[tuple[str, ...], float]:
+        """The values of a metric by its labels, a copy."""
+        series = self._series.get(name)
+        return {} if series is None else dict(series.values)
+
     def value(self, name: str, *labels: str) -> float | None:
         """The value of a metric, None if it is not known."""
         series = self._series.get(name)
         return None if series is None else series.values.get(labels)
 
-    def take_changed(self) -> dict[str, float]:
-        """The values that were set since the last call, by the keys of trackers."""
-        changed, self._changed = self._changed, {}
+    def take_changed(self, prefix: str = "") -> dict[str, float]:
+        """The values that were set since they were taken last, by the keys of trackers; only keys that begin with `prefix`."""
         taken = {}
-        for name, labels in changed:
+        for name, labels in [changed for changed in self._changed if METRICS[changed[0]].key.startswith(prefix)]:
+            del self._changed[name, labels]
             value = self.value(name, *labels)
             if value is not None:
                 taken[Sample(METRICS[name], labels, value).key] = value

@@ -15,39 +15,37 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
-from typing import Protocol
 
 import anyio
 import anyio.to_thread
-import tomli_w
 from rich.console import Console
 from rich.text import Text
 
-from psyche_core.builtin.text_corpus import VALIDATION_FOLDER
 from psyche_core.config.options.testnet import TestnetSettings
-from psyche_core.config.run_config import DataFile, RunFile
+from psyche_core.config.run_config import RunFile
 from psyche_core.config.sentences import printable_lines
 from psyche_core.coordinator.round import witness
 from psyche_core.errors import BackendError, UserError
 from psyche_core.hookspecs import MemberContext
+from psyche_core.server.run_files import RunFiles
+from psyche_core.server.token_preparation import prepare_tokens
 from psyche_core.telemetry.events import Event, Problem, Started
 from psyche_core.telemetry.sinks import to_json
-from psyche_core.testnet.folder import CHECKPOINTS, STATE_FILE, prepare_folder, stopped_sentence
+from psyche_core.testnet.arguments import HOST, client_arguments, server_arguments
 from psyche_core.testnet.processes import Child, Children, child_environment
 from psyche_core.testnet.random_kills import RandomKills
+from psyche_core.testnet.results_folder import prepare_folder, result_files, state_file, stopped_sentence
 from psyche_core.ui.console import describe
 from psyche_core.ui.live import Display, LineDisplay, LiveDisplay, SilentDisplay
 from psyche_core.ui.plot import plot_losses
 from psyche_core.ui.run_metrics import RunMetrics
 from psyche_core.ui.run_report import make_report, unmet, write_report
 from psyche_core.ui.summary import summary
-from psyche_core.ui.token_preparation import prepare_tokens
 from psyche_core.wire.signing import SecretKey
 
-HOST = "127.0.0.1"
 START_SECONDS = 900.0
 """Longest wait for the server to listen, in seconds; tokenising a large text at first use takes long."""
 
@@ -62,27 +60,10 @@ LAST_KILL_SECONDS = 15.0
 
 TICK_SECONDS = 0.25
 SHOWN_LOG_LINES = 15
-
 MemberOptions = Callable[[MemberContext], list[str]]
 LoseRoute = Callable[[str], str]
 MakeDisplay = Callable[[RunMetrics, Console], Display]
 Beside = Callable[[Path], AbstractAsyncContextManager[None]]
-
-
-class RunFiles(Protocol):
-    """The checked files of settings.config_path. data_port: None if the server does not serve the data."""
-
-    @property
-    def run(self) -> RunFile:
-        """The run file."""
-
-    @property
-    def data(self) -> DataFile | None:
-        """The data file; None if there is none."""
-
-    @property
-    def data_port(self) -> int | None:
-        """The port on which the server serves the data."""
 
 
 async def run_testnet(
@@ -93,11 +74,13 @@ async def run_testnet(
     lose_route: LoseRoute | None = None,
     beside: Beside | None = None,
     screen: MakeDisplay | None = None,
+    further_options: Sequence[str] = (),
 ) -> int:
     """Run the testnet. Returns the exit code: 0, or 1 if a member failed, a guarantee was broken or a figure was not reached.
 
     member_options, lose_route: of the backend's registration. beside: gets the folder of the results and is entered for as long
-    as members run. screen: makes the display for `--logs tui`. Raises UserError for problems that the user can correct.
+    as members run. screen: makes the display for `--logs tui`. further_options: of every client. Raises UserError for problems
+    that the user can correct.
     """
     run, data = files.run, files.data
     check_port(settings.server_port)
@@ -121,7 +104,14 @@ async def run_testnet(
     try:
         with _display(settings.logs, metrics, console, screen=screen) as display:
             testnet = _Testnet(
-                settings, files, member_options or _server_address, lose_route=lose_route, kills=kills, out=out, display=display
+                settings,
+                files,
+                member_options or _server_address,
+                lose_route=lose_route,
+                kills=kills,
+                out=out,
+                display=display,
+                further_options=further_options,
             )
             async with contextlib.nullcontext() if beside is None else beside(out):
                 failures = await testnet.play()
@@ -145,7 +135,7 @@ async def run_testnet(
         print(f"no loss.png: {error}; pip install 'psyche-core[plot]'", file=sys.stderr)
 
     if settings.logs not in ("json", "none"):
-        console.print(summary(metrics, report, files=list(_results(out, metrics))))
+        console.print(summary(metrics, report, files=list(result_files(out, metrics))))
     for failure in dict.fromkeys(failures):
         print(f"Error: {printable_lines(failure)}", file=sys.stderr)
     return 1 if failures else 0
@@ -201,8 +191,10 @@ class _Testnet:
         kills: RandomKills | None,
         out: Path,
         display: Display,
+        further_options: Sequence[str] = (),
     ) -> None:
         self._settings = settings
+        self._further_options = further_options
         self._kills = kills
         self._run = files.run
         self._data = files.data
@@ -229,9 +221,8 @@ class _Testnet:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._children)
             async with anyio.create_task_group() as tasks:
-                arguments = server_arguments(
-                    self._settings, state=self._state_file(), out=self._out, serves_data=self._serves_data
-                )
+                state = state_file(self._settings, self._run, out=self._out)
+                arguments = server_arguments(self._settings, state=state, out=self._out, serves_data=self._serves_data)
                 server = await self._children.start("server", arguments, environment=self._environment)
                 self._running = 1 + self._settings.num_clients
                 tasks.start_soon(self._follow, server)
@@ -248,7 +239,16 @@ class _Testnet:
                     await anyio.to_thread.run_sync(SecretKey.generate().save, self._key(name))
                     member = MemberContext(run_id=self._run.run_id, address=self._address, key_path=self._key(name))
                     options = await anyio.to_thread.run_sync(self._member_options, member)
-                    arguments = [*self._client_arguments(name, measures=name == names[0]), *options]
+                    arguments = client_arguments(
+                        self._settings,
+                        name,
+                        run_id=self._run.run_id,
+                        key=self._key(name),
+                        data=self._data,
+                        out=self._out,
+                        measures=name == names[0],
+                    )
+                    arguments += [*options, *self._further_options]
                     tasks.start_soon(self._keep_running, name, arguments)
                 tasks.start_soon(self._watch_clock)
                 await self._over.wait()
@@ -286,8 +286,8 @@ class _Testnet:
 
         self._running -= 1
         self._first_end = self._first_end or time.monotonic()
-        page = self._metrics.clients.get(child.name)
-        too_late = over and page is not None and not page.whole
+        client = self._metrics.clients.get(child.name)
+        too_late = over and client is not None and not client.whole
         if code != 0 and not too_late:
             self._fail(f"{child.name} ended with exit code {code}: {self._cause(child)}")
         elif self._running == 0:
@@ -315,7 +315,7 @@ class _Testnet:
         if self._kills is None or remaining is None or remaining < LAST_KILL_SECONDS or self._first_end is not None:
             return
 
-        whole = [page.name for page in self._metrics.clients.values() if page.whole and page.losses]
+        whole = [client.name for client in self._metrics.clients.values() if client.whole and client.losses]
         for name in self._kills.victims(now, whole=whole):
             self._metrics.killed(name)
             self._clients[name].kill()
@@ -349,68 +349,12 @@ class _Testnet:
         lines = child.last_lines(SHOWN_LOG_LINES)
         return "\n  ".join(["the end of its log:", *lines, f"(all of it: {child.log})"]) if lines else "its log is empty"
 
-    def _state_file(self) -> Path:
-        """The run file that the server reads: the user's own, or ours if the run was changed."""
-        if self._settings.first_client_checkpoint is None:
-            return self._settings.config_path.absolute() / "state.toml"
-
-        state = self._out / STATE_FILE
-        state.write_bytes(tomli_w.dumps(self._run.model_dump(exclude_none=True)).encode())
-        return state
-
     def _key(self, name: str) -> Path:
         return self._out / "keys" / f"{name}.key"
-
-    def _client_arguments(self, name: str, *, measures: bool) -> list[str]:
-        """Arguments of a client. measures: it also measures validation loss and keeps checkpoints."""
-        settings = self._settings
-        more: list[str] = []
-        if measures:
-            more = ["--checkpoint-dir", str(self._out / CHECKPOINTS)]
-            if settings.eval_tasks is not None:
-                more += ["--eval-tasks", settings.eval_tasks]
-                if settings.eval_include_path is not None:
-                    more += ["--eval-include-path", str(settings.eval_include_path.absolute())]
-            if settings.show_text:
-                more += ["--prompt-task"]
-            validation = settings.validation_data or held_out(self._data)
-            if validation is not None:
-                more += ["--validation-data", str(validation.absolute())]
-                more += ["--validation-sequences", str(settings.validation_sequences)]
-                if self._data is not None:
-                    more += ["--validation-token-size", self._data.token_size]
-        return [
-            *("client", "train", "--run-id", self._run.run_id, "--backend", self._settings.backend),
-            *("--identity-secret-key-path", str(self._key(name)), "--bind-p2p-interface", HOST),
-            *("--device", settings.device, "--torch-threads", str(settings.torch_threads)),
-            *("--micro-batch-size", str(settings.micro_batch_size), "--compute-dtype", settings.compute_dtype),
-            *("--attention", settings.attention, *(["--gradient-checkpointing"] if settings.gradient_checkpointing else [])),
-            *("--cache-dir", str(self._out / "cache"), "--base", str(settings.config_path.absolute())),
-            *("--logs", "json", "--events-file", str(self._out / "events" / f"{name}.jsonl"), *more),
-        ]
-
-
-def server_arguments(settings: TestnetSettings, *, state: Path, out: Path, serves_data: bool) -> list[str]:
-    """The server's command line, after the name of the program. state: run file. out: folder of the results; both absolute."""
-    return [
-        *("server", "run", "--state", str(state), "--host", HOST),
-        *(("--data-config", str(settings.config_path.absolute() / "data.toml")) if serves_data else ()),
-        *("--backend", settings.backend, "--server-port", str(settings.server_port)),
-        *(("--with-relay", "--relay-port", str(settings.relay_port)) if settings.with_relay else ()),
-        *("--logs", "json", "--events-file", str(out / "events" / "server.jsonl")),
-    ]
 
 
 def _server_address(member: MemberContext) -> list[str]:
     return ["--server-addr", member.address]
-
-
-def held_out(data: DataFile | None) -> Path | None:
-    """The path of the server's held-out text; None if its data file holds out none."""
-    if data is None or data.text is None or data.text.held_out == 0:
-        return None
-
-    return data.dir / VALIDATION_FOLDER
 
 
 class _JsonDisplay(Display):
@@ -436,11 +380,3 @@ def _display(logs: str, metrics: RunMetrics, console: Console, *, screen: MakeDi
 
     live = logs == "auto" and console.is_terminal
     return LiveDisplay(metrics, console) if live else LineDisplay(metrics, console)
-
-
-def _results(out: Path, metrics: RunMetrics) -> Iterator[Path]:
-    yield out / "report.json"
-    if (out / "loss.png").exists():
-        yield out / "loss.png"
-    if metrics.checkpoints:
-        yield Path(metrics.checkpoints[-1].path)

@@ -113,9 +113,9 @@ def _worked_out(model: Model, sequence_length: int) -> int:
         without=lambda: [parameter.grad for parameter in parameters if parameter.grad is not None],
     )
     gradients = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-    room = 0 if free is None else free * _CPU_SHARE_OF_FREE - gradients
+    budget = 0 if free is None else free * _CPU_SHARE_OF_FREE - gradients
     size = 1
-    while 2 * size <= CPU_LIMIT and 2 * size * each <= room:
+    while 2 * size <= CPU_LIMIT and 2 * size * each <= budget:
         size *= 2
     return size
 

@@ -16,7 +16,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Footer, Input, Static, TabbedContent, TabPane
 
-from psyche_core.observer.members import MemberView
+from psyche_core.observer.member_view import MemberView
 from psyche_core.tui.dialogs import Keys, Question
 from psyche_core.tui.lines import EndLine, FeedLine, Request
 from psyche_core.tui.panes import facts

@@ -114,8 +114,8 @@ class Screen:
                     return
                 await anyio.sleep(TICK_SECONDS)
 
-    async def room(self) -> None:
-        """Wait while the screen lags behind, for a program that can wait (a replay)."""
+    async def caught_up(self) -> None:
+        """Wait until the screen has shown most of what came, for a program that can wait (a replay)."""
         while self.up and self._queue.qsize() > QUEUE_LINES // 2:  # noqa: ASYNC110  # threads change it
             await anyio.sleep(TICK_SECONDS)
 

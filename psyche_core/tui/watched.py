@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from psyche_core.config.sentences import printable
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.observer.members import MemberView
+from psyche_core.observer.member_view import MemberView
 from psyche_core.observer.run_view import RunView
 from psyche_core.telemetry import events as told
 from psyche_core.tui.lines import EventLine, FeedLine, OutputLine, StateLine
@@ -38,7 +38,7 @@ class LogLine:
 
 
 @dataclass(slots=True)
-class Pace:
+class TrainingTimes:
     """How much of the time one member trained: steps as (end in unix seconds, seconds of training)."""
 
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=EFFICIENCY_STEPS + 1))
@@ -67,7 +67,7 @@ class Watched:
         self.state: CoordinatorState | None = None
         self.state_time: float = 0.0
         self.paths: dict[str, tuple[float, told.PeerPaths]] = {}
-        self.paces: dict[str, Pace] = {}
+        self.training_times: dict[str, TrainingTimes] = {}
         self.log: deque[LogLine] = deque(maxlen=MAX_LOG)
         self.lines: int = 0
         self.own: str = ""
@@ -123,7 +123,7 @@ class Watched:
     @property
     def efficiency(self) -> float | None:
         """Mean of the members'; None while it is not known."""
-        known = [pace.efficiency for pace in self.paces.values()]
+        known = [times.efficiency for times in self.training_times.values()]
         values = [value for value in known if value is not None]
         return sum(values) / len(values) if values else None
 
@@ -141,13 +141,13 @@ class Watched:
                 self.address = printable(event.address, at_most=200)
                 self.view.total_steps = event.total_steps or self.view.total_steps
                 self.paths.pop(source, None)
-                self.paces.pop(source, None)
+                self.training_times.pop(source, None)
             case told.PeerPaths():
                 self.paths[source] = (time, event)
             case told.StepApplied() if event.trained > 0:
                 self.applied = event
             case told.StepTrained() if math.isfinite(event.seconds):
-                self.paces.setdefault(source, Pace()).steps.append((time, max(0.0, event.seconds)))
+                self.training_times.setdefault(source, TrainingTimes()).steps.append((time, max(0.0, event.seconds)))
         if not isinstance(event, _UNTOLD):
             self._log(time, source, _level(event), describe(event))
 

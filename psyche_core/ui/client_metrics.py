@@ -1,6 +1,6 @@
 """One client's part of the run's metrics: its reports, the step of its masters, and the reports that are still expected.
 
-A page covers all processes of a client: figures are summed over them, and obligations end with each process. `run_metrics`
+It covers all processes of a client: figures are summed over them, and obligations end with each process. `run_metrics`
 compares clients.
 """
 
@@ -29,7 +29,7 @@ _NOTHING = NetworkTotals(0, 0, 0)
 
 
 @dataclass(slots=True)
-class ClientPage:
+class ClientMetrics:
     """The reports of one client. losses: (step, nats per token). trained: step -> epoch. digests: epoch -> hex.
 
     disturbed: it was disturbed, or it came late. leaving: it was asked to leave. dead: killed and not started again. whole: it
@@ -77,7 +77,7 @@ class ClientPage:
         return sum(each.path == "relayed" for each in self.paths)
 
     @property
-    def standing(self) -> str:
+    def masters_text(self) -> str:
         """The step of its masters, in words."""
         return "unknown" if self.masters is None else "those after step " + " or ".join(map(str, sorted(self.masters)))
 
@@ -128,7 +128,7 @@ class ClientPage:
         elif self.masters is None and self._late and step > first_step:
             complaint = f"{self.name} came late and applied step {step} without the others' masters"
         elif self.masters is not None and step - 1 not in self.masters:
-            complaint = f"{self.name} applied step {step}, but its masters were {self.standing}"
+            complaint = f"{self.name} applied step {step}, but its masters were {self.masters_text}"
         self._open_epochs.add(event.epoch)
         if event.accepted:
             self.masters = {step}

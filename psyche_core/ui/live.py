@@ -50,7 +50,7 @@ from psyche_core.telemetry.events import (
     WaitsForEpoch,
     WentBack,
 )
-from psyche_core.ui.client_metrics import ClientPage
+from psyche_core.ui.client_metrics import ClientMetrics
 from psyche_core.ui.console import describe
 from psyche_core.ui.formatting import bytes_text, count_text, duration_text, sparkline
 from psyche_core.ui.run_metrics import RunMetrics
@@ -177,15 +177,15 @@ def dashboard(metrics: RunMetrics, *, now: float, width: int = 100) -> Renderabl
 def figures_line(metrics: RunMetrics, *, now: float) -> str:
     """The panel's figures in one line."""
     assert metrics.phase is not None, "called before the first phase"
-    pages = list(metrics.clients.values())
+    clients = list(metrics.clients.values())
     mean = metrics.settled_losses
     figures = [f"epoch {metrics.phase.epoch} {printable(metrics.phase.phase)}", f"step {_step_text(metrics)}"]
     if mean:
         figures.append(f"loss {mean[-1][1]:.3f}")
     figures += [
-        f"{count_text(sum(page.tokens_per_second for page in pages))} tokens/s",
-        f"sent {bytes_text(sum(page.network.bytes_sent for page in pages))}",
-        f"received {bytes_text(sum(page.network.bytes_received for page in pages))}",
+        f"{count_text(sum(client.tokens_per_second for client in clients))} tokens/s",
+        f"sent {bytes_text(sum(client.network.bytes_sent for client in clients))}",
+        f"received {bytes_text(sum(client.network.bytes_received for client in clients))}",
         _clients(metrics.phase),
     ]
     if metrics.kills:
@@ -239,28 +239,28 @@ def _clients_table(metrics: RunMetrics) -> Table:
     table = Table(box=None, expand=True, pad_edge=False, header_style="dim")
     for column in ("client", "id", "step", "loss", "tokens/s", "sent", "received", "peers", "digest"):
         table.add_column(column, justify="left" if column in ("client", "id", "digest") else "right", no_wrap=True)
-    for page in metrics.clients.values():
-        step, loss = page.losses[-1] if page.losses else (None, None)
+    for client in metrics.clients.values():
+        step, loss = client.losses[-1] if client.losses else (None, None)
         table.add_row(
-            Text(printable(page.name)),
-            Text(printable(page.id[:8])),
+            Text(printable(client.name)),
+            Text(printable(client.id[:8])),
             "" if step is None else str(step),
             "" if loss is None else f"{loss:.3f}",
-            count_text(page.tokens_per_second),
-            bytes_text(page.network.bytes_sent),
-            bytes_text(page.network.bytes_received),
-            f"{page.network.peers} ({page.relayed} relayed)" if page.relayed else str(page.network.peers),
-            _digest(metrics, page),
+            count_text(client.tokens_per_second),
+            bytes_text(client.network.bytes_sent),
+            bytes_text(client.network.bytes_received),
+            f"{client.network.peers} ({client.relayed} relayed)" if client.relayed else str(client.network.peers),
+            _digest(metrics, client),
         )
     return table
 
 
-def _digest(metrics: RunMetrics, page: ClientPage) -> Text:
+def _digest(metrics: RunMetrics, client: ClientMetrics) -> Text:
     """The newest epoch's digest, green if all clients that reported one have the same."""
-    if not page.digests:
+    if not client.digests:
         return Text("")
 
-    epoch = max(page.digests)
+    epoch = max(client.digests)
     given = {other.digests[epoch] for other in metrics.clients.values() if epoch in other.digests}
     sign, style = ("=", "green") if len(given) == 1 else ("≠", "red")
-    return Text(f"{epoch}: {printable(page.digests[epoch][:8])} {sign}", style=style)
+    return Text(f"{epoch}: {printable(client.digests[epoch][:8])} {sign}", style=style)

@@ -14,16 +14,16 @@ _SHOWN_MEMBERS = 8
 
 def lost_model(event: ModelLost) -> str:
     """Nobody who is here has the model: look for a disk first, and only then accept the loss."""
-    lost = (
-        f"THE MODEL IS LOST: no member that is here has the model after step {event.step} or that of an earlier epoch's end, and"
-    )
+    where = f"the model after step {event.step} or that of an earlier epoch's end"
+    lost = f"THE MODEL IS LOST: in this warmup no member had {where}, and"
     if not event.to_owner:
         return (
             f"{lost} the run is paused until its owner resumes it. If you have a checkpoint or journal of this run on a disk, "
             "start a client with that --checkpoint-dir and tell the run's owner. Otherwise there is nothing to do: this client "
             "waits, and takes part when the run goes on"
         )
-    disk = "a member that is away or starts late may still have a checkpoint or journal on its disk"
+
+    disk = "a member that is away, or still loads it, may have it on its disk, as a checkpoint or journal"
     if event.away:
         shown, more = event.away[:_SHOWN_MEMBERS], len(event.away) - _SHOWN_MEMBERS
         others = f" and {more} more" if more > 0 else ""
@@ -37,8 +37,8 @@ def lost_model(event: ModelLost) -> str:
             f"checkpoint ({stored}) is lost"
         )
     return (
-        f"{lost} the run is paused; {disk}. Start its client with that --checkpoint-dir, then {ask}. Only if no such disk is "
-        f"left, {end}"
+        f"{lost} the run is paused; {disk}. Start its client with that --checkpoint-dir, then {ask}, as often as needed. Only if "
+        f"no such disk is left, {end}"
     )
 
 

@@ -33,11 +33,11 @@ from psyche_core.telemetry.events import (
     StepTrained,
     Validated,
 )
-from psyche_core.ui.client_metrics import ClientPage
+from psyche_core.ui.client_metrics import ClientMetrics
 
 
 class RunMetrics:
-    """The pages of all members, and the figures of the run.
+    """The clients of all members, and the figures of the run.
 
     violations: sentences about broken guarantees, in the order of their detection. problems: problems that members reported.
     requeued: number of shares that were not accepted, by epoch and step. resyncs: how often clients downloaded the others'
@@ -47,7 +47,7 @@ class RunMetrics:
     def __init__(self, *, run_id: str, total_steps: int | None = None) -> None:
         self.run_id = run_id
         self.total_steps = total_steps
-        self.clients: dict[str, ClientPage] = {}
+        self.clients: dict[str, ClientMetrics] = {}
         self.phase: PhaseChanged | None = None
         self.validation: list[tuple[int, float]] = []
         self.epoch_ends: dict[int, int] = {}
@@ -67,16 +67,16 @@ class RunMetrics:
 
     def expect(self, source: str) -> None:
         """Register an expected client, so that a silent one is noticed and the order of rows is fixed."""
-        self._page(source)
+        self._client(source)
 
     def disturb(self, source: str) -> None:
         """Mark a client as disturbed, for instance disconnected for a while: it may miss epochs and not train its shares."""
-        self._page(source).disturbed = self._meddled = True
+        self._client(source).disturbed = self._meddled = True
 
     def asked_to_leave(self, source: str) -> None:
         """Mark a client as asked to leave: from now on it only has to end successfully."""
         self.disturb(source)
-        self._page(source).leaving = True
+        self._client(source).leaving = True
 
     def killed(self, source: str) -> None:
         """A client's process was killed: it has no obligations any more, and a new process starts without them.
@@ -84,7 +84,7 @@ class RunMetrics:
         Its events that were not read before the kill are not entered, because their effect is unknown.
         """
         self.disturb(source)
-        self._page(source).die()
+        self._client(source).die()
 
     def handle(self, source: str, time: float, event: Event) -> None:
         """Enter an event. source: name of the member's process. time: unix seconds, from the clock of that process."""
@@ -95,31 +95,31 @@ class RunMetrics:
             case Started(role="server"):
                 self._server = source
             case Started():
-                self._page(source).start(event, late=self._first_step is not None)
+                self._client(source).start(event, late=self._first_step is not None)
             case PhaseChanged():
                 if self._server is None or source == self._server:
                     self.phase = event
             case ModelLoaded():
-                self._page(source).note_loaded(event)
+                self._client(source).note_loaded(event)
             case StepTrained():
-                self._page(source).note_trained(time, event)
+                self._client(source).note_trained(time, event)
                 started = time - event.seconds
                 self.train_started = started if self.train_started is None else min(started, self.train_started)
             case StepApplied():
-                self._note_applied(self._page(source), time, event)
+                self._note_applied(self._client(source), time, event)
             case NetworkTotals():
-                self._page(source).note_network(event)
+                self._client(source).note_network(event)
             case PeerPaths():
-                self._page(source).paths = event.peers
+                self._client(source).paths = event.peers
             case EpochDigest():
-                self._note_digest(self._page(source), event)
+                self._note_digest(self._client(source), event)
             case ReplicasDiffer():
                 self.violations.append(
                     f"replicas differ at the end of epoch {event.epoch}: {source} has {event.ours[:16]}…, {event.peer} "
                     f"reported {event.theirs[:16]}…"
                 )
             case Resynced():
-                self._page(source).note_resynced(event, excused=self._meddled)
+                self._client(source).note_resynced(event, excused=self._meddled)
             case Validated():
                 self.validation.append((event.step, event.loss))
             case PromptAnswered():
@@ -161,12 +161,12 @@ class RunMetrics:
     @property
     def kills(self) -> int:
         """Number of client processes that were killed."""
-        return sum(page.kills for page in self.clients.values())
+        return sum(client.kills for client in self.clients.values())
 
     @property
     def resyncs(self) -> int:
         """How often a client downloaded the others' masters."""
-        return sum(page.resyncs for page in self.clients.values())
+        return sum(client.resyncs for client in self.clients.values())
 
     @property
     def train_seconds(self) -> float:
@@ -180,8 +180,8 @@ class RunMetrics:
     def mean_losses(self) -> list[tuple[int, float]]:
         """(step, mean loss of the clients that trained it), by step."""
         by_step: dict[int, list[float]] = {}
-        for page in self.clients.values():
-            for step, loss in page.losses:
+        for client in self.clients.values():
+            for step, loss in client.losses:
                 by_step.setdefault(step, []).append(loss)
         return [(step, statistics.fmean(losses)) for step, losses in sorted(by_step.items())]
 
@@ -192,8 +192,8 @@ class RunMetrics:
         The mean of the first who report a step would make the end of the curve jump with each of them.
         """
         counts: dict[int, int] = {}
-        for page in self.clients.values():
-            for step, _ in page.losses[-2:]:
+        for client in self.clients.values():
+            for step, _ in client.losses[-2:]:
                 counts[step] = counts.get(step, 0) + 1
         means = self.mean_losses
         if len(means) > 1 and counts.get(means[-1][0], 0) < counts.get(means[-2][0], 0) and self.server_ended is None:
@@ -214,30 +214,30 @@ class RunMetrics:
             found.append("no client reported any event")
         if self._server is not None and self.server_ended is None:
             found.append("the server never reported that the run finished")
-        for page in self.clients.values():
-            if page.ended is None and page.whole:
-                found.append(f"{page.name} never reported its end")
-            left = page.unapplied()
+        for client in self.clients.values():
+            if client.ended is None and client.whole:
+                found.append(f"{client.name} never reported its end")
+            left = client.unapplied()
             if left:
-                found.append(f"{page.name} trained {_steps(left)} that it never applied")
-            missing = page.missing(self.epoch_ends)
+                found.append(f"{client.name} trained {_steps(left)} that it never applied")
+            missing = client.missing(self.epoch_ends)
             if missing:
-                found.append(f"{page.name} reported no digest for epoch {', '.join(map(str, missing))}")
+                found.append(f"{client.name} reported no digest for epoch {', '.join(map(str, missing))}")
         if not found:
             found += [f"too few clients closed epoch {epoch}" for epoch in self.epoch_ends if not self._closed_by_all(epoch)]
         return found
 
-    def _page(self, source: str) -> ClientPage:
-        return self.clients.setdefault(source, ClientPage(source))
+    def _client(self, source: str) -> ClientMetrics:
+        return self.clients.setdefault(source, ClientMetrics(source))
 
     def _digests(self, epoch: int) -> list[str]:
-        return [page.digests[epoch] for page in self.clients.values() if epoch in page.digests]
+        return [client.digests[epoch] for client in self.clients.values() if epoch in client.digests]
 
     def _closed_by_all(self, epoch: int) -> bool:
         enough = len(self._digests(epoch)) >= min(2, len(self.clients))
-        return enough and all(page.disturbed or epoch in page.digests for page in self.clients.values())
+        return enough and all(client.disturbed or epoch in client.digests for client in self.clients.values())
 
-    def _note_applied(self, page: ClientPage, time: float, event: StepApplied) -> None:
+    def _note_applied(self, client: ClientMetrics, time: float, event: StepApplied) -> None:
         if event.trained == 0:
             return  # a drain round has no shares to lose
 
@@ -247,7 +247,8 @@ class RunMetrics:
         short = event.trained - event.accepted
         if short and not self._meddled:
             self.violations.append(
-                f"a trained round was lost: of step {event.step}, {page.name} applied {event.accepted} of {event.trained} shares"
+                f"a trained round was lost: of step {event.step}, {client.name} applied {event.accepted} "
+                f"of {event.trained} shares"
             )
         elif short:
             self.requeued[event.epoch, event.step] = short
@@ -255,31 +256,31 @@ class RunMetrics:
             theirs = self._accepted.setdefault((event.epoch, event.step), event.accepted)
             if theirs != event.accepted:
                 self.violations.append(
-                    f"accepted work was lost: of step {event.step}, {page.name} applied {event.accepted} shares, another "
+                    f"accepted work was lost: of step {event.step}, {client.name} applied {event.accepted} shares, another "
                     f"client {theirs}"
                 )
-        complaint = page.apply(event, first_step=self._first_step)
+        complaint = client.apply(event, first_step=self._first_step)
         if complaint is not None:
             self.violations.append(complaint)
 
-    def _note_digest(self, page: ClientPage, event: EpochDigest) -> None:
+    def _note_digest(self, client: ClientMetrics, event: EpochDigest) -> None:
         end = self.epoch_ends.setdefault(event.epoch, event.step)
         if end != event.step:
             self.violations.append(
-                f"{page.name} ended epoch {event.epoch} after step {event.step}, another client after step {end}"
+                f"{client.name} ended epoch {event.epoch} after step {event.step}, another client after step {end}"
             )
-        left = page.close(event)
+        left = client.close(event)
         if left:
-            self.violations.append(f"{page.name} ended epoch {event.epoch} without applying {_steps(left)}, which it trained")
-        elif not page.holds(event.step):
+            self.violations.append(f"{client.name} ended epoch {event.epoch} without applying {_steps(left)}, which it trained")
+        elif not client.holds(event.step):
             self.violations.append(
-                f"{page.name} ended epoch {event.epoch} after step {event.step}, but its masters are {page.standing}"
+                f"{client.name} ended epoch {event.epoch} after step {event.step}, but its masters are {client.masters_text}"
             )
         for other in self.clients.values():
             theirs = other.digests.get(event.epoch, event.sha256)
             if theirs != event.sha256:
                 self.violations.append(
-                    f"replicas differ at the end of epoch {event.epoch}: {page.name} has {event.sha256[:16]}…, "
+                    f"replicas differ at the end of epoch {event.epoch}: {client.name} has {event.sha256[:16]}…, "
                     f"{other.name} has {theirs[:16]}…"
                 )
 
@@ -287,9 +288,9 @@ class RunMetrics:
         if source == self._server:
             self.server_ended = event
         else:
-            page = self._page(source)
-            page.ended = event
-            if not page.whole:
+            client = self._client(source)
+            client.ended = event
+            if not client.whole:
                 return  # killed, and the run ended before its restart
         if not event.success:
             self.violations.append(f"{source} ended without success: {event.reason}")

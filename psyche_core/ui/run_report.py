@@ -31,13 +31,13 @@ def make_report(metrics: RunMetrics, *, wall_seconds: float) -> dict[str, Any]:
         "epochs": metrics.epochs,
         "clients": [
             {
-                "id": page.id,
-                "losses": [[step, _finite(loss)] for step, loss in page.losses],
-                "param_sha256": {str(epoch): digest for epoch, digest in sorted(page.digests.items())},
-                "payload_bytes": list(page.payload_bytes),
-                **({"paths": [asdict(each) for each in page.paths]} if page.paths else {}),
+                "id": client.id,
+                "losses": [[step, _finite(loss)] for step, loss in client.losses],
+                "param_sha256": {str(epoch): digest for epoch, digest in sorted(client.digests.items())},
+                "payload_bytes": list(client.payload_bytes),
+                **({"paths": [asdict(each) for each in client.paths]} if client.paths else {}),
             }
-            for page in metrics.clients.values()
+            for client in metrics.clients.values()
         ],
         "validation": [[step, _finite(loss)] for step, loss in metrics.validation],
         "identical": metrics.identical,

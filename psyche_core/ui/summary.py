@@ -59,16 +59,16 @@ def summary(metrics: RunMetrics, report: dict[str, Any], *, files: list[Path]) -
     clients = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("client", "id", "steps", "loss at first", "at last", "per result", "sent", "received"):
         clients.add_column(column, justify="left" if column in ("client", "id") else "right", no_wrap=True)
-    for page in metrics.clients.values():
+    for client in metrics.clients.values():
         clients.add_row(
-            Text(printable(page.name)),
-            Text(printable(page.id[:8])),
-            str(len(page.losses)),
-            f"{page.losses[0][1]:.3f}" if page.losses else "",
-            f"{page.losses[-1][1]:.3f}" if page.losses else "",
-            bytes_text(statistics.fmean(page.payload_bytes)) if page.payload_bytes else "",
-            bytes_text(page.network.bytes_sent),
-            bytes_text(page.network.bytes_received),
+            Text(printable(client.name)),
+            Text(printable(client.id[:8])),
+            str(len(client.losses)),
+            f"{client.losses[0][1]:.3f}" if client.losses else "",
+            f"{client.losses[-1][1]:.3f}" if client.losses else "",
+            bytes_text(statistics.fmean(client.payload_bytes)) if client.payload_bytes else "",
+            bytes_text(client.network.bytes_sent),
+            bytes_text(client.network.bytes_received),
         )
 
     return Group(figures, Text(), clients, Text(), *(Text(printable(f"→ {path}")) for path in files))

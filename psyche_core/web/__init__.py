@@ -1,1 +1,4 @@
-"""The web page of runs: `app` answers requests, `sources` keep the runs' views up to date, `hosting` serves it. Read-only."""
+"""The web page of runs, read-only: `app` answers requests, `pages` are its HTML, `sources` keep the runs' views up to date.
+
+`hosting` serves it. What it knows of a run is in `observer`.
+"""

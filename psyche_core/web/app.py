@@ -8,19 +8,18 @@ in the query, so that any text can be one. Starlette is imported when an applica
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from psyche_core.errors import UserError
 from psyche_core.observer.documents import FORMAT, head, losses_document, outline
 from psyche_core.web.access import COOKIE, Access
 from psyche_core.web.feeds import Feed, Feeds, compact
+from psyche_core.web.pages import ASSETS, PAGES
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-ASSETS = Path(__file__).parent / "assets"
 MAX_READERS = 512
 """Open streams of server-sent events; further ones are told to come again."""
 
@@ -58,9 +57,8 @@ class WebApp:
         self._feeds = feeds
         self._access = access
         self._readers = 0
-        pages = [Route(f"/{name}", _page(f"{name or 'index'}.html"), methods=["GET"]) for name in ("", "run", "member", "login")]
         routes = [
-            *pages,
+            *(Route(page.path, _page(page.html()), methods=["GET"]) for page in PAGES),
             Route("/api/runs", self._runs, methods=["GET"]),
             Route("/api/run", self._run, methods=["GET"]),
             Route("/api/member", self._member, methods=["GET"]),
@@ -157,11 +155,11 @@ def _bearer(request: Request) -> str | None:
     return token.strip() if kind.lower() == "bearer" and token.strip() else None
 
 
-def _page(name: str) -> _Page:
+def _page(html: str) -> _Page:
     async def page(request: Request) -> Response:  # noqa: ARG001  # Starlette's signature
-        from starlette.responses import FileResponse
+        from starlette.responses import HTMLResponse
 
-        return FileResponse(ASSETS / name, media_type="text/html; charset=utf-8")
+        return HTMLResponse(html)
 
     return page
 

@@ -18,10 +18,10 @@ import anyio
 from psyche_core.observer.documents import member_document, run_document
 from psyche_core.observer.run_view import RunView
 
-BEAT_SECONDS = 15.0
+HEARTBEAT_SECONDS = 15.0
 """After this long without a change a comment is sent, so that proxies keep the connection and a lost one is noticed."""
 
-PACE_SECONDS = 0.5
+UPDATE_SECONDS = 0.5
 """Shortest time between two messages to one reader."""
 
 _KEPT = 64
@@ -81,10 +81,10 @@ class Feed:
                 if text is not None:
                     version, told_ready = self.view.version, self.ready
                     yield f"id: {start}-{version}\ndata: {text}\n\n"
-                await anyio.sleep(PACE_SECONDS)
+                await anyio.sleep(UPDATE_SECONDS)
                 if self.view.version > version or self._closed:
                     continue
-            with anyio.move_on_after(BEAT_SECONDS) as beat:
+            with anyio.move_on_after(HEARTBEAT_SECONDS) as beat:
                 await self._waiting.wait()
             if beat.cancelled_caught:
                 yield ": still here\n\n"

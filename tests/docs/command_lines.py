@@ -35,7 +35,7 @@ def known(words: list[str]) -> tuple[str, set[str]]:
         path, command, words = [*path, words[0]], found, words[1:]
         context = click.Context(command, info_name=path[-1], parent=context, resilient_parsing=True)
     named = [part for word in words for part in word.split("=")[:2]]
-    if "--backend" in named or path == ["psyche", "client", "train"]:  # plugins bring further options
+    if {"--backend", "--tracker"} & {*named} or path == ["psyche", "client", "train"]:  # plugins bring further options
         leaf = command.make_context(path[-1], list(words), parent=context.parent, resilient_parsing=True)
         return " ".join(path), options_of(command, leaf)
     return " ".join(path), options_of(command, context)
@@ -61,4 +61,5 @@ def all_options() -> set[str]:
                 below = command.get_command(context, name)
                 assert below is not None
                 rest.append((below, click.Context(below, parent=context, resilient_parsing=True)))
-    return found | known(["client", "train", "--backend", "solana"])[1] | known(["client", "train"])[1]
+    further = (["--backend", "solana"], ["--tracker", "wandb,tensorboard"], [])
+    return found.union(*(known(["client", "train", *words])[1] for words in further))

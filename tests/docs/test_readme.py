@@ -69,12 +69,12 @@ def test_each_entry_of_the_tree_exists_and_is_explained(entry: list[str]) -> Non
     assert text
 
 
-def test_no_room_is_missing_from_the_tree() -> None:
+def test_no_package_is_missing_from_the_tree() -> None:
     named = {path for path, _ in TREE}
-    rooms = [
+    packages = [
         folder.parent for base in ("psyche_core", "plugins") for folder in REPOSITORY.glob(f"{base}/*/*") if folder.is_file()
     ]
-    missing = {f"{room.relative_to(REPOSITORY)}/" for room in rooms if room.name != "__pycache__"} - named
+    missing = {f"{package.relative_to(REPOSITORY)}/" for package in packages if package.name != "__pycache__"} - named
     assert missing == set()
 
 

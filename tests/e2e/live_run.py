@@ -4,7 +4,7 @@ Every member writes its events to `NAME.jsonl` and everything else to `NAME.log`
 so that the metrics, which are filled afterwards from all files in the order of time, know who was killed, disturbed or asked to
 leave, and holds everybody to the rest.
 
-The fixture `live_run` makes such runs; conftest.py of each folder whose tests use it imports it, with `pace` beside it, which
+The fixture `live_run` makes such runs; conftest.py of each folder whose tests use it imports it, with `run_keys` beside it, which
 a module overrides to have its own lengths of epochs.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import signal
 import statistics
 import subprocess
@@ -39,7 +40,7 @@ THREE = ("client-1", "client-2", "client-3")
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
 """Keys of a model's config.json that make it small."""
 
-PACE: Mapping[str, object] = {
+RUN_KEYS: Mapping[str, object] = {
     "init_min_clients": 3,
     "min_clients": 2,
     "rounds_per_epoch": 8,
@@ -107,6 +108,14 @@ class LiveRun:
     def start_again(self, name: str, *options: object) -> None:
         """Start a member that has ended with the very command it had, and more options for this once."""
         self._run(name, [*self._commands[name], *map(str, options)])
+
+    def run_told(self, name: str, line: str) -> None:
+        """Start a member, or end a wait of it, with a command line that a program told people to use."""
+        program, *words = shlex.split(line)
+        if program == "psyche":
+            self._run(name, [sys.executable, "-m", "psyche_core", *words])
+        else:
+            subprocess.run([program, *words], check=True, timeout=WAIT_SECONDS)
 
     def _start(self, name: str, arguments: Sequence[object], *, inside: Sequence[object] = ()) -> None:
         log = ("--logs", "none", "--events-file", self.folder / f"{name}.jsonl")
@@ -204,7 +213,7 @@ class LiveRun:
         status = Path(f"/proc/{self.processes[name].pid}/status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
-    def pace(self, name: str, *, after: float = 0.0, before: float = math.inf) -> float:
+    def seconds_per_step(self, name: str, *, after: float = 0.0, before: float = math.inf) -> float:
         """Seconds from one step of a client to its next in a stretch of time, the middle one of all."""
         moments = [moment for moment, event in self.events(name) if isinstance(event, StepTrained) and after < moment < before]
         return statistics.median(later - earlier for earlier, later in pairwise(moments))
@@ -272,13 +281,15 @@ StartRun = Callable[..., LiveRun]
 
 
 @pytest.fixture
-def pace() -> Mapping[str, object]:
+def run_keys() -> Mapping[str, object]:
     """Keys of state.toml that every run of a module has changed."""
-    return PACE
+    return RUN_KEYS
 
 
 @pytest.fixture
-def live_run(local_testnet: Callable[..., Path], free_port: Callable[[], int], pace: Mapping[str, object]) -> Iterator[StartRun]:
+def live_run(
+    local_testnet: Callable[..., Path], free_port: Callable[[], int], run_keys: Mapping[str, object]
+) -> Iterator[StartRun]:
     """A function that makes a small run with keys of its state.toml changed and starts its server; all is killed at the end.
 
     server: options of the server. inside: a command that runs it. host: address it listens on. optimizer: instead of DisTrO.
@@ -293,7 +304,7 @@ def live_run(local_testnet: Callable[..., Path], free_port: Callable[[], int], p
         optimizer: str = "Distro",
         **changes: object,
     ) -> LiveRun:
-        config = local_testnet(**{**pace, **changes})
+        config = local_testnet(**{**run_keys, **changes})
         model = config / "model" / "config.json"
         model.write_text(json.dumps(json.loads(model.read_text()) | TINY))
         state = config / "state.toml"

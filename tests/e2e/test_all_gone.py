@@ -11,23 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from live_run import PACE, RUN_ID, THREE, LiveRun, StartRun
+from live_run import RUN_ID, RUN_KEYS, THREE, LiveRun, StartRun
 from psyche_backend_tcp.server.state_store import StateStore, state_file
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry.events import (
     CheckpointSaved,
     Ended,
     EpochDigest,
+    Joined,
     ModelLoaded,
     ModelLost,
     Problem,
     Resumed,
     Resynced,
+    StateIsOlder,
     StepApplied,
     StepTrained,
     WentBack,
 )
 from psyche_core.types import RunState
+from psyche_core.wire.signing import SecretKey
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(600)]
 
@@ -36,9 +39,9 @@ BATCH = 6
 
 
 @pytest.fixture
-def pace() -> Mapping[str, object]:
+def run_keys() -> Mapping[str, object]:
     return {
-        **PACE,
+        **RUN_KEYS,
         "rounds_per_epoch": 10,
         "total_steps": TOTAL,
         "global_batch_size_start": BATCH,
@@ -199,14 +202,55 @@ def test_with_all_disks_gone_the_run_waits_for_its_owner_who_lets_it_go_on_from_
     told = run.wait(lambda: all(run.told(name, ModelLost) for name in THREE) and [run.told(name, ModelLost) for name in THREE])
     assert told == [[ModelLost(lost.step, to_owner=False)]] * 3
 
+    assert lost.away == (), "all who trained are here, without a disk"
     run.kill("server")
     restarted = time.time()
-    run.start_again("server", "--restart-from-checkpoint")
+    run.run_told("server", lost.begin_again)
     back = run.wait(lambda: run.told("server", WentBack, after=restarted))[-1]
     assert (back.from_step, back.to_step, back.from_checkpoint) == (lost.step, 0, True)
     run.wait_for_end()
     first = min(told.step for name in THREE for told in run.told(name, StepTrained, after=restarted))
     assert first == 1
+    assert_identical(run)
+
+
+def test_a_member_that_is_away_still_has_the_model_that_seems_lost(live_run: StartRun) -> None:
+    """The server names it; it is started, and the owner lets the run ask again, with the command that the server tells."""
+    run = live_run(warmup_time=40)
+    wait_until_applied(run, 13)
+    gone = time.time()
+    all_gone(run, signal.SIGKILL)
+    last = newest_applied(run)
+    away, *others = THREE
+    for name in others:
+        shutil.rmtree(run.folder / f"{name}-checkpoints")
+        run.start_again(name)
+    run.start_client("stranger")
+    lost = run.wait(lambda: run.told("server", ModelLost))[-1]
+    assert lost.away == (SecretKey.load(run.folder / f"{away}.key").public.hex()[:8],)
+    run.start_again(away)
+    run.wait(lambda: run.told(away, Joined, after=gone))
+    run.run_told("server", lost.ask_again)
+    run.wait_for_end()
+    assert_nothing_was_lost(run, after=gone, last=last)
+
+
+def test_the_owner_returns_the_run_to_a_signed_epoch_end(live_run: StartRun) -> None:
+    """As where the model is contested, and the owner believes none of those that members offer."""
+    run = live_run()
+    wait_until_applied(run, 12)
+    run.signal("server", signal.SIGUSR1)
+    run.wait(lambda: saved_state(run).run_state is RunState.Paused)
+    end = saved_state(run).ends[0].step
+    assert end == 10
+    run.signal("server", signal.SIGINT)
+    run.processes["server"].wait(timeout=60)
+    restarted = time.time()
+    run.start_again("server", "--restart-from-step", end + 1)
+    run.wait_for_end()
+    (back,) = run.told("server", WentBack, after=restarted)
+    assert (back.to_step, back.from_checkpoint, back.by_owner) == (end, False, True)
+    assert min(told.step for name in THREE for told in run.told(name, StepTrained, after=restarted)) == end + 1
     assert_identical(run)
 
 
@@ -234,6 +278,12 @@ def test_members_go_on_with_a_coordinator_that_comes_back_with_an_older_state(li
     assert not run.told("server", WentBack)
     assert_identical(run)
     if which == "rounds-ago":
+        told = run.told("server", StateIsOlder, after=restarted)
+        keys = {SecretKey.load(run.folder / f"{name}.key").public.hex()[:8] for name in THREE}
+        assert {event.member for event in told} & keys, "members say how far the run was"
+        assert [event.later_path for event in told if event.member is None] == [f"saved/{path.name}.later"]
+        assert {event.step for event in told} == {known}
+        assert min(event.known_step for event in told) > known
         for name in THREE:
             assert any("starting over" in problem.message for problem in run.told(name, Problem)), name
 

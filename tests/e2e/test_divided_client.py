@@ -31,7 +31,7 @@ def sidecars(run: LiveRun) -> list[int]:
 
 
 @pytest.fixture
-def pace() -> Mapping[str, object]:
+def run_keys() -> Mapping[str, object]:
     return QUICK
 
 

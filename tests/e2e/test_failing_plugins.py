@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from psyche_core.plugins import GROUP
+from psyche_core.hookspecs import GROUP
 from psyche_core.telemetry.events import Dropped
 from psyche_core.telemetry.sinks import from_json
 from psyche_core.wire.signing import SecretKey

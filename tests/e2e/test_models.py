@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from live_run import PACE, RUN_ID, THREE, StartRun
+from live_run import RUN_ID, RUN_KEYS, THREE, StartRun
 from psyche_core.storage.checkpoint_names import checkpoints
 from psyche_core.telemetry.events import CheckpointStored, EpochDigest, ModelLoaded, PhaseChanged, Problem, Resynced, StepTrained
 from psyche_core.training.checkpoints.manifest import read_manifest, verify
@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def pace() -> Mapping[str, object]:
-    return {**PACE, "rounds_per_epoch": 6, "cooldown_time": 2}
+def run_keys() -> Mapping[str, object]:
+    return {**RUN_KEYS, "rounds_per_epoch": 6, "cooldown_time": 2}
 
 
 def test_a_joiner_without_the_model_gets_all_of_it_from_the_others_and_saves_whole_checkpoints(

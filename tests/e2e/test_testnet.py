@@ -107,8 +107,8 @@ def checkpoint_digest(folder: Path) -> str:
 def test_a_figure_not_reached_fails_the_run_and_says_which(
     start: Started, local_testnet: LocalTestnet, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
-    pace = {"rounds_per_epoch": 2, "warmup_steps": 1, "global_batch_size_start": 3, "global_batch_size_end": 3}
-    config = local_testnet(total_steps=2, init_min_clients=1, min_clients=1, **pace)
+    run_keys = {"rounds_per_epoch": 2, "warmup_steps": 1, "global_batch_size_start": 3, "global_batch_size_end": 3}
+    config = local_testnet(total_steps=2, init_min_clients=1, min_clients=1, **run_keys)
     out = tmp_path / "out"
     process = start(*arguments_for(config, out, free_port(), clients=1), "--require-steps", 3, "--logs", "none")
     printed, complained = process.communicate(timeout=200)

@@ -7,11 +7,11 @@ from random import Random
 import numpy as np
 
 from psyche_core.errors import PayloadRejected
-from psyche_optim_distro import codec
 from psyche_optim_distro.backends.numba import numba_available
-from psyche_optim_distro.layout import build_layout
-from psyche_optim_distro.normalization import UNIT, normalize_values
-from psyche_optim_distro.top_k import Selection
+from psyche_optim_distro.chunks.layout import build_layout
+from psyche_optim_distro.direction.normalization import UNIT, normalize_values
+from psyche_optim_distro.payload import codec
+from psyche_optim_distro.payload.top_k import Selection
 from psyche_optim_distro.value_format import ValueFormat
 from tests.fuzz.mutation import change_bytes
 

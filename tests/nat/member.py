@@ -26,7 +26,7 @@ from psyche_p2p_quic.options import QuicOptions
 from psyche_p2p_quic.transport import QuicTransport
 
 GAP_SECONDS = 1.0
-BEAT_SECONDS = 0.1
+HEARTBEAT_SECONDS = 0.1
 
 
 def key_of(name: str) -> SecretKey:
@@ -99,7 +99,7 @@ class Member:
             await self._transport.broadcast(f"{self._given.name} {number}".encode(), tag=number // 100)
             if number % 100 == 0:
                 await self._transport.expire(number // 100 - 1)
-            await anyio.sleep(BEAT_SECONDS)
+            await anyio.sleep(HEARTBEAT_SECONDS)
 
     async def listen(self) -> None:
         """Tell of each peer's first message, and of gaps."""

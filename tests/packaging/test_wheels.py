@@ -110,8 +110,8 @@ def test_a_run_from_the_wheels_alone(
     """Two members train with code that is compiled from the wheel, once and not by both at the same time."""
     compiled = run([fresh_environment / "python", "-P", "-m", "psyche_optim_distro.backends.numba"], cwd=tmp_path, timeout=200)
     assert compiled.returncode == 0, compiled.stderr
-    pace = {"rounds_per_epoch": 2, "warmup_steps": 1, "global_batch_size_start": 6, "global_batch_size_end": 6}
-    config = local_testnet(total_steps=4, init_min_clients=2, **pace)
+    run_keys = {"rounds_per_epoch": 2, "warmup_steps": 1, "global_batch_size_start": 6, "global_batch_size_end": 6}
+    config = local_testnet(total_steps=4, init_min_clients=2, **run_keys)
     out = tmp_path / "out"
     arguments = ("--num-clients", 2, "--config-path", config, "--server-port", free_port(), "--out", out)
     done = call(fresh_environment, "testnet", "start", *arguments, "--require-steps", 4, cwd=tmp_path, timeout=300)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from live_run import PACE, live_run
+from live_run import RUN_KEYS, live_run
 
 __all__ = ["live_run"]  # a fixture
 
@@ -17,5 +17,5 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-def pace() -> Mapping[str, object]:
-    return {**PACE, "rounds_per_epoch": 40, "warmup_time": 30}
+def run_keys() -> Mapping[str, object]:
+    return {**RUN_KEYS, "rounds_per_epoch": 40, "warmup_time": 30}

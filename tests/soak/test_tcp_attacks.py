@@ -71,7 +71,7 @@ def assert_unharmed(run: LiveRun, *, before_mb: float, attacked: float) -> None:
     print(f"the server grew by {grew:.1f} MB; {over - attacked:.1f} s of attack", end="; ")
     assert grew < MOST_GROWTH_MB
     steps = len(run.told("client-1", StepTrained, after=attacked))
-    print(f"{steps} steps meanwhile, one in {run.pace('client-1', before=attacked):.2f} s before")
+    print(f"{steps} steps meanwhile, one in {run.seconds_per_step('client-1', before=attacked):.2f} s before")
     assert steps > 0, "nothing was trained during the attack"
     assert len(run.told("client-1", StepTrained)) < STEPS, "the run was over before the attack was: make it longer"
     run.wait_for_end()

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from psyche_core.builtin.memory_backend import MemoryCoordinator
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.coordinator_clock import CoordinatorClock
 from psyche_core.testing.backend import START_TIME, small_state
 from psyche_core.types import RunState
@@ -37,19 +38,24 @@ def test_a_clock_that_is_set_changes_nothing(change: int) -> None:
     assert clock() == START_TIME + 107.5
 
 
-@pytest.mark.parametrize("newest", ["since", "minimum_since", "ready_since"])
-def test_it_starts_at_the_newest_time_of_a_state_from_the_future(newest: str) -> None:
+LATER = START_TIME + HOUR
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        replace(small_state(), since=LATER),
+        replace(small_state(), minimum_since=LATER),
+        replace(small_state(), epoch=replace(small_state().epoch, ready_since=LATER)),
+    ],
+    ids=["since", "minimum_since", "ready_since"],
+)
+def test_it_starts_at_the_newest_time_of_a_state_from_the_future(state: CoordinatorState) -> None:
     """The machine's clock was set back while the server was away."""
-    machine, state = Machine(), small_state()
-    later = START_TIME + HOUR
-    state = (
-        replace(state, epoch=replace(state.epoch, ready_since=later))
-        if newest == "ready_since"
-        else replace(state, **{newest: later})
-    )
+    machine = Machine()
     clock = CoordinatorClock(state, wall=lambda: machine.wall, monotonic=lambda: machine.up)
     machine.passes(3)
-    assert clock() == later + 3
+    assert clock() == LATER + 3
 
 
 def test_a_phase_lasts_as_long_as_it_should_when_the_clock_is_set_back() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -125,7 +126,10 @@ def test_a_log_is_appended_to_and_one_that_cannot_be_written_is_one_sentence(tmp
     for word in ("first", "second"):
         with open_report(events_file=events, write_log=log) as report:
             report(Problem("warning", word))
-    assert [line.split(maxsplit=1)[1] for line in log.read_text().splitlines()] == ["warning: first", "warning: second"]
+            logging.getLogger("psyche.x").warning("about %s", word)
+    logging.getLogger("psyche.x").warning("too late")
+    said = [line.split(maxsplit=1)[1] for line in log.read_text().splitlines()]
+    assert said == ["warning: first", "warning: about first", "warning: second", "warning: about second"]
     assert len(events.read_text().splitlines()) == 2
     with pytest.raises(UserError, match=f"cannot write the log to {tmp_path}: Is a directory"):
         with open_report(write_log=tmp_path):

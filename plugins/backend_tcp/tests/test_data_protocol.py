@@ -181,14 +181,14 @@ def test_answers_nobody_asked_for_end_the_connection(messages: list[Any]) -> Non
 
 
 def test_numbers_of_requests_grow() -> None:
-    answers = DataServerState(requests=4, room=10, chunk=4, write=8)
+    answers = DataServerState(requests=4, buffer=10, chunk=4, write=8)
     answers.ask(SamplesRequest(5, (BatchId(0, 0),)))
     with pytest.raises(WireError, match="numbers grow"):
         answers.ask(SamplesRequest(5, (BatchId(0, 0),)))
 
 
 def test_good_bye_comes_before_everything_and_is_the_last() -> None:
-    answers = DataServerState(requests=4, room=10, chunk=4, write=8)
+    answers = DataServerState(requests=4, buffer=10, chunk=4, write=8)
     answers.ask(SamplesRequest(0, (BatchId(0, 0),)))
     assert answers.next_to_read() is not None
     answers.answer(*pack(0, Samples(b"12", 1, 1, 2)))
@@ -201,12 +201,12 @@ def test_good_bye_comes_before_everything_and_is_the_last() -> None:
 class Connection(RuleBasedStateMachine):
     """Both books joined by two lossless lines; the provider gives sample n as one token n."""
 
-    ROOM, CHUNK, WRITE, REQUESTS = 40, 6, 14, 5
+    BUFFER, CHUNK, WRITE, REQUESTS = 40, 6, 14, 5
 
     def __init__(self) -> None:
         super().__init__()
         self.client = DataClientState(sequence_length=1)
-        self.server = DataServerState(requests=self.REQUESTS, room=self.ROOM, chunk=self.CHUNK, write=self.WRITE)
+        self.server = DataServerState(requests=self.REQUESTS, buffer=self.BUFFER, chunk=self.CHUNK, write=self.WRITE)
         self.up: list[bytes] = []
         self.down: list[bytes] = []
         self.arrivals: list[Arrival] = []
@@ -267,7 +267,7 @@ class Connection(RuleBasedStateMachine):
 
     @invariant()
     def bounds_hold(self) -> None:
-        assert 0 <= self.server.held <= self.ROOM + self.largest
+        assert 0 <= self.server.held <= self.BUFFER + self.largest
         assert self.server.under_way <= self.REQUESTS
 
     @invariant()

@@ -25,8 +25,10 @@ from psyche_backend_tcp.data.protocol import (
 )
 from psyche_backend_tcp.data.provider import ServerData, ServerSettings
 from psyche_backend_tcp.limits import Limits
+from psyche_core.config.run_config import Choice
+from psyche_core.coordinator.commands import Pause, UpdateConfig
 from psyche_core.coordinator.round.assignment import shares
-from psyche_core.coordinator.state import Client, CoordinatorState, Epoch, Round
+from psyche_core.coordinator.state import Client, CoordinatorState, Epoch, Progress, Round
 from psyche_core.errors import DataError, NothingForUs
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import IGNORED_LABEL, DataProvider, Samples
@@ -101,6 +103,24 @@ class Wide(DataProvider):
 
     async def aclose(self) -> None:
         """Nothing is open."""
+
+
+async def test_what_the_owner_changes_leaves_the_data_server_its_key(serving: Any) -> None:
+    """The place with its key is longer than a run's file allows: every change of a run with a data server was refused."""
+    state = small_state()
+    place = "data.example.org:20001"
+    llm = state.model.LLM.model_copy(update={"data_location": Choice("Server", {"location": place})})
+    model = state.model.model_copy(update={"LLM": llm})
+    async with serving(state=replace(state, model=model), data=Numbers()) as server:
+        published = server.state.model.LLM.data_location.settings["location"]
+        assert published.startswith(f"{place}#")
+        server.submit(Pause())
+        stored = llm.model_copy(update={"checkpoint": Choice("Hub", {"repo_id": "friend/model"})})
+        for changed in (None, server.state.model, model.model_copy(update={"LLM": stored})):
+            server.submit(UpdateConfig(model=changed, progress=Progress(0, 2, 3)))
+            assert server.state.model.LLM.data_location.settings == {"location": published}
+        assert server.state.progress == Progress(0, 2, 3)
+        assert server.state.model.LLM.checkpoint == Choice("Hub", {"repo_id": "friend/model"})
 
 
 def expected(numbers: Sequence[int]) -> bytes:

@@ -16,10 +16,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from psyche_optim_distro.layout import Group, Layout
-from psyche_optim_distro.precision import Precision
-from psyche_optim_distro.top_k import CoefficientTables
-from psyche_optim_distro.transform import add_decoded, dct_basis
+from psyche_optim_distro.chunks.layout import Group, Layout
+from psyche_optim_distro.chunks.precision import Precision
+from psyche_optim_distro.chunks.transform import add_decoded, dct_basis
+from psyche_optim_distro.payload.top_k import CoefficientTables
 
 
 class Compressor(Protocol):

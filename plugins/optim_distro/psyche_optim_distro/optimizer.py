@@ -8,7 +8,7 @@ Per trained step s (from the reference implementation, with protocol section 4):
 
 f is the tensor's factor of the rate, and wd its weight decay (settings `rates`; 1 and the same for all without them). Delta has
 no f: a factor of a whole tensor changes neither delta's signs nor which coefficients of a chunk are the largest. With a second
-stage (settings `second_stage`), `apply` does not use the sign of the decoded mean, but what `clip` or `second_stage` makes of it.
+stage (settings `second_stage`), `apply` does not use the sign of the decoded mean, but what `clip` or `rmsprop` makes of it.
 
 Deviation from the reference implementation: it decays the weights while a node trains, so a node that does not train diverges
 from the rest. Here weight decay is part of `apply`, once per applied step, before the subtraction, as in AdamW. Weights and
@@ -34,22 +34,22 @@ from psyche_core.errors import ModelError, NonFiniteError
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.parameters import check_private_state, copy_parameter, shapes_of
-from psyche_optim_distro import codec
 from psyche_optim_distro.backends.choice import compressor_for, updater_for
 from psyche_optim_distro.backends.torch import TorchCompressor
-from psyche_optim_distro.blocked_buffer import BlockedBuffer, PrefixedMapping
-from psyche_optim_distro.clip import Clip
+from psyche_optim_distro.chunks.blocked_buffer import BlockedBuffer, PrefixedMapping
+from psyche_optim_distro.chunks.layout import build_layout
+from psyche_optim_distro.chunks.precision import Precision
+from psyche_optim_distro.chunks.rates import Rates, cut_by_rate, step_size
+from psyche_optim_distro.chunks.tiles import CPU_TILE_ELEMENTS, Part, Workspace, parts_of, tiles_of
+from psyche_optim_distro.chunks.transform import as_blocks
 from psyche_optim_distro.compress import add_sent, dct_bases
-from psyche_optim_distro.layout import build_layout
-from psyche_optim_distro.precision import Precision
-from psyche_optim_distro.rates import Rates, cut_by_rate, step_size
-from psyche_optim_distro.second_stage import RMSprop
+from psyche_optim_distro.direction.clip import Clip
+from psyche_optim_distro.direction.rmsprop import RMSprop
+from psyche_optim_distro.payload import codec
+from psyche_optim_distro.payload.top_k import CoefficientTables, Selection
+from psyche_optim_distro.payload.vote_cache import VoteCache
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.tiles import CPU_TILE_ELEMENTS, Part, Workspace, parts_of, tiles_of
-from psyche_optim_distro.top_k import CoefficientTables, Selection
-from psyche_optim_distro.transform import as_blocks
 from psyche_optim_distro.value_format import ValueFormat
-from psyche_optim_distro.vote_cache import VoteCache
 
 _CLIP_EPSILON = 1e-6
 _LARGEST_NORM = 1e15
@@ -144,7 +144,7 @@ class DistroOptimizer(Optimizer):
 
     @property
     def public_state(self) -> Mapping[str, Any]:
-        """Tensors of the second stage `rmsprop`, see `second_stage`; empty without it."""
+        """Tensors of the second stage `rmsprop`, see `direction.rmsprop`; empty without it."""
         return {} if self._rmsprop is None else self._rmsprop.state
 
     @property

@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from psyche_optim_distro.layout import Group
+from psyche_optim_distro.chunks.layout import Group
 
 Decoded = TypeVar("Decoded")
 

@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from psyche_core.testing.toy_model import TOY_SHAPES
-from psyche_optim_distro import aggregation, integer_idct
-from psyche_optim_distro.aggregation import Aggregator
-from psyche_optim_distro.integer_idct import (
+from psyche_optim_distro.chunks.layout import Layout, build_layout
+from psyche_optim_distro.chunks.tiles import tiles_of
+from psyche_optim_distro.chunks.transform import as_blocks, dct_basis, decode
+from psyche_optim_distro.direction import aggregation, integer_idct
+from psyche_optim_distro.direction.aggregation import Aggregator
+from psyche_optim_distro.direction.integer_idct import (
     BASIS_SCALE,
     EXACT_LIMIT,
     bfloat16_is_exact,
@@ -25,12 +28,9 @@ from psyche_optim_distro.integer_idct import (
     operand_bits,
     rescale,
 )
-from psyche_optim_distro.layout import Layout, build_layout
-from psyche_optim_distro.normalization import normalize_values
+from psyche_optim_distro.direction.normalization import normalize_values
+from psyche_optim_distro.payload.top_k import Selection
 from psyche_optim_distro.settings import MAX_CHUNK
-from psyche_optim_distro.tiles import tiles_of
-from psyche_optim_distro.top_k import Selection
-from psyche_optim_distro.transform import as_blocks, dct_basis, decode
 
 CPU = torch.device("cpu")
 PRODUCTS = [torch.float32, torch.bfloat16]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from psyche_optim_distro.clip import Clip
-from psyche_optim_distro.layout import build_layout
-from psyche_optim_distro.tiles import Workspace, tiles_of
+from psyche_optim_distro.chunks.layout import build_layout
+from psyche_optim_distro.chunks.tiles import Workspace, tiles_of
+from psyche_optim_distro.direction.clip import Clip
 
 CPU = torch.device("cpu")
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_core.errors import PayloadRejected
-from psyche_optim_distro import codec
 from psyche_optim_distro.backends.numba import numba_available
-from psyche_optim_distro.bit_packing import pack_integers, pack_unary, unary_ends, unpack_integers
-from psyche_optim_distro.layout import Layout, build_layout
-from psyche_optim_distro.top_k import Selection, concatenate
+from psyche_optim_distro.chunks.layout import Layout, build_layout
+from psyche_optim_distro.payload import codec
+from psyche_optim_distro.payload.bit_packing import pack_integers, pack_unary, unary_ends, unpack_integers
+from psyche_optim_distro.payload.top_k import Selection, concatenate
 from psyche_optim_distro.value_format import ValueFormat
 
 if numba_available():

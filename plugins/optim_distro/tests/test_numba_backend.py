@@ -20,19 +20,19 @@ from hypothesis import strategies as st
 from psyche_core.errors import PayloadRejected
 from psyche_core.testing.optimizer import Replica, digest, play_rounds
 from psyche_core.testing.toy_model import ToyModel
-from psyche_optim_distro import codec
 from psyche_optim_distro.backends.choice import compressor_for, updater_for
 from psyche_optim_distro.backends.numba import numba_available
 from psyche_optim_distro.backends.torch import TorchVoteUpdater
-from psyche_optim_distro.clip import Clip
-from psyche_optim_distro.layout import Layout, build_layout
+from psyche_optim_distro.chunks.layout import Layout, build_layout
+from psyche_optim_distro.chunks.precision import Precision
+from psyche_optim_distro.chunks.rates import Rates
+from psyche_optim_distro.chunks.tiles import Workspace
+from psyche_optim_distro.chunks.transform import dct_basis
+from psyche_optim_distro.direction.clip import Clip
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.precision import Precision
-from psyche_optim_distro.rates import Rates
+from psyche_optim_distro.payload import codec
+from psyche_optim_distro.payload.top_k import CoefficientTables, Selection
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.tiles import Workspace
-from psyche_optim_distro.top_k import CoefficientTables, Selection
-from psyche_optim_distro.transform import dct_basis
 from psyche_optim_distro.update import Updater
 from psyche_optim_distro.value_format import ValueFormat
 
@@ -378,7 +378,7 @@ import numpy as np
 sys.path.insert(0, sys.argv[1])
 import test_numba_backend as tests
 from psyche_core.errors import PayloadRejected
-from psyche_optim_distro.layout import build_layout
+from psyche_optim_distro.chunks.layout import build_layout
 
 for chunk, topk in ((1, 1), (6, 5), (7, 49), (64, 8), (100, 9)):
     layout = build_layout({**tests.ODD_SHAPES, "wide": (12, 1300)}, chunk=chunk, topk=topk)

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from psyche_core.testing.toy_model import ToyModel
-from psyche_optim_distro import codec
-from psyche_optim_distro.aggregation import Aggregator
-from psyche_optim_distro.layout import Layout, build_layout
-from psyche_optim_distro.normalization import UNIT, normalize_values
+from psyche_optim_distro.chunks.layout import Layout, build_layout
+from psyche_optim_distro.chunks.transform import as_blocks, dct_basis, decode
+from psyche_optim_distro.direction.aggregation import Aggregator
+from psyche_optim_distro.direction.normalization import UNIT, normalize_values
 from psyche_optim_distro.optimizer import DistroOptimizer
+from psyche_optim_distro.payload import codec
+from psyche_optim_distro.payload.top_k import Selection
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.top_k import Selection
-from psyche_optim_distro.transform import as_blocks, dct_basis, decode
 from psyche_optim_distro.value_format import ValueFormat
 
 CPU = torch.device("cpu")

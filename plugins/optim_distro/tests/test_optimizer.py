@@ -16,12 +16,13 @@ from psyche_core.errors import ModelError, PayloadRejected
 from psyche_core.hookspecs import OptimizerContext
 from psyche_core.testing.optimizer import Replica, digest, play_rounds
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
-from psyche_optim_distro import codec, hooks
-from psyche_optim_distro.layout import Layout, build_layout
+from psyche_optim_distro import hooks
+from psyche_optim_distro.chunks.layout import Layout, build_layout
+from psyche_optim_distro.chunks.transform import dct_basis, decode
 from psyche_optim_distro.optimizer import DistroOptimizer
+from psyche_optim_distro.payload import codec
+from psyche_optim_distro.payload.top_k import Selection
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.top_k import Selection
-from psyche_optim_distro.transform import dct_basis, decode
 from psyche_optim_distro.value_format import ValueFormat
 
 

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from psyche_core.testing.toy_model import ToyModel
-from psyche_optim_distro import codec, precision
-from psyche_optim_distro.layout import build_layout
+from psyche_optim_distro.chunks import precision
+from psyche_optim_distro.chunks.layout import build_layout
+from psyche_optim_distro.chunks.precision import MIN_ELEMENTS, Precision, cpu_has_bfloat16, precision_for
+from psyche_optim_distro.chunks.transform import dct_basis
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.precision import MIN_ELEMENTS, Precision, cpu_has_bfloat16, precision_for
+from psyche_optim_distro.payload import codec
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.transform import dct_basis
 from psyche_optim_distro.value_format import ValueFormat
 
 SHAPES = {"w": (256, 192), "norm": (192,)}

@@ -18,16 +18,17 @@ from psyche_core.hookspecs import OptimizerContext
 from psyche_core.interfaces.rate_groups import RateGroups, TensorRate
 from psyche_core.testing.optimizer import Replica, digest, play_rounds
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
-from psyche_optim_distro import codec, hooks
-from psyche_optim_distro.aggregation import Aggregator
+from psyche_optim_distro import hooks
 from psyche_optim_distro.backends.choice import updater_for
 from psyche_optim_distro.backends.numba import numba_available
-from psyche_optim_distro.layout import Layout, build_layout
+from psyche_optim_distro.chunks.layout import Layout, build_layout
+from psyche_optim_distro.chunks.rates import cut_by_rate
+from psyche_optim_distro.chunks.tiles import Workspace
+from psyche_optim_distro.direction.aggregation import Aggregator
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.rates import cut_by_rate
+from psyche_optim_distro.payload import codec
+from psyche_optim_distro.payload.top_k import Selection
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.tiles import Workspace
-from psyche_optim_distro.top_k import Selection
 from psyche_optim_distro.value_format import ValueFormat
 
 CPU = torch.device("cpu")

@@ -12,11 +12,11 @@ import torch
 from psyche_core.errors import NonFiniteError, PayloadRejected
 from psyche_core.testing.optimizer import Replica, digest, play_rounds
 from psyche_core.testing.toy_model import ToyModel
-from psyche_optim_distro import codec
-from psyche_optim_distro.layout import build_layout
+from psyche_optim_distro.chunks.layout import build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
+from psyche_optim_distro.payload import codec
+from psyche_optim_distro.payload.top_k import Selection
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.top_k import Selection
 from psyche_optim_distro.value_format import ValueFormat
 
 

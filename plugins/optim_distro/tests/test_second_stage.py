@@ -12,12 +12,12 @@ from pydantic import ValidationError
 from psyche_core.errors import ModelError
 from psyche_core.testing.optimizer import Replica, digest, play_rounds, shared
 from psyche_core.testing.toy_model import ToyModel
-from psyche_optim_distro.aggregation import Aggregator
-from psyche_optim_distro.layout import build_layout
+from psyche_optim_distro.chunks.layout import build_layout
+from psyche_optim_distro.chunks.tiles import Workspace
+from psyche_optim_distro.direction.aggregation import Aggregator
+from psyche_optim_distro.direction.rmsprop import RMSprop
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.second_stage import RMSprop
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.tiles import Workspace
 
 CPU = torch.device("cpu")
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from psyche_optim_distro.layout import Group, build_layout
-from psyche_optim_distro.tiles import parts_of
-from psyche_optim_distro.top_k import TopKSelector, ordered_magnitudes, top_k_positions
-from psyche_optim_distro.transform import add_decoded, as_blocks, chunk_size, dct_basis, decode, encode
+from psyche_optim_distro.chunks.layout import Group, build_layout
+from psyche_optim_distro.chunks.tiles import parts_of
+from psyche_optim_distro.chunks.transform import add_decoded, as_blocks, chunk_size, dct_basis, decode, encode
+from psyche_optim_distro.payload.top_k import TopKSelector, ordered_magnitudes, top_k_positions
 
 
 def top_k(coefficients: Tensor, *, topk: int) -> tuple[Tensor, Tensor]:

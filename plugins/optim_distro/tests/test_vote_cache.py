@@ -6,8 +6,8 @@ import threading
 
 import numpy as np
 
-from psyche_optim_distro.aggregation import TileVotes
-from psyche_optim_distro.vote_cache import VoteCache
+from psyche_optim_distro.direction.aggregation import TileVotes
+from psyche_optim_distro.payload.vote_cache import VoteCache
 
 
 def votes(count: int) -> TileVotes:

@@ -107,3 +107,21 @@ def test_an_unreachable_server_is_exit_code_1_and_a_wrong_option_2() -> None:
         ["--server-addr", "127.0.0.1:1", "--relay", "nonsense"],
     ):
         assert isinstance(CliRunner().invoke(cli, ["doctor", "network", *wrong]).exception, UserError)  # exit status 2
+
+
+def test_a_token_for_no_relay_is_refused_unless_it_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = ["doctor", "network", "--server-addr", "127.0.0.1:1", "--bind-p2p-interface", "127.0.0.1"]
+    refused = CliRunner().invoke(cli, [*words, "--relay-token", "x"]).exception
+    assert isinstance(refused, UserError)
+    assert str(refused) == "--relay-token is for a relay, and none is tested; name one with --relay, or the run with --run-id"
+    monkeypatch.setattr("psyche_p2p_quic.doctor.checks.measure", _measured_without_relays)
+    with pytest.raises(UserError, match="the run 'first' names none; name one with --relay"):
+        CliRunner().invoke(cli, [*words, "--run-id", "first", "--relay-token", "x"], catch_exceptions=False)
+    monkeypatch.setenv("PSYCHE_IROH_RELAY_TOKEN", "x")  # a client on this machine may need it
+    assert CliRunner().invoke(cli, words).exception is None
+
+
+async def _measured_without_relays(server: str, *_: object, **__: object) -> Figures:
+    return Figures(server, True, 1.0, "", (("192.0.2.1", 1),), ())

@@ -213,6 +213,74 @@ async def test_the_observer_has_room_for_so_many() -> None:
             await observe(bob, observer)
 
 
+class HalfCall(asyncio.DatagramProtocol):
+    """A caller that proves its address and never its key: what an endpoint sends passes, of what it gets only the retry."""
+
+    def __init__(self, observer: Observer, source: str) -> None:
+        self._to = ("127.0.0.1", observer.port)
+        self._source = source
+        self._caller: tuple[str, int] | None = None
+        self._answers = 0
+        self.port = 0
+
+    async def open(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._inner, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=("127.0.0.1", 0))
+        self._outer, _ = await loop.create_datagram_endpoint(lambda: _Outer(self), local_addr=(self._source, 0))
+        self.port = self._inner.get_extra_info("sockname")[1]
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        """From the caller."""
+        self._caller = addr
+        self._outer.sendto(data, self._to)
+
+    def answered(self, data: bytes) -> None:
+        """From the observer: the first datagram is the retry."""
+        self._answers += 1
+        if self._answers == 1:
+            self._inner.sendto(data, self._caller)
+
+    def close(self) -> None:
+        self._inner.close()
+        self._outer.close()
+
+
+class _Outer(asyncio.DatagramProtocol):
+    def __init__(self, half: HalfCall) -> None:
+        self._half = half
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        self._half.answered(data)
+
+
+async def test_calls_that_prove_no_key_fill_places_of_their_own_and_keep_nobody_out() -> None:
+    """A flood of them from several addresses; callers that prove their keys get an answer, also from a flooding address."""
+    limits = ObserverLimits(callers=4, handshakes=6, callers_per_address=4, handshake_seconds=TIMEOUT)
+    async with contextlib.AsyncExitStack() as stack:
+        observer = await stack.enter_async_context(Observer(SecretKey.generate(), hosts=["127.0.0.1"], port=0, limits=limits))
+        key = iroh.EndpointId.from_bytes(observer.location.key)
+        calls: list[asyncio.Future[Any]] = []
+        for number in range(16):
+            caller = await stack.enter_async_context(endpoint(None))
+            half = HalfCall(observer, f"127.0.0.{1 + number % 4}")
+            await half.open()
+            stack.callback(half.close)
+            target = iroh.EndpointAddr(key, None, [f"127.0.0.1:{half.port}"])
+            calls.append(asyncio.ensure_future(caller.connect(target, observer_protocol.ALPN)))
+        async with asyncio.timeout(TIMEOUT):
+            while observer.crowded_out < 10:
+                await asyncio.sleep(0.01)
+        assert observer._admission.waiting == observer._admission.total == 6
+        for answered in (1, 2):
+            alice = await stack.enter_async_context(endpoint(None))
+            await observe(alice, observer)
+            assert observer.answered == answered
+            assert observer._admission.waiting <= 6
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
 # ------------------------------------------------------------------------------------------------------------------- node
 
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import anyio
 import iroh
@@ -17,7 +18,7 @@ from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.addresses.interfaces import addresses_of
 from psyche_p2p_quic.addresses.peer_address import PeerAddress
 from psyche_p2p_quic.addresses.relay_urls import N0_RELAYS, RelayChoice, canonical_relay, canonical_relays
-from psyche_p2p_quic.endpoint.endpoint import ALPN
+from psyche_p2p_quic.endpoint.endpoint import ALPN, Endpoint
 from psyche_p2p_quic.options import QuicOptions, parse_advertised
 from psyche_p2p_quic.relay.access import OpenAccess, TokenAccess
 from psyche_p2p_quic.relay_program.service import RelayService, ServiceOptions
@@ -106,8 +107,9 @@ def test_options_that_exclude_each_other() -> None:
         ({"iroh_relay": "n0", "iroh_relay_token": "x"}, "n0's relays ask for none"),
         ({"iroh_relay": "disabled", "iroh_discovery": "observer"}, "an observer belongs to a relay"),
     ):
-        with pytest.raises(ConfigError, match=sentence):
+        with pytest.raises(ConfigError, match=sentence) as refused:
             options(**given)
+        assert str(refused.value).startswith("--iroh-relay ")  # and not with all options, of which one is a secret
 
 
 def test_advertised_addresses() -> None:
@@ -279,6 +281,23 @@ async def test_of_overlapping_choices_of_relays_the_newest_stays() -> None:
             tasks.start_soon(one.use_relays, [])
         assert PeerAddress.decode(one.address).relay is None
         assert not old.relay.router.is_connected(one.peer_id)
+
+
+@pytest.mark.quic
+async def test_a_relay_of_a_newer_choice_is_shown_the_token_of_that_choice() -> None:
+    """The older call is still at work when the newer one comes, and goes on with what the newer one wants."""
+    asks = RelayService(TokenAccess(["new"]), ServiceOptions(port=0))
+    async with asks as relay, relay_service() as older:
+        key = SecretKey.generate()
+        endpoint = await Endpoint.bind(key.seed, interface="127.0.0.1", port=0, relays=True)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(endpoint.use_relays, [older.url], token="old"))
+                tasks.start_soon(partial(endpoint.use_relays, [relay.url], token="new"))
+            await until(lambda: relay.relay.router.is_connected(key.public))
+            assert relay.relay.router.counters.logins_denied == 0
+        finally:
+            await endpoint.aclose(timeout=1.0)
 
 
 @pytest.mark.quic

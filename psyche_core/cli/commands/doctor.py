@@ -97,26 +97,26 @@ def doctor(
     from psyche_core.plugins import PluginRegistry
     from psyche_core.storage.scratch import default_folder
 
-    found = [*checks.look_at_python(), *checks.look_at_torch(device), *checks.look_at_limits(), *checks.look_at_clock()]
+    found = [*checks.check_python(), *checks.check_torch(device), *checks.check_limits(), *checks.check_clock()]
     run, model_bytes = None, 0
     if state is not None:
         try:
             run = _run_file(state)
         except PsycheError as error:
-            found.append(checks.Finding("run file", "problem", str(error), "correct it; see `psyche server validate-config`"))
+            found.append(checks.CheckResult("run file", "problem", str(error), "correct it; see `psyche server validate-config`"))
     if run is not None and not any(each.check == "torch" and each.status == "problem" for each in found):
         folder = base or (state.parent if state is not None else Path())
-        count, findings = checks.look_at_model(run, base=folder, device=device)
-        found += findings
+        count, results = checks.check_model(run, base=folder, device=device)
+        found += results
         model_bytes = 4 * count
     places = [("--cache-dir", cache_dir or default_folder())]
     if checkpoint_dir is not None:
         places.append(("--checkpoint-dir", checkpoint_dir))
-    found += checks.look_at_disk(places, model_bytes=model_bytes)
+    found += checks.check_disk(places, model_bytes=model_bytes)
     if wallet is None and DEFAULT_WALLET.expanduser().exists():
         wallet = DEFAULT_WALLET
-    found += checks.look_at_keys(identity, wallet)
-    found += checks.look_at_plugins(PluginRegistry.discover(), run)
+    found += checks.check_keys(identity, wallet)
+    found += checks.check_plugins(PluginRegistry.discover(), run)
 
     good = all(each.status != "problem" for each in found)
     if as_json:

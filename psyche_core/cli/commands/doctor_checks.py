@@ -1,4 +1,4 @@
-"""What `psyche doctor` looks at on this machine. Each check gives findings with a remedy; none changes anything.
+"""What `psyche doctor` looks at on this machine. Each check gives results with a remedy; none changes anything.
 
 The network is not used: `psyche doctor` must work before anything is set up.
 """
@@ -47,7 +47,7 @@ _TIMEX_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One thing that was looked at. text: what was found. remedy: what to do, empty if nothing is to be done."""
 
     check: str
@@ -56,41 +56,41 @@ class Finding:
     remedy: str = ""
 
 
-def ok(check: str, text: str) -> Finding:
-    """A finding that needs nothing."""
-    return Finding(check, "ok", text)
+def ok(check: str, text: str) -> CheckResult:
+    """A result that needs nothing."""
+    return CheckResult(check, "ok", text)
 
 
-def look_at_python() -> Iterator[Finding]:
+def check_python() -> Iterator[CheckResult]:
     """The interpreter and psyche-core."""
     text = f"{platform.python_implementation()} {platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.version_info[:2] < LEAST_PYTHON:
         least = ".".join(map(str, LEAST_PYTHON))
-        yield Finding("python", "problem", text, f"install Python {least} or newer and make a new environment with it")
+        yield CheckResult("python", "problem", text, f"install Python {least} or newer and make a new environment with it")
     else:
         yield ok("python", f"{text}, psyche-core {version('psyche-core')}")
 
 
-def look_at_torch(device: str) -> Iterator[Finding]:
+def check_torch(device: str) -> Iterator[CheckResult]:
     """torch, transformers and the device. device: as `--device` takes it."""
     install = "pip install 'psyche-core[train]'"
     missing = [name for name in ("torch", "transformers", "safetensors") if _version(name) is None]
     if missing:
-        yield Finding("torch", "problem", f"{', '.join(missing)} not installed, so no model can be trained here", install)
+        yield CheckResult("torch", "problem", f"{', '.join(missing)} not installed, so no model can be trained here", install)
         return
     try:
         import torch
 
         from psyche_core.models.hf.devices import pick_devices
     except (ImportError, OSError) as error:  # a library that torch needs is missing or broken
-        yield Finding("torch", "problem", f"torch cannot be imported: {error}", f"install it again: {install}")
+        yield CheckResult("torch", "problem", f"torch cannot be imported: {error}", f"install it again: {install}")
         return
 
     yield ok("torch", f"torch {torch.__version__}, transformers {_version('transformers')}")
     try:
         devices = pick_devices(device)
     except PsycheError as error:
-        yield Finding("device", "problem", str(error), "check the driver (nvidia-smi) and torch's build, or use --device cpu")
+        yield CheckResult("device", "problem", str(error), "check the driver (nvidia-smi) and torch's build, or use --device cpu")
         return
     for each in devices:
         if each.type == "cuda":
@@ -100,7 +100,7 @@ def look_at_torch(device: str) -> Iterator[Finding]:
             yield ok("device", f"{each.type}, {os.cpu_count()} processors")
 
 
-def look_at_model(run: RunFile, *, base: Path, device: str) -> tuple[int, list[Finding]]:
+def check_model(run: RunFile, *, base: Path, device: str) -> tuple[int, list[CheckResult]]:
     """The number of a run's parameters, 0 if unknown, and whether this machine's memory suffices for them.
 
     Activations are not counted: they depend on --micro-batch-size.
@@ -108,15 +108,17 @@ def look_at_model(run: RunFile, *, base: Path, device: str) -> tuple[int, list[F
     try:
         count = count_parameters(run, base=base)
     except (ModelError, ConfigError) as error:
-        return 0, [Finding("model", "problem", str(error), "see --base, or `psyche predownload --state FILE`")]
+        return 0, [CheckResult("model", "problem", str(error), "see --base, or `psyche predownload --state FILE`")]
     if count is None:
         text = "the run's model is not a folder of this machine, so its size is not known"
-        return 0, [Finding("model", "warning", text, "`psyche predownload --state FILE` gets it; --base says where paths start")]
+        return 0, [
+            CheckResult("model", "warning", text, "`psyche predownload --state FILE` gets it; --base says where paths start")
+        ]
 
     return count, list(_memory(count, device=device))
 
 
-def _memory(count: int, *, device: str) -> Iterator[Finding]:
+def _memory(count: int, *, device: str) -> Iterator[CheckResult]:
     import torch
 
     from psyche_core.models.hf.devices import pick_devices
@@ -126,7 +128,7 @@ def _memory(count: int, *, device: str) -> Iterator[Finding]:
     try:
         first = pick_devices(device)[0]
     except PsycheError:
-        return  # reported by look_at_torch
+        return  # reported by check_torch
     needs_host = count * (HOST_BYTES if first.type == "cuda" else HOST_BYTES + DEVICE_BYTES)
     yield _compare(
         "memory", "memory", needs_host, free_bytes(), "end other programs, add memory or swap, or train a smaller model"
@@ -166,35 +168,37 @@ def count_parameters(run: RunFile, *, base: Path) -> int | None:
     return sum(int(parameter.numel()) for parameter in module.parameters())
 
 
-def look_at_disk(places: Sequence[tuple[str, Path]], *, model_bytes: int) -> Iterator[Finding]:
+def check_disk(places: Sequence[tuple[str, Path]], *, model_bytes: int) -> Iterator[CheckResult]:
     """Free space where the client writes. places: (option, folder). model_bytes: of the float32 weights, 0 if unknown."""
     for option, folder in places:
         there = next((each for each in (folder, *folder.absolute().parents) if each.exists()), Path("/"))
         try:
             free = shutil.disk_usage(there).free
         except OSError as error:
-            yield Finding("disk", "problem", f"{option} {folder}: {error.strerror}", "choose another folder")
+            yield CheckResult("disk", "problem", f"{option} {folder}: {error.strerror}", "choose another folder")
             continue
         if not os.access(there, os.W_OK | os.X_OK):
-            yield Finding("disk", "problem", f"{option} {folder} cannot be written", f"choose another folder with {option}")
+            yield CheckResult("disk", "problem", f"{option} {folder} cannot be written", f"choose another folder with {option}")
             continue
         needs = max(LEAST_FREE_BYTES, DISK_COPIES * model_bytes)
         text = f"{option} {folder}: {_size(free)} free"
         if free < needs:
-            yield Finding("disk", "warning", f"{text}, about {_size(needs)} are needed", f"make room, or choose another {option}")
+            yield CheckResult(
+                "disk", "warning", f"{text}, about {_size(needs)} are needed", f"make room, or choose another {option}"
+            )
         else:
             yield ok("disk", text)
 
 
-def look_at_clock() -> Iterator[Finding]:
+def check_clock() -> Iterator[CheckResult]:
     """Whether the clock is plausible and, on Linux, synchronised. Rounds end by the clock."""
     if time.time() < FIRST_RELEASE:
         shown = time.strftime("%Y-%m-%d", time.gmtime())
-        yield Finding("clock", "problem", f"the clock says {shown}, which is in the past", "set the clock, with NTP")
+        yield CheckResult("clock", "problem", f"the clock says {shown}, which is in the past", "set the clock, with NTP")
         return
     synchronised = _synchronised()
     if synchronised is False:
-        yield Finding(
+        yield CheckResult(
             "clock",
             "warning",
             "the system does not say that its clock is synchronised; rounds and certificates need the right second",
@@ -220,7 +224,7 @@ def _synchronised() -> bool | None:
     return not status & _UNSYNCHRONISED
 
 
-def look_at_keys(identity: Path | None, wallet: Path | None) -> Iterator[Finding]:
+def check_keys(identity: Path | None, wallet: Path | None) -> Iterator[CheckResult]:
     """Whether key files can be read, by nobody else. Their contents are not shown."""
     if identity is not None:
         try:
@@ -235,7 +239,7 @@ def look_at_keys(identity: Path | None, wallet: Path | None) -> Iterator[Finding
             yield _split("wallet", error)
 
 
-def look_at_plugins(registry: PluginRegistry, run: RunFile | None) -> Iterator[Finding]:
+def check_plugins(registry: PluginRegistry, run: RunFile | None) -> Iterator[CheckResult]:
     """Plugins that do not load, and those that a run needs and are missing."""
     from psyche_core.plugins import check_run_file_plugins
 
@@ -245,17 +249,17 @@ def look_at_plugins(registry: PluginRegistry, run: RunFile | None) -> Iterator[F
             remedy = (
                 f"pip install --upgrade {record.distribution}, or uninstall it; see `psyche plugins show {record.entry_point}`"
             )
-            yield Finding("plugins", "problem", f"{record.entry_point} ({record.origin}): {record.cause}", remedy)
+            yield CheckResult("plugins", "problem", f"{record.entry_point} ({record.origin}): {record.cause}", remedy)
     yield ok("plugins", f"{sum(record.status == 'ok' for record in records)} can be used")
     if run is not None:
         try:
             check_run_file_plugins(run, registry)
             yield ok("run file", f"run {run.run_id}: the plugins it names are here, with valid settings")
         except PsycheError as error:
-            yield Finding("run file", "problem", str(error), "install what is missing, or correct the run file")
+            yield CheckResult("run file", "problem", str(error), "install what is missing, or correct the run file")
 
 
-def look_at_limits() -> Iterator[Finding]:
+def check_limits() -> Iterator[CheckResult]:
     """How many files and connections the process may open."""
     try:
         import resource
@@ -265,25 +269,25 @@ def look_at_limits() -> Iterator[Finding]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft} open files and connections are allowed"
     if 0 <= soft < LEAST_OPEN_FILES:
-        yield Finding("limits", "warning", text, f"`ulimit -n {4 * LEAST_OPEN_FILES}` before the start, or LimitNOFILE=")
+        yield CheckResult("limits", "warning", text, f"`ulimit -n {4 * LEAST_OPEN_FILES}` before the start, or LimitNOFILE=")
     else:
         yield ok("limits", text)
 
 
-def _compare(check: str, what: str, needs: int, free: int | None, remedy: str) -> Finding:
+def _compare(check: str, what: str, needs: int, free: int | None, remedy: str) -> CheckResult:
     if free is None:
-        return Finding(check, "warning", f"{_size(needs)} are needed; the system does not say how much is free", remedy)
+        return CheckResult(check, "warning", f"{_size(needs)} are needed; the system does not say how much is free", remedy)
 
     text = f"{_size(needs)} of {what} are needed beside activations, {_size(free)} are free"
     if free < needs:
-        return Finding(check, "problem", text, remedy)
-    return Finding(check, "warning", text, remedy) if free < 1.25 * needs else ok(check, text)
+        return CheckResult(check, "problem", text, remedy)
+    return CheckResult(check, "warning", text, remedy) if free < 1.25 * needs else ok(check, text)
 
 
-def _split(check: str, error: IdentityError) -> Finding:
+def _split(check: str, error: IdentityError) -> CheckResult:
     """A key file's error, which ends with its remedy after a semicolon."""
     text, _, remedy = str(error).rpartition("; ")
-    return Finding(check, "problem", text or remedy, remedy)
+    return CheckResult(check, "problem", text or remedy, remedy)
 
 
 def _version(distribution: str) -> str | None:

@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from psyche_core.cli.lazy import example
+from psyche_core.cli.metrics_port import metrics_sinks
 from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
+from psyche_core.cli.otlp_export import otlp_sinks
 from psyche_core.cli.program import log_to_stderr, open_report, run_program
 from psyche_core.cli.reference_options import SettingsCommand
 from psyche_core.config.options.loading import load_settings
@@ -43,7 +45,7 @@ def run(**given: Any) -> int:
     failures.
     """
     settings = load_settings(ServerSettings, given)
-    log_to_stderr()
+    log_to_stderr(settings.log)
     from psyche_core.cli.pages import Page
     from psyche_core.cli.screens import open_program_display
     from psyche_core.plugins import PluginRegistry
@@ -54,12 +56,17 @@ def run(**given: Any) -> int:
     page = Page(settings.web_port, host=settings.web_host, token_file=settings.token_file, source="server")
     with (
         open_program_display(logs, kind="server", title="server") as display,
+        metrics_sinks(settings.metrics_local_port) as figures,
+        otlp_sinks(settings) as telemetry,
         open_report(
             display.sink,
             *page.sinks,
+            *figures,
+            *telemetry,
             events_file=settings.events_file,
             events_dir=settings.events_dir,
             keep_event_files=settings.keep_event_files,
+            write_log=settings.write_log,
         ) as report,
     ):
         screen = display.screen
@@ -103,19 +110,19 @@ def validate_config(state: Path, data_config: Path | None, disk: bool, base: Pat
     """
     from psyche_core.config.sentences import printable
     from psyche_core.plugins import PluginRegistry
-    from psyche_core.server.disk_checks import Problem, look_at_disk
+    from psyche_core.server.disk_checks import Problem, check_disk
     from psyche_core.server.run_files import NAMELESS, load_run
 
     files = load_run(state, data_config, PluginRegistry.discover(), prepares_data=True, only_looks=True)
-    found = list(look_at_disk(files, base=base or state.parent)) if disk else []
-    problems = [finding.sentence for finding in found if isinstance(finding, Problem)]
+    found = list(check_disk(files, base=base or state.parent)) if disk else []
+    problems = [result.sentence for result in found if isinstance(result, Problem)]
     if problems:
         message = "\n".join([*problems, "if model and data are only on other machines, use --no-disk"])
         raise ConfigError(message)
 
     for line in files.summary():
         click.echo(line)
-    notes = [finding.sentence for finding in found]
+    notes = [result.sentence for result in found]
     if files.run.run_id == NAMELESS:
         notes.append(
             "the file has no run_id, so it can only change the configuration of an existing run; a server needs a run_id"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from psyche_core.cli.lazy import example
-from psyche_core.cli.options import settings_options
+from psyche_core.cli.options import TrackerOptions, settings_options
 from psyche_core.cli.program import log_to_stderr, run_program
-from psyche_core.cli.reference_options import SettingsCommand
+from psyche_core.cli.trackers import tracker_words
 from psyche_core.config.options.loading import load_settings
 from psyche_core.config.options.testnet import TestnetSettings
 
@@ -27,7 +27,7 @@ def testnet() -> None:
 
 
 @testnet.command(
-    cls=SettingsCommand,
+    cls=TrackerOptions,
     epilog=example(
         "psyche testnet start --num-clients 3 --config-path examples/local_testnet --web-port 8420",
         note="The folder given with --out then contains report.json, loss.png, events/, logs/ and the checkpoint.",
@@ -36,8 +36,9 @@ def testnet() -> None:
 @settings_options(TestnetSettings)
 def start(**given: Any) -> int:
     """Start a server and clients, wait until they end, and check that all replicas are equal at each epoch's end."""
-    settings = load_settings(TestnetSettings, given)
-    log_to_stderr()
+    own = {name: value for name, value in given.items() if name in TestnetSettings.model_fields}
+    settings = load_settings(TestnetSettings, own)
+    log_to_stderr(settings.log)
     from psyche_core.cli.pages import page_of_folder
     from psyche_core.cli.screens import fitting
     from psyche_core.errors import UserError
@@ -70,11 +71,21 @@ def start(**given: Any) -> int:
         )
         raise UserError(message)
     member_options = None if testnet is None else testnet.member_options
+    trackers = tracker_words(settings.tracker, given, registry)
     page = page_of_folder(settings.web_port, host=settings.web_host, token_file=settings.token_file)
     settings = settings.model_copy(update={"logs": fitting(settings.logs)})
     screen = functools.partial(ScreenDisplay, kind="testnet")
     return run_program(
-        functools.partial(run_testnet, settings, files, member_options, lose_route=lose_route, beside=page, screen=screen)
+        functools.partial(
+            run_testnet,
+            settings,
+            files,
+            member_options,
+            lose_route=lose_route,
+            beside=page,
+            screen=screen,
+            further_options=trackers,
+        )
     )
 
 

@@ -76,6 +76,8 @@ def _went_back(previous: CoordinatorState, state: CoordinatorState) -> bool:
         return True
 
     other_epoch = epoch_key(state) != epoch_key(previous)
+    if not other_epoch and previous.run_state is RunState.Cooldown and state.run_state in PLAYING:
+        return True  # its rounds were over
     if other_epoch and state.epoch.start_step < before.step:
         return True  # it began after what we knew, and with less than that
 

@@ -64,8 +64,8 @@ class Source:
 
     def took(self, size: int, seconds: float) -> None:
         """It delivered a blob, or failed to after this time."""
-        pace = seconds / max(size, _LEAST_BYTES)
-        self.seconds = pace if not self.seconds else (1 - _MEMORY) * self.seconds + _MEMORY * pace
+        per_byte = seconds / max(size, _LEAST_BYTES)
+        self.seconds = per_byte if not self.seconds else (1 - _MEMORY) * self.seconds + _MEMORY * per_byte
 
 
 class Sources:

@@ -88,9 +88,9 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
             ]
             next_sample = batches[-1].last + 1
             done = await anyio.to_thread.run_sync(local.train, step, shares)
-            tell(telemetry.StepTrained(0, step, done.loss, done.tokens, done.seconds, done.payload_bytes))
             facts = TrainedStep(step, step - 1, done.loss, done.seconds, done.learning_rate, done.gradient_norm, first.vocab_size)
             tell(figures_of(facts, batch_tokens=done.tokens, total_tokens=next_sample * length))
+            tell(telemetry.StepTrained(0, step, done.loss, done.tokens, done.seconds, done.payload_bytes))
             if step % settings.validation_every == 0 and step < steps:
                 await validate()
         await anyio.to_thread.run_sync(local.finish)

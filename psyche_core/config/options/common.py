@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import JsonValue, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, JsonValue, PlainValidator
+from pydantic_settings import NoDecode
+
+from psyche_core.config.options.log_filters import checked_filters
 
 SECONDS: dict[str, JsonValue] = {"unit": "SECONDS"}
 """Placeholder for the value in a command's help, read by `cli.options`. A field without a unit is shown as a plain number."""
 
-WRITE_LOG = "File to append the log lines to that --logs console shows, whatever --logs says."
+WRITE_LOG = "File to append the lines to that --logs console shows, and warnings, whatever --logs says."
+LogLevels = Annotated[str, AfterValidator(checked_filters)]
+LOG = (
+    "Which log lines to show on standard error, as in RUST_LOG: a level (off, error, warn, info, debug), levels of loggers, or "
+    "both, as in info,psyche.p2p=debug. Default: warn."
+)
 Logs = Literal["auto", "tui", "console", "json", "none"]
 LOGS = (
     "auto: live panel on a terminal, otherwise lines; tui: full screen, also --tui; console: lines; json: one event per line; "
@@ -49,6 +58,52 @@ SIDECAR_BIND = (
 )
 SIDECAR_LOCAL_RANKS = "Number of processes on this machine, including this one; default: all of them."
 SIDECAR_FILE = "File with the shared secret of the processes, at least 16 bytes (`openssl rand -hex 32`)."
+
+
+def tracker_names(value: Any) -> tuple[str, ...]:
+    """Names given one by one, or separated by commas, each once."""
+    parts = [value] if isinstance(value, str) else list(value)
+    return tuple(dict.fromkeys(name.strip() for part in parts for name in str(part).split(",") if name.strip()))
+
+
+TrackerNames = Annotated[tuple[str, ...], NoDecode, BeforeValidator(tracker_names)]
+TRACKER = (
+    "Tracker that keeps this client's figures, by plugin name: wandb, tensorboard. May be given several times, or several names "
+    "separated by commas. A tracker has further options, shown when it is named. It never delays training."
+)
+METRICS_PORT = (
+    "Port of 127.0.0.1 that serves this program's figures: /metrics for Prometheus, / as JSON, /healthz; 0 picks a free one. "
+    "Needs the extra `metrics`."
+)
+OTLP_METRICS_URL = (
+    "URL of an OpenTelemetry collector for this program's figures, by OTLP over HTTP; it probably ends in /v1/metrics. Needs the "
+    "extra `otlp`."
+)
+OTLP_TRACING_URL = "The same for rounds, as spans; it probably ends in /v1/traces."
+OTLP_LOGS_URL = "The same for events and log lines; it probably ends in /v1/logs."
+OTLP_AUTH_HEADER = (
+    "Value of the header Authorization for these URLs. Other users of this machine can read command lines; "
+    "PSYCHE_OTLP_AUTH_HEADER in the environment is better."
+)
+OTLP_REPORT_INTERVAL = "Time between two reports of figures."
+
+
+def _http_url(value: str) -> str:
+    if re.match(r"https?://[^\s/]+", value) is None:
+        message = "must be a URL, such as http://127.0.0.1:4318/v1/metrics"
+        raise ValueError(message)
+
+    return value
+
+
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
+
+
+def their_spelling(option: str) -> dict[str, JsonValue]:
+    """The Rust programs' spelling of an option of OTLP, as `json_schema_extra`."""
+    return {"aliases": [f"--oltp-{option}"]}
+
+
 EVENTS_DIR = (
     "Folder for this program's events, as JSON lines: FOLDER/RUN/ROLE-ID.TIME.jsonl, a new file for each epoch. "
     "`psyche web --events FOLDER` shows them as pages, `psyche replay` plays them."

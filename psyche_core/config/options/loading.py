@@ -34,10 +34,10 @@ _Settings = TypeVar("_Settings", bound=BaseModel)
 def load_settings(cls: type[_Settings], given: dict[str, Any]) -> _Settings:
     """Return settings from explicit arguments and the environment.
 
-    given: values by field name; None means not given. Raises ConfigError that names each value that breaks a rule, the rule, and
-    the source of the value.
+    given: values by field name; None means not given, and so does an empty tuple. Raises ConfigError that names each value that
+    breaks a rule, the rule, and the source of the value.
     """
-    explicit = {name: value for name, value in given.items() if value is not None}
+    explicit = {name: value for name, value in given.items() if value is not None and value != ()}
     try:
         return cls(**explicit)
     except ValidationError as error:
@@ -52,4 +52,6 @@ def _sentence(problem: dict[str, Any], explicit: dict[str, Any]) -> str:
 
     source = variable if name not in explicit and variable in os.environ else option
     rule = str(problem["msg"]).removeprefix("Value error, ")
+    if not name:  # of several options together; the input would be all of them, secrets included
+        return rule
     return f"{source}: got {problem['input']!r}; {rule[0].lower()}{rule[1:]}"

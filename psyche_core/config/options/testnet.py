@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from psyche_core.config.options.common import (
     ATTENTION,
     COMPUTE_DTYPE,
     GRADIENT_CHECKPOINTING,
+    LOG,
     MICRO_BATCH_SIZE,
     SECONDS,
     TOKENS,
+    TRACKER,
     WEB_HOST,
     WEB_PORT,
     Attention,
     ComputeDtype,
+    LogLevels,
     Logs,
     MicroBatchSize,
+    TrackerNames,
 )
 from psyche_core.config.options.loading import ProgramSettings
 
@@ -124,9 +129,13 @@ class TestnetSettings(ProgramSettings):
         "event per line, with its program's name; none: nothing",
     )
 
+    log: LogLevels | None = Field(
+        default=None, json_schema_extra={"unit": "FILTERS"}, description=f"Of all programs, in logs/. {LOG}"
+    )
     web_port: int | None = Field(default=None, ge=0, le=65535, description=WEB_PORT)
     web_host: str = Field(default="127.0.0.1", description=WEB_HOST)
     token_file: Path | None = Field(default=None, description=TOKENS)
+    tracker: TrackerNames = Field(default=(), description=TRACKER)
 
     @field_validator("allowed_to_kill")
     @classmethod
@@ -136,6 +145,14 @@ class TestnetSettings(ProgramSettings):
             raise ValueError(message)
 
         return value
+
+    @model_validator(mode="after")
+    def _relay_options_belong_to_a_relay(self) -> Self:
+        if "relay_port" in self.model_fields_set and not self.with_relay:
+            message = "--relay-port is for the relay beside the server, which starts with --with-relay only"
+            raise ValueError(message)
+
+        return self
 
     @property
     def mortal(self) -> frozenset[int] | None:

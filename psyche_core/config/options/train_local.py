@@ -12,17 +12,23 @@ from psyche_core.config.options.common import (
     COMPUTE_DTYPE,
     DATA_PARALLELISM,
     GRADIENT_CHECKPOINTING,
+    LOG,
     LOGS,
+    METRICS_PORT,
     MICRO_BATCH_SIZE,
     SHARDING,
     SIDECAR_BIND,
     SIDECAR_FILE,
     SIDECAR_LOCAL_RANKS,
     TENSOR_PARALLELISM,
+    TRACKER,
+    WRITE_LOG,
     Attention,
     ComputeDtype,
+    LogLevels,
     Logs,
     MicroBatchSize,
+    TrackerNames,
 )
 from psyche_core.config.options.loading import ProgramSettings
 
@@ -95,7 +101,11 @@ class TrainLocalSettings(ProgramSettings):
     torch_threads: int | None = Field(default=None, ge=1, description="CPU threads for torch; default: chosen by torch.")
     cache_dir: Path | None = Field(default=None, description="Folder for downloads; default: the system's cache folder.")
     logs: Logs = Field(default="auto", description=LOGS)
+    log: LogLevels | None = Field(default=None, json_schema_extra={"unit": "FILTERS"}, description=LOG)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
+    write_log: Path | None = Field(default=None, description=WRITE_LOG)
+    metrics_local_port: int | None = Field(default=None, ge=0, le=65535, description=METRICS_PORT)
+    tracker: TrackerNames = Field(default=(), description=TRACKER)
     base: Path | None = Field(
         default=None,
         description="Folder at which relative paths of the run file start; default: the run file's folder, or the current folder "

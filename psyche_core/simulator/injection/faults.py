@@ -1,4 +1,4 @@
-"""Carries out the faults of a script: what befalls members and the server, and how it ends."""
+"""Carries out the faults of a script: what happens to members and the server, and how it ends."""
 
 from __future__ import annotations
 

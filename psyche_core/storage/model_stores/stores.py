@@ -23,7 +23,7 @@ from psyche_core.storage.folders import whole_folder
 from psyche_core.storage.model_stores.interface import RetentionPolicy
 from psyche_core.storage.object_store import ObjectStore, open_bucket
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger("psyche.storage")
 
 HUB_EXTRA = "storing on the Hub needs huggingface_hub: pip install 'psyche-core[train]'"
 MAX_NAME_BYTES = 64

@@ -55,11 +55,11 @@ class PayloadTests(OptimizerTests):
 
     def test_fuzzed_payloads_are_rejected_or_harmless_in_bounded_memory(self) -> None:
         """Random bytes, flipped bits and overwritten lengths raise PayloadRejected, or leave the masters finite when applied."""
-        replica, payload, dice = self.replica(), self.payload(), random.Random(5)
+        replica, payload, rng = self.replica(), self.payload(), random.Random(5)
         limit = MEMORY_PER_CHECK * replica.optimizer.max_payload_bytes + 2**20
         survivors = []
         for number in range(FUZZED_PAYLOADS):
-            bad = _spoil(payload, number, dice)
+            bad = _spoil(payload, number, rng)
             tracemalloc.start()
             try:
                 replica.optimizer.check(bad)
@@ -78,22 +78,22 @@ class PayloadTests(OptimizerTests):
 
     def test_garbage_is_rejected(self) -> None:
         """Zeros, ones and random bytes of many lengths."""
-        optimizer, dice = self.replica().optimizer, random.Random(6)
+        optimizer, rng = self.replica().optimizer, random.Random(6)
         for length in (0, 1, 5, 22, 100, optimizer.max_payload_bytes, optimizer.max_payload_bytes + 1):
-            for filler in (bytes(length), b"\xff" * length, dice.randbytes(length)):
+            for filler in (bytes(length), b"\xff" * length, rng.randbytes(length)):
                 with pytest.raises(PayloadRejected):
                     optimizer.check(filler)
 
 
-def _spoil(payload: bytes, number: int, dice: random.Random) -> bytes:
+def _spoil(payload: bytes, number: int, rng: random.Random) -> bytes:
     """Damage a payload in one of three ways.
 
     A bit near the start or anywhere is flipped, or four bytes are overwritten with a value that reads as a huge length.
     """
     spoiled = bytearray(payload)
-    at = dice.randrange(min(64, len(payload)) if number % 3 == 0 else len(payload))
+    at = rng.randrange(min(64, len(payload)) if number % 3 == 0 else len(payload))
     if number % 3 == 2:
-        spoiled[at : at + 4] = dice.choice([b"\xff\xff\xff\xff", b"\x00\x00\x00\x80", b"\xff\xff\xff\x7f"])[: len(payload) - at]
+        spoiled[at : at + 4] = rng.choice([b"\xff\xff\xff\xff", b"\x00\x00\x00\x80", b"\xff\xff\xff\x7f"])[: len(payload) - at]
     else:
-        spoiled[at] ^= 1 << dice.randrange(8)
+        spoiled[at] ^= 1 << rng.randrange(8)
     return bytes(spoiled)

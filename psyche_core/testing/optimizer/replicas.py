@@ -66,13 +66,13 @@ def play_rounds(
     Every replica applies the accepted payloads in its own arrival order. first: number of the first step. after_round is called
     after all replicas have applied them.
     """
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     accepted: dict[int, list[int]] = {}
     for step in range(first, first + rounds + 2):
         for replica in replicas:
             if step - first >= 2:
                 payloads = [replicas[sender].sent[step - 2] for sender in accepted[step - 2]]
-                dice.shuffle(payloads)
+                rng.shuffle(payloads)
                 own_accepted = any(replicas[sender] is replica for sender in accepted[step - 2])
                 replica.optimizer.apply(step - 2, payloads, learning_rate=learning_rate, own_accepted=own_accepted)
 
@@ -81,7 +81,7 @@ def play_rounds(
         if step - first >= rounds:
             continue
 
-        senders = [number for number in range(len(replicas)) if dice.random() < 0.8]
+        senders = [number for number in range(len(replicas)) if rng.random() < 0.8]
         for number in senders:
             replicas[number].train(step, data=step * len(replicas) + number, learning_rate=learning_rate)
-        accepted[step] = [number for number in senders if dice.random() < 0.8]
+        accepted[step] = [number for number in senders if rng.random() < 0.8]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from psyche_core.cli.commands import doctor_checks
-from psyche_core.cli.commands.doctor_checks import Finding
+from psyche_core.cli.commands.doctor_checks import CheckResult
 from psyche_core.plugins import PluginRegistry
 from psyche_core.wire.signing import SecretKey
 from tests.unit.cli.conftest import Psyche
@@ -19,15 +19,15 @@ REPOSITORY = Path(__file__).parents[3]
 STATE = REPOSITORY / "examples" / "local_testnet" / "state.toml"
 
 
-def findings(psyche: Psyche, *words: object, code: int = 0) -> dict[str, list[Finding]]:
+def results(psyche: Psyche, *words: object, code: int = 0) -> dict[str, list[CheckResult]]:
     result = psyche("doctor", "--json", *words)
     assert result.code == code, result.out
     told = json.loads(result.out)
     assert told["ok"] is (code == 0)
-    found: dict[str, list[Finding]] = {}
+    found: dict[str, list[CheckResult]] = {}
     for row in told["findings"]:
         assert row["remedy"] or row["status"] == "ok", "whatever is not ok has a remedy"
-        found.setdefault(row["check"], []).append(Finding(**row))
+        found.setdefault(row["check"], []).append(CheckResult(**row))
     return found
 
 
@@ -40,7 +40,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_this_machine_can_take_part_in_the_example(psyche: Psyche, tmp_path: Path) -> None:
     key = tmp_path / "me.key"
     SecretKey.generate().save(key)
-    found = findings(psyche, "--state", STATE, "--device", "cpu", "--checkpoint-dir", tmp_path / "checkpoints", "-i", key)
+    found = results(psyche, "--state", STATE, "--device", "cpu", "--checkpoint-dir", tmp_path / "checkpoints", "-i", key)
     assert found["model"][0].text == "1.1 million parameters"
     assert {"python", "torch", "device", "memory", "disk", "clock", "identity", "plugins", "run file"} <= set(found)
     assert [each.text.partition(":")[0].split()[0] for each in found["disk"]] == ["--cache-dir", "--checkpoint-dir"]
@@ -52,7 +52,7 @@ def test_a_key_that_others_can_read_is_a_problem_with_its_remedy(psyche: Psyche,
     wallet.write_text("[]")
     for path in (key, wallet):
         path.chmod(0o644)
-    found = findings(psyche, "-i", key, "-w", wallet, code=2)
+    found = results(psyche, "-i", key, "-w", wallet, code=2)
     for check, path in (("identity", key), ("wallet", wallet)):
         assert found[check][0].status == "problem"
         assert f"chmod 600 {path}" in found[check][0].remedy
@@ -63,23 +63,23 @@ def test_the_usual_wallet_is_looked_at(psyche: Psyche, tmp_path: Path) -> None:
     wallet.parent.mkdir(parents=True)
     wallet.write_text("[]")
     wallet.chmod(0o600)
-    assert findings(psyche)["wallet"][0].status == "ok"
+    assert results(psyche)["wallet"][0].status == "ok"
 
 
 def test_a_device_that_is_not_here_is_a_problem(psyche: Psyche) -> None:
-    assert "cuda:99" in findings(psyche, "--device", "cuda:99", code=2)["device"][0].text
+    assert "cuda:99" in results(psyche, "--device", "cuda:99", code=2)["device"][0].text
 
 
 def test_a_run_whose_plugins_are_missing_is_a_problem(psyche: Psyche, tmp_path: Path) -> None:
     state = tmp_path / "state.toml"
     state.write_text(STATE.read_text().replace('architecture = "HfLlama"', 'architecture = "Mamba9"'))
-    assert "Mamba9" in findings(psyche, "--state", state, code=2)["run file"][0].text
+    assert "Mamba9" in results(psyche, "--state", state, code=2)["run file"][0].text
 
 
 def test_a_run_file_with_a_mistake_is_a_problem_not_an_end(psyche: Psyche, tmp_path: Path) -> None:
     state = tmp_path / "state.toml"
     state.write_text("run_id = 3")
-    found = findings(psyche, "--state", state, code=2)
+    found = results(psyche, "--state", state, code=2)
     assert found["run file"][0].status == "problem"
     assert "clock" in found
 
@@ -103,22 +103,22 @@ def test_little_memory_is_a_problem_and_hardly_enough_a_warning(monkeypatch: pyt
 
 def test_a_full_disk_and_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    full, *_ = doctor_checks.look_at_disk([("--cache-dir", tmp_path / "a" / "b")], model_bytes=1 << 60)
+    full, *_ = doctor_checks.check_disk([("--cache-dir", tmp_path / "a" / "b")], model_bytes=1 << 60)
     assert (full.status, "are needed" in full.text) == ("warning", True)
-    (below,) = doctor_checks.look_at_disk([("--cache-dir", tmp_path / "file" / "b")], model_bytes=0)
+    (below,) = doctor_checks.check_disk([("--cache-dir", tmp_path / "file" / "b")], model_bytes=0)
     assert below.status == "problem"
 
 
 def test_a_clock_of_the_past_is_a_problem_and_an_unsynchronised_one_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     for synchronised, status in ((True, "ok"), (None, "ok"), (False, "warning")):
         monkeypatch.setattr(doctor_checks, "_synchronised", lambda value=synchronised: value)
-        assert next(doctor_checks.look_at_clock()).status == status
+        assert next(doctor_checks.check_clock()).status == status
     monkeypatch.setattr(time, "time", lambda: 86400.0)
-    assert next(doctor_checks.look_at_clock()).status == "problem"
+    assert next(doctor_checks.check_clock()).status == "problem"
 
 
 def test_a_broken_plugin_is_named() -> None:
     broken = EntryPoint("optimizer.Broken", "no_such_module_anywhere", "psyche.plugins")
-    found = list(doctor_checks.look_at_plugins(PluginRegistry.discover(entry_points=(broken,)), None))
+    found = list(doctor_checks.check_plugins(PluginRegistry.discover(entry_points=(broken,)), None))
     assert found[0].status == "problem"
     assert "optimizer.Broken" in found[0].text

@@ -200,6 +200,23 @@ def test_a_log_line_goes_where_standard_error_is_now() -> None:
     assert done.stderr == ""
 
 
+def test_filters_choose_log_lines_by_logger() -> None:
+    script = (
+        "import logging; from psyche_core.cli.program import log_to_stderr\n"
+        "log_to_stderr('error,psyche.p2p=info,psyche.p2p.x=off,other')\n"
+        "for name in ('psyche.p2p.y', 'psyche.client', 'psyche.p2p.x', 'asyncio', 'other'):\n"
+        "    for level in ('debug', 'info', 'warning', 'error'):\n"
+        "        getattr(logging.getLogger(name), level)(level)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert [line.split(maxsplit=1)[1] for line in done.stderr.splitlines()] == [
+        *(f"{level}: psyche.p2p.y: {level}" for level in ("info", "warning", "error")),
+        "error: psyche.client: error",
+        "error: asyncio: error",
+        *(f"{level}: other: {level}" for level in ("debug", "info", "warning", "error")),
+    ]
+
+
 def test_ctrl_c_is_130_without_a_traceback(psyche: Psyche, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -80,9 +80,22 @@ def test_a_flag_for_what_is_always_so_is_taken_where_it_is_so(psyche: Psyche) ->
 
 
 def test_an_option_that_is_not_built_says_what_to_use(psyche: Psyche) -> None:
-    result = psyche("client", "train", "--run-id", "r", "--wandb-project", "x")
+    result = psyche("client", "train", "--run-id", "r", "--optim-stats-steps", "1")
     assert result.code == 2
-    assert "--wandb-project: trackers are not built yet; --events-file" in result.err
+    assert "--optim-stats-steps: statistics of the optimizer are not built yet" in result.err
+
+
+def test_options_of_wandb_ask_for_that_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PSYCHE_TRACKER", raising=False)
+    for command in (train, start):
+        needed = ["--run-id", "r"] if command is train else ["--num-clients", "3", "--config-path", "d"]
+        given = params(command, *needed, "--wandb-project", "p")
+        assert (given["tracker"], given["wandb_project"]) == (("wandb",), "p")
+        assert params(command, *needed, "--wandb-run=x", "--tracker", "tensorboard")["tracker"] == ("wandb", "tensorboard")
+        assert params(command, *needed)["tracker"] == ()
+    monkeypatch.setenv("PSYCHE_WANDB_PROJECT", "p")
+    assert params(train, "--run-id", "r")["tracker"] == ("wandb",)
+    assert params(train, "--run-id", "r", "--tracker", "tensorboard")["tracker"] == ("tensorboard",), "an argument wins"
 
 
 def test_an_identity_in_the_environment(monkeypatch: pytest.MonkeyPatch, psyche: Psyche, tmp_path: Path) -> None:

@@ -35,9 +35,11 @@ from psyche_core.coordinator.state import Account, Client, CoordinatorState, Epo
 from psyche_core.errors import ConfigError, IdentityError, UserError
 from psyche_core.hookspecs import LaterKnown
 from psyche_core.plugins import PluginRegistry
+from psyche_core.server.change_reporter import ChangeReporter
 from psyche_core.server.restarting import TrainedMembers, name_checkpoint, return_to_step, server_command
 from psyche_core.server.run_files import load_run
-from psyche_core.server.serving import KEY_FILE, ChangeReporter, first_config, serve_run, server_key
+from psyche_core.server.serving import KEY_FILE, first_config, serve_run, server_key
+from psyche_core.server.token_preparation import prepare_tokens
 from psyche_core.storage.folder_lock import locked_folder
 from psyche_core.telemetry.events import (
     Event,
@@ -55,7 +57,6 @@ from psyche_core.telemetry.sinks import EventBus
 from psyche_core.testing.backend import small_state
 from psyche_core.types import ClientState, NodeIdentity, RunState
 from psyche_core.ui.console import describe
-from psyche_core.ui.token_preparation import prepare_tokens
 from psyche_core.wire.signing import SecretKey
 
 

@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from psyche_core.config.run_config import Choice
-from psyche_core.experiments.convergence import PLAIN_ADAMW, WEIGHT_DECAY, Recipe, Task, train_plain_adamw
+from psyche_core.experiments.convergence import (
+    BETAS,
+    CLIP,
+    EPSILON,
+    PLAIN_ADAMW,
+    WEIGHT_DECAY,
+    Recipe,
+    Task,
+    train_plain_adamw,
+)
+from psyche_core.interfaces.data import Samples
 from psyche_core.testing.toy_model import ToyModel, toy_samples
 
 RATES: dict[str, Any] = {"embedding": 8.0, "norm": 3.0, "weight_decay": {"norm": 0.0, "matrix": 5.0}}
@@ -44,3 +54,53 @@ def test_recipes_that_differ_in_their_groups_have_other_titles() -> None:
     assert titles[2] == f"{titles[0]}, embedding 8, norm 3, decay of norm 0, decay of matrix 5"
     assert titles[3] == f"{titles[2]}, rate of *.gate.* 2"
     assert Recipe(PLAIN_ADAMW, 0.001, {"rates": {"norm": 3.0}}).title == "AdamW, rate 0.001, norm 3"
+
+
+def test_a_delay_applies_the_same_gradients_later() -> None:
+    """With a delay of two, the first two gradients are those of the first weights, and so are both updates."""
+    schedule = Choice("Constant", {"base_lr": 0.01, "warmup_init_lr": 0.0, "warmup_steps": 0})
+    task = Task([[toy_samples(1)], [toy_samples(2)]], toy_samples(9), every=1)
+    delayed, expected = ToyModel(), ToyModel()
+    outcome = train_plain_adamw(task, delayed, Recipe(PLAIN_ADAMW, 0.01, {"delay": 2}), schedule=schedule, seed=0)
+    gradients = []
+    for number in (1, 2):
+        expected.gradients(toy_samples(number), micro_batch_size=8)
+        torch.nn.utils.clip_grad_norm_(list(expected.parameters.values()), CLIP)
+        gradients.append([each.grad.clone() for each in expected.parameters.values() if each.grad is not None])
+    plain = torch.optim.AdamW(expected.parameters.values(), lr=0.01, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY)
+    for gradient in gradients:
+        for parameter, own in zip(expected.parameters.values(), gradient, strict=True):
+            parameter.grad = own
+        plain.step()
+    for name, parameter in expected.parameters.items():
+        torch.testing.assert_close(delayed.parameters[name], parameter, rtol=1e-6, atol=1e-7)
+    assert [step for step, _ in outcome.losses] == [0, 0, 2]
+
+
+def test_look_ahead_trains_on_weights_moved_on_by_the_last_update_and_gives_them_back() -> None:
+    schedule = Choice("Constant", {"base_lr": 0.01, "warmup_init_lr": 0.0, "warmup_steps": 0})
+    seen: list[torch.Tensor] = []
+
+    class Watched(ToyModel):
+        def gradients(self, samples: Samples, *, micro_batch_size: int) -> float:
+            seen.append(self.parameters["embed.weight"].detach().clone())
+            return super().gradients(samples, micro_batch_size=micro_batch_size)
+
+    task = Task([[toy_samples(number)] for number in (1, 2, 3, 4)], toy_samples(9), every=1)
+    train_plain_adamw(task, Watched(), Recipe(PLAIN_ADAMW, 0.01, {"delay": 2, "look_ahead": True}), schedule=schedule, seed=0)
+    ahead, seen = seen, []
+    train_plain_adamw(task, Watched(), Recipe(PLAIN_ADAMW, 0.01, {"delay": 2}), schedule=schedule, seed=0)
+    assert torch.equal(ahead[0], seen[0])
+    assert torch.equal(ahead[1], seen[1])
+    update = seen[2] - seen[0]
+    assert update.abs().max() > 0.005
+    torch.testing.assert_close(ahead[2], seen[2] + update, rtol=0, atol=1e-6)
+    torch.testing.assert_close(ahead[3], 2 * seen[3] - seen[2], rtol=0, atol=1e-6)
+
+
+def test_recipes_that_differ_in_what_makes_a_step_have_other_titles() -> None:
+    plain = {"compression_topk": 8, "compression_decay": 0.999, "quantize_1bit": True}
+    tables: list[dict[str, Any]] = [{}, {"compression_subtract": 0.5}, {"second_stage": "clip"}]
+    titles = [Recipe("Distro", 0.001, {**plain, **table}).title for table in tables]
+    assert titles[1:] == [f"{titles[0]}, subtract 0.5", f"{titles[0]}, clip"]
+    assert Recipe(PLAIN_ADAMW, 0.001, {"delay": 2, "look_ahead": True}).title == "AdamW, rate 0.001, delay 2, look-ahead"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from psyche_core.errors import PayloadRejected, WireError
 from psyche_core.wire.codec import MAX_ITEMS, decode
 from psyche_core.wire.frames import FrameDecoder
-from psyche_optim_distro import codec as distro
-from psyche_optim_distro.layout import build_layout
+from psyche_optim_distro.chunks.layout import build_layout
+from psyche_optim_distro.payload import codec as distro
 from psyche_optim_distro.value_format import ValueFormat
 
 PER_BYTE = 160

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from psyche_core.coordinator.state import Account, Client, Epoch
 from psyche_core.observer.documents import head, losses_document, member_document, outline, run_document
-from psyche_core.observer.members import MAX_SPANS
+from psyche_core.observer.member_view import MAX_SPANS
 from psyche_core.observer.roster import MAX_MEMBERS
 from psyche_core.observer.run_view import RunView
 from psyche_core.telemetry import events as told

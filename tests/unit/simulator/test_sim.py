@@ -282,10 +282,10 @@ def test_who_is_much_slower_than_all_others_is_left_behind_and_that_is_no_failur
 def test_a_lone_liar_that_costs_much_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psyche_core.simulator.compare.MOST_TIME", 1.0)
     seed = LONE_EVERY - 1
-    _, found, pace = one_run(RunOptions(kinds=("never-states",), shrink=0), seed)
+    _, found, times = one_run(RunOptions(kinds=("never-states",), shrink=0), seed)
     assert found is not None
     assert found.invariant == "a-liar-costs-little-time"
-    assert pace is None
+    assert times is None
     assert found.script == generate(seed, kinds=("never-states",))
 
 

@@ -19,8 +19,9 @@ from psyche_core.errors import ConfigError, UserError
 from psyche_core.storage.checkpoint_names import MANIFEST_FILE, checkpoint_path
 from psyche_core.telemetry.events import Problem, StepApplied
 from psyche_core.telemetry.sinks import to_json
-from psyche_core.testnet.folder import MARKER, prepare_folder, stopped_sentence, trained_steps
-from psyche_core.testnet.testnet import check_port, held_out, plan_kills, server_arguments
+from psyche_core.testnet.arguments import held_out, server_arguments
+from psyche_core.testnet.results_folder import MARKER, prepare_folder, stopped_sentence, trained_steps
+from psyche_core.testnet.testnet import check_port, plan_kills
 from tests.conftest import LocalTestnet
 
 
@@ -132,6 +133,13 @@ def test_the_server_runs_a_relay_if_one_is_wanted(tmp_path: Path, settings: Test
 
     assert read(settings) == (False, 3340)
     assert read(settings.model_copy(update={"with_relay": True, "relay_port": 0})) == (True, 0)
+
+
+def test_the_port_of_a_relay_that_nobody_starts_is_refused() -> None:
+    given = {"config_path": Path("anywhere"), "num_clients": 3, "relay_port": 3341}
+    with pytest.raises(ConfigError, match=r"^--relay-port is for the relay beside the server, which starts"):
+        load_settings(TestnetSettings, given)
+    assert load_settings(TestnetSettings, {**given, "with_relay": True}).relay_port == 3341
 
 
 def test_without_kills_asked_for_nobody_is_killed(settings: TestnetSettings, run: RunFile) -> None:

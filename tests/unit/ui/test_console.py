@@ -154,10 +154,10 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
     (
         telemetry.ModelLost(63),
         (
-            "THE MODEL IS LOST: no member that is here has the model after step 63 or that of an earlier epoch's end, and the "
-            "run is paused; a member that is away or starts late may still have a checkpoint or journal on its disk. Start its "
-            "client with that --checkpoint-dir, then resume the run. Only if no such disk is left, start the run anew: this "
-            "server keeps no state (--save-state-dir)"
+            "THE MODEL IS LOST: in this warmup no member had the model after step 63 or that of an earlier epoch's end, and the "
+            "run is paused; a member that is away, or still loads it, may have it on its disk, as a checkpoint or journal. Start "
+            "its client with that --checkpoint-dir, then resume the run, as often as needed. Only if no such disk is left, start "
+            "the run anew: this server keeps no state (--save-state-dir)"
         ),
     ),
     (
@@ -168,18 +168,18 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
             begin_again="psyche server run --state r.toml --save-state-dir 'my folder' --restart-from-checkpoint",
         ),
         (
-            "THE MODEL IS LOST: no member that is here has the model after step 63 or that of an earlier epoch's end, and the "
-            "run is paused; a member that is away or starts late may still have a checkpoint or journal on its disk (members "
-            "that trained and are not here: 3ae20e59, 49d7b0e8). Start its client with that --checkpoint-dir, then let the run "
-            "ask its members again (kill -USR1 17). Only if no such disk is left, stop the server (Ctrl-C or SIGTERM) and start "
-            "it once with `psyche server run --state r.toml --save-state-dir 'my folder' --restart-from-checkpoint`: all "
-            "training since the stored checkpoint (step 0, the beginning of the run) is lost"
+            "THE MODEL IS LOST: in this warmup no member had the model after step 63 or that of an earlier epoch's end, and the "
+            "run is paused; a member that is away, or still loads it, may have it on its disk, as a checkpoint or journal "
+            "(members that trained and are not here: 3ae20e59, 49d7b0e8). Start its client with that --checkpoint-dir, then let "
+            "the run ask its members again (kill -USR1 17), as often as needed. Only if no such disk is left, stop the server "
+            "(Ctrl-C or SIGTERM) and start it once with `psyche server run --state r.toml --save-state-dir 'my folder' "
+            "--restart-from-checkpoint`: all training since the stored checkpoint (step 0, the beginning of the run) is lost"
         ),
     ),
     (
         telemetry.ModelLost(63, to_owner=False),
         (
-            "THE MODEL IS LOST: no member that is here has the model after step 63 or that of an earlier epoch's end, and the "
+            "THE MODEL IS LOST: in this warmup no member had the model after step 63 or that of an earlier epoch's end, and the "
             "run is paused until its owner resumes it. If you have a checkpoint or journal of this run on a disk, start a client "
             "with that --checkpoint-dir and tell the run's owner. Otherwise there is nothing to do: this client waits, and takes "
             "part when the run goes on"

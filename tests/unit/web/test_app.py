@@ -14,9 +14,9 @@ from psyche_core.telemetry import events as told
 from psyche_core.telemetry.sinks import to_json
 from psyche_core.web import feeds as feeds_module
 from psyche_core.web.access import Access
-from psyche_core.web.app import ASSETS
 from psyche_core.web.feeds import Feed, Feeds
 from psyche_core.web.hosting import listen
+from psyche_core.web.pages import ASSETS, PAGES
 from psyche_core.web.sources import check_folder, own_events, watch_folder
 from tests.unit.web.conftest import Served, messages
 
@@ -94,7 +94,7 @@ async def test_changes_are_streamed_and_continued_after_the_last_one(served: Ser
 
 @pytest.mark.anyio
 async def test_a_silent_run_sends_a_sign_of_life(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds_module, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(feeds_module, "HEARTBEAT_SECONDS", 0.05)
     feeds, _ = one_run()
     async with served(feeds) as client, client.stream("GET", "/api/events?run=first-light") as answer:
         with anyio.fail_after(20):
@@ -176,12 +176,14 @@ async def test_every_answer_forbids_what_a_page_does_not_need(served: Served) ->
 
 
 def test_pages_load_nothing_from_elsewhere_and_have_no_script_inside() -> None:
-    for path in ASSETS.glob("*.html"):
-        text = path.read_text()
-        assert "://" not in text, path.name
-        assert text.count("<script ") == text.count("<script") == text.count('src="assets/'), path.name
-        assert " style=" not in text, path.name
-        assert "onclick" not in text, path.name
+    for page in PAGES:
+        text = page.html()
+        assert "://" not in text, page.name
+        assert text.count("<script ") == text.count("<script") == text.count('src="assets/'), page.name
+        assert f'src="assets/{page.name}.js"' in text
+        assert " style=" not in text, page.name
+        assert "onclick" not in text, page.name
+        assert "$" not in text, page.name
     for path in ASSETS.glob("*.js"):
         if ".min." not in path.name:
             text = path.read_text().replace("http://www.w3.org/2000/svg", "")  # a name, not an address
@@ -194,7 +196,7 @@ def test_pages_load_nothing_from_elsewhere_and_have_no_script_inside() -> None:
 async def test_runs_of_a_folder_are_shown_and_followed(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psyche_core.web.sources.POLL_SECONDS", 0.02)
     monkeypatch.setattr("psyche_core.web.sources.SEARCH_SECONDS", 0.02)
-    monkeypatch.setattr(feeds_module, "PACE_SECONDS", 0.01)
+    monkeypatch.setattr(feeds_module, "UPDATE_SECONDS", 0.01)
     (tmp_path / "one").mkdir()
     path = tmp_path / "one" / "client-1.jsonl"
     path.write_text(to_json(told.Started("client", "ab" * 32, "first-light", "x")) + "\n")

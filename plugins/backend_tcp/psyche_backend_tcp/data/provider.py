@@ -136,17 +136,17 @@ class ServerData(DataProvider):
 
     def _pieces(self, batches: Sequence[BatchId]) -> Iterator[tuple[BatchId, ...]]:
         """The batches, split and grouped into requests that the server allows."""
-        room, piece = self._piece_samples, list[BatchId]()
+        left, piece = self._piece_samples, list[BatchId]()
         for batch in batches:
             first = batch.first
             while first <= batch.last:
-                last = min(batch.last, first + room - 1)
+                last = min(batch.last, first + left - 1)
                 piece.append(BatchId(first, last))
-                room -= last - first + 1
+                left -= last - first + 1
                 first = last + 1
-                if room == 0 or len(piece) == MAX_INTERVALS:
+                if left == 0 or len(piece) == MAX_INTERVALS:
                     yield tuple(piece)
-                    room, piece = self._piece_samples, []
+                    left, piece = self._piece_samples, []
 
         if piece:
             yield tuple(piece)

@@ -141,7 +141,7 @@ class _Visit:
         self._limits = limits
         self._read = read
         self._answers = DataServerState(
-            requests=limits.data_requests, room=limits.data_bytes, chunk=limits.data_chunk, write=limits.data_write
+            requests=limits.data_requests, buffer=limits.data_bytes, chunk=limits.data_chunk, write=limits.data_write
         )
         self._reading = anyio.CancelScope()
         self._stirred = anyio.Event()

@@ -32,13 +32,13 @@ class _Outgoing:
 class DataServerState:
     """Requests of one peer and their answers.
 
-    requests: most in flight. room: bytes of answers in memory at which no more is read. chunk: bytes of a frame of samples.
+    requests: most in flight. buffer: bytes of answers in memory at which no more is read. chunk: bytes of a frame of samples.
     write: bytes of frames to send at once.
     """
 
-    def __init__(self, *, requests: int, room: int, chunk: int, write: int) -> None:
+    def __init__(self, *, requests: int, buffer: int, chunk: int, write: int) -> None:
         self._requests = requests
-        self._room = room
+        self._buffer = buffer
         self._chunk = chunk
         self._write = write
         self._last = -1
@@ -81,7 +81,7 @@ class DataServerState:
 
     def next_to_read(self) -> SamplesRequest | None:
         """The request to read now, or None. Then call `answer`, `refuse` or `give_up`."""
-        if not self._waiting or self._reading is not None or self.held >= self._room:
+        if not self._waiting or self._reading is not None or self.held >= self._buffer:
             return None
 
         request = self._waiting.pop(next(iter(self._waiting)))
@@ -116,13 +116,13 @@ class DataServerState:
 
         frames = list(self._short)
         self._short.clear()
-        room = self._write
-        while self._outgoing and room > 0:
+        left = self._write
+        while self._outgoing and left > 0:
             one = self._outgoing.popleft()
             if not one.sent:
                 frames.append(encode_data(one.head))
             frames.append(encode_data(SamplesChunk(one.head.number, one.body[one.sent : one.sent + self._chunk])))
-            room -= self._chunk
+            left -= self._chunk
             one.sent += self._chunk
             if one.sent < len(one.body):
                 self._outgoing.append(one)

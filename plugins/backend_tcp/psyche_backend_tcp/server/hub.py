@@ -31,10 +31,11 @@ from psyche_backend_tcp.protocol import (
     decode_command,
     encode_server,
 )
+from psyche_backend_tcp.server.data_key import with_data_key
 from psyche_backend_tcp.server.documents import Document, Documents, Draft
 from psyche_backend_tcp.server.key_records import KeyRecords
 from psyche_core.config.run_config import CoordinatorConfig
-from psyche_core.coordinator.commands import Command, Event, Join, Tick, Withdraw, Witness
+from psyche_core.coordinator.commands import Command, Event, Join, Tick, UpdateConfig, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.coordinator.transitions import apply
 from psyche_core.errors import CoordinatorError, WireError
@@ -88,9 +89,11 @@ class Hub:
     """The coordinator's state and all connections to it.
 
     draw_seed: called for each command, returns an unpredictable u64. opening: the configuration that replaces the state's at
-    the first round. addresses: of the members of a resumed state; began: when it was resumed. relays: offered to clients. After
-    any call the caller collects `take_pending_save` (to be written and confirmed with `saved`), then `take_stirred` (connections
-    whose `outgoing` may have frames) and `take_changes`.
+    the first round. addresses: of the members of a resumed state; began: when it was resumed. relays: offered to clients.
+    data_key: with which the state names the run's data server, None for a state that names none so.
+
+    After any call the caller collects `take_pending_save` (to be written and confirmed with `saved`), then `take_stirred`
+    (connections whose `outgoing` may have frames) and `take_changes`.
     """
 
     def __init__(
@@ -104,12 +107,14 @@ class Hub:
         addresses: Mapping[bytes, bytes] | None = None,
         began: ClockTime | None = None,
         relays: Sequence[str] = (),
+        data_key: bytes | None = None,
     ) -> None:
         self._state = state
         self._limits = limits
         self._draw_seed = draw_seed
         self._withdraw = withdraw_on_disconnect
         self._opening = opening
+        self._data_key = data_key
         self._connections: dict[int, _Connection] = {}
         self._key_records = KeyRecords(limits)
         self._reopening_until: float | None = None
@@ -318,7 +323,10 @@ class Hub:
 
     def submit(self, command: Command, now: ClockTime) -> None:
         """Apply a command of the run's owner. Raises CoordinatorError."""
-        self._apply(command, now)
+        if isinstance(command, UpdateConfig) and self._data_key is not None:
+            self._update_config(command, now, data_key=self._data_key)
+        else:
+            self._apply(command, now)
         self._tick(now)
 
     def tick(self, now: ClockTime) -> None:
@@ -351,8 +359,16 @@ class Hub:
         logger.info("the run continues; %d of its members have not returned", len(absent))
         return False
 
-    def _apply(self, command: Command, now: ClockTime) -> None:
+    def _update_config(self, command: UpdateConfig, now: ClockTime, *, data_key: bytes) -> None:
+        """The coordinator checks the model as in the run's file, in which the data server has no key; with one it is too long."""
+        model = with_data_key(command.model or self._state.model, None)
+        self._apply(replace(command, model=model), now, data_key=data_key)
+
+    def _apply(self, command: Command, now: ClockTime, *, data_key: bytes | None = None) -> None:
+        """data_key: is put into the model afterwards."""
         state, events = apply(self._state, command, now.unix, self._draw_seed())
+        if data_key is not None:
+            state = replace(state, model=with_data_key(state.model, data_key))
         if state == self._state and not events:
             return
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from psyche_backend_tcp.server.data_key import with_data_key
 from psyche_backend_tcp.server.state_store import Saved
-from psyche_core.config.run_config import Choice, CoordinatorConfig, to_plain
+from psyche_core.config.run_config import CoordinatorConfig, to_plain
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError
 
@@ -64,14 +65,7 @@ def begin(
 
 
 def _pinned(state: CoordinatorState, key: bytes | None) -> CoordinatorState:
-    llm = state.model.LLM
-    if key is None or llm.data_location.name != "Server":
-        return state
-
-    table = llm.data_location.settings or {}
-    place = str(table.get("location", "")).partition("#")[0]
-    location = Choice("Server", {**table, "location": f"{place}#{key.hex()}"})
-    return replace(state, model=state.model.model_copy(update={"LLM": llm.model_copy(update={"data_location": location})}))
+    return state if key is None else replace(state, model=with_data_key(state.model, key))
 
 
 def _differences(saved: CoordinatorState, given: CoordinatorState) -> Iterator[str]:

@@ -237,6 +237,7 @@ class TcpServer(BackendServer):
             addresses=beginning.addresses,
             began=self._now() if beginning.resumed else None,
             relays=self._context.relays,
+            data_key=self._key.public if self._context.data is not None else None,
         )
 
     def _may(self, public: bytes) -> bool:

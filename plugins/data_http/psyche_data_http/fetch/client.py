@@ -182,9 +182,9 @@ async def _take(answer: httpx.Response, skip: int, sent: int, received: bytearra
     async for chunk in answer.aiter_raw():
         fresh = chunk[skip:] if skip else chunk
         skip -= min(skip, len(chunk))
-        room = sent - taken
-        received += fresh if len(fresh) <= room else fresh[:room]
-        taken += min(len(fresh), room + 1)
+        wanted = sent - taken
+        received += fresh if len(fresh) <= wanted else fresh[:wanted]
+        taken += min(len(fresh), wanted + 1)
         if taken > sent or (taken == sent and answer.status_code == 200):
             break  # skip the rest; a range is read to its end instead, so that its connection can be reused
 

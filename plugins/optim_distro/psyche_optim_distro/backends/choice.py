@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from psyche_optim_distro.aggregation import Aggregator
 from psyche_optim_distro.backends.numba import numba_available
 from psyche_optim_distro.backends.torch import TorchCompressor, TorchValueUpdater, TorchVoteUpdater
-from psyche_optim_distro.clip import Clip
+from psyche_optim_distro.chunks.layout import Layout
+from psyche_optim_distro.chunks.precision import Precision, precision_for
+from psyche_optim_distro.chunks.rates import Rates
+from psyche_optim_distro.chunks.tiles import Workspace
 from psyche_optim_distro.compress import Compressor
-from psyche_optim_distro.layout import Layout
-from psyche_optim_distro.precision import Precision, precision_for
-from psyche_optim_distro.rates import Rates
-from psyche_optim_distro.tiles import Workspace
+from psyche_optim_distro.direction.aggregation import Aggregator
+from psyche_optim_distro.direction.clip import Clip
 from psyche_optim_distro.update import SecondStage, Updater
 from psyche_optim_distro.value_format import ValueFormat
 

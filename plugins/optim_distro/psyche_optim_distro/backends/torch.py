@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from psyche_core.interfaces.rate_groups import TensorRate
-from psyche_optim_distro import codec
-from psyche_optim_distro.aggregation import Aggregator, TileVotes
+from psyche_optim_distro.chunks.layout import Group, Layout
+from psyche_optim_distro.chunks.precision import Precision
+from psyche_optim_distro.chunks.rates import Rates, cut_by_rate, factors
+from psyche_optim_distro.chunks.tiles import Part, Workspace, parts_of, tiles_of
+from psyche_optim_distro.chunks.transform import as_blocks, encode
 from psyche_optim_distro.compress import Compressor, add_sent, dct_bases, delta_blocks
-from psyche_optim_distro.layout import Group, Layout
-from psyche_optim_distro.precision import Precision
-from psyche_optim_distro.rates import Rates, cut_by_rate, factors
-from psyche_optim_distro.tiles import Part, Workspace, parts_of, tiles_of
-from psyche_optim_distro.top_k import CoefficientTables, Selection, TopKSelector
-from psyche_optim_distro.transform import as_blocks, encode
+from psyche_optim_distro.direction.aggregation import Aggregator, TileVotes
+from psyche_optim_distro.payload import codec
+from psyche_optim_distro.payload.top_k import CoefficientTables, Selection, TopKSelector
 from psyche_optim_distro.update import SecondStage, Updater
 from psyche_optim_distro.value_format import ValueFormat
 

@@ -37,7 +37,7 @@ from psyche_p2p_quic.settings import QuicSettings
 _PATHS_SECONDS = 1.0
 """How old what we know of the paths may be when sources are chosen: every connection is asked for it."""
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger("psyche.p2p")
 
 Furnish = Callable[[Link, Stream, FrameDecoder, bool, bytes], Session]
 """Makes a session of a link after the hello. Arguments: link, control stream, decoder, whether we dialled, the peer's

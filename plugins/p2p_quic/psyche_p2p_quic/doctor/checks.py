@@ -22,7 +22,7 @@ from psyche_p2p_quic.endpoint.links import ObserverRefused
 from psyche_p2p_quic.endpoint.own_address import RelayAnswer, locate_observer
 from psyche_p2p_quic.relay.login import TokenRefused, log_in_once
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger("psyche.p2p.doctor")
 
 CONNECT_SECONDS = 5.0
 _KEY = re.compile("[0-9a-fA-F]{64}")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 _EPILOG = (
     "\b\n"
@@ -62,6 +63,10 @@ def network(
     from psyche_p2p_quic.doctor.checks import measure
     from psyche_p2p_quic.doctor.report import lines
 
+    by_hand = click.get_current_context().get_parameter_source("relay_token") is ParameterSource.COMMANDLINE
+    if by_hand and not relays and run_id is None:
+        message = "--relay-token is for a relay, and none is tested; name one with --relay, or the run with --run-id"
+        raise UserError(message)
     try:
         canonical_relays(relays)
     except ValueError as error:
@@ -77,6 +82,9 @@ def network(
         )
 
     figures = anyio.run(run)
+    if by_hand and figures.server_reachable and not figures.server_problem and not figures.relays:
+        message = f"--relay-token is for a relay, and the run {run_id!r} names none; name one with --relay"
+        raise UserError(message)
     verdict = verdicts.judge(figures)
     if as_json:
         click.echo(json.dumps(verdicts.as_json(figures, verdict)))

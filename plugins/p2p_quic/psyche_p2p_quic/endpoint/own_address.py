@@ -25,7 +25,7 @@ from psyche_p2p_quic.endpoint.endpoint import Endpoint
 from psyche_p2p_quic.endpoint.links import Link
 from psyche_p2p_quic.observer.protocol import MAX_LOCATION_BYTES, PATH, REFRESH_SECONDS, ObserverLocation
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger("psyche.p2p")
 
 HTTP_SECONDS = 5.0
 CALL_SECONDS = 5.0

@@ -30,7 +30,7 @@ from psyche_p2p_quic.observer.protocol import (
     Observation,
     ObserverLocation,
 )
-from psyche_p2p_quic.relay.admission import AddressCounter
+from psyche_p2p_quic.relay.admission import Admission
 
 _log = logging.getLogger("psyche.relay.observer")
 _CLOSE_SECONDS = 2.0
@@ -38,13 +38,22 @@ _CLOSE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverLimits:
-    """callers: connections at once. callers_per_address: of one IPv4 address or IPv6 /56. handshake_seconds: until the key is
-    proved and the observation is sent.
+    """callers: connections at once that have proved their key. handshakes: those that have not; one more, and the oldest from
+    wherever most of them come is closed. callers_per_address: of both, of one IPv4 address or IPv6 /56. handshake_seconds: until
+    the key is proved and the observation is sent.
     """
 
     callers: int = 1024
+    handshakes: int = 256
     callers_per_address: int = 64
     handshake_seconds: float = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call from a proved address, and the task that answers it."""
+
+    task: asyncio.Task[None] | None = None
 
 
 class Observer:
@@ -68,13 +77,18 @@ class Observer:
         self._wanted_port = port
         self._may_call = may_call
         self._limits = limits or ObserverLimits()
-        self._addresses = AddressCounter(most=self._limits.callers, most_per_address=self._limits.callers_per_address)
+        self._admission: Admission[_Call] = Admission(
+            most=self._limits.callers + self._limits.handshakes,
+            most_waiting=self._limits.handshakes,
+            most_per_address=self._limits.callers_per_address,
+        )
         self._callers: dict[bytes, Any] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._endpoint: Any = None
         self._loop: asyncio.Task[None] | None = None
         self.port: int = 0
         self.answered: int = 0
+        self.crowded_out: int = 0
 
     @property
     def location(self) -> ObserverLocation:
@@ -130,19 +144,28 @@ class Observer:
                 if not await incoming.remote_addr_validated():
                     await incoming.retry()
                     continue
-                place = None if seen is None else self._addresses.enter(seen.ip, asyncio.get_running_loop().time())
-                if seen is None or place is None:
+                call = None if seen is None else self._enter(seen)
+                if seen is None or call is None:
                     await incoming.refuse()
                     continue
             except iroh.IrohError as error:
                 _log.debug("a call was lost: %s", printable(error.message()))
                 continue
 
-            task = asyncio.create_task(self._serve(incoming, seen, place))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            call.task = asyncio.create_task(self._serve(incoming, seen, call))
+            self._tasks.add(call.task)
+            call.task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, incoming: Any, seen: Observation, place: str) -> None:
+    def _enter(self, seen: Observation) -> _Call | None:
+        """Count a call; None if there is no place for it. Another call that has proved nothing may have to go."""
+        call = _Call()
+        admitted, crowded = self._admission.enter(call, seen.ip, asyncio.get_running_loop().time())
+        if crowded is not None and crowded.task is not None:
+            self.crowded_out += 1
+            crowded.task.cancel()
+        return call if admitted else None
+
+    async def _serve(self, incoming: Any, seen: Observation, call: _Call) -> None:
         connection = None
         try:
             async with asyncio.timeout(self._limits.handshake_seconds):
@@ -155,6 +178,7 @@ class Observer:
                 if older is None and len(self._callers) >= self._limits.callers:
                     connection.close(CLOSE_BUSY, b"too many callers")
                     return
+                self._admission.proved(call)
                 self._callers[key] = connection
                 if older is not None:
                     older.close(CLOSE_REPLACED, b"the same key called again")
@@ -166,7 +190,7 @@ class Observer:
         except (iroh.IrohError, TimeoutError) as error:
             _log.debug("a call from %s ended: %s", seen, type(error).__name__)
         finally:
-            self._addresses.leave(place)
+            self._admission.leave(call)
             if connection is not None:
                 connection.close(0, b"")
                 key = bytes(connection.remote_id().to_bytes())

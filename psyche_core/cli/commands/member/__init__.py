@@ -1,1 +1,4 @@
-"""Commands for members: `psyche client`, its status, `predownload` and `sidecar`."""
+"""Commands for members of a run.
+
+`client` is `psyche client`, with `client_status` for its status; `predownload` and `sidecar` are commands of these names.
+"""

@@ -11,8 +11,11 @@ import anyio
 import click
 
 from psyche_core.cli.lazy import example
+from psyche_core.cli.metrics_port import metrics_sinks
 from psyche_core.cli.options import ENVIRONMENT_NOTE, PluginOptions, settings_options
+from psyche_core.cli.otlp_export import otlp_sinks
 from psyche_core.cli.program import log_to_stderr, open_report, remember_failure
+from psyche_core.cli.trackers import running_trackers
 from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.options.loading import load_settings
 
@@ -36,7 +39,8 @@ def client() -> None:
     epilog=example(
         "psyche client train --run-id first-light --server-addr 203.0.113.7:20000#KEY -i me.key --checkpoint-dir checkpoints",
         "psyche client train --run-id first-light --backend solana -w wallet.json --rpc https://api.devnet.solana.com",
-        note=f"{ENVIRONMENT_NOTE} A backend or transport may have further options: `psyche client train --backend NAME --help`.",
+        note=f"{ENVIRONMENT_NOTE} A backend, transport or tracker may have further options: "
+        "`psyche client train --tracker NAME --help`.",
     ),
 )
 @settings_options(ClientSettings)
@@ -48,7 +52,7 @@ def train(**given: Any) -> int:
     """
     own = {name: value for name, value in given.items() if name in ClientSettings.model_fields}
     settings = load_settings(ClientSettings, own)
-    log_to_stderr()
+    log_to_stderr(settings.log)
     from psyche_core.cli.screens import open_program_display
     from psyche_core.client.setup.assemble import train_client
     from psyche_core.plugins import PluginRegistry
@@ -65,8 +69,14 @@ def train(**given: Any) -> int:
     )
     with (
         open_program_display(settings.logs, kind="client", title=settings.run_id) as display,
+        running_trackers(settings.tracker, given, registry) as trackers,
+        metrics_sinks(settings.metrics_local_port) as figures,
+        otlp_sinks(settings) as telemetry,
         open_report(
             display.sink,
+            *trackers,
+            *figures,
+            *telemetry,
             remember_failure(settings.logs),
             events_file=settings.events_file,
             events_dir=settings.events_dir,

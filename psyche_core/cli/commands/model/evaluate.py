@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from psyche_core.cli.commands.model.computing_options import computing_options
 from psyche_core.cli.lazy import example
 
 
@@ -49,16 +50,7 @@ def _batch_size(context: click.Context, option: click.Parameter, value: str) -> 
     "--batch-size", callback=_batch_size, metavar="N|auto", default="1", show_default=True, help="Documents at a time, or auto."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with all metrics.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, mps, cuda or cuda:N.")
-@click.option(
-    "--compute-dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="Number format of the model; auto: the one it is stored in.",
-)
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="Folder of the tokenizer, if the model's has none.")
-@click.option("--torch-threads", type=click.IntRange(min=1), help="CPU threads for torch; default: chosen by torch.")
+@computing_options("auto", "float32", "bfloat16", "float16", help="Number format of the model; auto: the one it is stored in.")
 def evaluate(
     model: str,
     tasks: str,

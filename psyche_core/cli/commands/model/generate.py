@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from psyche_core.cli.commands.model.computing_options import computing_options
 from psyche_core.cli.lazy import example
 
 
@@ -50,16 +51,7 @@ from psyche_core.cli.lazy import example
 )
 @click.option("--chat", is_flag=True, help="The prompt is a message of a conversation, for models trained for these.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a prompt, when its text is complete.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, mps, cuda or cuda:N.")
-@click.option(
-    "--compute-dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
-    default="float32",
-    show_default=True,
-    help="Number format of the model.",
-)
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="Folder of the tokenizer, if the model's has none.")
-@click.option("--torch-threads", type=click.IntRange(min=1), help="CPU threads for torch; default: chosen by torch.")
+@computing_options("float32", "bfloat16", "float16", help="Number format of the model.")
 def generate(
     model: str,
     prompts: tuple[str, ...],

@@ -111,7 +111,7 @@ async def _play(settings: ReplaySettings, places: list[Path]) -> None:
     async def run_on_screen() -> None:
         with contextlib.closing(Screen("replay", title="", after=lambda _: None)) as screen:
             async for told in _timed(settings, EventFolderReader(*places).read(), began=time.monotonic()):
-                await screen.room()
+                await screen.caught_up()
                 screen.show(told.source, told.event, moment=told.time)
                 page.enter(told)
                 if not screen.up:

@@ -1,7 +1,7 @@
 """For whom a member waits, and how long: waiting is earned (protocol F16).
 
 A round lasts until its slowest trainer is done. A trainer that is slow on purpose, or holds its result back, would set
-everybody's pace. So each slot has a budget of seconds per epoch by which it may delay the others with its results, and one for
+everybody's speed. So each slot has a budget of seconds per epoch by which it may delay the others with its results, and one for
 Finished. Behind all trainers but one it may be TWICE a round's usual time late, and then SINGLE of the epoch's time so far; with
 both together no more than the same and TOGETHER. That is what one liar can cost. Where several are slow together, each is
 compared with two thirds of the trainers, with SEVERAL, because members may differ in speed. A slot without budget is not waited

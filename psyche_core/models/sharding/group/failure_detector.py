@@ -17,7 +17,7 @@ from torch.distributed import DistError
 
 from psyche_core.models.sharding.group.rendezvous import Store
 
-BEAT_SECONDS: Final = 0.5
+HEARTBEAT_SECONDS: Final = 0.5
 SILENT_SECONDS: Final = 60.0
 """Time without a new heartbeat after which a rank is lost. It is far longer than a busy machine delays a thread."""
 
@@ -71,7 +71,7 @@ class FailureDetector:
 
     def _run(self) -> None:
         seen: dict[int, tuple[int, float]] = {}
-        while not self._stop.wait(BEAT_SECONDS):
+        while not self._stop.wait(HEARTBEAT_SECONDS):
             try:
                 sentence = self._problem() or self._look(seen)
             except (DistError, RuntimeError):  # the store ended with rank 0

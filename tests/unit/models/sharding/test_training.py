@@ -23,9 +23,9 @@ from psyche_core.testing.tiny_models import TIED_LLAMA
 from psyche_core.training.checkpoints.checkpoint import save_checkpoint
 from psyche_core.training.checkpoints.manifest import CheckpointFacts
 from psyche_core.training.trainer import Trained, Trainer
-from psyche_optim_distro import codec
+from psyche_optim_distro.chunks.precision import Precision
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.precision import Precision
+from psyche_optim_distro.payload import codec
 from psyche_optim_distro.settings import DistroSettings
 
 samples = ModelConformance().samples

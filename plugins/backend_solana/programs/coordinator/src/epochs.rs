@@ -6,6 +6,7 @@ use crate::refusal::{Outcome, CANNOT_RESUME, HALTED, NOTHING_DUE};
 use crate::rewards::share_rewards;
 use crate::rounds::tick_round;
 use crate::run::{Run, Signers};
+use crate::waiting::wait_for_members;
 use crate::warmup::tick_warmup;
 
 /// Lets time pass. Refuses where that changes nothing: whoever ticks need not pay for it then.
@@ -17,14 +18,6 @@ pub fn tick(run: &mut Run) -> Outcome {
         state::COOLDOWN => tick_cooldown(run),
         _ => Err(HALTED),
     }
-}
-
-/// Enters WaitingForMembers; with enough members already there, the extra time starts now.
-pub fn wait_for_members(run: &mut Run) {
-    let enough = run.image.pending.len() >= run.image.config.init_min_clients as usize;
-    run.image.minimum_present = u8::from(enough);
-    run.image.minimum_since = if enough { run.now } else { 0 };
-    run.image.enter(state::WAITING, run.now);
 }
 
 /// Starts an epoch when enough members have been pending for the extra time.

@@ -1,6 +1,6 @@
 //! What members signed, and going back to it where nobody holds what came after (psyche_core/coordinator/history.py).
 use crate::elections::quorum;
-use crate::epochs::wait_for_members;
+use crate::waiting::wait_for_members;
 use crate::image::{
     health, same, state, EpochEnd, Image, Interval, Key, List, Set, MAX_ENDS, MAX_END_INTERVALS, MAX_WITNESSES, NONE,
     NO_DIGEST, STORED_ROUNDS,

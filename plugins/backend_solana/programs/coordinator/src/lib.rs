@@ -5,6 +5,7 @@
 #![no_std]
 
 mod accounts;
+mod backing;
 mod checkpoints;
 mod elections;
 mod epochs;
@@ -26,6 +27,7 @@ mod shuffle;
 mod statements;
 mod text;
 mod verified;
+mod waiting;
 mod warmup;
 
 use accounts::Coordinator;

@@ -1,5 +1,5 @@
 //! What a command works on: the image, what was derived from it, the time and the seed.
-use crate::accounts::Backing;
+use crate::backing::Backing;
 use crate::elections::Memory;
 use crate::image::{self, Image, Key};
 

@@ -1,5 +1,5 @@
 //! Warmup: members load the epoch's model, and the first round starts (psyche_core/coordinator/lifecycle/warmup.py).
-use crate::epochs::wait_for_members;
+use crate::waiting::wait_for_members;
 use crate::history::{held_step, must_go_back, without_model};
 use crate::image::{due, health, same, Image, Key, Set, Unready, MAX_CLIENTS, MAX_UNREADY, MAX_UNREADY_WAITS, NONE, NO_DIGEST};
 use crate::members::exit;

@@ -62,13 +62,20 @@ CLIENT_NAMES = (
     "JOURNAL_SIZE",
     "KEEP_EVENT_FILES",
     "KEEP_STEPS",
+    "LOG",
     "LOGS",
     "MAX_CONCURRENT_DOWNLOADS",
     "MAX_CONCURRENT_PARAMETER_REQUESTS",
+    "METRICS_LOCAL_PORT",
     "MICRO_BATCH_SIZE",
     "MODEL_STORE",
     "RAW_IDENTITY_SECRET_KEY",
     "RECONNECT_SECONDS",
+    "OTLP_AUTH_HEADER",
+    "OTLP_LOGS_URL",
+    "OTLP_METRICS_URL",
+    "OTLP_REPORT_INTERVAL",
+    "OTLP_TRACING_URL",
     "PROMPT_TASK",
     "SHARDING",
     "SIDECAR_BIND",
@@ -76,6 +83,7 @@ CLIENT_NAMES = (
     "SIDECAR_SECRET_FILE",
     "TENSOR_PARALLELISM",
     "TORCH_THREADS",
+    "TRACKER",
     "TRANSPORT",
     "VALIDATION_DATA",
     "VALIDATION_SEQUENCES",
@@ -83,12 +91,15 @@ CLIENT_NAMES = (
     "WRITE_LOG",
 )
 """Options of `psyche client train` that may also appear without our prefix; a test compares them with the program's."""
-ALIASES = {"WALLET_PATH": "WALLET_PRIVATE_KEY_PATH", "WALLET_FILE": "WALLET_PRIVATE_KEY_PATH", "SCRATCH_DIR": "CACHE_DIR"}
+TRACKER_NAMES = ("WANDB_PROJECT", "WANDB_RUN", "WANDB_GROUP", "WANDB_ENTITY", "WANDB_MODE", "WANDB_DIR", "TENSORBOARD_DIR")
+"""Options of trackers that may also appear without our prefix."""
+ALIASES = {"WALLET_PATH": "WALLET_PRIVATE_KEY_PATH", "WALLET_FILE": "WALLET_PRIVATE_KEY_PATH", "SCRATCH_DIR": "CACHE_DIR"} | {
+    f"OLTP_{name}": f"OTLP_{name}" for name in ("AUTH_HEADER", "LOGS_URL", "METRICS_URL", "REPORT_INTERVAL", "TRACING_URL")
+}
 """Other spellings in guides and programs of the reference implementation."""
 _NOT_READ = {
     "BACKEND": "a client that run-manager starts always uses the backend solana",
     "SERVER_ADDR": "a client that run-manager starts reads the run from the chain; use RPC",
-    "WANDB_PROJECT": "trackers are not built yet; use EVENTS_FILE",
 }
 """Names that somebody may expect to work, and why nothing reads them."""
 
@@ -113,7 +124,7 @@ def read_env_file(path: Path) -> dict[str, str]:
 def ignored(given: Mapping[str, str]) -> list[str]:
     """A sentence for each name in the file that looks like an option and that nothing reads. Values are not shown."""
     found = []
-    options = {*NAMES, *CLIENT_NAMES, *ALIASES}
+    options = {*NAMES, *CLIENT_NAMES, *TRACKER_NAMES, *ALIASES}
     for name in given:
         bare = name.removeprefix(PREFIX)
         near = nearest(bare, options)
@@ -155,7 +166,7 @@ def with_prefix(given: Mapping[str, str]) -> dict[str, str]:
     known = {ALIASES.get(name, name): value for name, value in given.items() if name in ALIASES} | {
         name: value for name, value in given.items() if name not in ALIASES
     }
-    ours = (*NAMES, *CLIENT_NAMES)
+    ours = (*NAMES, *CLIENT_NAMES, *TRACKER_NAMES)
     return {(PREFIX + name if name in ours else name): value for name, value in known.items()} | {
         name: value for name, value in given.items() if name.startswith(PREFIX)
     }

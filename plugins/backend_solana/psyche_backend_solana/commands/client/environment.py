@@ -24,9 +24,9 @@ from psyche_backend_solana.commands.client.process import Launch, Ready, run_too
 from psyche_backend_solana.settings import RAW_WALLET
 from psyche_core.errors import UserError
 
-EXTRAS = ("solana", "distro", "http", "quic", "train", "parquet", "gcs")
+EXTRAS = ("solana", "distro", "http", "quic", "train", "parquet", "gcs", "metrics", "otlp", "wandb")
 """Extras that a member's client may need."""
-PLUGINS = ("psyche-backend-solana", "psyche-optim-distro", "psyche-data-http", "psyche-p2p-quic")
+PLUGINS = ("psyche-backend-solana", "psyche-optim-distro", "psyche-data-http", "psyche-p2p-quic", "psyche-tracker-wandb")
 """Distributions behind the extras that are released together with psyche-core, under its version."""
 MAKE_SECONDS = 300.0
 INSTALL_SECONDS = 3600.0

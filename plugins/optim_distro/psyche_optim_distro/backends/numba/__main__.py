@@ -9,7 +9,7 @@ import sys
 import time
 
 from psyche_optim_distro.backends.numba import numba_available
-from psyche_optim_distro.layout import build_layout
+from psyche_optim_distro.chunks.layout import build_layout
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The kernel of `update_kernels` with the second stage `clip`, see `psyche_optim_distro.clip`."""
+"""The kernel of `update_kernels` with the second stage `clip`, see `psyche_optim_distro.direction.clip`."""
 
 from __future__ import annotations
 

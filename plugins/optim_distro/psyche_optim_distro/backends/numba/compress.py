@@ -19,10 +19,10 @@ from psyche_optim_distro.backends.numba.compress_kernels import compress_group
 from psyche_optim_distro.backends.numba.fast_dct import forward_basis
 from psyche_optim_distro.backends.numba.matrix_kernels import Floats, Integers
 from psyche_optim_distro.backends.numba.threads import run_in_threads
+from psyche_optim_distro.chunks.layout import Group, Layout
+from psyche_optim_distro.chunks.precision import Precision
 from psyche_optim_distro.compress import Compressor
-from psyche_optim_distro.layout import Group, Layout
-from psyche_optim_distro.precision import Precision
-from psyche_optim_distro.top_k import CoefficientTables
+from psyche_optim_distro.payload.top_k import CoefficientTables
 
 _RUNS = (16, 8, 4, 2)
 """Rows per run of the first top-k stage, which examines only the largest of each run.

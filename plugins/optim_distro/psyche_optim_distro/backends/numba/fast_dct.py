@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psyche_optim_distro.backends.numba.matrix_kernels import LANES, Floats, Integers, pack_4x4, round_up_to_4
-from psyche_optim_distro.integer_idct import integer_basis, operand_bits
-from psyche_optim_distro.transform import dct_basis
+from psyche_optim_distro.chunks.transform import dct_basis
+from psyche_optim_distro.direction.integer_idct import integer_basis, operand_bits
 
 MIN_ROWS = 4
 """Smallest half of a matrix, in rows, for which a further factorisation pays."""

@@ -19,17 +19,17 @@ from torch import Tensor
 from psyche_core.errors import PayloadRejected
 from psyche_core.interfaces.rate_groups import TensorRate
 from psyche_core.types import MAX_CLIENTS
-from psyche_optim_distro import codec
-from psyche_optim_distro.aggregation import mean_of_votes
 from psyche_optim_distro.backends.numba.clip_kernels import update_group_clipped
 from psyche_optim_distro.backends.numba.decode_kernels import decode_votes
 from psyche_optim_distro.backends.numba.fast_dct import inverse_basis
 from psyche_optim_distro.backends.numba.matrix_kernels import Floats
 from psyche_optim_distro.backends.numba.threads import run_in_threads
 from psyche_optim_distro.backends.numba.update_kernels import update_group
-from psyche_optim_distro.bit_packing import padding_is_zero
-from psyche_optim_distro.layout import Group, Layout
-from psyche_optim_distro.rates import Rates, cut_by_rate, factors
+from psyche_optim_distro.chunks.layout import Group, Layout
+from psyche_optim_distro.chunks.rates import Rates, cut_by_rate, factors
+from psyche_optim_distro.direction.aggregation import mean_of_votes
+from psyche_optim_distro.payload import codec
+from psyche_optim_distro.payload.bit_packing import padding_is_zero
 from psyche_optim_distro.update import Updater
 from psyche_optim_distro.value_format import ValueFormat
 

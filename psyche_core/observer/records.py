@@ -1,0 +1,57 @@
+"""Single records in the view of a run: news, epochs, phases, checkpoints and payments, answers to prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """One line about the run. version: of the change it is about. level: `info`, `warning` or `error`."""
+
+    version: int
+    time: float
+    source: str
+    level: str
+    text: str
+
+
+@dataclass(slots=True)
+class EpochView:
+    """An epoch. last_step: None until it ended. digests: of its end -> how many reported it. signed: by a quorum."""
+
+    number: int
+    first_step: int
+    began: float
+    last_step: int | None = None
+    ended: float | None = None
+    clients: int = 0
+    signed: bool = False
+    digests: dict[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """From `since` (unix seconds) the run was in a phase; the two phases of a round count as `Training`."""
+
+    since: float
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A checkpoint or a payment. kind: `saved`, `stored` or `paid`; text: where, or to whom; number: step, or units."""
+
+    time: float
+    kind: str
+    number: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model wrote after a prompt. step: the last one in its weights."""
+
+    time: float
+    step: int
+    text: str

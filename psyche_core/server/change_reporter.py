@@ -1,0 +1,103 @@
+"""What a server reports of its coordinator's changes: phases, and members that left, were dropped or were ejected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from psyche_core.config.options.server import ServerSettings
+from psyche_core.coordinator.commands import ClientsExited, EpochSigned, Event, ModelLost, StatementVoided, WentBack
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.hookspecs import LaterKnown
+from psyche_core.sdk.run_events import phase_of
+from psyche_core.server.restarting import TrainedMembers, lost_model
+from psyche_core.telemetry import events as told
+from psyche_core.telemetry.sinks import EventBus
+from psyche_core.types import ClientState
+
+Follow = Callable[[CoordinatorState], None]
+"""Called with each state of the coordinator."""
+
+
+class ChangeReporter:
+    """Reports phase changes, and members that left, were dropped or were ejected."""
+
+    def __init__(
+        self,
+        report: EventBus,
+        *,
+        follow: Follow | None = None,
+        settings: ServerSettings,
+        trained: TrainedMembers,
+    ) -> None:
+        self._report = report
+        self._follow = follow
+        self._settings = settings
+        self._trained = trained
+        self._beginning: CoordinatorState | None = None
+        self._later: set[tuple[int, int]] = set()
+        self._seen: tuple[object, ...] | None = None
+        self._withdrawn: dict[bytes, str] = {}
+
+    def note_withdrawn(self, signer: bytes, why: str) -> None:
+        """Handle `on_withdrawn`: remember that the server withdraws this member without its request."""
+        self._withdrawn[signer] = why
+
+    def continue_from(self, state: CoordinatorState, settings: ServerSettings | None = None) -> None:
+        """Note the state with which the server begins, and the settings with which its owner can start it again."""
+        self._beginning = state
+        self._settings = settings or self._settings
+
+    def tell_later(self, known: LaterKnown) -> None:
+        """Handle `on_later_state`: report each later state once, however many members know it."""
+        if self._beginning is None or (known.epoch, known.step) in self._later:
+            return
+
+        self._later.add((known.epoch, known.step))
+        progress = self._beginning.progress
+        member = None if known.member is None else known.member.hex()[:8]
+        later = None if known.later_path is None else str(known.later_path)
+        path = str(known.path)
+        self._report(told.StateIsOlder(progress.epoch, progress.step, known.epoch, known.step, path, member, later))
+
+    def tell(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
+        """Handle `on_event`."""
+        self._trained.see(state)
+        if self._follow is not None:
+            self._follow(state)
+        self._tell_phase(state)
+        for event in events:
+            match event:
+                case ClientsExited():
+                    for slot in event.slots:
+                        if slot < len(state.epoch.clients):
+                            self._report(self._exit(state, event.epoch, slot))
+                case EpochSigned():
+                    self._report(told.EpochSigned(event.step, event.digest.hex()))
+                case WentBack():
+                    self._report(told.WentBack(event.from_step, event.to_step, event.from_checkpoint))
+                case ModelLost():
+                    self._report(lost_model(state, self._settings, self._trained))
+                case StatementVoided():
+                    member = state.epoch.clients[event.slot].id.short
+                    self._report(told.StatementVoided(event.epoch, event.height, member))
+
+    def _tell_phase(self, state: CoordinatorState) -> None:
+        changed = phase_of(state)
+        phase = (changed.phase, changed.epoch, changed.height, changed.clients if changed.needed else None)
+        if self._seen != phase:
+            self._seen = phase
+            self._report(changed)
+
+    def _exit(self, state: CoordinatorState, epoch: int, slot: int) -> told.Event:
+        """The event for a member that stopped being healthy."""
+        client = state.epoch.clients[slot]
+        member = client.id.short
+        withdrawn = self._withdrawn.pop(client.id.signer, None)
+        if client.state is ClientState.Withdrawn and withdrawn is None:
+            return told.MemberWithdrew(epoch, member)
+        if client.state is ClientState.Ejected:
+            return told.MemberExited(epoch, member, "ejected")
+        if withdrawn is not None:
+            return told.MemberExited(epoch, member, withdrawn)
+
+        return told.MemberExited(epoch, member, "late" if slot in state.epoch.ready else "unready")

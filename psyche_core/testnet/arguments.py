@@ -1,0 +1,65 @@
+"""The command lines of a testnet's programs, after the name `psyche`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from psyche_core.builtin.text_corpus import VALIDATION_FOLDER
+from psyche_core.config.options.testnet import TestnetSettings
+from psyche_core.config.run_config import DataFile
+
+HOST = "127.0.0.1"
+
+
+def server_arguments(settings: TestnetSettings, *, state: Path, out: Path, serves_data: bool) -> list[str]:
+    """The server's command line, after the name of the program. state: run file. out: folder of the results; both absolute."""
+    return [
+        *("server", "run", "--state", str(state), "--host", HOST),
+        *(("--data-config", str(settings.config_path.absolute() / "data.toml")) if serves_data else ()),
+        *("--backend", settings.backend, "--server-port", str(settings.server_port)),
+        *(("--log", settings.log) if settings.log is not None else ()),
+        *(("--with-relay", "--relay-port", str(settings.relay_port)) if settings.with_relay else ()),
+        *("--logs", "json", "--events-file", str(out / "events" / "server.jsonl")),
+    ]
+
+
+def client_arguments(
+    settings: TestnetSettings, name: str, *, run_id: str, key: Path, data: DataFile | None, out: Path, measures: bool
+) -> list[str]:
+    """A client's command line, without its backend's options. key: its file. out: folder of the results, absolute.
+
+    measures: it also measures validation loss and keeps checkpoints.
+    """
+    more: list[str] = []
+    if measures:
+        more = ["--checkpoint-dir", str(out / "checkpoint")]
+        if settings.eval_tasks is not None:
+            more += ["--eval-tasks", settings.eval_tasks]
+            if settings.eval_include_path is not None:
+                more += ["--eval-include-path", str(settings.eval_include_path.absolute())]
+        if settings.show_text:
+            more += ["--prompt-task"]
+        validation = settings.validation_data or held_out(data)
+        if validation is not None:
+            more += ["--validation-data", str(validation.absolute())]
+            more += ["--validation-sequences", str(settings.validation_sequences)]
+            if data is not None:
+                more += ["--validation-token-size", data.token_size]
+    return [
+        *("client", "train", "--run-id", run_id, "--backend", settings.backend),
+        *("--identity-secret-key-path", str(key), "--bind-p2p-interface", HOST),
+        *("--device", settings.device, "--torch-threads", str(settings.torch_threads)),
+        *("--micro-batch-size", str(settings.micro_batch_size), "--compute-dtype", settings.compute_dtype),
+        *("--attention", settings.attention, *(["--gradient-checkpointing"] if settings.gradient_checkpointing else [])),
+        *("--cache-dir", str(out / "cache"), "--base", str(settings.config_path.absolute())),
+        *("--logs", "json", "--events-file", str(out / "events" / f"{name}.jsonl"), *more),
+        *(("--log", settings.log) if settings.log is not None else ()),
+    ]
+
+
+def held_out(data: DataFile | None) -> Path | None:
+    """The path of the server's held-out text; None if its data file holds out none."""
+    if data is None or data.text is None or data.text.held_out == 0:
+        return None
+
+    return data.dir / VALIDATION_FOLDER

@@ -1,0 +1,54 @@
+"""A warmup that is abandoned and repeated has the same epoch number: what is asked in it must not look like the first request."""
+
+from __future__ import annotations
+
+import pytest
+
+from psyche_core.coordinator.commands import Pause, Resume
+from psyche_core.telemetry.events import Resynced
+from psyche_core.types import RunState
+from psyche_core.wire.messages import Message, ModelWanted
+from stage import Member, Stage
+
+
+def as_transports_do(world: Stage) -> list[tuple[str, Message]]:
+    """A message is known by its bytes: a process is given equal ones of one sender once (`p2p.message_log`). Returns the rest."""
+    seen: set[tuple[str, int, str, Message]] = set()
+    repeated: list[tuple[str, Message]] = []
+
+    def deaf(source: Member, target: Member, message: Message) -> bool:
+        known = (target.name, target.life, source.name, message)
+        if known in seen:
+            repeated.append((source.name, message))
+            return True
+
+        seen.add(known)
+        return False
+
+    world.deaf = deaf
+    return repeated
+
+
+KNOWN_DEFECT = pytest.mark.xfail(strict=True, reason="ModelWanted and ModelOffer say nothing of the warmup, so they are equal")
+
+
+@pytest.mark.parametrize("transport", ["delivers each", pytest.param("delivers equal bytes once", marks=KNOWN_DEFECT)])
+def test_who_lacks_the_model_gets_it_in_a_second_warmup(transport: str) -> None:
+    """One member has the model. Its offer is waited with for more offers when the warmup is abandoned."""
+    world = Stage(3, total_steps=12, rounds_per_epoch=6)
+    repeated = as_transports_do(world) if transport == "delivers equal bytes once" else []
+    _, *empty = world.members
+    world.run(until=lambda: world.state.run_state is RunState.WaitingForMembers and world.state.progress.epoch == 1)
+    for member in empty:
+        world.restart(member)
+    world.run(until=lambda: world.state.run_state is RunState.Warmup)
+    world.run(until=lambda: all(member.machine.notes and member.machine.notes.resync.offers for member in empty))
+    assert not [told for member in empty for told in member.told if isinstance(told, Resynced)]
+    world.server.take(Pause())
+    world.server.take(Resume())
+    world.run(until=lambda: world.state.run_state is RunState.Warmup)
+    assert world.state.progress.epoch == 1
+    world.run(until=lambda: world.state.run_state is not RunState.Warmup)
+    asked = {name for name, message in repeated if isinstance(message, ModelWanted)}
+    for member in empty:
+        assert Resynced(1, 6) in member.told, f"not delivered, as equal to earlier ones: ModelWanted of {asked}"
