@@ -142,10 +142,10 @@ def _check_return(server: BackendServer, step: int) -> tuple[OwnerControl, int]:
     state = server.state
     signed = {end.step + 1: end for end in state.ends if end.digest != NO_DIGEST and end.step + 1 < state.progress.step}
     if step not in signed:
-        known = ", ".join(map(str, signed)) or "none now"
+        known = ", ".join(map(str, sorted(signed, reverse=True))) or "none now"
         message = (
             f"--restart-from-step {step}: members can return to the end of an epoch that most of them signed; the steps that "
-            f"follow such an end are: {known}"
+            f"follow such an end are: {known}. Members keep only the newest models on disk (--keep-steps of each client)"
         )
         raise UserError(message)
 

@@ -111,8 +111,8 @@ class ServerSettings(ProgramSettings):
         ge=1,
         description=(
             "Let a run in --save-state-dir return to the end of an epoch that most of its members signed, and continue before "
-            "this step. Later training is lost. Use it if members report that the model is contested and you do not want to use "
-            "it. It is an error while the run trains."
+            "this step. Later training is lost. A member must still have that model on its disk. Use it if members report that "
+            "the model is contested and you do not want to use it. It is an error while the run trains."
         ),
     )
     checkpoint: str | None = Field(

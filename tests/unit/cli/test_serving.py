@@ -520,7 +520,11 @@ def test_the_owner_returns_the_run_to_a_signed_epoch_end(run_state: RunState, st
 @pytest.mark.parametrize(
     ("state", "step", "sentence"),
     [
-        (run_at(RunState.Paused, ends=ENDS), 5, r"--restart-from-step 5: .* the steps that follow such an end are: 4, 6"),
+        (
+            run_at(RunState.Paused, ends=ENDS),
+            5,
+            r"--restart-from-step 5: .* the steps that follow such an end are: 6, 4\. Members keep only",
+        ),
         (run_at(RunState.Paused, ends=(EpochEnd(6, 60, b"d" * 32),)), 7, r"the steps that follow such an end are: none now"),
         (run_at(RunState.RoundTrain, ends=ENDS), 6, r"the run is in RoundTrain; start the server without this option, pause the"),
         (run_at(RunState.Cooldown, ends=ENDS), 6, r"the run is in Cooldown"),
