@@ -1,10 +1,11 @@
 """AdamW beside DisTrO with its settings, on the local testnet's model and Shakespeare: `psyche bench convergence` for it.
 
 python -m benchmarks.convergence [--seeds 3] [--steps 200] [--json] [any other option of `psyche bench convergence`]
-python -m benchmarks.convergence --quick [--json] [--seeds 3] [--steps 200]
+python -m benchmarks.convergence --quick [--delayed] [--json] [--seeds 3] [--steps 200]
 
 `--quick` compares three recipes at tuned rates: AdamW and DisTrO with rate groups, and DisTrO with one rate for all tensors. Its
-JSON has the mean validation loss by recipe, the bytes a member sends in a step, and the loss of each seed.
+JSON has the mean validation loss by recipe, the bytes a member sends in a step, and the loss of each seed. `--delayed` adds AdamW
+with the delay of a run, without look-ahead and with it, at AdamW's rates, which were not tuned for a delay.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from psyche_core.experiments.convergence import PLAIN_ADAMW, Outcome, Recipe, ta
 from psyche_core.experiments.convergence_run import Experiment, outcomes
 from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.scratch import default_folder
+from psyche_core.training.trainer import APPLY_DELAY
 
 STATE = llama.EXAMPLE / "state.toml"
 ADAMW_RATE, ADAMW_REST = 1.6e-3, 6.25
@@ -40,31 +42,34 @@ def main() -> None:
     if "--quick" in sys.argv[1:]:
         parser = argparse.ArgumentParser(prog="python -m benchmarks.convergence")
         parser.add_argument("--quick", action="store_true", required=True)
+        parser.add_argument("--delayed", action="store_true")
         parser.add_argument("--json", action="store_true")
         parser.add_argument("--seeds", type=int, default=3)
         parser.add_argument("--steps", type=int, default=200)
         given = parser.parse_args()
-        run_program(functools.partial(quick, given.seeds, given.steps, as_json=given.json))
+        run_program(functools.partial(quick, given.seeds, given.steps, delayed=given.delayed, as_json=given.json))
         return
 
     base = ["--state", str(STATE), "--data", str(llama.EXAMPLE / "data")]
     psyche(["bench", "convergence", *base, *sys.argv[1:]])
 
 
-def quick_recipes() -> dict[str, Recipe]:
-    """The three recipes by name. DisTrO with rate groups is the example's own."""
+def quick_recipes(*, delayed: bool = False) -> dict[str, Recipe]:
+    """The recipes by name. DisTrO with rate groups is the example's own. delayed: AdamW with a run's delay, too."""
     llm = load_run_file(STATE).model.LLM
     settings, rate = dict(llm.optimizer.settings or {}), float((llm.lr_schedule.settings or {})["base_lr"])
     rest = dict.fromkeys(("head", "embedding", "norm"), ADAMW_REST)
+    late: dict[str, dict[str, Any]] = {"adamw_delayed": {}, "adamw_delayed_look_ahead": {"look_ahead": True}} if delayed else {}
     return {
         "adamw": Recipe(PLAIN_ADAMW, ADAMW_RATE, {"rates": rest}),
+        **{name: Recipe(PLAIN_ADAMW, ADAMW_RATE, {"rates": rest, "delay": APPLY_DELAY, **more}) for name, more in late.items()},
         "distro": Recipe("Distro", rate, settings),
         "distro_uniform": Recipe("Distro", UNIFORM_RATE, {key: value for key, value in settings.items() if key != "rates"}),
     }
 
 
-async def quick(seeds: int, steps: int, *, as_json: bool) -> None:
-    """Train the three recipes with each seed and print their losses."""
+async def quick(seeds: int, steps: int, *, delayed: bool, as_json: bool) -> None:
+    """Train the recipes with each seed and print their losses."""
     data = llama.EXAMPLE / "data"
     experiment = Experiment(
         run=load_run_file(STATE),
@@ -77,10 +82,10 @@ async def quick(seeds: int, steps: int, *, as_json: bool) -> None:
         cache=default_folder(),
         device="cpu",
     )
-    names = {recipe.title: name for name, recipe in quick_recipes().items()}
+    chosen = quick_recipes(delayed=delayed)
+    names = {recipe.title: name for name, recipe in chosen.items()}
     found: dict[str, list[Outcome]] = {name: [] for name in names.values()}
-    recipes = list(quick_recipes().values())
-    async for outcome in outcomes(experiment, recipes, range(seeds), PluginRegistry.discover()):
+    async for outcome in outcomes(experiment, list(chosen.values()), range(seeds), PluginRegistry.discover()):
         found[names[outcome.recipe.title]].append(outcome)
         print(f"{outcome.recipe.title}, seed {outcome.seed}: {outcome.validation_loss:.4f}", file=sys.stderr, flush=True)
     every = [outcome for same in found.values() for outcome in same]
