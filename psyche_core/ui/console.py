@@ -280,10 +280,10 @@ def _resumed(event: Resumed) -> str:
             f"{event.step}"
         )
     else:
-        begun = f"resumed from the checkpoint of step {event.checkpoint} in {event.folder}; the journal has no newer round"
+        begun = f"resumed from the checkpoint of step {event.checkpoint} in {event.folder}; no journal there leads further"
     if event.step >= event.due:
-        return f"{begun}; the run is at the same step, so nothing is downloaded from other members"
-    return f"{begun}; the run is at step {event.due}, so the difference is downloaded from other members"
+        return f"{begun}; this is the members' newest common model, so nothing is downloaded from them"
+    return f"{begun}; the members' newest common model is that of step {event.due}, so the difference is downloaded from them"
 
 
 def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Sink:

@@ -20,7 +20,13 @@ from psyche_core.errors import ModelError
 from psyche_core.storage.checkpoint_names import checkpoints
 from psyche_core.training.checkpoints import sources
 from psyche_core.training.checkpoints.checkpoint import set_damaged_aside
-from psyche_core.training.checkpoints.manifest import CheckpointManifest, DamagedCheckpoint, read_manifest, verify
+from psyche_core.training.checkpoints.manifest import (
+    CheckpointManifest,
+    DamagedCheckpoint,
+    read_manifest,
+    step_and_digest,
+    verify,
+)
 
 FROM_MEMBERS = ("P2P", "P2PGcs")
 _NO_ENDS: Mapping[int, bytes] = MappingProxyType({})
@@ -104,7 +110,7 @@ def belongs(
     def check(manifest: CheckpointManifest) -> bool:
         if manifest.step in ends and manifest.digest:
             return _is_end(manifest, ends)
-        if _instance(manifest) == instance and (manifest.step, bytes.fromhex(manifest.digest or "")) == journal_base:
+        if _instance(manifest) == instance and step_and_digest(manifest) == journal_base:
             return True
 
         return (_instance(manifest), manifest.generation) == (instance, generation)

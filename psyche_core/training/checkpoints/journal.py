@@ -35,9 +35,16 @@ from typing import Final, Self
 from filelock import BaseFileLock
 
 from psyche_core.errors import ModelError, WireError
+from psyche_core.storage.disk_errors import disk_error_in
 from psyche_core.storage.folders import flush
+from psyche_core.training.checkpoints.abandoned_journals import (
+    Reach,
+    keep_of_another_run,
+    set_journal_aside,
+    take_journal_back,
+)
 from psyche_core.training.checkpoints.checkpoint import abandoned_name
-from psyche_core.training.checkpoints.journal_file import JournalFile, named
+from psyche_core.training.checkpoints.journal_file import JournalFile, header_in, named
 from psyche_core.training.checkpoints.journal_lock import earlier_path, journal_path, lock_journal, replacement_path
 from psyche_core.training.checkpoints.journal_records import MAX_RECORD_BYTES, AppliedRound, Header, StoredResult
 
@@ -331,6 +338,26 @@ class Journal:
             return None
         return EarlierJournal(file)
 
+    def take_back(self, reach: Reach, *, certain: Callable[[Header], bool]) -> None:
+        """Return to a journal of this run that was set aside, if the present one is of no use. Call `read` next.
+
+        reach, certain: see `take_journal_back`. The journal before the one that is used then comes back with it. Raises
+        ModelError.
+        """
+        self._adopt(None)
+        take_journal_back(self._path, instance=self._instance, reach=reach, certain=certain, tell=self._tell)
+        header = header_in(self._path)
+        if header is None or header.instance != self._instance:
+            return
+
+        def leads_to_base(earlier: Header, rounds: Sequence[AppliedRound]) -> int | None:
+            last = earlier.base_step + len(rounds)
+            fits = earlier.generation == header.generation and earlier.base_step < header.base_step <= last
+            return last if fits else None
+
+        earlier = earlier_path(self._path)
+        take_journal_back(earlier, instance=self._instance, reach=leads_to_base, certain=lambda _: False, tell=self._tell)
+
     def set_aside(self, reason: str) -> None:
         """Rename the journal, because it is of no use now, and tell people why. Raises ModelError."""
         self._adopt(None)
@@ -426,6 +453,7 @@ class Journal:
                 yield new
                 new.sync()
                 if keep:
+                    keep_of_another_run(earlier, instance=self._instance)
                     os.replace(self._path, earlier)  # noqa: PTH105 - it replaces on every system
                 try:
                     os.replace(path, self._path)  # noqa: PTH105
@@ -439,7 +467,9 @@ class Journal:
                     path.unlink()
                 raise
         except (OSError, WireError) as error:
-            message = f"the journal {self._path} could not be restarted with step {header.base_step}: {_reason(error)}"
+            message = (
+                f"the journal {self._path} could not be restarted with step {header.base_step}: {disk_error_in(error) or error}"
+            )
             raise ModelError(message) from error
 
         self._adopt(new)
@@ -453,14 +483,11 @@ class Journal:
             self._file.close()
         self._file, self._refused, self._gap = file, False, False
 
-    def _set_aside(self, reason: str) -> None:
-        target = abandoned_name(self._path)
+    def _set_aside(self, reason: str, *, damaged: bool = False) -> None:
         try:
-            self._path.rename(target)
+            set_journal_aside(self._path, reason, tell=self._tell, damaged=damaged)
         except OSError as error:
             raise ModelError(self._unreadable(error)) from error
-
-        self._tell(f"the journal {self._path} is not used: {reason}; it was renamed to {target.name}")
 
     def _unreadable(self, error: Exception) -> str:
         return f"the journal {self._path} cannot be read: {_reason(error)}"

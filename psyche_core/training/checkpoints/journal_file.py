@@ -247,3 +247,16 @@ class JournalFile:
 def named(record: StoredResult | AppliedRound) -> tuple[bytes, ...]:
     """Return the SHA-256 of each payload that a record refers to."""
     return (record.payload_hash,) if isinstance(record, StoredResult) else record.payload_hashes
+
+
+def header_in(path: Path) -> Header | None:
+    """Return the header of a journal's file without reading its records; None if there is none that can be read."""
+    try:
+        with io.FileIO(path, "r", opener=regular) as file:
+            size = os.fstat(file.fileno()).st_size
+            if file.read(len(START)) != START:
+                return None
+            first = read_frame(file, before=START, left=size - len(START))
+    except (OSError, WireError):
+        return None
+    return first.record if first is not None and isinstance(first.record, Header) else None

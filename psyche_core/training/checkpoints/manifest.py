@@ -103,6 +103,11 @@ class CheckpointManifest(_Table):
         return tuple(sorted({*self.files, *(entry.file for entry in self.tensors.values())}))
 
 
+def step_and_digest(manifest: CheckpointManifest) -> tuple[int, bytes]:
+    """Return the step of a checkpoint, and the full digest of its model (32 bytes; empty if it is not in the manifest)."""
+    return manifest.step, bytes.fromhex(manifest.digest or "")
+
+
 def write_manifest(directory: Path, facts: CheckpointFacts) -> CheckpointManifest:
     """Write and return the manifest for the files in a folder. Raises ModelError, and OSError for errors of the disk."""
     tensors: dict[str, TensorEntry] = {}

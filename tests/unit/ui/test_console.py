@@ -55,22 +55,22 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
     (
         telemetry.Resumed("saved", 6, 9, 9),
         (
-            "resumed from the checkpoint of step 6 in saved and the journal beside it, up to step 9; the run is at the same "
-            "step, so nothing is downloaded from other members"
+            "resumed from the checkpoint of step 6 in saved and the journal beside it, up to step 9; this is the members' newest "
+            "common model, so nothing is downloaded from them"
         ),
     ),
     (
         telemetry.Resumed("saved", 6, 6, 12),
         (
-            "resumed from the checkpoint of step 6 in saved; the journal has no newer round; the run is at step 12, so "
-            "the difference is downloaded from other members"
+            "resumed from the checkpoint of step 6 in saved; no journal there leads further; the members' newest common model is "
+            "that of step 12, so the difference is downloaded from them"
         ),
     ),
     (
         telemetry.Resumed("saved", None, 4, 5),
         (
-            "resumed from the run's own model and the journal in saved, up to step 4; the run is at step 5, so the "
-            "difference is downloaded from other members"
+            "resumed from the run's own model and the journal in saved, up to step 4; the members' newest common model is that "
+            "of step 5, so the difference is downloaded from them"
         ),
     ),
     (
