@@ -27,6 +27,7 @@ from psyche_core.client.runtime.payloads import PayloadStore
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.errors import ModelError, RanksLost
 from psyche_core.storage.checkpoint_names import checkpoint_path, checkpoints
+from psyche_core.storage.disk_errors import disk_error_in
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.training.checkpoints.checkpoint import remove_between, save_checkpoint, set_aside, set_aside_sentence
@@ -314,7 +315,7 @@ class Checkpointer:
             raise
         except Exception as error:
             logger.debug("%s", problem, exc_info=error)
-            why = str(error) if isinstance(error, OSError) else self._explain(error)
+            why = (disk_error_in(error) if isinstance(error, OSError) else None) or self._explain(error)
             if self._problems[again].failed() or each_time:
                 self._tell(telemetry.Problem("error", f"{problem}: {why}"))
             return False

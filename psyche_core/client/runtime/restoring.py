@@ -125,7 +125,7 @@ class Restorer:
             change()
         except ModelError as error:
             journal.suspend()
-            self.tell(f"{error}; make room on its disk. The client continues without a journal until it can save a checkpoint")
+            self.tell(f"{error}. The client continues without a journal until it can save a checkpoint")
             return False
         return True
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from psyche_core.errors import ModelError
 from psyche_core.storage.checkpoint_names import checkpoint_path, checkpoints, stem_of, step_of
+from psyche_core.storage.disk_errors import disk_error_in
 from psyche_core.storage.folders import remove_partial, whole_folder, write_inside
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, CheckpointManifest, read_manifest, write_manifest
 
@@ -199,8 +200,12 @@ def save_checkpoint(directory: Path, facts: CheckpointFacts, *, write: Callable[
             there = _manifest_in(directory)
             if there is not None and facts.instance and (there.instance, there.digest) != _names(facts):
                 renamed = directory.rename(abandoned_name(directory))
-    except OSError as error:
-        message = f"cannot save the model to {directory}: {error.strerror or error}"
+    except (OSError, ModelError) as error:
+        reason = disk_error_in(error)
+        if reason is None and isinstance(error, ModelError):
+            raise
+
+        message = f"cannot save the model to {directory}: {reason or error}"
         raise ModelError(message) from error
 
     return renamed
