@@ -51,7 +51,9 @@ def take_journal_back(
     *_, base, chosen = max(usable, key=lambda one: one[:4])
     try:
         if path.exists():
-            set_journal_aside(path, "one that was set aside before leads further" if ours else _why_not(path), tell=tell)
+            damaged = header_in(path) is None
+            reason = "one that was set aside before leads further" if ours else "it belongs to another run"
+            set_journal_aside(path, "it cannot be read" if damaged else reason, tell=tell, damaged=damaged)
         chosen.rename(path)
         flush(path.parent)
     except OSError as error:
@@ -79,10 +81,6 @@ def keep_of_another_run(path: Path, *, instance: bytes) -> None:
 def _header_of(path: Path, instance: bytes) -> Header | None:
     header = header_in(path)
     return header if header is not None and header.instance == instance else None
-
-
-def _why_not(path: Path) -> str:
-    return "it cannot be read" if header_in(path) is None else "it belongs to another run"
 
 
 def _reach_of(path: Path, reach: Reach) -> int | None:

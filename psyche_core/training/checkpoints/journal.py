@@ -8,8 +8,8 @@ each checkpoint.
 - A new journal is written next to the old one, flushed and renamed, so there is always a complete one.
 - The journal before the present one is kept as `…-journal-earlier.bin`. A coordinator that was restored from an older state may
   be at a step before the present base; `read_earlier` then returns to that journal.
-- If a file is damaged, its frames before the damage are used. A journal of another run, generation or version is renamed, not
-  deleted.
+- If a file is damaged, its frames before the damage are used, and a copy of it is kept. A journal of another run, generation or
+  version is renamed, not deleted.
 - A write error of the disk raises ModelError; the file stays unchanged, and the next `sync` tries again. If the data in memory
   exceeds the limit after such an error, the journal is abandoned: it accepts nothing before the next `begin`, because a journal
   with a gap cannot be replayed.
@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,8 +44,8 @@ from psyche_core.training.checkpoints.abandoned_journals import (
     set_journal_aside,
     take_journal_back,
 )
-from psyche_core.training.checkpoints.checkpoint import abandoned_name
-from psyche_core.training.checkpoints.journal_file import JournalFile, header_in, named
+from psyche_core.training.checkpoints.checkpoint import abandoned_name, damaged_name
+from psyche_core.training.checkpoints.journal_file import JournalFile, OtherVersion, header_in, named
 from psyche_core.training.checkpoints.journal_lock import earlier_path, journal_path, lock_journal, replacement_path
 from psyche_core.training.checkpoints.journal_records import MAX_RECORD_BYTES, AppliedRound, Header, StoredResult
 
@@ -370,8 +371,8 @@ class Journal:
     def read(self, *, generation: int | None = None) -> Recovered | None:
         """Read the journal from the disk. Returns None if there is no usable one. After this, new data can be added.
 
-        An incomplete or damaged end is reported through `tell` and removed. A journal of another run or version, or of another
-        generation if one is given, is reported and renamed. Raises ModelError if the disk cannot be read.
+        An incomplete or damaged end is reported through `tell` and removed; if it is more than one record, a copy is kept. A
+        journal of another run or version, or of another generation if one is given, is reported and renamed. Raises ModelError if the disk cannot be read.
         """
         self._adopt(None)
         try:
@@ -379,7 +380,7 @@ class Journal:
         except FileNotFoundError:
             return None
         except WireError as error:
-            self._set_aside(str(error))
+            self._set_aside(str(error), damaged=not isinstance(error, OtherVersion))
             return None
         except OSError as error:
             raise ModelError(self._unreadable(error)) from error
@@ -392,10 +393,7 @@ class Journal:
             return None
 
         if file.lost:
-            self._tell(
-                f"the last {file.lost} bytes of the journal {self._path} are not a complete record; they were removed, "
-                f"and the journal now ends with step {file.last_step}"
-            )
+            self._cut(file)
         self._adopt(file)
         found = Recovered(header=header, rounds=tuple(file.rounds), pending=tuple(file.pending), payload=self.payload)
         file.rounds = []  # the caller has them now
@@ -488,6 +486,35 @@ class Journal:
             set_journal_aside(self._path, reason, tell=self._tell, damaged=damaged)
         except OSError as error:
             raise ModelError(self._unreadable(error)) from error
+
+    def _cut(self, file: JournalFile) -> None:
+        """Remove the damaged end of a file and say what is lost; more than one record of it is kept in a copy."""
+        if file.lost <= file.largest:
+            said = f"the last {file.lost} bytes of the journal {self._path} were not completely written; they were removed"
+        else:
+            first, last = file.last_step + 1, file.lost_step
+            lost = "what was added after it"
+            if last is not None and last >= first:
+                lost = f"the rounds of steps {first} to {last}, {last + 1 - first} in all,"
+            copy = damaged_name(self._path)
+            try:
+                shutil.copyfile(self._path, copy)
+                kept = f"a copy of the whole file was kept as {copy.name}"
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    copy.unlink()
+                kept = f"no copy of it could be kept: {disk_error_in(error) or error}"
+            said = (
+                f"the journal {self._path} is damaged after step {file.last_step}: {lost} cannot be restored from it, "
+                f"only from other members; {kept}"
+            )
+        try:
+            file.cut()
+        except OSError as error:
+            file.close()
+            raise ModelError(self._unreadable(error)) from error
+
+        self._tell(f"{said}, and the journal now ends with step {file.last_step}")
 
     def _unreadable(self, error: Exception) -> str:
         return f"the journal {self._path} cannot be read: {_reason(error)}"
