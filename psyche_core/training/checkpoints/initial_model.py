@@ -29,6 +29,10 @@ from psyche_core.training.checkpoints.manifest import (
 )
 
 FROM_MEMBERS = ("P2P", "P2PGcs")
+_INSTEAD = (
+    "the client uses an older checkpoint or the run's stored model instead, and gets the rounds since from its journal or from "
+    "the other members"
+)
 _NO_ENDS: Mapping[int, bytes] = MappingProxyType({})
 
 
@@ -147,7 +151,7 @@ def newest_own(
                 continue
             verify(path, manifest)
         except DamagedCheckpoint as error:
-            tell(f"our own checkpoint is ignored: {error}{_renamed(path)}")
+            tell(f"our own checkpoint is ignored: {error.fact}{_renamed(path)}; {_INSTEAD}")
             continue
         except ModelError as error:
             tell(f"our own checkpoint is ignored: {error}")
@@ -173,7 +177,7 @@ def held(
                 continue
             verify(path, manifest)
         except DamagedCheckpoint as error:
-            (tell or _silence)(f"our own checkpoint is not offered: {error}{_renamed(path)}")
+            (tell or _silence)(f"our own checkpoint is not offered: {error.fact}{_renamed(path)}; {_INSTEAD}")
             continue
         except ModelError as error:
             (tell or _silence)(f"our own checkpoint is not offered: {error}")
