@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TextIO
 
 from psyche_core.config.sentences import printable
@@ -114,6 +115,8 @@ def _sentence(event: Event) -> str:
             return f"takes part in epoch {event.epoch} again"
         case TokenFiles():
             return _token_files(event)
+        case Stopping(unchanged=True):
+            return f"stopping before step {event.step}; nothing has happened in the run yet, so there is no state to save"
         case Stopping(folder=None):
             return f"stopping before step {event.step}; without --save-state-dir the run's state is lost"
         case Stopping():
@@ -266,6 +269,9 @@ def _dropped(event: Dropped) -> str:
 
 def _resumed(event: Resumed) -> str:
     """The state from which a client continues, and the source of the missing results."""
+    if event.again:
+        return f"the folder was read again, because the run moved on meanwhile: {_resumed(replace(event, again=False))}"
+
     if event.step is None:
         return (
             f"{event.folder} contains no checkpoint to continue from: the model after step {event.due} is downloaded "
