@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -198,7 +199,7 @@ def test_a_server_started_with_a_wrong_folder_for_a_while_costs_nothing(live_run
         run.kill("server")
         started = time.time()
         run.start_again("server", "--save-state-dir", place)
-        run.wait(lambda since=started: run.told("server", Started, after=since))
+        run.wait(partial(run.told, "server", Started, after=started))
         for name in THREE:
             run.start_again(name)
         if place == "empty":
