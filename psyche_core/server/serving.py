@@ -116,7 +116,11 @@ async def _host(
         instance=secrets.token_bytes(32),
     )
 
+    changed = False
+
     def on_event(state: CoordinatorState, events: tuple[Event, ...]) -> None:
+        nonlocal changed
+        changed = True
         reporter.tell(state, events)
         if relay is not None:
             relay.set_members(transport_keys(state))
@@ -160,8 +164,10 @@ async def _host(
         if relay is not None:
             relay.set_members(transport_keys(server.state))
             report(told.RelayStarted(relay.url))
-        trained.see(server.state)
-        reporter.continue_from(server.state, settings)
+        begun = server.state
+        resumed = begun.instance != state.instance
+        trained.see(begun)
+        reporter.continue_from(begun, settings)
         if follow is not None:
             follow(server.state)
         if settings.checkpoint is not None:
@@ -180,7 +186,9 @@ async def _host(
                 await server.serve()
             except anyio.get_cancelled_exc_class():
                 folder = settings.save_state_dir
-                report(Stopping(server.state.progress.step, None if folder is None else str(folder)))
+                unchanged = not (resumed or changed) and server.state == begun
+                kept = None if folder is None or unchanged else str(folder)
+                report(Stopping(server.state.progress.step, kept, unchanged))
                 raise
             tasks.cancel_scope.cancel()
         if server.state.run_state is not RunState.Finished:

@@ -105,10 +105,12 @@ class Stopping:
     Attributes:
         step: next step to train.
         folder: folder of the saved state from which a restarted server continues the run; None if no state is saved.
+        unchanged: whether nothing has happened in the run yet, so that there is no state to save.
     """
 
     step: int
     folder: str | None
+    unchanged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +166,14 @@ class Resumed:
         checkpoint: step of the checkpoint, None without one.
         step: the last step in our masters, including those of the journal; None if nothing was found.
         due: the step of the run's masters.
+        again: whether the folder was read before by this process, when the run's masters were others.
     """
 
     folder: str
     checkpoint: int | None
     step: int | None
     due: int
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TextIO
 
 from psyche_core.config.sentences import printable
@@ -115,6 +116,8 @@ def _sentence(event: Event) -> str:
             return f"takes part in epoch {event.epoch} again"
         case TokenFiles():
             return _token_files(event)
+        case Stopping(unchanged=True):
+            return f"stopping before step {event.step}; nothing has happened in the run yet, so there is no state to save"
         case Stopping(folder=None):
             return f"stopping before step {event.step}; without --save-state-dir the run's state is lost"
         case Stopping():
@@ -267,6 +270,9 @@ def _dropped(event: Dropped) -> str:
 
 def _resumed(event: Resumed) -> str:
     """The state from which a client continues, and the source of the missing results."""
+    if event.again:
+        return f"the folder was read again, because the run moved on meanwhile: {_resumed(replace(event, again=False))}"
+
     if event.step is None:
         return (
             f"{event.folder} contains no checkpoint to continue from: the model after step {event.due} is downloaded "
@@ -281,10 +287,10 @@ def _resumed(event: Resumed) -> str:
             f"{event.step}"
         )
     else:
-        begun = f"resumed from the checkpoint of step {event.checkpoint} in {event.folder}; the journal has no newer round"
+        begun = f"resumed from the checkpoint of step {event.checkpoint} in {event.folder}; no journal there leads further"
     if event.step >= event.due:
-        return f"{begun}; the run is at the same step, so nothing is downloaded from other members"
-    return f"{begun}; the run is at step {event.due}, so the difference is downloaded from other members"
+        return f"{begun}; this is the members' newest common model, so nothing is downloaded from them"
+    return f"{begun}; the members' newest common model is that of step {event.due}, so the difference is downloaded from them"
 
 
 def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Sink:

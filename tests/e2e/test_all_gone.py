@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from psyche_core.telemetry.events import (
     Problem,
     Resumed,
     Resynced,
+    Started,
     StateIsOlder,
     StepApplied,
     StepTrained,
@@ -183,6 +185,39 @@ def test_one_surviving_disk_brings_everybody_back(live_run: StartRun) -> None:
     for name in THREE[1:]:
         assert run.told(name, Resynced, after=gone), "from the one that has it"
     assert_nothing_was_lost(run, after=gone, last=last)
+
+
+@pytest.mark.soak
+def test_a_server_started_with_a_wrong_folder_for_a_while_costs_nothing(live_run: StartRun) -> None:
+    """The members join the run that it begins anew under the same name, and set their checkpoints and journals aside for it."""
+    run = live_run()
+    wait_until_applied(run, 13)
+    all_gone(run, signal.SIGKILL)
+    last = newest_applied(run)
+    (run.folder / "empty").mkdir()
+    shutil.copyfile(run.folder / "saved/server.key", run.folder / "empty/server.key")  # members know the server by its key
+    (run.folder / "empty/server.key").chmod(0o600)
+    mistaken = time.time()
+    for place in ("empty", "saved"):
+        run.kill("server")
+        started = time.time()
+        run.start_again("server", "--save-state-dir", place)
+        run.wait(partial(run.told, "server", Started, after=started))
+        for name in THREE:
+            run.start_again(name)
+        if place == "empty":
+            run.wait(lambda: all(any(one.step >= 3 for one in run.told(name, StepApplied, after=mistaken)) for name in THREE))
+            assert newest_applied(run) == last, "a run of its own, which begins with step 1"
+            all_gone(run, signal.SIGTERM)
+    run.wait_for_end()
+    first = min(told.step for name in THREE for told in run.told(name, StepTrained, after=started))
+    assert first > last, f"step {last} was applied, then step {first} was trained"
+    assert not run.told("server", WentBack)
+    for name in THREE:
+        said = [problem.message for problem in run.told(name, Problem, after=started)]
+        assert any("belongs to this run: it was renamed back" in one for one in said), said
+        assert any("it belongs to another run; it was renamed to" in one for one in said), said
+    assert_identical(run)
 
 
 def test_with_all_disks_gone_the_run_waits_for_its_owner_who_lets_it_go_on_from_the_stored_checkpoint(

@@ -155,8 +155,33 @@ def test_a_damaged_file_is_refused_with_what_to_do(tmp_path: Path, place: int) -
     content = bytearray(store.path.read_bytes())
     content[place] ^= 1
     store.path.write_bytes(content)
-    with pytest.raises(UserError, match=r"cannot be used: .*\.previous holds the state before it: rename it to"):
+    with pytest.raises(UserError, match=r"cannot be used: .*can be used: .*\.previous of step 1\. Move .* away and rename that"):
         store.load()
+
+
+def test_a_damaged_previous_file_is_not_recommended(tmp_path: Path) -> None:
+    """Both files were truncated: the message named the one before without having read it."""
+    store = StateStore(tmp_path, "conformance")
+    for step in (1, 2):
+        store.save(pending_save(joined(step=step)))
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"\.previous cannot be used either\. Look for a backup") as refused:
+        store.load()
+    assert "rename" not in str(refused.value)
+    assert "begins at step 1 with the model that the run's file names" in str(refused.value)
+
+
+def test_a_missing_file_is_told_where_the_one_before_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = StateStore(tmp_path, "conformance")
+    for step in (1, 2):
+        store.save(pending_save(joined(step=step)))
+    store.load()
+    assert not caplog.records
+    store.path.unlink()
+    store.load()
+    (said,) = caplog.messages
+    assert f"{store.path} is missing, so the one before it is used: {store.path.name}.previous, at step 1" in said
 
 
 def test_another_releases_file_is_told_apart(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -27,9 +27,10 @@ from psyche_core.client.runtime.payloads import PayloadStore
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.errors import ModelError, RanksLost
 from psyche_core.storage.checkpoint_names import checkpoint_path, checkpoints
+from psyche_core.storage.disk_errors import disk_error_in
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
-from psyche_core.training.checkpoints.checkpoint import remove_between, save_checkpoint, set_aside
+from psyche_core.training.checkpoints.checkpoint import remove_between, save_checkpoint, set_aside, set_aside_sentence
 from psyche_core.training.checkpoints.journal import Journal
 from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, CheckpointManifest
@@ -184,8 +185,9 @@ class Checkpointer:
         if digest is None:
             digest = await anyio.to_thread.run_sync(resources.trainer.full_digest)
         facts = self._facts(work, digest)
+        renamed: list[Path | None] = []
         if not await self._attempt(
-            lambda: save_checkpoint(directory, facts, write=resources.trainer.save),
+            lambda: renamed.append(save_checkpoint(directory, facts, write=resources.trainer.save)),
             f"the checkpoint of step {step} was not saved",
             again="checkpoints are saved again",
             each_time=isinstance(work, CloseEpoch),
@@ -193,6 +195,7 @@ class Checkpointer:
             return False
 
         self._saved = step
+        self._tell_aside((path for path in renamed if path is not None), above=step)
         self._tell(telemetry.CheckpointSaved(step, str(directory)))
         private = private_path(resources.checkpoints, self._run_id)
         await self._attempt(
@@ -259,7 +262,7 @@ class Checkpointer:
         if header is None or journal.broken or (journal.last_step, header.generation) != (step, generation):
             journal.begin(step, digest, generation)
         else:  # the checkpoint of an earlier leaving is no longer useful
-            remove_between(resources.checkpoints, self._run_id, after=header.base_step, before=step)
+            remove_between(resources.checkpoints, self._run_id, after=header.base_step, before=step, instance=self._instance)
         return directory
 
     def _facts(self, work: _Made, digest: bytes) -> CheckpointFacts:
@@ -282,11 +285,13 @@ class Checkpointer:
         """Delete old checkpoints; those of a history that the run has left are set aside, never deleted."""
         folder = resources.checkpoints
         assert folder is not None
+        renamed: list[Path] = []
         await self._attempt(
-            partial(set_aside, folder, self._run_id, above=step, trusted=self._is_ours),
+            lambda: renamed.extend(set_aside(folder, self._run_id, above=step, trusted=self._is_ours)),
             f"the checkpoint of step {step} is saved, but those that the run has left were not set aside",
             again="checkpoints that the run has left are set aside again",
         )
+        self._tell_aside(renamed, above=step)
         if resources.keep_checkpoints is not None:
             directory = checkpoint_path(folder, self._run_id, step)
             await self._attempt(
@@ -294,6 +299,10 @@ class Checkpointer:
                 f"the checkpoint of step {step} is saved, but old ones were not removed",
                 again="old checkpoints are removed again",
             )
+
+    def _tell_aside(self, renamed: Iterable[Path], *, above: int) -> None:
+        for path in renamed:
+            self._tell(telemetry.Problem("warning", set_aside_sentence(path, above=above)))
 
     async def _attempt(self, action: Callable[[], object], problem: str, *, again: str, each_time: bool = False) -> bool:
         """Do something on the disk; returns whether it succeeded. problem: told on failure; again: told when it works again.
@@ -306,7 +315,7 @@ class Checkpointer:
             raise
         except Exception as error:
             logger.debug("%s", problem, exc_info=error)
-            why = str(error) if isinstance(error, OSError) else self._explain(error)
+            why = (disk_error_in(error) if isinstance(error, OSError) else None) or self._explain(error)
             if self._problems[again].failed() or each_time:
                 self._tell(telemetry.Problem("error", f"{problem}: {why}"))
             return False

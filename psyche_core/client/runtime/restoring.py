@@ -20,13 +20,15 @@ from psyche_core.client.machine.rounds.settled_rounds import decided_otherwise, 
 from psyche_core.coordinator.history import signed_digests
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ModelError
-from psyche_core.training.checkpoints.checkpoint import remove_leftovers, set_aside, take_back
+from psyche_core.storage.checkpoint_names import checkpoint_path
+from psyche_core.training.checkpoints.checkpoint import remove_leftovers, set_aside, set_aside_sentence, take_back
 from psyche_core.training.checkpoints.folder_member import last_member, note_member
 from psyche_core.training.checkpoints.initial_model import held, is_signed
 from psyche_core.training.checkpoints.journal import LEAST_LIMIT, Journal, Recovered, default_limit
 from psyche_core.training.checkpoints.journal_lock import lock_journal
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
 from psyche_core.training.checkpoints.journal_replay import replay
+from psyche_core.training.checkpoints.manifest import CheckpointManifest, read_manifest, step_and_digest
 
 if TYPE_CHECKING:
     from psyche_core.training.trainer import Trainer
@@ -123,7 +125,7 @@ class Restorer:
             change()
         except ModelError as error:
             journal.suspend()
-            self.tell(f"{error}; make room on its disk. The client continues without a journal until it can save a checkpoint")
+            self.tell(f"{error}. The client continues without a journal until it can save a checkpoint")
             return False
         return True
 
@@ -144,7 +146,7 @@ class Restorer:
         only our journal may lead there. Call `look_back` before.
         """
         found = self._found
-        until = None if found is None else self._until(found, state)
+        until = None if found is None else _until(found.header, found.rounds, state)
         if found is None or until is None or until < found.header.base_step:
             return None
         return found.header.base_step, found.header.base_digest
@@ -161,10 +163,20 @@ class Restorer:
         since, the journal before it is used. Later checkpoints are set aside, because the run will have another model there.
         """
         journal, due = self._open(state), masters_due(state)
-        try:
-            take_back(self.folder, state.run_id, signed=is_signed(signed_ends(state)))
-        except ModelError as error:
-            self.tell(str(error))
+        ends = signed_ends(state)
+        self._take_back(state, is_signed(ends))
+
+        def reach(header: Header, rounds: Sequence[AppliedRound]) -> int | None:
+            signed = ends.get(header.base_step)
+            if signed is not None and signed != header.base_digest:
+                return None
+            until = _until(header, rounds, state)
+            return None if until is None else min(until, header.base_step + len(rounds))
+
+        def certain(header: Header) -> bool:
+            return ends.get(header.base_step) == header.base_digest and self._has(state.run_id, header)
+
+        journal.take_back(reach, certain=certain)
         self._found = found = journal.read()
         if found is None:
             return
@@ -188,11 +200,32 @@ class Restorer:
         if earlier is not None:
             self._found = earlier
             self._set_aside(state.run_id, above=up_to)
+        base_of_history = self.base_of_history(state)
+        self._take_back(
+            state, lambda manifest: manifest.instance == state.instance.hex() and step_and_digest(manifest) == base_of_history
+        )
+
+    def _take_back(self, state: CoordinatorState, wanted: Callable[[CheckpointManifest], bool]) -> None:
+        """Return the names of checkpoints that belong to the run after all."""
+        try:
+            for path in take_back(self.folder, state.run_id, wanted=wanted):
+                self.tell(f"the checkpoint {path} belongs to the run's history: it was set aside before, and has its name back")
+        except ModelError as error:
+            self.tell(str(error))
+
+    def _has(self, run_id: str, header: Header) -> bool:
+        """Whether the checkpoint with which a journal begins is in our folder."""
+        try:
+            manifest = read_manifest(checkpoint_path(self.folder, run_id, header.base_step))
+        except ModelError:
+            return False
+        return manifest is not None and step_and_digest(manifest) == (header.base_step, header.base_digest)
 
     def _set_aside(self, run_id: str, *, above: int) -> None:
         """Rename checkpoints of later steps, which are of a history that the run has left: it will have other models there."""
         try:
-            set_aside(self.folder, run_id, above=above)
+            for path in set_aside(self.folder, run_id, above=above):
+                self.tell(set_aside_sentence(path, above=above))
         except ModelError as error:
             self.tell(str(error))
 
@@ -211,7 +244,7 @@ class Restorer:
         if recovered is None:
             return None
 
-        until = self._until(recovered, state)
+        until = _until(recovered.header, recovered.rounds, state)
         base = recovered.header.base_step
         if (
             until is not None
@@ -273,16 +306,6 @@ class Restorer:
         self.tell(f"the checkpoint of step {base} is missing or damaged; its model was restored from the one of step {step}")
         return True
 
-    def _until(self, recovered: Recovered, state: CoordinatorState) -> int | None:
-        """The last step to replay; None if the journal's history shares no signed step with the run's."""
-        due = masters_due(state)
-        if recovered.header.generation == state.generation:
-            anew = decided_otherwise(state, recovered.rounds)
-            return due if anew is None else min(due, anew - 1)
-
-        reach = range(recovered.header.base_step, min(due, recovered.last_step) + 1)
-        return max((step for step in signed_ends(state) if step in reach), default=None)
-
     def _settled(self, journal: Journal, trainer: Trainer, state: CoordinatorState, recovered: Recovered, *, at: int) -> int:
         """Apply what the state accepted after step `at`, the journal's last one now."""
         if recovered.header.generation != state.generation:
@@ -311,3 +334,14 @@ class Restorer:
             at = settled.step
         self._written(journal, journal.sync)
         return at
+
+
+def _until(header: Header, rounds: Sequence[AppliedRound], state: CoordinatorState) -> int | None:
+    """The last step to replay; None if the journal's history shares no signed step with the run's."""
+    due = masters_due(state)
+    if header.generation == state.generation:
+        anew = decided_otherwise(state, rounds)
+        return due if anew is None else min(due, anew - 1)
+
+    reach = range(header.base_step, min(due, header.base_step + len(rounds)) + 1)
+    return max((step for step in signed_ends(state) if step in reach), default=None)

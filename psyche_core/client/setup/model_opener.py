@@ -201,8 +201,9 @@ class ModelOpener:
         due = masters_due(state)
         found = telemetry.Resumed(str(self._settings.checkpoint_dir), checkpoint, step, due)
         if due > 0 and found != self._resumed:
+            again = self._resumed is not None
             self._resumed = found
-            self._tell_from_thread(found)
+            self._tell_from_thread(replace(found, again=again))
 
     def _warn(self, sentence: str) -> None:
         self._tell_from_thread(telemetry.Problem("warning", sentence))

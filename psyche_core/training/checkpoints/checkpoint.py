@@ -8,17 +8,20 @@ deleted.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from psyche_core.errors import ModelError
 from psyche_core.storage.checkpoint_names import checkpoint_path, checkpoints, stem_of, step_of
+from psyche_core.storage.disk_errors import disk_error_in
 from psyche_core.storage.folders import remove_partial, whole_folder, write_inside
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, CheckpointManifest, read_manifest, write_manifest
 
 _ABANDONED = "-abandoned"
 _DAMAGED = "-damaged"
+_NUMBER = re.compile(r"(-\d+)?")
 
 
 def keep_last(folder: Path, run_id: str, count: int) -> list[Path]:
@@ -43,10 +46,13 @@ def keep_last(folder: Path, run_id: str, count: int) -> list[Path]:
     return old
 
 
-def remove_between(folder: Path, run_id: str, *, after: int, before: int) -> None:
-    """Delete this run's mid-epoch checkpoints of the steps between `after` and `before`, both exclusive. Raises OSError."""
+def remove_between(folder: Path, run_id: str, *, after: int, before: int, instance: bytes) -> None:
+    """Delete this run's mid-epoch checkpoints of the steps between `after` and `before`, both exclusive. Raises OSError.
+
+    instance: of the run (32 bytes). Checkpoints of another run of this name stay.
+    """
     for path in checkpoints(folder, run_id):
-        if after < step_of(path, run_id) < before and _in_mid_epoch(path):
+        if after < step_of(path, run_id) < before and _in_mid_epoch(path) and not _of_another_run(path, instance):
             shutil.rmtree(path)
 
 
@@ -76,23 +82,35 @@ def set_aside(
     return renamed
 
 
-def take_back(folder: Path, run_id: str, *, signed: Callable[[CheckpointManifest], bool]) -> list[Path]:
-    """Give checkpoints that were set aside their names back if members signed their models after all. Returns the new paths.
+def set_aside_sentence(path: Path, *, above: int) -> str:
+    """One sentence for people about a checkpoint that `set_aside` renamed. path: its new one."""
+    before = path.with_name(path.name.partition(_ABANDONED)[0])
+    return (
+        f"the checkpoint {before} is not used: it is of another run of this name, or of a history that the run, which is at step "
+        f"{above}, has left; it was renamed to {path.name}"
+    )
 
-    This happens if the coordinator, or a provider that speaks for it, showed an older state for a while. Raises ModelError.
+
+def take_back(folder: Path, run_id: str, *, wanted: Callable[[CheckpointManifest], bool]) -> list[Path]:
+    """Give checkpoints that were set aside their names back if they belong to the run's history after all.
+
+    This happens if the coordinator, or a provider that speaks for it, showed an older state or another run for a while. A
+    checkpoint that has the name now and is not wanted itself is set aside for it. wanted: whether a checkpoint belongs to the
+    history. Returns the new paths. Raises ModelError.
     """
     renamed: list[Path] = []
     for path in sorted(folder.glob(f"{stem_of(run_id)}*{_ABANDONED}*")):
-        try:
-            manifest = read_manifest(path)
-        except ModelError:
-            continue  # damaged
-        if manifest is None or manifest.run_id != run_id or not signed(manifest):
+        manifest = _manifest_in(path)
+        if manifest is None or manifest.run_id != run_id or not wanted(manifest):
             continue
 
-        target = checkpoint_path(folder, run_id, manifest.step)
-        if not target.exists():
-            renamed.append(_renamed(path, target, f"cannot restore the name of the checkpoint {path}"))
+        target, problem = checkpoint_path(folder, run_id, manifest.step), f"cannot restore the name of the checkpoint {path}"
+        if target.exists():
+            there = _manifest_in(target)
+            if there is None or wanted(there):
+                continue
+            _renamed(target, abandoned_name(target), problem)
+        renamed.append(_renamed(path, target, problem))
     return renamed
 
 
@@ -110,12 +128,24 @@ def set_damaged_aside(path: Path) -> Path:
 
     Returns the new path. Raises ModelError.
     """
-    return _renamed(path, _unused_name(path, _DAMAGED), f"cannot rename the damaged checkpoint {path}")
+    return _renamed(path, damaged_name(path), f"cannot rename the damaged checkpoint {path}")
 
 
 def abandoned_name(path: Path) -> Path:
     """Return the first unused path of `{name}-abandoned`, `{name}-abandoned-2`, …"""
     return _unused_name(path, _ABANDONED)
+
+
+def abandoned_of(path: Path) -> list[Path]:
+    """Return the paths that `abandoned_name` gave to what had the name of `path`."""
+    stem = f"{path.name}{_ABANDONED}"
+    found = path.parent.iterdir() if path.parent.is_dir() else ()
+    return sorted(each for each in found if each.name.startswith(stem) and _NUMBER.fullmatch(each.name.removeprefix(stem)))
+
+
+def damaged_name(path: Path) -> Path:
+    """Return the first unused path of `{name}-damaged`, `{name}-damaged-2`, …"""
+    return _unused_name(path, _DAMAGED)
 
 
 def _unused_name(path: Path, suffix: str) -> Path:
@@ -134,6 +164,19 @@ def _is_trusted(path: Path, trusted: Callable[[CheckpointManifest], bool]) -> bo
     return manifest is None or trusted(manifest)
 
 
+def _manifest_in(path: Path) -> CheckpointManifest | None:
+    """The manifest in a folder; None if there is none that can be read."""
+    try:
+        return read_manifest(path)
+    except ModelError:
+        return None
+
+
+def _of_another_run(path: Path, instance: bytes) -> bool:
+    manifest = _manifest_in(path)
+    return manifest is not None and manifest.instance not in (None, instance.hex())
+
+
 def _in_mid_epoch(path: Path) -> bool:
     try:
         manifest = read_manifest(path)
@@ -142,15 +185,32 @@ def _in_mid_epoch(path: Path) -> bool:
     return manifest is not None and manifest.mid_epoch
 
 
-def save_checkpoint(directory: Path, facts: CheckpointFacts, *, write: Callable[[Path], None]) -> None:
+def save_checkpoint(directory: Path, facts: CheckpointFacts, *, write: Callable[[Path], None]) -> Path | None:
     """Write a checkpoint with its manifest. `directory` appears complete or not at all.
 
-    facts: for the manifest. write: writes the model into a folder that it creates itself. Raises ModelError.
+    facts: for the manifest. write: writes the model into a folder that it creates itself. If both are of a run, an older
+    checkpoint of this name but another model is renamed to `{name}-abandoned`, because its history may return. Returns its new
+    path, None if there was none. Raises ModelError.
     """
+    renamed = None
     try:
         with whole_folder(directory) as partial:
             write_inside(partial, write)
             write_manifest(partial, facts)
-    except OSError as error:
-        message = f"cannot save the model to {directory}: {error.strerror or error}"
+            there = _manifest_in(directory)
+            if there is not None and facts.instance and (there.instance, there.digest) != _names(facts):
+                renamed = directory.rename(abandoned_name(directory))
+    except (OSError, ModelError) as error:
+        reason = disk_error_in(error)
+        if reason is None and isinstance(error, ModelError):
+            raise
+
+        message = f"cannot save the model to {directory}: {reason or error}"
         raise ModelError(message) from error
+
+    return renamed
+
+
+def _names(facts: CheckpointFacts) -> tuple[str | None, str]:
+    """Instance and digest of a model, as its manifest has them."""
+    return facts.instance.hex() or None, facts.digest.hex()

@@ -20,9 +20,19 @@ from psyche_core.errors import ModelError
 from psyche_core.storage.checkpoint_names import checkpoints
 from psyche_core.training.checkpoints import sources
 from psyche_core.training.checkpoints.checkpoint import set_damaged_aside
-from psyche_core.training.checkpoints.manifest import CheckpointManifest, DamagedCheckpoint, read_manifest, verify
+from psyche_core.training.checkpoints.manifest import (
+    CheckpointManifest,
+    DamagedCheckpoint,
+    read_manifest,
+    step_and_digest,
+    verify,
+)
 
 FROM_MEMBERS = ("P2P", "P2PGcs")
+_INSTEAD = (
+    "the client uses an older checkpoint or the run's stored model instead, and gets the rounds since from its journal or from "
+    "the other members"
+)
 _NO_ENDS: Mapping[int, bytes] = MappingProxyType({})
 
 
@@ -104,7 +114,7 @@ def belongs(
     def check(manifest: CheckpointManifest) -> bool:
         if manifest.step in ends and manifest.digest:
             return _is_end(manifest, ends)
-        if _instance(manifest) == instance and (manifest.step, bytes.fromhex(manifest.digest or "")) == journal_base:
+        if _instance(manifest) == instance and step_and_digest(manifest) == journal_base:
             return True
 
         return (_instance(manifest), manifest.generation) == (instance, generation)
@@ -141,7 +151,7 @@ def newest_own(
                 continue
             verify(path, manifest)
         except DamagedCheckpoint as error:
-            tell(f"our own checkpoint is ignored: {error}{_renamed(path)}")
+            tell(f"our own checkpoint is ignored: {error.fact}{_renamed(path)}; {_INSTEAD}")
             continue
         except ModelError as error:
             tell(f"our own checkpoint is ignored: {error}")
@@ -167,7 +177,7 @@ def held(
                 continue
             verify(path, manifest)
         except DamagedCheckpoint as error:
-            (tell or _silence)(f"our own checkpoint is not offered: {error}{_renamed(path)}")
+            (tell or _silence)(f"our own checkpoint is not offered: {error.fact}{_renamed(path)}; {_INSTEAD}")
             continue
         except ModelError as error:
             (tell or _silence)(f"our own checkpoint is not offered: {error}")

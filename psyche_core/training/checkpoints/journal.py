@@ -8,8 +8,8 @@ each checkpoint.
 - A new journal is written next to the old one, flushed and renamed, so there is always a complete one.
 - The journal before the present one is kept as `…-journal-earlier.bin`. A coordinator that was restored from an older state may
   be at a step before the present base; `read_earlier` then returns to that journal.
-- If a file is damaged, its frames before the damage are used. A journal of another run, generation or version is renamed, not
-  deleted.
+- If a file is damaged, its frames before the damage are used, and a copy of it is kept. A journal of another run, generation or
+  version is renamed, not deleted.
 - A write error of the disk raises ModelError; the file stays unchanged, and the next `sync` tries again. If the data in memory
   exceeds the limit after such an error, the journal is abandoned: it accepts nothing before the next `begin`, because a journal
   with a gap cannot be replayed.
@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,9 +36,16 @@ from typing import Final, Self
 from filelock import BaseFileLock
 
 from psyche_core.errors import ModelError, WireError
+from psyche_core.storage.disk_errors import disk_error_in
 from psyche_core.storage.folders import flush
-from psyche_core.training.checkpoints.checkpoint import abandoned_name
-from psyche_core.training.checkpoints.journal_file import JournalFile, named
+from psyche_core.training.checkpoints.abandoned_journals import (
+    Reach,
+    keep_of_another_run,
+    set_journal_aside,
+    take_journal_back,
+)
+from psyche_core.training.checkpoints.checkpoint import abandoned_name, damaged_name
+from psyche_core.training.checkpoints.journal_file import JournalFile, OtherVersion, header_in, named
 from psyche_core.training.checkpoints.journal_lock import earlier_path, journal_path, lock_journal, replacement_path
 from psyche_core.training.checkpoints.journal_records import MAX_RECORD_BYTES, AppliedRound, Header, StoredResult
 
@@ -331,6 +339,26 @@ class Journal:
             return None
         return EarlierJournal(file)
 
+    def take_back(self, reach: Reach, *, certain: Callable[[Header], bool]) -> None:
+        """Return to a journal of this run that was set aside, if the present one is of no use. Call `read` next.
+
+        reach, certain: see `take_journal_back`. The journal before the one that is used then comes back with it. Raises
+        ModelError.
+        """
+        self._adopt(None)
+        take_journal_back(self._path, instance=self._instance, reach=reach, certain=certain, tell=self._tell)
+        header = header_in(self._path)
+        if header is None or header.instance != self._instance:
+            return
+
+        def leads_to_base(earlier: Header, rounds: Sequence[AppliedRound]) -> int | None:
+            last = earlier.base_step + len(rounds)
+            fits = earlier.generation == header.generation and earlier.base_step < header.base_step <= last
+            return last if fits else None
+
+        earlier = earlier_path(self._path)
+        take_journal_back(earlier, instance=self._instance, reach=leads_to_base, certain=lambda _: False, tell=self._tell)
+
     def set_aside(self, reason: str) -> None:
         """Rename the journal, because it is of no use now, and tell people why. Raises ModelError."""
         self._adopt(None)
@@ -343,8 +371,9 @@ class Journal:
     def read(self, *, generation: int | None = None) -> Recovered | None:
         """Read the journal from the disk. Returns None if there is no usable one. After this, new data can be added.
 
-        An incomplete or damaged end is reported through `tell` and removed. A journal of another run or version, or of another
-        generation if one is given, is reported and renamed. Raises ModelError if the disk cannot be read.
+        An incomplete or damaged end is reported through `tell` and removed; more than one record of it is kept in a copy. A
+        journal of another run or version, or of another generation if one is given, is reported and renamed, and so is one whose
+        beginning is damaged. Raises ModelError if the disk cannot be read.
         """
         self._adopt(None)
         try:
@@ -352,7 +381,7 @@ class Journal:
         except FileNotFoundError:
             return None
         except WireError as error:
-            self._set_aside(str(error))
+            self._set_aside(str(error), damaged=not isinstance(error, OtherVersion))
             return None
         except OSError as error:
             raise ModelError(self._unreadable(error)) from error
@@ -365,10 +394,7 @@ class Journal:
             return None
 
         if file.lost:
-            self._tell(
-                f"the last {file.lost} bytes of the journal {self._path} are not a complete record; they were removed, "
-                f"and the journal now ends with step {file.last_step}"
-            )
+            self._cut(file)
         self._adopt(file)
         found = Recovered(header=header, rounds=tuple(file.rounds), pending=tuple(file.pending), payload=self.payload)
         file.rounds = []  # the caller has them now
@@ -426,6 +452,7 @@ class Journal:
                 yield new
                 new.sync()
                 if keep:
+                    keep_of_another_run(earlier, instance=self._instance)
                     os.replace(self._path, earlier)  # noqa: PTH105 - it replaces on every system
                 try:
                     os.replace(path, self._path)  # noqa: PTH105
@@ -439,7 +466,9 @@ class Journal:
                     path.unlink()
                 raise
         except (OSError, WireError) as error:
-            message = f"the journal {self._path} could not be restarted with step {header.base_step}: {_reason(error)}"
+            message = (
+                f"the journal {self._path} could not be restarted with step {header.base_step}: {disk_error_in(error) or error}"
+            )
             raise ModelError(message) from error
 
         self._adopt(new)
@@ -453,14 +482,40 @@ class Journal:
             self._file.close()
         self._file, self._refused, self._gap = file, False, False
 
-    def _set_aside(self, reason: str) -> None:
-        target = abandoned_name(self._path)
+    def _set_aside(self, reason: str, *, damaged: bool = False) -> None:
         try:
-            self._path.rename(target)
+            set_journal_aside(self._path, reason, tell=self._tell, damaged=damaged)
         except OSError as error:
             raise ModelError(self._unreadable(error)) from error
 
-        self._tell(f"the journal {self._path} is not used: {reason}; it was renamed to {target.name}")
+    def _cut(self, file: JournalFile) -> None:
+        """Remove the damaged end of a file and say what is lost; more than one record of it is kept in a copy."""
+        if file.lost <= file.largest:
+            said = f"the last {file.lost} bytes of the journal {self._path} were not completely written; they were removed"
+        else:
+            first, last = file.last_step + 1, file.lost_step
+            lost = "what was added after it"
+            if last is not None and last >= first:
+                lost = f"the rounds of steps {first} to {last}, {last + 1 - first} in all,"
+            copy = damaged_name(self._path)
+            try:
+                shutil.copyfile(self._path, copy)
+                kept = f"a copy of the whole file was kept as {copy.name}"
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    copy.unlink()
+                kept = f"no copy of it could be kept: {disk_error_in(error) or error}"
+            said = (
+                f"the journal {self._path} is damaged after step {file.last_step}: {lost} cannot be restored from it, "
+                f"only from other members; {kept}"
+            )
+        try:
+            file.cut()
+        except OSError as error:
+            file.close()
+            raise ModelError(self._unreadable(error)) from error
+
+        self._tell(f"{said}, and the journal now ends with step {file.last_step}")
 
     def _unreadable(self, error: Exception) -> str:
         return f"the journal {self._path} cannot be read: {_reason(error)}"

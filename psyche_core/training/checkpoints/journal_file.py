@@ -21,17 +21,26 @@ from psyche_core.regular_files import regular
 from psyche_core.training.checkpoints.journal_records import (
     CHECK_BYTES,
     FRAME,
+    MAGIC,
+    MAX_RECORD_BYTES,
     START,
     AppliedRound,
     Frame,
     Header,
     Kind,
     StoredResult,
+    decode_record,
     encode_record,
     frame_head,
     kind_of,
     read_frame,
 )
+
+_DAMAGED = "its beginning is damaged, so that nothing in it can be read"
+
+
+class OtherVersion(WireError):
+    """The file is a journal in a format of another version."""
 
 
 class JournalFile:
@@ -39,7 +48,8 @@ class JournalFile:
 
     header: content of its first frame. last_step: step of the last applied round, or of the base if there is none. synced_step:
     the same for the data that is on the disk. pending: results of later steps than last_step. rounds: the rounds that `load`
-    found. lost: number of bytes after the last complete frame that `load` removed.
+    found. lost: number of bytes after the last complete frame; `cut` removes them. largest: number of bytes of the largest
+    complete frame. lost_step: the last round that is recognizable in these bytes, None without one.
     """
 
     def __init__(self, file: io.FileIO) -> None:
@@ -57,6 +67,8 @@ class JournalFile:
         self.rounds: list[AppliedRound] = []
         self.pending: list[StoredResult] = []
         self.lost: int = 0
+        self.largest: int = 0
+        self.lost_step: int | None = None
 
     @classmethod
     def create(cls, path: Path, header: Header) -> Self:
@@ -77,9 +89,9 @@ class JournalFile:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Open a file, read all complete frames and remove the bytes after them.
+        """Open a file and read all complete frames. Call `cut` before anything is added.
 
-        Raises OSError, and WireError if it does not start with a valid header.
+        Raises OSError, OtherVersion, and WireError if it does not start with a valid header.
         """
         made = cls(io.FileIO(path, "r+", opener=regular))
         try:
@@ -182,13 +194,16 @@ class JournalFile:
         size = os.fstat(self._file.fileno()).st_size
         start = self._file.read(len(START))
         if start != START:
-            message = "it is of another version, or its beginning is damaged"
-            raise WireError(message)
+            message = "another version of this program wrote it"
+            raise OtherVersion(message) if start[:-1] == MAGIC else WireError(_DAMAGED)
 
-        first = read_frame(self._file, before=START, left=size - len(START))
+        try:
+            first = read_frame(self._file, before=START, left=size - len(START))
+        except WireError as error:
+            raise WireError(_DAMAGED) from error
+
         if first is None or not isinstance(first.record, Header):
-            message = "its beginning is damaged"
-            raise WireError(message)
+            raise WireError(_DAMAGED)
 
         self._take_header(first.record)
         self._end, self._check = first.at + first.length, first.check
@@ -196,11 +211,31 @@ class JournalFile:
             while (frame := read_frame(self._file, before=self._check, left=size - self._end)) is not None:
                 self._take_frame(frame)
                 self._end, self._check = frame.at + frame.length, frame.check
+                self.largest = max(self.largest, FRAME.size + frame.length)
         self.lost = size - self._end
         self.synced_step = self.last_step
         if self.lost:
-            with contextlib.suppress(OSError):
-                self._file.truncate(self._end)
+            self._look_at_lost()
+
+    def cut(self) -> None:
+        """Remove the bytes after the last complete frame. Raises OSError."""
+        if self.lost:
+            self._file.truncate(self._end)
+
+    def _look_at_lost(self) -> None:
+        """Look for rounds in the bytes after the last complete frame, as far as the lengths of frames lead through them."""
+        at, end = self._end, self._end + self.lost
+        with contextlib.suppress(WireError):
+            while at + FRAME.size <= end:
+                self._file.seek(at)
+                kind, length, _ = FRAME.unpack(self._file.read(FRAME.size))
+                at += FRAME.size + length
+                if at > end:
+                    break
+                if kind == Kind.Applied and length <= MAX_RECORD_BYTES:
+                    record = decode_record(Kind.Applied, self._file.read(length))
+                    assert isinstance(record, AppliedRound)
+                    self.lost_step = max(self.lost_step or 0, record.step)
 
     def _take_frame(self, frame: Frame) -> None:
         match frame.record:
@@ -247,3 +282,16 @@ class JournalFile:
 def named(record: StoredResult | AppliedRound) -> tuple[bytes, ...]:
     """Return the SHA-256 of each payload that a record refers to."""
     return (record.payload_hash,) if isinstance(record, StoredResult) else record.payload_hashes
+
+
+def header_in(path: Path) -> Header | None:
+    """Return the header of a journal's file without reading its records; None if there is none that can be read."""
+    try:
+        with io.FileIO(path, "r", opener=regular) as file:
+            size = os.fstat(file.fileno()).st_size
+            if file.read(len(START)) != START:
+                return None
+            first = read_frame(file, before=START, left=size - len(START))
+    except (OSError, WireError):
+        return None
+    return first.record if first is not None and isinstance(first.record, Header) else None

@@ -103,6 +103,11 @@ class CheckpointManifest(_Table):
         return tuple(sorted({*self.files, *(entry.file for entry in self.tensors.values())}))
 
 
+def step_and_digest(manifest: CheckpointManifest) -> tuple[int, bytes]:
+    """Return the step of a checkpoint, and the full digest of its model (32 bytes; empty if it is not in the manifest)."""
+    return manifest.step, bytes.fromhex(manifest.digest or "")
+
+
 def write_manifest(directory: Path, facts: CheckpointFacts) -> CheckpointManifest:
     """Write and return the manifest for the files in a folder. Raises ModelError, and OSError for errors of the disk."""
     tensors: dict[str, TensorEntry] = {}
@@ -154,7 +159,14 @@ def parse_manifest(text: bytes, *, source: str) -> CheckpointManifest:
 
 
 class DamagedCheckpoint(ModelError):
-    """The files of a checkpoint are not those that its manifest lists: bytes changed after it was saved."""
+    """The files of a checkpoint are not those that its manifest lists: bytes changed after it was saved.
+
+    fact: what is wrong. The message adds what to do about a checkpoint that was downloaded.
+    """
+
+    def __init__(self, fact: str) -> None:
+        super().__init__(f"{fact}; download the checkpoint again")
+        self.fact: str = fact
 
 
 def verify(directory: Path, manifest: CheckpointManifest) -> None:
@@ -171,7 +183,7 @@ def verify(directory: Path, manifest: CheckpointManifest) -> None:
         for file_name, plain in manifest.files.items():
             path = directory / file_name
             if path.stat().st_size != plain.bytes or _digest_of(path, 0, plain.bytes) != plain.sha256:
-                message = f"{path} differs from the file listed in {MANIFEST_FILE}; download the checkpoint again"
+                message = f"{path} differs from the file listed in {MANIFEST_FILE}"
                 raise DamagedCheckpoint(message)
     except OSError as error:
         message = f"the checkpoint in {directory} is incomplete: {error.filename}: {error.strerror}"
@@ -183,10 +195,10 @@ def _compare(path: Path, listed: Mapping[str, TensorEntry]) -> None:
     for name in listed.keys() | found.keys():
         if name not in listed or name not in found:
             where = "is not in its file" if name in listed else "is not listed"
-            message = f"tensor {name} of {path} {where}; download the checkpoint again"
+            message = f"tensor {name} of {path} {where}"
             raise DamagedCheckpoint(message)
         if listed[name] != found[name]:
-            message = f"tensor {name} of {path} differs from the one listed in {MANIFEST_FILE}; download the checkpoint again"
+            message = f"tensor {name} of {path} differs from the one listed in {MANIFEST_FILE}"
             raise DamagedCheckpoint(message)
 
 
@@ -205,7 +217,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, TensorEntry]]:
                 digest = _digest_of(path, start + first, last - first)
                 yield name, TensorEntry(file=path.name, dtype=dtype, shape=tuple(shape), sha256=digest)
             case _:
-                message = f"{path} is cut or damaged: tensor {name!r:.80} is outside the file; download the checkpoint again"
+                message = f"{path} is cut or damaged: tensor {name!r:.80} is outside the file"
                 raise DamagedCheckpoint(message)
 
 
@@ -217,11 +229,11 @@ def _header(path: Path) -> tuple[int, dict[str, Any]]:
             text = file.read(length) if length <= MAX_HEADER_BYTES else b""
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
-        message = f"{path} is not a safetensors file, or its beginning is damaged; download the checkpoint again"
+        message = f"{path} is not a safetensors file, or its beginning is damaged"
         raise DamagedCheckpoint(message) from error
 
     if not isinstance(header, dict):
-        message = f"{path} is not a safetensors file: its header is not a table; download the checkpoint again"
+        message = f"{path} is not a safetensors file: its header is not a table"
         raise DamagedCheckpoint(message)
 
     return 8 + length, header

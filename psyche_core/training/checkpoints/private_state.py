@@ -17,6 +17,7 @@ from typing import Any
 
 from psyche_core.errors import ModelError
 from psyche_core.storage.checkpoint_names import checkpoint_path
+from psyche_core.storage.disk_errors import disk_error_in
 from psyche_core.storage.folders import flush
 
 _DIGEST = "masters_sha256"
@@ -40,7 +41,7 @@ def save_private(path: Path, state: Mapping[str, Any], *, masters: bytes) -> Non
         flush(partial)
         os.replace(partial, path)  # noqa: PTH105 - it replaces on every system
     except (OSError, SafetensorError) as error:
-        message = f"the optimizer's own state was not saved to {path}: {error}"
+        message = f"the optimizer's own state was not saved to {path}: {disk_error_in(error) or error}"
         raise ModelError(message) from error
     finally:
         with contextlib.suppress(OSError):

@@ -34,8 +34,10 @@ from psyche_core.coordinator.commands import ClientsExited, Command
 from psyche_core.coordinator.state import Account, Client, CoordinatorState, EpochEnd, Progress
 from psyche_core.errors import ConfigError, IdentityError, UserError
 from psyche_core.hookspecs import LaterKnown
+from psyche_core.interfaces.backend import OwnerControl
 from psyche_core.plugins import PluginRegistry
 from psyche_core.server.change_reporter import ChangeReporter
+from psyche_core.server.owner_requests import pause_or_resume
 from psyche_core.server.restarting import TrainedMembers, name_checkpoint, return_to_step, server_command
 from psyche_core.server.run_files import load_run
 from psyche_core.server.serving import KEY_FILE, first_config, serve_run, server_key
@@ -166,24 +168,38 @@ async def test_sigusr1_pauses_and_lets_go_on(local_testnet: Any, tmp_path: Path)
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("keeps", [True, False])
-async def test_sigterm_is_answered_with_where_the_state_is(local_testnet: Any, tmp_path: Path, keeps: bool) -> None:
-    """The command's own way to run a server, with its signals."""
+@pytest.mark.parametrize(("keeps", "changes"), [(True, False), (True, True), (False, False), (False, True)])
+async def test_sigterm_is_answered_with_where_the_state_is(
+    local_testnet: Any, tmp_path: Path, keeps: bool, changes: bool
+) -> None:
+    """The command's own way to run a server, with its signals. A state that nothing has changed is not on the disk."""
     folder = local_testnet()
     saved = tmp_path / "saved"
     told: list[Event] = []
 
     def sink(event: Event) -> None:
         told.append(event)
-        if isinstance(event, Started):
-            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+        match event:
+            case Started() if not changes:
+                asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+            case PhaseChanged(phase="Paused"):
+                asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+            case _:
+                pass
+
+    async def owner(server: OwnerControl, report: EventBus) -> None:
+        if changes:
+            pause_or_resume(server, report)
 
     given = {"state": folder / "state.toml", "data_config": folder / "data.toml"} | ({"save_state_dir": saved} if keeps else {})
-    program = functools.partial(serve_run, load_settings(ServerSettings, given), PluginRegistry.discover(), EventBus(sink))
+    program = functools.partial(
+        serve_run, load_settings(ServerSettings, given), PluginRegistry.discover(), EventBus(sink), owner=owner
+    )
     with anyio.fail_after(60), pytest.raises(Interrupted) as interrupted:
         await _until_signal(program)
     assert interrupted.value.signal_number == signal.SIGTERM
-    assert told[-1] == Stopping(1, str(saved) if keeps else None)
+    assert told[-1] == Stopping(1, str(saved) if keeps and changes else None, unchanged=not changes)
+    assert bool(list(saved.glob("*.state"))) == (keeps and changes), "only then it may be said to be there"
 
 
 @pytest.mark.anyio

@@ -494,7 +494,7 @@ async def test_from_what_a_client_goes_on_is_told(base: Path, stack: AsyncExitSt
     save_checkpoint(checkpoint_path(saved, "assembled", 2), facts, write=trainer.save)
     await client.build(ResourcesRequest(client.state))
     await client.build(ResourcesRequest(client.state))
-    assert resumed(client)[1:] == [telemetry.Resumed(str(saved), 2, 2, 3)], "once"
+    assert resumed(client)[1:] == [telemetry.Resumed(str(saved), 2, 2, 3, again=True)], "once"
 
 
 async def test_a_client_that_begins_with_its_run_goes_on_from_nothing_and_says_nothing(base: Path, stack: AsyncExitStack) -> None:

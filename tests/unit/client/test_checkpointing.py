@@ -17,7 +17,8 @@ from psyche_core.client.machine.events import Apply, CloseEpoch, FetchModel
 from psyche_core.client.runtime.checkpointing import Checkpointer
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.client.runtime.worker import describe_exception
-from psyche_core.storage.checkpoint_names import checkpoints
+from psyche_core.errors import ModelError
+from psyche_core.storage.checkpoint_names import checkpoint_path, checkpoints
 from psyche_core.telemetry import events as telemetry
 from psyche_core.training.checkpoints.checkpoint import keep_last
 from psyche_core.training.checkpoints.journal import LEAST_LIMIT, Journal
@@ -46,7 +47,10 @@ class Masters:
         if self.hold is not None:
             self.hold.wait(20)
         if self.refuse:
-            raise OSError(28, "No space left on device")
+            try:
+                raise OSError(28, "No space left on device", "/models/tokenizer.json", None, f"{directory}/tokenizer.json")
+            except OSError as error:
+                raise ModelError(f"cannot save the model to {directory}: {error}") from error  # as models of plugins do
         directory.mkdir()
         (directory / "config.json").write_text(f'{{"step": {self.step}}}')
         self.saved.append(self.step)
@@ -234,7 +238,7 @@ async def test_a_disk_that_refuses_is_told_in_one_sentence(member: Member) -> No
     await member.checkpointer.leave()
     (problem,) = member.problems()
     assert problem.startswith("no checkpoint of step 1 was saved on leaving: cannot save the model to ")
-    assert problem.endswith("No space left on device; the next start replays the journal instead")
+    assert problem.endswith("No space left on device; make room on its disk; the next start replays the journal instead")
 
 
 async def test_a_full_disk_is_told_once_not_each_round_and_so_is_its_end(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,8 +276,11 @@ async def test_checkpoints_that_the_disk_refuses_are_told_at_each_epoch_s_end_an
         await member.apply(step)
         await member.end_epoch()
     for step, problem in zip((1, 2, 3), member.problems(), strict=True):
-        assert problem.startswith(f"the checkpoint of step {step} was not saved: ")
-        assert problem.endswith("No space left on device")
+        place = checkpoint_path(member.folder, RUN_ID, step)
+        assert problem == (
+            f"the checkpoint of step {step} was not saved: cannot save the model to {place}: No space left on device; "
+            "make room on its disk"
+        )
     member.masters.refuse = False
     for step in (4, 5):
         await member.apply(step)
@@ -301,4 +308,4 @@ async def test_who_leaves_a_full_disk_is_told_what_is_on_it(tmp_path: Path, save
         member.journal.close()
     there = "the next start goes on from the checkpoint a-run-step1"
     nothing = "nothing of this run is on this disk; the next start gets the model from the other members"
-    assert member.problems()[-1].endswith(f"No space left on device; {there if saved else nothing}")
+    assert member.problems()[-1].endswith(f"No space left on device; make room on its disk; {there if saved else nothing}")

@@ -17,6 +17,7 @@ from psyche_core.config.run_config import load_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState, EpochEnd, Progress
 from psyche_core.storage.checkpoint_names import checkpoint_path
+from psyche_core.training.checkpoints.checkpoint import save_checkpoint
 from psyche_core.training.checkpoints.initial_model import belongs, newest_own
 from psyche_core.training.checkpoints.journal_file import JournalFile
 from psyche_core.training.checkpoints.journal_lock import earlier_path, journal_path
@@ -70,12 +71,12 @@ class Member:
             self.contents[step] = self.masters.content
         journal.sync()
 
-    def end_epoch(self) -> None:
+    def end_epoch(self, *, instance: bytes = INSTANCE) -> None:
         journal, step, digest = self.restorer.journal, self.masters.step, self.masters.full_digest()
         assert journal is not None
         place = checkpoint_path(self.folder, RUN, step)
-        place.mkdir()
-        write_manifest(place, CheckpointFacts(run_id=RUN, step=step, epoch=0, data_index=0, digest=digest, instance=INSTANCE))
+        facts = CheckpointFacts(run_id=RUN, step=step, epoch=0, data_index=0, digest=digest, instance=instance)
+        save_checkpoint(place, facts, write=Path.mkdir)
         journal.begin(step, digest, 0)
 
     def start(self, state: CoordinatorState, *, step: int) -> int | None:
@@ -277,3 +278,104 @@ def test_a_signed_digest_of_the_checkpoints_step_outweighs_the_journal(member: M
     member.train(9)
     signed = replace(state_at(10), ends=(EpochEnd(step=4, digest=b"d" * 32),))
     assert _newest(member, tmp_path, signed) is None
+
+
+class _Instance:
+    """The run that a coordinator shows by mistake: of the same name, begun anew."""
+
+    OTHER = b"o" * 32
+
+    @classmethod
+    def state_at(cls, step: int) -> CoordinatorState:
+        return replace(state_at(step), instance=cls.OTHER)
+
+
+def _joins_another_run(member: Member, *, last: int, checkpoints: bool) -> None:
+    """The member takes part in a run that was begun anew by mistake, and leaves it."""
+    assert member.start(_Instance.state_at(1), step=0) == 0
+    member.train(last)
+    if checkpoints:
+        member.end_epoch(instance=_Instance.OTHER)
+        member.train(last + 2)
+        member.end_epoch(instance=_Instance.OTHER)
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_a_journal_comes_back_with_the_run_it_belongs_to(member: Member, tmp_path: Path, checkpoints: bool) -> None:
+    """The server was started with an empty folder by mistake, and members joined: 21 accepted rounds were lost."""
+    member.train(4)
+    member.end_epoch()
+    member.train(9)
+    right = {4: member.contents[4], 9: member.contents[9]}
+    end = EpochEnd(step=4, digest=hashlib.sha256(right[4]).digest())
+    truth = replace(state_at(10), ends=(end,))
+    _joins_another_run(member, last=4, checkpoints=checkpoints)
+    other = journal_path(tmp_path, RUN).read_bytes()
+
+    member.contents |= right
+    member.told.clear()
+    assert _newest(member, tmp_path, truth) == 4
+    assert member.start(truth, step=4) == 9
+    assert member.masters.content == right[9]
+    assert [path.read_bytes() for path in tmp_path.glob(f"{RUN}-journal.bin-abandoned*")] == [other], "and the other one is kept"
+    assert any("belongs to this run: it was renamed back to" in said for said in member.told), member.told
+    assert any("it belongs to another run; it was renamed to" in said for said in member.told)
+    assert any("step4 belongs to the run's history" in said for said in member.told) == checkpoints
+
+    assert member.start(truth, step=4) == 9, "and again"
+    assert _newest(member, tmp_path, truth) == 4
+
+
+def test_the_journal_before_the_last_checkpoint_comes_back_with_it(member: Member, tmp_path: Path) -> None:
+    member.train(4)
+    member.end_epoch()
+    member.train(9)
+    member.end_epoch()
+    member.train(12)
+    right = dict(member.contents)
+    _joins_another_run(member, last=3, checkpoints=True)
+    member.contents = right
+    assert member.start(state_at(8), step=4) == 7, "the right state is older than the last checkpoint, too"
+    assert member.masters.content == right[7]
+
+
+def test_a_checkpoint_with_which_the_journal_begins_comes_back_though_nobody_signed_it(member: Member, tmp_path: Path) -> None:
+    """A journal that was full begins with a checkpoint of mid-epoch."""
+    member.train(4)
+    member.end_epoch()
+    member.train(6)
+    place = checkpoint_path(tmp_path, RUN, 4)
+    place.rename(place.with_name(f"{place.name}-abandoned"))
+    assert _newest(member, tmp_path, state_at(7)) == 4
+    assert member.start(state_at(7), step=4) == 6
+
+
+def test_a_journal_of_a_history_that_the_run_has_left_does_not_come_back(member: Member, tmp_path: Path) -> None:
+    """The coordinator went back, and the members trained other results of the same steps."""
+    member.train(4)
+    member.end_epoch()
+    member.train(9)
+    member.end_epoch()
+    member.train(12)
+    assert member.start(state_at(7), step=4) == 6
+    assert list(tmp_path.glob("*-abandoned"))
+    for known in (state_at(8), replace(state_at(13), ends=(EpochEnd(step=9, digest=b"x" * 32),))):
+        member.told.clear()
+        assert member.start(known, step=4) == 6
+        assert not any("renamed back" in said for said in member.told), member.told
+
+
+def test_a_journal_that_a_later_state_needs_comes_back(member: Member, tmp_path: Path) -> None:
+    """A provider showed an older state for a while: the checkpoint of step 9 came back, and the rounds after it did not."""
+    member.train(4)
+    member.end_epoch()
+    member.train(9)
+    member.end_epoch()
+    member.train(12)
+    end = EpochEnd(step=9, digest=hashlib.sha256(member.contents[9]).digest())
+    assert member.start(state_at(7), step=4) == 6
+    member.told.clear()
+    truth = replace(state_at(13), ends=(end,))
+    assert _newest(member, tmp_path, truth) == 9
+    assert member.start(truth, step=9) == 12
+    assert member.masters.content == member.contents[12]

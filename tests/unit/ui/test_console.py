@@ -49,28 +49,39 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         telemetry.Stopping(8, "saved"),
         "stopping before step 8: the run's state is saved in saved; start the server again with this folder to continue the run",
     ),
+    (
+        telemetry.Stopping(1, None, unchanged=True),
+        "stopping before step 1; nothing has happened in the run yet, so there is no state to save",
+    ),
     (telemetry.Stopping(8, None), "stopping before step 8; without --save-state-dir the run's state is lost"),
     (telemetry.ModelLoaded(1_060_000, 0.25), "model of 1.06 M parameters ready after 0.2 s"),
     (telemetry.MicroBatchFound(16), "a micro-batch of 16 sequences fits into memory"),
     (
         telemetry.Resumed("saved", 6, 9, 9),
         (
-            "resumed from the checkpoint of step 6 in saved and the journal beside it, up to step 9; the run is at the same "
-            "step, so nothing is downloaded from other members"
+            "resumed from the checkpoint of step 6 in saved and the journal beside it, up to step 9; this is the members' newest "
+            "common model, so nothing is downloaded from them"
         ),
     ),
     (
         telemetry.Resumed("saved", 6, 6, 12),
         (
-            "resumed from the checkpoint of step 6 in saved; the journal has no newer round; the run is at step 12, so "
-            "the difference is downloaded from other members"
+            "resumed from the checkpoint of step 6 in saved; no journal there leads further; the members' newest common model is "
+            "that of step 12, so the difference is downloaded from them"
         ),
     ),
     (
         telemetry.Resumed("saved", None, 4, 5),
         (
-            "resumed from the run's own model and the journal in saved, up to step 4; the run is at step 5, so the "
-            "difference is downloaded from other members"
+            "resumed from the run's own model and the journal in saved, up to step 4; the members' newest common model is that "
+            "of step 5, so the difference is downloaded from them"
+        ),
+    ),
+    (
+        telemetry.Resumed("saved", 6, 9, 9, again=True),
+        (
+            "the folder was read again, because the run moved on meanwhile: resumed from the checkpoint of step 6 in saved and "
+            "the journal beside it, up to step 9; this is the members' newest common model, so nothing is downloaded from them"
         ),
     ),
     (

@@ -8,13 +8,15 @@ so a change waits for at most one more write. What nobody was told may be lost.
 A file is a line `psyche state 1`, the SHA-256 of the rest, and the rest: canonical CBOR. It is written beside the old one,
 synced and renamed; the previous one is kept as `.previous`. The name is the run's id with everything but letters, digits, `_`,
 `.`, `~` and `-` written as %XX, plus eight digits of its hash for case-insensitive file systems. A damaged file raises
-UserError; an older state is never used automatically, because members may know a newer one. If the owner puts an older file in
+UserError; an older state is never used in its place automatically, because members may know a newer one. If the file is
+missing, as after a kill between the two renames, the previous one is used with a warning. If the owner puts an older file in
 place, the previous one may be of a later state: it is kept as `.later`, so that the owner can still go on from there.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,8 @@ from psyche_core.errors import ConfigError, UserError, WireError
 from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.regular_files import regular, regular_private
 from psyche_core.wire.codec import decode, encode
+
+logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
 _MAGIC = b"psyche state 1\n"
 _VERSIONS = b"psyche state "
@@ -68,7 +72,8 @@ class StateStore:
     def load(self) -> Saved | None:
         """The state to resume, None at a first start. Raises UserError for a file that cannot be used."""
         # between the two renames of `save` only the previous file exists; nobody has been told of the newer one
-        path = self.path if self.path.exists() or not self._previous.exists() else self._previous
+        missing = not self.path.exists() and self._previous.exists()
+        path = self._previous if missing else self.path
         try:
             with open(path, "rb", opener=regular) as file:
                 content = file.read(MAX_BYTES + 1)
@@ -79,10 +84,20 @@ class StateStore:
             raise UserError(message) from error
 
         try:
-            return _read(content)
+            saved = _read(content)
         except WireError as error:
             message = f"the saved state {path} cannot be used: {error}. {self._advice(path)}"
             raise UserError(message) from error
+
+        if missing:
+            logger.warning(
+                "the saved state %s is missing, so the one before it is used: %s, at step %d; if you have a newer copy, stop "
+                "the server and put that in its place",
+                self.path,
+                self._previous.name,
+                saved.update.state.progress.step,
+            )
+        return saved
 
     def keep_later(self, state: CoordinatorState) -> CoordinatorState | None:
         """The latest state in this folder if it is later than `state`, with which we begin: an older file was put in its place.
@@ -138,13 +153,24 @@ class StateStore:
             os.close(handle)
 
     def _advice(self, path: Path) -> str:
-        if path != self._previous and self._previous.exists():
+        """What to do about a file that cannot be used: another that can be, a backup, or a new run and what that means."""
+        others = [other for other in (self._previous, self.later_path) if other not in (path, self.path) and other.exists()]
+        sound = [(other, state) for other in others if (state := _state_in(other)) is not None]
+        if sound:
+            found = ", or ".join(f"{other} of step {state.progress.step}" for other, state in sound)
             return (
-                f"{self._previous} holds the state before it: rename it to {path.name} to go on from there (members then begin "
-                "anew from their checkpoints and journals), or move both away to start the run anew"
+                f"An older or later state that can be used: {found}. Move {path.name} away and rename that file to "
+                f"{self.path.name} to go on from there; members then begin anew from their checkpoints and journals"
             )
 
-        return "Move it away to start the run anew"
+        unusable = "".join(f"{other.name} cannot be used either. " for other in others)
+        aside = " and ".join(each.name for each in (path, *others))
+        return (
+            f"{unusable}Look for a backup of this folder first: put its copy in place, and the run goes on from there. "
+            f"Without one only a new run is possible: move {aside} away, and the server begins at step 1 with the model that the "
+            "run's file names. Its members then set aside their checkpoints of this run; to train on from what they hold, upload "
+            "the newest one and name it as checkpoint in the run's file"
+        )
 
 
 def _state_in(path: Path) -> CoordinatorState | None:

@@ -50,7 +50,7 @@ def test_only_what_says_that_it_is_of_mid_epoch_makes_room_for_the_next(tmp_path
     make(tmp_path, "run", 1, 2, 3, 4, 6)
     (tmp_path / "run-step3" / "psyche.json").write_text("damaged, which says nothing")
     make_in_mid_epoch(tmp_path, 5)
-    remove_between(tmp_path, "run", after=1, before=6)
+    remove_between(tmp_path, "run", after=1, before=6, instance=b"")
     assert steps_in(tmp_path) == [1, 2, 3, 4, 6]
 
 

@@ -123,6 +123,8 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(tmp_path: Path
     assert origin.step == 3
     assert "is ignored" in told[0]
     assert "renamed to a_run-step9-damaged, so that older checkpoints are kept" in told[0]
+    assert "the client uses an older checkpoint or the run's stored model instead" in told[0]
+    assert "download" not in told[0], "nobody has to do anything"
 
 
 def test_a_damaged_checkpoint_does_not_count_among_those_that_are_kept(tmp_path: Path) -> None:

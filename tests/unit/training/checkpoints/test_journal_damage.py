@@ -38,8 +38,13 @@ def check_beginning(
         found = journal.read()
         if found is None:
             assert "is not used" in told[0]
-            (folder / "a_run-journal.bin-abandoned").unlink()
+            for path in folder.glob("a_run-journal.bin-*"):
+                path.unlink()
             return False
+
+        for path in folder.glob("a_run-journal.bin-damaged*"):
+            assert path.read_bytes() == content
+            path.unlink()
 
         assert is_beginning(found, written)
         last = found.last_step
@@ -102,23 +107,54 @@ def test_a_torn_end_is_told_in_one_sentence(tmp_path: Path, small: tuple[bytes, 
     assert found is not None
     assert found.last_step == 1
     assert len(told) == 1
-    assert "are not a complete record; they were removed, and the journal now ends with step 1" in told[0]
+    assert "were not completely written; they were removed, and the journal now ends with step 1" in told[0]
+    assert not list(tmp_path.glob("*-damaged"))
     told.clear()
     assert read(tmp_path, told) is not None
     assert told == []
 
 
+@pytest.mark.parametrize("place", ["body", "length"])
+def test_what_is_cut_because_of_a_damaged_byte_is_kept_in_a_copy(tmp_path: Path, place: str) -> None:
+    """Half of the file was cut for good, and nobody was told how many rounds that is."""
+    with open_journal(tmp_path) as journal:
+        journal.begin(0, DIGEST, 0)
+        play(journal, 1, 9)
+    content = bytearray(journal.path.read_bytes())
+    at, frames = len(START), []
+    while at < len(content):
+        _, length, _ = FRAME.unpack_from(content, at)
+        frames.append(at)
+        at += FRAME.size + length
+    content[frames[len(frames) // 2] + (FRAME.size if place == "body" else 6)] ^= 1
+    journal.path.write_bytes(content)
+    told: list[str] = []
+    found = read(tmp_path, told)
+    assert found is not None
+    assert 1 <= found.last_step < 9
+    (said,) = told
+    first = found.last_step + 1
+    lost = f"the rounds of steps {first} to 9, {9 - found.last_step} in all," if place == "body" else "what was added after it"
+    assert f"is damaged after step {found.last_step}: {lost} cannot be restored from it" in said
+    assert "a copy of the whole file was kept as a_run-journal.bin-damaged, and the journal now ends with" in said
+    assert (tmp_path / "a_run-journal.bin-damaged").read_bytes() == content
+    told.clear()
+    assert read(tmp_path, told) is not None
+    assert not told
+
+
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "sentence", "name"),
     [
-        (lambda content: b"", "another version, or its beginning is damaged"),
-        (lambda content: content[: len(START)], "its beginning is damaged"),
-        (lambda content: content.replace(START, START[:-1] + b"\2", 1), "another version"),
-        (lambda content: START + content[len(START) + 1 :], "damaged"),
+        (lambda content: b"", "its beginning is damaged", "damaged"),
+        (lambda content: content[: len(START)], "its beginning is damaged", "damaged"),
+        (lambda content: content[:50], "its beginning is damaged", "damaged"),
+        (lambda content: content.replace(START, START[:-1] + b"\2", 1), "another version", "abandoned"),
+        (lambda content: START + content[len(START) + 1 :], "damaged", "damaged"),
     ],
 )
 def test_a_file_that_is_no_journal_is_set_aside_and_not_deleted(
-    tmp_path: Path, small: tuple[bytes, list[StoredResult | AppliedRound]], change: object, sentence: str
+    tmp_path: Path, small: tuple[bytes, list[StoredResult | AppliedRound]], change: object, sentence: str, name: str
 ) -> None:
     content = change(small[0])  # type: ignore[operator]  # a function
     for number in ("", "-2"):
@@ -127,7 +163,7 @@ def test_a_file_that_is_no_journal_is_set_aside_and_not_deleted(
         assert read(tmp_path, told) is None
         assert len(told) == 1
         assert sentence in told[0]
-        assert (tmp_path / f"a_run-journal.bin-abandoned{number}").read_bytes() == content
+        assert (tmp_path / f"a_run-journal.bin-{name}{number}").read_bytes() == content
     told.clear()
     assert read(tmp_path, told) is None
     assert told == []

@@ -1,0 +1,93 @@
+"""Journals that were set aside, and may be needed again: those whose run or history is the present one after all.
+
+A coordinator may show another run of the same name for a while, for example because its server was started with a wrong folder.
+Members set their journal aside then. When the right run is back, so must be its journal. Which rounds belong to the run's history
+is the caller's decision; `journal` uses the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from psyche_core.errors import ModelError, WireError
+from psyche_core.storage.folders import flush
+from psyche_core.training.checkpoints.checkpoint import abandoned_name, abandoned_of, damaged_name
+from psyche_core.training.checkpoints.journal_file import JournalFile, header_in
+from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
+
+Reach = Callable[[Header, Sequence[AppliedRound]], int | None]
+"""The last step of the run's history up to which a journal with this header and these rounds can be used; it may be a step
+before its base. None if nothing of it belongs to that history."""
+
+
+def take_journal_back(
+    path: Path, *, instance: bytes, reach: Reach, certain: Callable[[Header], bool], tell: Callable[[str], None]
+) -> bool:
+    """Give a journal that was set aside its name back if the present one is of another run, or missing. Returns whether it did.
+
+    A present journal of this run is replaced only by one that begins for certain after all that the present one leads to. A
+    journal of another run is never taken. path: of the journal, which must not be open. instance: of the run (32 bytes).
+    certain: whether the model with which a journal begins is here and certainly of the run's history. tell: called with a
+    sentence for each renamed file. Raises ModelError.
+    """
+    found = [(each, header) for each in abandoned_of(path) if (header := _header_of(each, instance)) is not None]
+    if not found:
+        return False
+
+    ours = _header_of(path, instance) is not None
+    present = _reach_of(path, reach) if ours else None
+    usable: list[tuple[bool, bool, int, int, Path]] = []
+    for each, header in found:
+        to, sure = _reach_of(each, reach), certain(header)
+        if to is None:
+            continue
+        leads = header.base_step <= to
+        if not ours or (leads and sure and (present is None or (present <= header.base_step and present < to))):
+            usable.append((leads, sure, to, header.base_step, each))
+    if not usable:
+        return False
+
+    *_, base, chosen = max(usable, key=lambda one: one[:4])
+    try:
+        if path.exists():
+            damaged = header_in(path) is None
+            reason = "one that was set aside before leads further" if ours else "it belongs to another run"
+            set_journal_aside(path, "it cannot be read" if damaged else reason, tell=tell, damaged=damaged)
+        chosen.rename(path)
+        flush(path.parent)
+    except OSError as error:
+        message = f"the journal {chosen} cannot be renamed back to {path.name}: {error.strerror or error}"
+        raise ModelError(message) from error
+
+    tell(f"the journal {chosen}, which begins with step {base}, belongs to this run: it was renamed back to {path.name}")
+    return True
+
+
+def set_journal_aside(path: Path, reason: str, *, tell: Callable[[str], None], damaged: bool = False) -> None:
+    """Rename a journal's file that is of no use now, and tell people why. damaged: it can never be used. Raises OSError."""
+    target = damaged_name(path) if damaged else abandoned_name(path)
+    path.rename(target)
+    tell(f"the journal {path} is not used: {reason}; it was renamed to {target.name}")
+
+
+def keep_of_another_run(path: Path, *, instance: bytes) -> None:
+    """Rename a file of another run's journal before it is replaced, because that run may return. Raises OSError."""
+    header = header_in(path)
+    if header is not None and header.instance != instance:
+        path.rename(abandoned_name(path))
+
+
+def _header_of(path: Path, instance: bytes) -> Header | None:
+    header = header_in(path)
+    return header if header is not None and header.instance == instance else None
+
+
+def _reach_of(path: Path, reach: Reach) -> int | None:
+    try:
+        file = JournalFile.load(path)
+    except (OSError, WireError):
+        return None
+
+    file.close()
+    return reach(file.header, tuple(file.rounds))
