@@ -127,13 +127,14 @@ def member_moves(lab: Lab, run: LiveRun) -> None:
     lab.move(next(host for host in lab.hosts if host.name == "full"), "full")
 
 
+MOVES = "a member moves to another network"
 FAULTS: dict[str, Callable[[Lab, LiveRun], None]] = {
     "relay away for 2 s": relay_away(2),
     "relay away for 10 s": relay_away(10),
     "relay away for 60 s": relay_away(60),
     "server and relay killed and restarted": server_again(),
     "relay replaced by another": server_again("--relay-port", RELAY_PORT + 1),
-    "a member moves to another network": member_moves,
+    MOVES: member_moves,
 }
 SHORT = "relay away for 2 s"
 
@@ -143,18 +144,19 @@ SHORT = "relay away for 2 s"
 )
 @pytest.mark.timeout(600)
 def test_a_run_goes_on_while_its_relay_does_not(lab: Lab, live_run: StartRun, name: str) -> None:
-    """Two of three members have no other path than the relay, and the third is reached directly by both. Nobody is dropped."""
+    """Two of three members have no other path than the relay, and the third is reached directly by both. Nobody is ejected."""
+    steps = 40 if name == SHORT else 100  # so that the run still goes on when all paths are there again
     run = live_run(
         server=("--with-relay", "--save-state-dir", "saved"),
         inside=lab.relay.space.command(),
         host=lab.relay.address,
-        total_steps=40,
-        rounds_per_epoch=40,
+        total_steps=steps,
+        rounds_per_epoch=steps,
         max_round_train_time=15,
     )
     homes = [lab.behind(kind, kind) for kind in ("port", "full", "sym")]
     for home in homes:
-        start(run, home, "--dummy-training-delay-secs", 4 if "60" in name else 1)
+        start(run, home, "--dummy-training-delay-secs", 2 if "60" in name else 1)
     for home in homes:
         run.wait_for_steps(home.name, 2)
 
@@ -171,11 +173,23 @@ def test_a_run_goes_on_while_its_relay_does_not(lab: Lab, live_run: StartRun, na
     for home in homes:
         run.wait_for_steps(home.name, 3, after=well)
     run.wait_for_end()
-    run.assert_kept_its_promises(steps=40, finishers=[home.name for home in homes])
-    assert [each for home in homes for each in run.told(home.name, Dropped)] == []
+    run.assert_kept_its_promises(steps=steps, finishers=[home.name for home in homes])
+    dropped = {home.name: run.told(home.name, Dropped) for home in homes}
+    if name == MOVES:  # rounds are shorter than its way back, so the others may go on without it for a few
+        assert all(each.returns for each in dropped.pop("full"))
+        assert run.told("full", StepTrained, after=well)
+    assert not any(dropped.values()), dropped
     gaps = {home.name: longest_gap(run, home.name, since=began) for home in homes}
-    print(json.dumps({"fault": name, "fault_s": round(well - began, 1), "all_paths_again_after_s": round(paths_after, 1),
-                      "longest_between_steps_s": gaps, "step_s_before": round(run.pace("port", before=began), 2)}))  # fmt: skip
+    figures = {
+        "fault": name,
+        "fault_s": round(well - began, 1),
+        "all_paths_again_after_s": round(paths_after, 1)
+        if "away" in name
+        else None,  # else: nobody told of a change
+        "longest_between_steps_s": gaps,
+        "step_s_before": round(run.pace("port", before=began), 2),
+    }
+    print(json.dumps(figures))
 
 
 def longest_gap(run: LiveRun, name: str, *, since: float) -> float:
