@@ -126,6 +126,22 @@ class Host:
         self.processes.append(process)
         return process
 
+    def refuse_port(self, port: int) -> None:
+        """Answer at a port as if no program listened, also to those who are connected; UDP gets no answer."""
+        self.space.do(
+            "nft",
+            "-f",
+            "-",
+            given=f"""table inet refused {{
+              chain input {{ type filter hook input priority 0; tcp dport {port} reject with tcp reset; udp dport {port} drop
+              }}
+            }}""",
+        )
+
+    def accept_port(self) -> None:
+        """The end of `refuse_port`."""
+        self.space.do("nft", "delete table inet refused")
+
     def close(self) -> None:
         """Kill what runs here."""
         for process in self.processes:
@@ -210,9 +226,21 @@ class Lab:
 
     def behind(self, kind: str, name: str) -> Host:
         """A host behind a router of its own."""
+        space = self._space()
+        host = Host(name, kind, space, "", "")
+        self._plug_in(host, kind)
+        return self._keep(host)
+
+    def move(self, host: Host, kind: str) -> None:
+        """Take a host from its home network into another one, behind another router: its interface gets another address."""
+        host.space.ip("link del eth0")
+        self._plug_in(host, kind)
+
+    def _plug_in(self, host: Host, kind: str) -> None:
+        """Put a host behind a new router."""
         self._routers += 1
-        number = self._routers
-        router, space = Router(number, kind, self._space()), self._space()
+        number, space = self._routers, host.space
+        router = Router(number, kind, self._space())
         self._to_internet(router.space, "wan")
         self._home_link(router.space, "lan", space)
         router.space.ip(
@@ -228,10 +256,9 @@ class Lab:
         space.ip(
             f"addr add 192.168.{number}.2/24 dev eth0", "link set eth0 up", f"route add default via 192.168.{number}.1 dev eth0"
         )
-        host = Host(name, kind, space, f"192.168.{number}.2", _outside(number), router)
+        host.kind, host.address, host.outside, host.router = kind, f"192.168.{number}.2", _outside(number), router
         if kind == "sym6":
             self._add_ipv6(host, router)
-        return self._keep(host)
 
     def beside(self, neighbour: Host, name: str) -> Host:
         """Another host in the same home network."""

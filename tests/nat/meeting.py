@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from psyche_p2p_quic.addresses.peer_address import PeerAddress
 from tests.nat.lab import FIXED_PORT, KINDS, Host, Lab
 
 ROOT = Path(__file__).parents[2]
@@ -135,6 +136,11 @@ class Meeting:
         thread.start()
         self._threads.append(thread)
         return voice
+
+    def published(self, voice: Voice) -> set[str]:
+        """The IP addresses that a member has published now."""
+        content = (self._folder / f"{voice.host.name}.address").read_bytes()
+        return {ip for ip, _ in PeerAddress.decode(content[32:]).sockets}
 
     def pairs(self) -> Iterator[tuple[Voice, Voice]]:
         """Each pair of members once."""

@@ -24,7 +24,8 @@ class QuicSettings:
 
     relay_check_seconds: how often we look whether a relay has let us in; after two failures in a row it is asked why.
     relay_seconds: how long `use_relays` waits until we can be reached through a relay and know our outer address.
-    address_seconds: how often we look whether our own address is another.
+    address_seconds: how often we look whether our own address is another. interface_seconds: the same for the interface's, which
+    are bound then.
 
     handshakes: incoming connections that may be between arrival and hello at once. handshakes_per_peer: the same for one key.
     frame_bytes: longest frame on the control stream. send_queue_bytes: unsent frames for a peer until it is disconnected for
@@ -58,6 +59,7 @@ class QuicSettings:
     relay_check_seconds: float = 10.0
     relay_seconds: float = 5.0
     address_seconds: float = 1.0
+    interface_seconds: float = 2.0
 
     handshakes: int = 128
     handshakes_per_peer: int = 4

@@ -148,6 +148,7 @@ class QuicTransport(Transport):
                     tasks.start_soon(self._watch_relays, endpoint)
                 if self._own_address is not None:
                     tasks.start_soon(self._own_address.run)
+                    tasks.start_soon(self._own_address.follow_interface, self._moved, self._settings)
                 ready.set_result(None)
                 await self._mesh.listen()
         finally:
@@ -171,6 +172,12 @@ class QuicTransport(Transport):
         while True:
             await anyio.sleep(self._settings.address_seconds)
             self._address = self._record(endpoint)
+
+    def _moved(self) -> None:
+        """Our endpoint is bound elsewhere now."""
+        self._instance = secrets.token_bytes(INSTANCE_BYTES)
+        if self._mesh is not None:
+            self._mesh.start_over(Hello(self._run_id, self._instance))
 
     async def _watch_relays(self, endpoint: Endpoint) -> None:
         """Find out why no relay lets us in, where that lasts. Members of a run may be known to its relay some seconds late."""

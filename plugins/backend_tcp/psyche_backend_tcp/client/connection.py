@@ -27,6 +27,7 @@ from typing import Self
 
 import anyio
 
+from psyche_backend_tcp.client.own_address import until_moved
 from psyche_backend_tcp.client.session import ClientSession, Received
 from psyche_backend_tcp.connections.addresses import parse_address, reason
 from psyche_backend_tcp.connections.dialer import DialedConnection, dial
@@ -343,7 +344,14 @@ class TcpBackend(Backend):
                     result = await self._read(connection, replies)
                     group.cancel_scope.cancel()
 
+                async def watch() -> None:
+                    nonlocal result
+                    await until_moved(connection.local_ip)
+                    result = _Lost("this machine has moved to another network")
+                    group.cancel_scope.cancel()
+
                 group.start_soon(read)
+                group.start_soon(watch)
                 await self._write(connection, replies)
                 group.cancel_scope.cancel()
         finally:

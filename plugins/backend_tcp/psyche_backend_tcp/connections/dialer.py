@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import anyio
 import anyio.to_thread
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, SocketAttribute
 
 from psyche_backend_tcp.connections.addresses import ServerAddress, reason
 from psyche_backend_tcp.connections.listener import CONNECTION_LOST
@@ -52,12 +52,16 @@ _NO_SUCH_HOST = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class DialedConnection:
-    """A logged-in connection. ping_seconds: the server sends something at least this often. server_key: the key it proved."""
+    """A logged-in connection. ping_seconds: the server sends something at least this often. server_key: the key it proved.
+
+    local_ip: our own IP address on it, "" if that is unknown.
+    """
 
     frames: FramedStream
     hello: Hello
     ping_seconds: float
     server_key: bytes
+    local_ip: str = ""
 
 
 async def dial(
@@ -137,7 +141,8 @@ async def shake_hands(
         case Welcome(ping_seconds, signature):
             check_welcome(signature, hello, login, server_key=server_key)
             frames.set_receive_limit(SERVER_FRAME)
-            return DialedConnection(frames, hello, ping_seconds, server_key)
+            local = stream.extra(SocketAttribute.local_address, ("", 0))  # noqa: S610 - anyio's, not Django's
+            return DialedConnection(frames, hello, ping_seconds, server_key, str(local[0]))
         case Bye(code, sentence):
             raise LoginRefused(printable(code), printable(sentence))
         case _:

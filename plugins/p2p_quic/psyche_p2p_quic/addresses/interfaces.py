@@ -36,6 +36,22 @@ def addresses_of(interface: str, *, whole: bool = False) -> tuple[str, ...]:
     return (str(given),)
 
 
+def followed(interface: str, *, whole: bool) -> str | None:
+    """The interface whose addresses are bound also when they change; None where an address was chosen, and for loopback."""
+    try:
+        given = str(ipaddress.ip_address(interface))
+    except ValueError:
+        return None if interface.startswith("lo") else interface
+
+    names = [name for name, texts in _interfaces().items() if given in texts and not name.startswith("lo")]
+    return names[0] if whole and names else None
+
+
+def addresses_there(name: str) -> tuple[str, ...]:
+    """All addresses of an interface now; none while it is down or gone."""
+    return tuple(_interfaces().get(name, ()))
+
+
 def _of_name(name: str) -> tuple[str, ...]:
     interfaces = _interfaces()
     if name not in interfaces:

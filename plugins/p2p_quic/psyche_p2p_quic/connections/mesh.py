@@ -116,6 +116,12 @@ class Mesh:
             del self._offences[peer]
         self._tell()
 
+    def start_over(self, hello: Hello) -> None:
+        """Our endpoint is bound elsewhere, and all links end: go on like a restarted member, whom others let in at once."""
+        self._hello = hello
+        for made in tuple(self.sessions.values()):
+            made.close(session.CLOSED, "our address has changed")
+
     async def listen(self) -> None:
         """Accept connections of members until the endpoint is closed."""
         most = self._settings.handshakes

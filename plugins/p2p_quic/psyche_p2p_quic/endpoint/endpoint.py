@@ -10,14 +10,15 @@ Decisions about peers belong in `connections`, which relays to use in `addresses
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import iroh
 
 from psyche_core.errors import CannotBind
-from psyche_p2p_quic.addresses.interfaces import addresses_of
+from psyche_p2p_quic.addresses.interfaces import addresses_of, addresses_there, followed
 from psyche_p2p_quic.addresses.relay_urls import N0_RELAYS, canonical_relay
 from psyche_p2p_quic.endpoint.links import Arrival, Link, LinkLost, ObserverRefused, as_link_lost
 from psyche_p2p_quic.observer.protocol import ALPN as OBSERVER_ALPN
@@ -46,10 +47,15 @@ class _Sockets(iroh.Preset):
 class Endpoint:
     """Our sockets and key. discovery: whether n0's public service publishes and finds addresses of endpoints."""
 
-    def __init__(self, endpoint: Any, *, families: Collection[int], relays: bool, discovery: bool) -> None:
+    def __init__(self, seed: bytes, *, port: int, follows: str | None, relays: bool, discovery: bool) -> None:
+        """Made by `bind`. follows: name of the interface whose addresses are bound, None for an address that was chosen."""
         self.discovery = discovery
-        self._endpoint = endpoint
-        self._families = families
+        self._seed = seed
+        self._wanted_port = port
+        self._follows = follows
+        self._endpoint: Any = None
+        self._bound: tuple[str, ...] = ()
+        self._families: Collection[int] = ()
         self._can_relay = relays
         self._relays: tuple[str, ...] = ()
         self._wanted_relays: tuple[tuple[str, ...], str | None] = ((), None)
@@ -72,23 +78,54 @@ class Endpoint:
         whole: see `addresses.interfaces`. The library always binds both families; one without an address gets loopback
         only. relays: whether `use_relays` may be called. discovery: see the class.
         """
-        hosts = [ipaddress.ip_address(ip) for ip in addresses_of(interface, whole=whole)]
+        found = addresses_of(interface, whole=whole)
+        made = cls(seed, port=port, follows=followed(interface, whole=whole), relays=relays, discovery=discovery)
+        await made._bind(found)
+        return made
+
+    async def _bind(self, ips: Sequence[str]) -> None:
+        """Bind these addresses in place of those that are bound, which are left open."""
+        hosts = [ipaddress.ip_address(ip) for ip in ips]
         families = frozenset(host.version for host in hosts)
+        port = self._wanted_port
         wanted = [f"{ip}:{port}" if ip.version == 4 else f"[{ip}]:{port}" for ip in hosts]
         others = [loopback for version, loopback in ((4, "127.0.0.1:0"), (6, "[::1]:0")) if version not in families]
-        mode = iroh.RelayMode.custom(iroh.RelayMap.empty()) if relays else iroh.RelayMode.disabled()
-        options = iroh.EndpointOptions(
-            preset=_Sockets([*wanted, *others], discovery=discovery), relay_mode=mode, secret_key=seed, alpns=[ALPN]
-        )
+        mode = iroh.RelayMode.custom(iroh.RelayMap.empty()) if self._can_relay else iroh.RelayMode.disabled()
+        preset = _Sockets([*wanted, *others], discovery=self.discovery)
+        options = iroh.EndpointOptions(preset=preset, relay_mode=mode, secret_key=self._seed, alpns=[ALPN])
         shown = " and ".join(wanted)
         try:
             with as_link_lost(f"cannot bind {shown}"):
-                endpoint = await iroh.Endpoint.bind(options)
+                self._endpoint = await iroh.Endpoint.bind(options)
         except LinkLost as error:
             message = f"cannot bind {shown}: no interface of this machine has that address, or the port is taken; choose another"
             raise CannotBind(message) from error
 
-        return cls(endpoint, families=families, relays=relays, discovery=discovery)
+        self._bound, self._families = tuple(ips), families
+
+    async def follow_interface(self, moved: Callable[[], None], *, timeout: float) -> bool:
+        """Whether our interface had only other addresses than the bound ones, and its new ones are bound now.
+
+        All links end then. The relays are the same, external addresses are none. moved: called before anything arrives at the
+        new addresses. timeout: seconds for closing what was bound before. Raises TransportError if they cannot be bound.
+        """
+        if self._follows is None:
+            return False
+
+        there = await anyio.to_thread.run_sync(addresses_there, self._follows)
+        if not there or not set(self._bound).isdisjoint(there):
+            return False
+
+        async with self._choosing:
+            old = self._endpoint
+            await self._bind(await anyio.to_thread.run_sync(addresses_of, self._follows))
+            self._relays, self._external = (), {}
+            moved()
+            with as_link_lost("choose relays"):
+                await self._change_relays(*self._wanted_relays)
+        with anyio.move_on_after(timeout), as_link_lost("close"):
+            await old.close()
+        return True
 
     @property
     def sockets(self) -> tuple[tuple[str, int], ...]:
@@ -186,10 +223,15 @@ class Endpoint:
 
     async def arrival(self) -> Arrival | None:
         """The next connection attempt, None once the endpoint is closed."""
-        with as_link_lost("accept a connection"):
-            incoming = await self._endpoint.accept_next()
+        while True:
+            asked = self._endpoint
+            with as_link_lost("accept a connection"):
+                incoming = await asked.accept_next()
 
-        return None if incoming is None else Arrival(incoming)
+            if incoming is not None:
+                return Arrival(incoming)
+            if asked is self._endpoint:
+                return None
 
     async def dial(self, peer: bytes, addresses: Sequence[str], *, relay: str | None = None) -> Link:
         """Connect to the peer with that key at any of the `ip:port` addresses. May take long; use a timeout.

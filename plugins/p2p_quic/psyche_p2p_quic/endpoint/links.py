@@ -130,12 +130,17 @@ class Link:
 
     @property
     def path(self) -> Path | None:
-        """The path in use; None once the link is closed, and while the library has chosen none."""
-        for path in self._connection.paths():
-            if path.is_selected:
-                return Path(not path.is_ip, path.rtt_ms / 1000)
+        """The path in use; None once the link is closed, and while nothing has arrived.
 
-        return None
+        The library selects no path on a connection from a peer whose earlier one, from another address, has just ended; then it
+        is the one from which most has come.
+        """
+        paths = self._connection.paths()
+        used = max(paths, key=lambda path: (path.is_selected, path.stats.udp_rx_datagrams), default=None)
+        if used is None or not (used.is_selected or used.stats.udp_rx_datagrams):
+            return None
+
+        return Path(not used.is_ip, used.rtt_ms / 1000)
 
     async def read_one_way(self, most: int) -> bytes:
         """All of the next one-way stream that the peer opens, at most so many bytes."""

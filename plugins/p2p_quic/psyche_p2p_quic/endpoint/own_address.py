@@ -1,4 +1,4 @@
-"""Keeps our own address current: what the user advertises, and what a relay's observer sees.
+"""Keeps our own address current: what is bound, what the user advertises, and what a relay's observer sees.
 
 Behind a router an endpoint knows only addresses of its own network. The observer beside a relay (`observer.protocol`) tells the
 one that others see; the connection to it stays open, so that the router keeps the mapping. Where the observer is, only the relay
@@ -12,7 +12,7 @@ import http.client
 import logging
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
@@ -24,6 +24,7 @@ from psyche_core.errors import TransportError, WireError
 from psyche_p2p_quic.endpoint.endpoint import Endpoint
 from psyche_p2p_quic.endpoint.links import Link
 from psyche_p2p_quic.observer.protocol import MAX_LOCATION_BYTES, PATH, REFRESH_SECONDS, ObserverLocation
+from psyche_p2p_quic.settings import QuicSettings
 
 logger: logging.Logger = logging.getLogger("psyche.p2p")
 
@@ -56,6 +57,22 @@ class OwnAddress:
         """The relays have changed: ask their observers now."""
         self.asked = anyio.Event()
         self._again.set()
+
+    async def follow_interface(self, moved: Callable[[], None], settings: QuicSettings) -> None:
+        """Bind anew whenever this machine has moved to another network, see `Endpoint.follow_interface`; until cancelled."""
+        while True:
+            await anyio.sleep(settings.interface_seconds)
+            try:
+                if not await self._endpoint.follow_interface(moved, timeout=settings.close_seconds):
+                    continue
+                self.observed, self._failures = None, 0
+                await self._offer()
+            except TransportError as error:
+                logger.warning("this machine has moved to another network, and its address cannot be used: %s", error)
+                continue
+
+            logger.info("this machine has moved to another network")
+            self.ask_again()
 
     async def run(self) -> None:
         """Keep the addresses until cancelled."""
