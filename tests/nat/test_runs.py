@@ -183,11 +183,9 @@ def test_a_run_goes_on_while_its_relay_does_not(lab: Lab, live_run: StartRun, na
     figures = {
         "fault": name,
         "fault_s": round(well - began, 1),
-        "all_paths_again_after_s": round(paths_after, 1)
-        if "away" in name
-        else None,  # else: nobody told of a change
+        "all_paths_again_after_s": round(paths_after, 1) if "away" in name else None,  # else: nobody told of a change
         "longest_between_steps_s": gaps,
-        "step_s_before": round(run.pace("port", before=began), 2),
+        "step_s_before": round(run.seconds_per_step("port", before=began), 2),
     }
     print(json.dumps(figures))
 
