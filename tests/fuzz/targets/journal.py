@@ -98,6 +98,7 @@ def TARGET(data: bytes) -> None:
         assert all(file.payload(each) is not None for applied in file.rounds for each in applied.payload_hashes)
         assert [record for record in file.records() if isinstance(record, AppliedRound)] == file.rounds
         assert all(file.has_payload(each) for record in file.records() for each in named(record))
+        file.cut()
     finally:
         file.close()
     assert _PATH.read_bytes() == data[: len(data) - file.lost]
