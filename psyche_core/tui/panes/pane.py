@@ -47,6 +47,7 @@ class Table(DataTable[Text]):
         if keys != self._keys:
             at = self.cursor_key
             self.clear()
+            self._fit(rows)
             for key, cells in rows:
                 self.add_row(*self._cells(cells), key=key)
             self._keys = keys
@@ -54,10 +55,20 @@ class Table(DataTable[Text]):
                 self.move_cursor(row=keys.index(at))
             return
 
+        self._fit(rows)
         for key, cells in rows:
             for name, cell in zip(names, self._cells(cells), strict=True):
                 if self.get_cell(key, name) != cell:
                     self.update_cell(key, name, cell, update_width=True)
+
+    def _fit(self, rows: Sequence[Row]) -> None:
+        """Make columns as wide as their cells at once.
+
+        The library does so when it is idle. A line that was drawn before stays as it was, with cells cut off, until it changes.
+        """
+        for number, column in enumerate(self.ordered_columns):
+            cells = [column.label, *(Text.assemble(cells[number]) for _, cells in rows)]
+            column.content_width = max(cell.cell_len for cell in cells)
 
     @property
     def cursor_key(self) -> str | None:

@@ -144,6 +144,11 @@ def test_a_collector_that_hangs_holds_up_neither_events_nor_the_end(there: Colle
     assert time.thread_time() - began < 20
     assert not sink.close(1.0)
     assert "telemetry was not all sent within 1 s" in caplog.text
+    there.hangs.set()
+    for thread in threading.enumerate():
+        if thread.name == "otlp end":  # it would go on with its attempts beside later tests
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def test_nothing_is_sent_where_no_url_says_so() -> None:
