@@ -46,7 +46,11 @@ GOSSIP = 0.1
 
 @dataclass(slots=True)
 class Letter:
-    """A message on its way to many receivers. held_back: extra seconds for some of them (a liar's choice)."""
+    """A message on its way to many receivers.
+
+    number: the same for equal messages of one author. Transports know a message by its bytes: a process that has had one is not
+    given an equal one later. held_back: extra seconds for some receivers (a liar's choice).
+    """
 
     number: int
     origin: int
@@ -66,7 +70,7 @@ class Network:
         self._seconds = seconds
         self._effects: list[Fault] = []
         self._cuts: list[Fault] = []
-        self._letters = 0
+        self._numbers: dict[tuple[int, Message], int] = {}
         self._version = 0
         self._by_key: dict[bytes, int] = {}
 
@@ -196,8 +200,8 @@ class Network:
 
     def broadcast(self, node: Node, message: Message, tag: int, *, held_back: dict[int, float] | None = None) -> None:
         """Send a message to all members."""
-        self._letters += 1
-        letter = Letter(self._letters, node.index, MessageSeen(node.identity.p2p, message), tag, held_back or {})
+        number = self._numbers.setdefault((node.index, message), len(self._numbers))
+        letter = Letter(number, node.index, MessageSeen(node.identity.p2p, message), tag, held_back or {})
         node.seen.add(letter.number)
         node.letters[letter.number] = letter
         for other in node.out:

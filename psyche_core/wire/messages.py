@@ -5,6 +5,10 @@ any member may forward a message. Fields have fixed positions in lists instead o
 result's commitment (F7) covers run, epoch, step, the round's seed, the whole share, the trainer and the SHA-256 of the *complete*
 payload. It has its own signature, so two commitments prove equivocation without the envelopes. A wrong type, length or range
 raises WireError.
+
+Every message names a seed (u64): that of its round, or of its epoch where it belongs to no round. Epoch and height are not
+enough. The epoch after an abandoned warmup has the same number, and a restored coordinator plays a round again. Transports know
+a message by its bytes, so without the seed the second request for a model would equal the first, and would not be delivered.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from psyche_core.types import BatchId
 from psyche_core.wire.codec import decode, encode
 from psyche_core.wire.signing import SecretKey, framed, verify
 
-VERSION = 2
+VERSION = 3
 MAX_ENVELOPE_BYTES = 16 * 1024
 MAX_SHARE_INTERVALS = 512
 _ENVELOPE = "message"
@@ -31,13 +35,14 @@ _JOIN = "join"
 class Result:
     """A trainer announces the result of its share of a round.
 
-    payload_hash: SHA-256 of the payload, under which peers fetch it as a blob. payload_bytes: its length. commitment: 32 bytes,
-    see `commitment_hash`. signature: the trainer's signature of the commitment, 64 bytes.
+    seed: of the round. payload_hash: SHA-256 of the payload, under which peers fetch it as a blob. payload_bytes: its length.
+    commitment: 32 bytes, see `commitment_hash`. signature: the trainer's signature of the commitment, 64 bytes.
     """
 
     epoch: int
     height: int
     step: int
+    seed: int
     share: tuple[BatchId, ...]
     payload_hash: bytes
     payload_bytes: int
@@ -47,10 +52,14 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The sender has trained round `height` and holds all payloads of round `height - 1` (protocol section 3)."""
+    """The sender has trained round `height` and holds all payloads of round `height - 1` (protocol section 3).
+
+    seed: of round `height`.
+    """
 
     epoch: int
     height: int
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +79,28 @@ class ModelDigest:
 
 @dataclass(frozen=True, slots=True)
 class ModelWanted:
-    """The sender needs the master weights after the accepted results of `step` (0: before any step), protocol section 5."""
+    """The sender needs the master weights after the accepted results of `step` (0: before any step), protocol section 5.
+
+    seed: of the epoch.
+    """
 
     epoch: int
     step: int
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOffer:
     """The sender's master weights after `step` match a manifest, and it serves the manifest and its pieces as blobs.
 
-    manifest_hash: SHA-256 of the manifest (psyche_core.p2p.manifest), under which peers fetch it. manifest_bytes: its length.
-    description_hash, description_bytes: the same for the description of how the model is built (psyche_core.p2p.description), for
-    clients that have no such files; 32 zero bytes and 0 if the sender serves no description.
+    seed: of the epoch. manifest_hash: SHA-256 of the manifest (psyche_core.p2p.manifest), under which peers fetch it.
+    manifest_bytes: its length. description_hash, description_bytes: the same for the description of how the model is built
+    (psyche_core.p2p.description), for clients that have no such files; 32 zero bytes and 0 if the sender serves no description.
     """
 
     epoch: int
     step: int
+    seed: int
     manifest_hash: bytes
     manifest_bytes: int
     description_hash: bytes = bytes(32)
@@ -155,6 +169,7 @@ def seal(key: SecretKey, run: bytes, message: Message) -> bytes:
                 message.epoch,
                 message.height,
                 message.step,
+                message.seed,
                 [[batch.first, batch.last] for batch in message.share],
                 message.payload_hash,
                 message.payload_bytes,
@@ -162,14 +177,14 @@ def seal(key: SecretKey, run: bytes, message: Message) -> bytes:
                 message.signature,
             ]
         case Finished():
-            body = [2, message.epoch, message.height]
+            body = [2, message.epoch, message.height, message.seed]
         case ModelDigest():
             body = [3, message.epoch, message.ended, message.digest, message.seed]
         case ModelWanted():
-            body = [4, message.epoch, message.step]
+            body = [4, message.epoch, message.step, message.seed]
         case ModelOffer():
             manifest = [message.manifest_hash, message.manifest_bytes]
-            body = [5, message.epoch, message.step, *manifest, message.description_hash, message.description_bytes]
+            body = [5, message.epoch, message.step, message.seed, *manifest, message.description_hash, message.description_bytes]
 
     encoded = encode(body)
     return encode([VERSION, key.public, encoded, key.sign(_ENVELOPE, run, encoded)])
@@ -206,7 +221,7 @@ def _message(fields: Any) -> Message:
         raise WireError(message)
 
     match fields:
-        case [1, epoch, height, step, [*share], payload_hash, payload_bytes, commitment, signature]:
+        case [1, epoch, height, step, seed, [*share], payload_hash, payload_bytes, commitment, signature]:
             if not 1 <= len(share) <= MAX_SHARE_INTERVALS:
                 message = f"a share has 1..{MAX_SHARE_INTERVALS} intervals, got {len(share)}"
                 raise WireError(message)
@@ -215,22 +230,24 @@ def _message(fields: Any) -> Message:
                 _number(epoch, 32),
                 _number(height, 32),
                 _number(step, 32),
+                _number(seed, 64),
                 tuple(_batch(item) for item in share),
                 _bytes(payload_hash, 32),
                 _number(payload_bytes, 40),
                 _bytes(commitment, 32),
                 _bytes(signature, 64),
             )
-        case [2, epoch, height]:
-            return Finished(_number(epoch, 32), _number(height, 32))
+        case [2, epoch, height, seed]:
+            return Finished(_number(epoch, 32), _number(height, 32), _number(seed, 64))
         case [3, epoch, bool(ended), digest, seed]:
             return ModelDigest(_number(epoch, 32), ended, _bytes(digest, 32), _number(seed, 64))
-        case [4, epoch, step]:
-            return ModelWanted(_number(epoch, 32), _number(step, 32))
-        case [5, epoch, step, manifest_hash, manifest_bytes, description_hash, description_bytes]:
+        case [4, epoch, step, seed]:
+            return ModelWanted(_number(epoch, 32), _number(step, 32), _number(seed, 64))
+        case [5, epoch, step, seed, manifest_hash, manifest_bytes, description_hash, description_bytes]:
             return ModelOffer(
                 _number(epoch, 32),
                 _number(step, 32),
+                _number(seed, 64),
                 _bytes(manifest_hash, 32),
                 _number(manifest_bytes, 40),
                 _bytes(description_hash, 32),

@@ -215,7 +215,7 @@ INSTANCE = b"i" * 32
 
 def said(key: SecretKey, number: int) -> bytes:
     """A message that a member signs."""
-    return seal(key, INSTANCE, Finished(1, number))
+    return seal(key, INSTANCE, Finished(1, number, 0))
 
 
 def content(incoming: Incoming) -> Any:
@@ -249,8 +249,8 @@ async def test_junk_is_passed_on_by_nobody_and_costs_who_wrote_it_the_connection
         assert "3 false messages" in link.close_reason
         await friend.broadcast(said(friend._key, 1), tag=1)
         await victim.broadcast(said(victim._key, 2), tag=1)
-        assert [content(got) for got in await received(victim, 1)] == [Finished(1, 1)]
-        assert [(got.via, content(got)) for got in await received(friend, 1)] == [(victim.peer_id, Finished(1, 2))]
+        assert [content(got) for got in await received(victim, 1)] == [Finished(1, 1, 0)]
+        assert [(got.via, content(got)) for got in await received(friend, 1)] == [(victim.peer_id, Finished(1, 2, 0))]
         assert victim.stats.bytes_sent - sent < 10_000
         with pytest.raises((LinkLost, AssertionError)):  # refused while the penalty lasts
             await rogue.greeted(victim)
@@ -266,7 +266,7 @@ async def test_what_a_member_signed_is_passed_on_and_what_a_made_up_key_signed_i
         await stream.write(framed(Message(1, said(rogue.key, 100), False)))
         got = await received(victim, 21)
         assert {content(incoming).height for incoming in got} == {*range(20), 100}
-        assert [content(incoming) for incoming in await received(friend, 1)] == [Finished(1, 100)]
+        assert [content(incoming) for incoming in await received(friend, 1)] == [Finished(1, 100, 0)]
         await stream.write(framed(Ping(1, bytes(32))))  # it compares what it holds with us, and is given nothing either
         with anyio.move_on_after(5 * SETTINGS.heartbeat_seconds):
             pytest.fail(f"passed on: {await friend.receive()}")

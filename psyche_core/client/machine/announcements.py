@@ -44,7 +44,7 @@ def in_warmup(
 def _ready(identity: NodeIdentity, notes: EpochNotes, slot: int) -> list[Action]:
     notes.ready_sent = True
     digest = notes.digests.ours
-    seed = notes.key[1]
+    seed = notes.seed
     notes.digests.note_own(slot, ended=False, seed=seed)
     return [
         Broadcast(ModelDigest(notes.number, False, digest, seed), notes.tag(0)),
@@ -92,7 +92,7 @@ def in_round(
         record.finished_sent = True
         record.finished.setdefault(notes.slot, now)
         said += keep_verified(before, notes)
-        said.append(Broadcast(Finished(notes.number, record.height), notes.tag(record.height)))
+        said.append(Broadcast(Finished(notes.number, record.height, record.round.seed), notes.tag(record.height)))
 
     if not record.statement_sent and notes.slot in record.witnesses and _due(state, notes, record, healthy=healthy, now=now):
         record.statement_sent = True

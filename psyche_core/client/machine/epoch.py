@@ -128,10 +128,15 @@ class EpochNotes:
         )
 
     @property
+    def seed(self) -> int:
+        """The epoch's seed. Each epoch draws another one, also the one that follows an abandoned warmup under the same number."""
+        return self.key[1]
+
+    @property
     def last_seed(self) -> int:
         """Seed of the newest round, or of the epoch before its first; distinguishes this history from a forgotten one."""
         newest = self.records.get(self.newest)
-        return self.key[1] if newest is None else newest.round.seed
+        return self.seed if newest is None else newest.round.seed
 
     def describes(self, state: CoordinatorState) -> bool:
         """Whether the state is still (or again) about this epoch."""

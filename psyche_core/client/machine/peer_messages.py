@@ -7,6 +7,7 @@ buffer. The only reactions here are to ask for payloads and to report proof of e
 from __future__ import annotations
 
 from psyche_core.client.machine.buffers import ABOUT_A_ROUND, MAX_EARLY_EPOCHS
+from psyche_core.client.machine.epoch import EpochNotes
 from psyche_core.client.machine.events import PayloadUnjudged
 from psyche_core.client.machine.state import MachineState
 from psyche_core.telemetry import events as telemetry
@@ -16,11 +17,8 @@ from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer
 def hear(client: MachineState, origin: bytes, message: Message) -> None:
     """Handle a message whose envelope was verified. origin: p2p key of the signer."""
     notes = client.notes
-    height = message.height if isinstance(message, ABOUT_A_ROUND) else None
-    known = notes is not None and message.epoch == notes.number
-    if notes is None or not known or (height is not None and height not in notes.records):
-        # A peer may know a round or an epoch before we do; transports deliver a message once, so it is kept.
-        if notes is None or message.epoch > notes.number or (known and height is not None and height > notes.newest):
+    if notes is None or not _is_current(notes, message):
+        if notes is None or _may_come(notes, message):
             _hold(client, origin, message)
         return
 
@@ -40,6 +38,29 @@ def hear(client: MachineState, origin: bytes, message: Message) -> None:
             notes.snapshot_requests.want(slot, message.step, now=client.now)
         case ModelOffer():
             notes.resync.offered(slot, message)
+
+
+def _is_current(notes: EpochNotes, message: Message) -> bool:
+    """Whether a message is about our epoch, or about one of its rounds that we know. A digest has its own comparison of seeds."""
+    if message.epoch != notes.number:
+        return False
+    if isinstance(message, ABOUT_A_ROUND):
+        record = notes.records.get(message.height)
+        return record is not None and record.round.seed == message.seed
+
+    return isinstance(message, ModelDigest) or message.seed == notes.seed
+
+
+def _may_come(notes: EpochNotes, message: Message) -> bool:
+    """Whether we may still enter what a message is about: a peer may know a round or an epoch before we do.
+
+    Transports deliver a message once, so it is kept. Another seed may be that of the next epoch with this number (an abandoned
+    warmup does not use the number up), or of the same round in the history of a restored coordinator.
+    """
+    if message.epoch != notes.number:
+        return message.epoch > notes.number
+
+    return not isinstance(message, ABOUT_A_ROUND) or message.height > notes.newest or message.height in notes.records
 
 
 def _hold(client: MachineState, origin: bytes, message: Message) -> None:

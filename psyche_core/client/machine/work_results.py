@@ -117,7 +117,7 @@ def _compare_start(client: MachineState, notes: EpochNotes, state: CoordinatorSt
     """
     late = not state.epoch.unplayed and notes.slot is not None and notes.describes(state)
     if late and client.masters_at == state.epoch.start_step - 1:
-        notes.digests.note_own(notes.slot, ended=False, seed=notes.key[1])
+        notes.digests.note_own(notes.slot, ended=False, seed=notes.seed)
 
 
 def _trained(client: MachineState, event: ev.Trained, *, sign: Callable[[bytes], bytes]) -> None:
@@ -134,7 +134,8 @@ def _trained(client: MachineState, event: ev.Trained, *, sign: Callable[[bytes],
     step, share, size = record.round.step, record.shares[notes.slot], event.payload_bytes
     client.tell(telemetry.StepTrained(notes.number, step, event.loss, event.tokens, event.seconds, size))
     commitment = client.results.commitment(record, share=share, trainer=client.identity.signer, payload_hash=event.payload_hash)
-    result = Result(notes.number, event.height, step, share, event.payload_hash, size, commitment, sign(commitment))
+    about = (notes.number, event.height, step, record.round.seed)
+    result = Result(*about, share, event.payload_hash, size, commitment, sign(commitment))
     record.add(notes.slot, result)
     payload_checked(client, event.payload_hash, valid=True, tag=notes.tag(event.height))
     client.do(ev.Broadcast(result, notes.tag(event.height)))
@@ -222,6 +223,7 @@ def _snapshot_taken(client: MachineState, event: ev.SnapshotTaken) -> None:
         offer = ModelOffer(
             client.notes.number,
             event.step,
+            client.notes.seed,
             event.manifest_hash,
             event.manifest_bytes,
             event.description_hash,

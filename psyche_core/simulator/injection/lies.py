@@ -44,7 +44,7 @@ FLOOD = 25
 STRANGERS = 600
 """Made-up keys whose messages a flooding member relays once."""
 
-FAR_AHEAD = Finished(2**32 - 1, 0)
+FAR_AHEAD = Finished(2**32 - 1, 0, 0)
 
 
 class Lies:
@@ -104,7 +104,7 @@ class Lies:
                         message = replace(message, description_hash=chance.randbytes(32))
                 case "false-models", ModelWanted() | ModelOffer():
                     self._count(kind)
-                    message = node.offers_made_up_model(message.epoch, message.step, tag)
+                    message = node.offers_made_up_model(message.epoch, message.step, seed=message.seed, tag=tag)
                 case _ if is_slowing(kind) and self._slowing.takes(node, kind, message, tag):
                     return
         node.say(message, tag)
@@ -192,14 +192,16 @@ class Lies:
         height = chance.choice((height, height, height + 1, max(height - 1, 0), chance.getrandbits(32)))
         step = chance.choice((0, 1, self._server.state.progress.step, chance.getrandbits(32)))
         blob = chance.randbytes(32)
-        current = self._server.state.current_round
-        seed = self._server.state.epoch.seed if current is None else current.seed
+        opened, current = self._server.state.epoch.seed, self._server.state.current_round
+        seed = chance.choice((opened, opened if current is None else current.seed, chance.getrandbits(64)))
         invented: tuple[Callable[[], Message], ...] = (
-            lambda: Result(epoch, height, step, (_batch(chance),), blob, chance.getrandbits(20), chance.randbytes(32), bytes(64)),
-            lambda: Finished(epoch, height),
-            lambda: ModelDigest(epoch, chance.random() < 0.5, blob, chance.choice((seed, chance.getrandbits(64)))),
-            lambda: ModelWanted(epoch, step),
-            lambda: ModelOffer(epoch, step, blob, chance.getrandbits(20), chance.randbytes(32), chance.getrandbits(20)),
+            lambda: Result(
+                epoch, height, step, seed, (_batch(chance),), blob, chance.getrandbits(20), chance.randbytes(32), bytes(64)
+            ),
+            lambda: Finished(epoch, height, seed),
+            lambda: ModelDigest(epoch, chance.random() < 0.5, blob, seed),
+            lambda: ModelWanted(epoch, step, seed),
+            lambda: ModelOffer(epoch, step, seed, blob, chance.getrandbits(20), chance.randbytes(32), chance.getrandbits(20)),
         )
         node.say(chance.choice(invented)(), tag + chance.choice((0, 0, 1, 60)))
         if chance.random() < 0.5:
@@ -232,17 +234,18 @@ class Lies:
         state = self._server.state
         current, slot = state.current_round, state.slot_of(node.identity)
         share = shares(state, current).get(slot) if current is not None and slot is not None else None
+        seed = state.epoch.seed if current is None else current.seed
         for count in range(FLOOD):
             match count % 4:
                 case 0 if share is not None and current is not None:
-                    blank = Result(number, current.height, current.step, share, bytes(32), 32, bytes(32), bytes(64))
+                    blank = Result(number, current.height, current.step, current.seed, share, bytes(32), 32, bytes(32), bytes(64))
                     node.say(with_payload(node, self._server, blank, chance.randbytes(32)), tag)
                 case 1:
-                    node.say(Finished(number + chance.randrange(3), height + chance.randrange(40)), tag)
+                    node.say(Finished(number + chance.randrange(3), height + chance.randrange(40), seed), tag)
                 case 2:
-                    node.say(ModelWanted(number, chance.randrange(state.progress.step + 2)), tag)
+                    node.say(ModelWanted(number, chance.randrange(state.progress.step + 2), state.epoch.seed), tag)
                 case _:
-                    node.say(ModelOffer(number, chance.randrange(64), chance.randbytes(32), 100), tag)
+                    node.say(ModelOffer(number, chance.randrange(64), state.epoch.seed, chance.randbytes(32), 100), tag)
 
     def _flood_of_strangers(self, node: Node) -> None:
         """Relay messages of many made-up keys about rounds far ahead: each one is signed, so any member passes it on."""

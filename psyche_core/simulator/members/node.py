@@ -226,10 +226,10 @@ class Node(Process):
         """Its full digest."""
         return self._made_up(step).digest()
 
-    def offers_made_up_model(self, epoch: int, step: int, tag: int) -> ModelOffer:
-        """Begin to serve it; returns the offer. tag: until when it is served."""
+    def offers_made_up_model(self, epoch: int, step: int, *, seed: int, tag: int) -> ModelOffer:
+        """Begin to serve it; returns the offer. seed: of the epoch; tag: until when it is served."""
         made_up = self._made_up(step)
-        offer = _offer(epoch, step, made_up.digest())
+        offer = _offer(epoch, step, seed, made_up.digest())
         self.snapshots[offer.manifest_hash] = (tag, step, made_up.snapshot())
         return offer
 
@@ -445,7 +445,7 @@ class Node(Process):
         self.receive(life, ev.ModelStored(action.step, location))
 
     def _take_snapshot(self, work: ev.TakeSnapshot) -> ev.Event:
-        offer = _offer(0, work.step, self.replica.digest())
+        offer = _offer(0, work.step, 0, self.replica.digest())
         self.snapshots[offer.manifest_hash] = (work.tag, work.step, self.replica.snapshot())
         self.counts["snapshots"] += 1
         return ev.SnapshotTaken(
@@ -487,9 +487,9 @@ class Node(Process):
         return ev.ModelFetched(work.step, self.replica.digest())
 
 
-def _offer(epoch: int, step: int, digest: bytes) -> ModelOffer:
+def _offer(epoch: int, step: int, seed: int, digest: bytes) -> ModelOffer:
     """An offer of the masters with this full digest."""
-    return ModelOffer(epoch, step, _manifest(digest), 256, *DESCRIPTION)
+    return ModelOffer(epoch, step, seed, _manifest(digest), 256, *DESCRIPTION)
 
 
 def _manifest(digest: bytes) -> bytes:

@@ -26,12 +26,12 @@ MEMORY = (160, 65_536)
 RUN = b"f" * 32
 KEY = SecretKey(b"k" * 32)
 MESSAGES: tuple[Message, ...] = (
-    Result(1, 2, 3, (BatchId(0, 7), BatchId(100, 100)), b"h" * 32, 2**30, b"c" * 32, b"s" * 64),
-    Result(0, 0, 1, tuple(BatchId(2 * n, 2 * n) for n in range(40)), b"h" * 32, 0, b"c" * 32, b"s" * 64),
-    Finished(0, 2**32 - 1),
+    Result(1, 2, 3, 2**64 - 1, (BatchId(0, 7), BatchId(100, 100)), b"h" * 32, 2**30, b"c" * 32, b"s" * 64),
+    Result(0, 0, 1, 0, tuple(BatchId(2 * n, 2 * n) for n in range(40)), b"h" * 32, 0, b"c" * 32, b"s" * 64),
+    Finished(0, 2**32 - 1, 0),
     ModelDigest(7, True, b"d" * 32, 2**64 - 1),
-    ModelWanted(3, 0),
-    ModelOffer(3, 9, b"m" * 32, 12_345),
+    ModelWanted(3, 0, 5),
+    ModelOffer(3, 9, 2**64 - 1, b"m" * 32, 12_345),
 )
 _SEALED = {seal(KEY, RUN, message): message for message in MESSAGES}
 

@@ -46,7 +46,9 @@ def a_result(world: Stage, liar: Member, *, payload_hash: bytes = b"x" * 32, res
         payload_hash=payload_hash,
     )
     signature = signed_by(liar.index, commitment)
-    result = Result(notes.number, record.height, record.round.step, share, payload_hash, 50, commitment, signature)
+    result = Result(
+        notes.number, record.height, record.round.step, record.round.seed, share, payload_hash, 50, commitment, signature
+    )
     result = replace(result, **changes)  # type: ignore[arg-type]  # fields by name
     if not resigned:
         return result
@@ -168,7 +170,7 @@ def test_who_asks_for_the_final_model_and_never_says_its_digest_is_not_waited_fo
     for member in honest:
         notes = member.machine.notes
         assert notes is not None
-        member.hear(ev.MessageSeen(liar.identity.p2p, ModelWanted(notes.number, world.state.progress.step - 1)))
+        member.hear(ev.MessageSeen(liar.identity.p2p, ModelWanted(notes.number, world.state.progress.step - 1, notes.seed)))
     stopped: dict[str, float] = {}
 
     def all_stopped() -> bool:

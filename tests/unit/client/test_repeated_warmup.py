@@ -29,10 +29,7 @@ def as_transports_do(world: Stage) -> list[tuple[str, Message]]:
     return repeated
 
 
-KNOWN_DEFECT = pytest.mark.xfail(strict=True, reason="ModelWanted and ModelOffer say nothing of the warmup, so they are equal")
-
-
-@pytest.mark.parametrize("transport", ["delivers each", pytest.param("delivers equal bytes once", marks=KNOWN_DEFECT)])
+@pytest.mark.parametrize("transport", ["delivers each", "delivers equal bytes once"])
 def test_who_lacks_the_model_gets_it_in_a_second_warmup(transport: str) -> None:
     """One member has the model. Its offer is waited with for more offers when the warmup is abandoned."""
     world = Stage(3, total_steps=12, rounds_per_epoch=6)

@@ -8,7 +8,7 @@ RIGHT, WRONG = b"r" * 32, b"w" * 32
 
 
 def offer(manifest_hash: bytes) -> ModelOffer:
-    return ModelOffer(0, 3, manifest_hash, 100, b"d" * 32, 10)
+    return ModelOffer(0, 3, 0, manifest_hash, 100, b"d" * 32, 10)
 
 
 def asking(*, alike: Iterable[int] = frozenset(), unlike: Iterable[int] = frozenset()) -> Resync:
@@ -73,7 +73,7 @@ def test_the_others_have_time_from_our_question_and_from_the_first_answer() -> N
 
 def test_an_old_offer_is_no_answer() -> None:
     repair = asking()
-    repair.offered(4, ModelOffer(0, 2, WRONG, 100, b"d" * 32, 10))
+    repair.offered(4, ModelOffer(0, 2, 0, WRONG, 100, b"d" * 32, 10))
     assert not repair.waited(5.0, seconds=10.0)
     assert not repair.waited(50.0, seconds=10.0)
 

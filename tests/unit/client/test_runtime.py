@@ -77,7 +77,12 @@ async def test_garbage_from_a_peer_reaches_nobody() -> None:
         while len(party.transports) < 2 or not party.transports[0].stats.peers:
             party.coordinator.tick()
             await anyio.sleep(0.05)
-        for garbage in (b"", b"\xff" * 100, seal(stranger, bytes(32), Finished(0, 0)), seal(stranger, INSTANCE, Finished(0, 0))):
+        for garbage in (
+            b"",
+            b"\xff" * 100,
+            seal(stranger, bytes(32), Finished(0, 0, 0)),
+            seal(stranger, INSTANCE, Finished(0, 0, 0)),
+        ):
             await party.transports[1].broadcast(garbage, tag=0)
         party.runtimes[0].leave()
         party.runtimes[1].leave()
@@ -116,7 +121,7 @@ async def test_each_message_is_opened_once_and_garbage_is_told_now_and_then(
             await anyio.sleep(0.05)
         for number in range(50):
             await party.transports[1].broadcast(b"%d" % number, tag=0)
-        last = seal(SecretKey.generate(), INSTANCE, Finished(0, 0))
+        last = seal(SecretKey.generate(), INSTANCE, Finished(0, 0, 0))
         await party.transports[1].broadcast(last, tag=0)
         while not opened[last] and transport is Unchecked:
             await anyio.sleep(0.05)
@@ -133,7 +138,7 @@ async def test_each_message_is_opened_once_and_garbage_is_told_now_and_then(
 async def test_a_message_lives_as_long_as_what_was_signed_says_whatever_tag_it_comes_with() -> None:
     party = Party(trainers(2), min_clients=2)
     author = SecretKey(hashlib.sha256(b"party\x01").digest())
-    old, new = (seal(author, INSTANCE, Finished(0, height)) for height in (19, 20))
+    old, new = (seal(author, INSTANCE, Finished(0, height, 0)) for height in (19, 20))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(party.member, 0)
@@ -169,7 +174,7 @@ class Withholding(ClientRuntime):
 
     async def carry_out(self, action: ev.Action) -> None:
         if isinstance(action, ev.Broadcast) and isinstance(action.message, ModelDigest) and action.message.ended:
-            asked = ModelWanted(action.message.epoch, self.state.progress.step - 1)
+            asked = ModelWanted(action.message.epoch, self.state.progress.step - 1, self.state.epoch.seed)
             action = ev.Broadcast(asked, action.tag)
         await super().carry_out(action)
 
@@ -366,7 +371,7 @@ async def test_when_the_queue_is_full_nothing_that_matters_is_dropped(monkeypatc
         while 1 not in party.transports or not party.transports[1].stats.peers:
             await anyio.sleep(0.01)
         for number in range(200):
-            await party.transports[1].broadcast(seal(talker, INSTANCE, Finished(0, 10**6 + number)), tag=2**40)
+            await party.transports[1].broadcast(seal(talker, INSTANCE, Finished(0, 10**6 + number, 0)), tag=2**40)
             await anyio.sleep(0)
 
     async with anyio.create_task_group() as tasks:

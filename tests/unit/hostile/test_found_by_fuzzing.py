@@ -79,9 +79,9 @@ def test_what_is_at_the_limit_is_encoded_and_decoded() -> None:
 @pytest.mark.parametrize("version", [True, float(VERSION)])
 def test_an_envelope_cannot_be_written_anew_around_its_signature(version: object) -> None:
     """The version is outside the signature: `True == 1 == 1.0` gave three envelopes, with three ids, for one message."""
-    sealed = seal(KEY, RUN, Finished(1, 2))
+    sealed = seal(KEY, RUN, Finished(1, 2, 0))
     other = lax([version, *decode(sealed, max_bytes=1000)[1:]])
-    assert unseal(sealed, run=RUN)[1] == Finished(1, 2)
+    assert unseal(sealed, run=RUN)[1] == Finished(1, 2, 0)
     with pytest.raises(WireError, match=f"is not {VERSION}"):
         unseal(other, run=RUN)
 
@@ -91,7 +91,7 @@ def test_the_kind_of_a_message_is_an_integer(fields: list[Any]) -> None:
     body = lax(fields)
     with pytest.raises(WireError, match="kind is an integer"):
         unseal(lax([VERSION, KEY.public, body, KEY.sign("message", RUN, body)]), run=RUN)
-    assert unseal(seal(KEY, RUN, ModelWanted(1, 2)), run=RUN)[1] == ModelWanted(1, 2)
+    assert unseal(seal(KEY, RUN, ModelWanted(1, 2, 3)), run=RUN)[1] == ModelWanted(1, 2, 3)
 
 
 @pytest.mark.parametrize(

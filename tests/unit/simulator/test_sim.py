@@ -165,8 +165,8 @@ def test_equal_bytes_stand_for_the_samples_of_who_committed_to_them() -> None:
     commitments = [bytes((index,)) * 32 for index in range(len(shares))]
     announced = Announced()
     for index, (share, commitment) in enumerate(zip(shares, commitments, strict=True)):
-        announced.note(index, Result(0, 7, 8, share, EMPTY_RESULT, 32, commitment, bytes(64)))
-    announced.note(2, Result(0, 7, 8, shares[2], EMPTY_RESULT, 32, commitments[1], bytes(64)))
+        announced.note(index, Result(0, 7, 8, 0, share, EMPTY_RESULT, 32, commitment, bytes(64)))
+    announced.note(2, Result(0, 7, 8, 0, shares[2], EMPTY_RESULT, 32, commitments[1], bytes(64)))
     held = {EMPTY_RESULT: Payload(EMPTY_RESULT, 2, bits(shares[2]))}
 
     once = announced.meant((EMPTY_RESULT,), commitments[1:2], held)

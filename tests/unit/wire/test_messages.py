@@ -16,6 +16,8 @@ from psyche_core.wire.messages import (
     Finished,
     Message,
     ModelDigest,
+    ModelOffer,
+    ModelWanted,
     Result,
     commitment_hash,
     commitment_is_signed,
@@ -30,19 +32,24 @@ OTHER = SecretKey(b"o" * 32)
 RUN = b"r" * 32
 
 small = st.integers(0, 2**32 - 1)
+seeds = st.integers(0, 2**64 - 1)
+sizes = st.integers(0, 2**40 - 1)
 batches = st.tuples(st.integers(0, 2**62), st.integers(0, 1000)).map(lambda pair: BatchId(pair[0], pair[0] + pair[1]))
 digests = st.binary(min_size=32, max_size=32)
 messages: st.SearchStrategy[Message] = st.one_of(
-    st.builds(Finished, small, small),
-    st.builds(ModelDigest, small, st.booleans(), digests, st.integers(0, 2**64 - 1)),
+    st.builds(Finished, small, small, seeds),
+    st.builds(ModelDigest, small, st.booleans(), digests, seeds),
+    st.builds(ModelWanted, small, small, seeds),
+    st.builds(ModelOffer, small, small, seeds, digests, sizes, digests, sizes),
     st.builds(
         Result,
         small,
         small,
         small,
+        seeds,
         st.lists(batches, min_size=1, max_size=20).map(tuple),
         digests,
-        st.integers(0, 2**40 - 1),
+        sizes,
         digests,
         st.binary(min_size=64, max_size=64),
     ),
@@ -71,11 +78,11 @@ def test_arbitrary_bytes_raise_nothing_but_wire_errors(data: bytes) -> None:
 
 def test_a_message_for_another_run_is_refused() -> None:
     with pytest.raises(WireError, match="not valid for this run"):
-        unseal(seal(KEY, bytes(32), Finished(0, 0)), run=RUN)
+        unseal(seal(KEY, bytes(32), Finished(0, 0, 0)), run=RUN)
 
 
 def test_a_signature_of_somebody_else_is_refused() -> None:
-    version, _, body, signature = decode(seal(KEY, RUN, Finished(0, 0)), max_bytes=1000)
+    version, _, body, signature = decode(seal(KEY, RUN, Finished(0, 0, 0)), max_bytes=1000)
     with pytest.raises(WireError, match="signature"):
         unseal(encode([version, OTHER.public, body, signature]), run=RUN)
 
@@ -143,7 +150,7 @@ def test_a5_the_commitment_covers_everything_that_identifies_a_result(change: di
 def test_a_commitment_signature_binds_the_trainer_and_the_run() -> None:
     commitment = _commitment()
     signature = sign_commitment(KEY, RUN, commitment)
-    result = Result(1, 0, 2, (BatchId(0, 3),), b"p" * 32, 10, commitment, signature)
+    result = Result(1, 0, 2, 7, (BatchId(0, 3),), b"p" * 32, 10, commitment, signature)
 
     assert commitment_is_signed(result, run=RUN, p2p=KEY.public)
     assert not commitment_is_signed(result, run=RUN, p2p=OTHER.public)

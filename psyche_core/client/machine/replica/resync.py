@@ -47,7 +47,7 @@ def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNot
 
     due = masters_due(state)
     if repair.asks(due, client.now):
-        client.do(Broadcast(ModelWanted(notes.number, due), notes.tag(max(notes.newest, 0))))
+        client.do(Broadcast(ModelWanted(notes.number, due, notes.seed), notes.tag(max(notes.newest, 0))))
     # What could not be fetched during the run may be available at its end.
     waited = client.now - (repair.asked_at if state.run_state is RunState.Finished else repair.since)
     helpless = not repair.untried(client.now) or min(waited, client.now - repair.failed_at) > client.timeouts.payload
