@@ -10,9 +10,11 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import tomli_w
+from filelock import FileLock, Timeout
 
 from psyche_core.__about__ import __version__
 from psyche_core.config.options.testnet import TestnetSettings
@@ -32,8 +34,34 @@ STATE_FILE = "state.toml"
 CHECKPOINTS = "checkpoint"
 """The folder of the first client's checkpoints, in the folder of results; named in `arguments`, too."""
 
+LOCK_FILE = ".testnet.lock"
+"""File that a running testnet holds locked in its folder of results. It exists also when none is running."""
+
 _OURS = ("events", "logs", "keys", CHECKPOINTS, "report.json", "loss.png", STATE_FILE, MARKER)
 _TAIL_BYTES = 1 << 20
+
+
+@contextmanager
+def reserved_folder(out: Path) -> Iterator[None]:
+    """Keep other testnets away from a folder of results until the block ends. Creates the folder if necessary.
+
+    Raises UserError if another testnet is running in it, or if it holds files that no testnet made or cannot be written.
+    """
+    try:
+        _refuse_strange_files(out)
+        out.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(out / LOCK_FILE, thread_local=False)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        message = f"a testnet is running in {out}; wait for it or stop it, or choose another --out"
+        raise UserError(message) from error
+    except OSError as error:
+        raise _unwritable(out, error) from error
+
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def prepare_folder(out: Path, settings: TestnetSettings, run: RunFile) -> None:
@@ -42,10 +70,7 @@ def prepare_folder(out: Path, settings: TestnetSettings, run: RunFile) -> None:
     Raises UserError for a folder of an earlier run without --overwrite, and for any other folder that is not empty.
     """
     try:
-        if out.exists() and any(out.iterdir()) and not (out / MARKER).exists():
-            message = f"{out} is not empty and was not made by a testnet; choose another folder with --out"
-            raise UserError(message)
-
+        _refuse_strange_files(out)
         step = trained_steps(out)
         if step is not None and not settings.overwrite:
             message = f"{out} holds a run at step {step}; choose another --out, or --overwrite to delete it"
@@ -60,8 +85,7 @@ def prepare_folder(out: Path, settings: TestnetSettings, run: RunFile) -> None:
         made_by = {"psyche": __version__, "run_id": run.run_id, "num_clients": settings.num_clients}
         (out / MARKER).write_text(json.dumps(made_by) + "\n", encoding="utf-8")
     except OSError as error:
-        message = f"cannot write results to {out}: {error.strerror}; choose another folder with --out"
-        raise UserError(message) from error
+        raise _unwritable(out, error) from error
 
 
 def trained_steps(out: Path) -> int | None:
@@ -118,6 +142,16 @@ def result_files(out: Path, metrics: RunMetrics) -> Iterator[Path]:
         yield out / "loss.png"
     if metrics.checkpoints:
         yield Path(metrics.checkpoints[-1].path)
+
+
+def _refuse_strange_files(out: Path) -> None:
+    if out.exists() and not (out / MARKER).exists() and any(path.name != LOCK_FILE for path in out.iterdir()):
+        message = f"{out} is not empty and was not made by a testnet; choose another folder with --out"
+        raise UserError(message)
+
+
+def _unwritable(out: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write results to {out}: {error.strerror}; choose another folder with --out")
 
 
 def _last_applied(events: Path) -> int | None:

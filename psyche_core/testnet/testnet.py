@@ -37,7 +37,7 @@ from psyche_core.telemetry.sinks import to_json
 from psyche_core.testnet.arguments import HOST, client_arguments, server_arguments
 from psyche_core.testnet.processes import Child, Children, child_environment
 from psyche_core.testnet.random_kills import RandomKills
-from psyche_core.testnet.results_folder import prepare_folder, result_files, state_file, stopped_sentence
+from psyche_core.testnet.results_folder import prepare_folder, reserved_folder, result_files, state_file, stopped_sentence
 from psyche_core.ui.console import describe
 from psyche_core.ui.live import Display, LineDisplay, LiveDisplay, SilentDisplay
 from psyche_core.ui.plot import plot_losses
@@ -88,57 +88,58 @@ async def run_testnet(
         check_port(settings.relay_port, option="--relay-port")
     kills = plan_kills(settings, run)
     out = settings.out if settings.out is not None else Path("runs") / run.run_id
-    prepare_folder(out, settings, run)
-    metrics = RunMetrics(run_id=run.run_id, total_steps=run.config.total_steps)
-    console = Console()
-    if data is not None and files.data_port is None:
+    with reserved_folder(out):
+        prepare_folder(out, settings, run)
+        metrics = RunMetrics(run_id=run.run_id, total_steps=run.config.total_steps)
+        console = Console()
+        if data is not None and files.data_port is None:
 
-        def tell(event: Event) -> None:
-            if settings.logs == "json":
-                print(_json_line("testnet", event), flush=True)
-            elif settings.logs != "none":
-                console.print(Text(describe(event)), soft_wrap=True)
+            def tell(event: Event) -> None:
+                if settings.logs == "json":
+                    print(_json_line("testnet", event), flush=True)
+                elif settings.logs != "none":
+                    console.print(Text(describe(event)), soft_wrap=True)
 
-        await prepare_tokens(data, tell)
-    started = time.monotonic()
-    try:
-        with _display(settings.logs, metrics, console, screen=screen) as display:
-            testnet = _Testnet(
-                settings,
-                files,
-                member_options or _server_address,
-                lose_route=lose_route,
-                kills=kills,
-                out=out,
-                display=display,
-                further_options=further_options,
+            await prepare_tokens(data, tell)
+        started = time.monotonic()
+        try:
+            with _display(settings.logs, metrics, console, screen=screen) as display:
+                testnet = _Testnet(
+                    settings,
+                    files,
+                    member_options or _server_address,
+                    lose_route=lose_route,
+                    kills=kills,
+                    out=out,
+                    display=display,
+                    further_options=further_options,
+                )
+                async with contextlib.nullcontext() if beside is None else beside(out):
+                    failures = await testnet.play()
+        except anyio.get_cancelled_exc_class():
+            write_report(out / "report.json", make_report(metrics, wall_seconds=time.monotonic() - started))
+            print(printable_lines(stopped_sentence(out, settings, run)), file=sys.stderr)
+            raise
+
+        if not failures:
+            failures += metrics.unfinished()
+        report = make_report(metrics, wall_seconds=time.monotonic() - started)
+        write_report(out / "report.json", report)
+        if not failures:
+            required = unmet(
+                report, steps=settings.require_steps, epochs=settings.require_epochs, loss_drop=settings.require_loss_drop
             )
-            async with contextlib.nullcontext() if beside is None else beside(out):
-                failures = await testnet.play()
-    except anyio.get_cancelled_exc_class():
-        write_report(out / "report.json", make_report(metrics, wall_seconds=time.monotonic() - started))
-        print(printable_lines(stopped_sentence(out, settings, run)), file=sys.stderr)
-        raise
+            failures += required
+        try:
+            await anyio.to_thread.run_sync(lambda: plot_losses(out / "loss.png", report, epoch_ends=metrics.epoch_ends))
+        except ModuleNotFoundError as error:
+            print(f"no loss.png: {error}; pip install 'psyche-core[plot]'", file=sys.stderr)
 
-    if not failures:
-        failures += metrics.unfinished()
-    report = make_report(metrics, wall_seconds=time.monotonic() - started)
-    write_report(out / "report.json", report)
-    if not failures:
-        required = unmet(
-            report, steps=settings.require_steps, epochs=settings.require_epochs, loss_drop=settings.require_loss_drop
-        )
-        failures += required
-    try:
-        await anyio.to_thread.run_sync(lambda: plot_losses(out / "loss.png", report, epoch_ends=metrics.epoch_ends))
-    except ModuleNotFoundError as error:
-        print(f"no loss.png: {error}; pip install 'psyche-core[plot]'", file=sys.stderr)
-
-    if settings.logs not in ("json", "none"):
-        console.print(summary(metrics, report, files=list(result_files(out, metrics))))
-    for failure in dict.fromkeys(failures):
-        print(f"Error: {printable_lines(failure)}", file=sys.stderr)
-    return 1 if failures else 0
+        if settings.logs not in ("json", "none"):
+            console.print(summary(metrics, report, files=list(result_files(out, metrics))))
+        for failure in dict.fromkeys(failures):
+            print(f"Error: {printable_lines(failure)}", file=sys.stderr)
+        return 1 if failures else 0
 
 
 def client_names(settings: TestnetSettings) -> list[str]:

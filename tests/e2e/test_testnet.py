@@ -143,6 +143,10 @@ def test_a_stopping_signal_stops_everybody(
     out = tmp_path / "out"
     process = start(*arguments_for(run_of_two, out, free_port(), clients=2))
     wait_for_training(out, process)
+    second = start(*arguments_for(run_of_two, out, free_port(), clients=2), "--overwrite")
+    assert second.communicate(timeout=60)[1] == (
+        f"Error: a testnet is running in {out}; wait for it or stop it, or choose another --out\n"
+    )
     process.send_signal(number)
     _, complained = process.communicate(timeout=60)
     assert process.returncode == code

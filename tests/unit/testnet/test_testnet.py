@@ -20,7 +20,7 @@ from psyche_core.storage.checkpoint_names import MANIFEST_FILE, checkpoint_path
 from psyche_core.telemetry.events import Problem, StepApplied
 from psyche_core.telemetry.sinks import to_json
 from psyche_core.testnet.arguments import held_out, server_arguments
-from psyche_core.testnet.results_folder import MARKER, prepare_folder, stopped_sentence, trained_steps
+from psyche_core.testnet.results_folder import MARKER, prepare_folder, reserved_folder, stopped_sentence, trained_steps
 from psyche_core.testnet.testnet import check_port, plan_kills
 from tests.conftest import LocalTestnet
 
@@ -104,6 +104,22 @@ def test_somebody_else_s_folder_is_refused_and_left_alone(tmp_path: Path, settin
     with pytest.raises(UserError, match="not empty and was not made by a testnet"):
         prepare_folder(tmp_path / "mine", settings, run)
     assert (tmp_path / "mine" / "report.json").read_text() == "precious"
+
+
+def test_a_folder_in_which_a_testnet_runs_is_not_emptied(tmp_path: Path, settings: TestnetSettings, run: RunFile) -> None:
+    out = tmp_path / "out"
+    with reserved_folder(out):
+        prepare_folder(out, settings, run)
+        with pytest.raises(UserError, match=r"a testnet is running in .*; wait for it or stop it, or choose another --out"):
+            with reserved_folder(out):
+                pass
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "report.json").write_text("precious")
+    with pytest.raises(UserError, match="not empty and was not made by a testnet"), reserved_folder(tmp_path / "mine"):
+        pass
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["report.json"]
+    with reserved_folder(out):
+        prepare_folder(out, settings, run)
 
 
 def test_a_file_where_the_folder_should_be_is_a_sentence(tmp_path: Path, settings: TestnetSettings, run: RunFile) -> None:
