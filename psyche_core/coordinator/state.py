@@ -58,9 +58,9 @@ class Client:
 
     exited_height: round in which it last stopped being healthy, 0 if it never did; kept when it returns. accepted_rounds: number
     of rounds of this epoch in which its result was accepted (F12). rejoins: how often it returned in this epoch, at most
-    MAX_REJOINS. missed: score of the duties that it missed (F16), at most MOST_MISSED. lost_rounds: bit h % LOST_ROUND_BITS is set
-    if its share of round h is counted as lost (F7). end_digest: full digest (32 bytes) of its master weights at this epoch's end
-    (F18), NO_DIGEST until it reported one.
+    MAX_REJOINS. missed: score of the duties that it missed (F16), at most MOST_MISSED. lost_rounds: bit h % LOST_ROUND_BITS is
+    set if its share of round h is counted as lost (F7). end_digest: full digest (32 bytes) of its master weights at this epoch's
+    end (F18), NO_DIGEST until it reported one.
     """
 
     id: NodeIdentity

@@ -91,7 +91,7 @@ def _share_judged(state: CoordinatorState, command: Equivocation, judged: Round)
 
 
 def _uncredited(state: CoordinatorState, judged: Round, slot: int, *, credited: bool, lost: bool) -> tuple[Client, ...]:
-    """Return the clients without the slot's credit for the round, if it still has that. lost: whether its share now counts as lost."""
+    """Return the clients with the slot's share of the round marked as lost or not. credited: whether the round counts for it."""
     clients = list(state.epoch.clients)
     client = clients[slot]
     bit = _lost_bit(judged)
@@ -104,7 +104,7 @@ def _uncredited(state: CoordinatorState, judged: Round, slot: int, *, credited: 
 
 
 def _lost_bit(judged: Round) -> int:
-    """Return the bit of a round in `Client.lost_rounds`. An ejected client gets no new share, so no two of its rounds meet there."""
+    """Return the bit of a round in `Client.lost_rounds`. An ejected client gets no new share, so no two rounds share a bit."""
     return 1 << judged.height % LOST_ROUND_BITS
 
 
