@@ -301,9 +301,8 @@ def test_a_late_proof_that_cannot_show_what_was_agreed_on_counts_the_samples_as_
 
 
 def signed_twice(run: Any, slot: int, height: int, *, first: str, second: str, by: int) -> Equivocation:
-    return replace(
-        run.evidence(slot, height, by=by), first=run.signed(slot, height, first), second=run.signed(slot, height, second)
-    )
+    proof: Equivocation = run.evidence(slot, height, by=by)
+    return replace(proof, first=run.signed(slot, height, first), second=run.signed(slot, height, second))
 
 
 def test_a_third_result_moves_lost_samples_to_the_queue_once(play: Any) -> None:
