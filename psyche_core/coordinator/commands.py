@@ -238,7 +238,8 @@ class RewardsShared:
 class ShareVoided:
     """An accepted share became void, because its trainer signed several results and the clients did not agree on one (F7).
 
-    requeued: True if its samples went back to the queue, False if they are counted as lost.
+    requeued: True if its samples went back to the queue, False if they are counted as lost. Samples that are counted as lost can
+    go back to the queue later, because of a proof with a third result.
     """
 
     epoch: int

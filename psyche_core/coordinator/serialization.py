@@ -23,6 +23,7 @@ from psyche_core.coordinator.rewards import signers_without_account
 from psyche_core.coordinator.round.bloom_filter import BLOOM_BYTES
 from psyche_core.coordinator.round.requeue import MAX_INTERVALS, merged
 from psyche_core.coordinator.state import (
+    LOST_ROUND_BITS,
     MAX_ACCOUNTS,
     MAX_END_INTERVALS,
     MAX_ENDS,
@@ -37,7 +38,7 @@ from psyche_core.coordinator.state import (
 from psyche_core.errors import ConfigError, WireError
 from psyche_core.types import MAX_CLIENTS, MAX_SAMPLES, MAX_WITNESSES, BatchId, RunState
 
-VERSION = 4
+VERSION = 5
 
 _LIMIT = 2**32
 _MAX_ROUND_SAMPLES = 2**16
@@ -239,6 +240,7 @@ def _check_epoch(epoch: Epoch) -> None:
         _expect(client.accepted_rounds < _LIMIT, f"{at}.accepted_rounds", "a number of 32 bits", client.accepted_rounds)
         _expect(client.rejoins <= MAX_REJOINS, f"{at}.rejoins", f"at most {MAX_REJOINS}", client.rejoins)
         _expect(client.missed <= _MOST_TIMES, f"{at}.missed", f"at most {_MOST_TIMES}", client.missed)
+        _expect(client.lost_rounds < 1 << LOST_ROUND_BITS, f"{at}.lost_rounds", f"{LOST_ROUND_BITS} bits", client.lost_rounds)
         _expect(len(client.end_digest) == 32, f"{at}.end_digest", "32 bytes", client.end_digest)
     _check_slots(epoch.ready, clients, at="state.epoch.ready")
     _check_slots(epoch.ceded, clients, at="state.epoch.ceded")

@@ -16,6 +16,9 @@ from psyche_core.types import BatchId, ClientState, NodeIdentity, RunState, Witn
 
 STORED_ROUNDS = 4
 
+LOST_ROUND_BITS = 8
+"""Size of `Client.lost_rounds`. At least STORED_ROUNDS, so that each round that can be judged has its own bit."""
+
 MAX_ACCOUNTS = 512
 """Maximum number of signers with a balance over the whole run."""
 
@@ -55,8 +58,9 @@ class Client:
 
     exited_height: round in which it last stopped being healthy, 0 if it never did; kept when it returns. accepted_rounds: number
     of rounds of this epoch in which its result was accepted (F12). rejoins: how often it returned in this epoch, at most
-    MAX_REJOINS. missed: score of the duties that it missed (F16), at most MOST_MISSED. end_digest: full
-    digest (32 bytes) of its master weights at this epoch's end (F18), NO_DIGEST until it reported one.
+    MAX_REJOINS. missed: score of the duties that it missed (F16), at most MOST_MISSED. lost_rounds: bit h % LOST_ROUND_BITS is
+    set if its share of round h is counted as lost (F7). end_digest: full digest (32 bytes) of its master weights at this epoch's
+    end (F18), NO_DIGEST until it reported one.
     """
 
     id: NodeIdentity
@@ -65,6 +69,7 @@ class Client:
     accepted_rounds: int = 0
     rejoins: int = 0
     missed: int = 0
+    lost_rounds: int = 0
     end_digest: bytes = NO_DIGEST
 
 

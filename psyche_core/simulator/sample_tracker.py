@@ -140,14 +140,19 @@ class SampleTracker:
             return
 
         voided = after.voided != before.voided
-        lost = new.lost_samples > old.lost_samples
+        lost = new.lost_samples - old.lost_samples
         share = bits(shares(old, before).get(command.index, ()))
-        if not share & self._accepted_ever or not (voided or lost):
+        if voided and lost < 0:  # a proof with a third result: samples that were counted as lost are in the queue now
+            if share.bit_count() != -lost or share & ~bits(new.requeue):
+                raise Broken(
+                    "found-samples-are-queued", f"{-lost} lost samples were found again, of a share of {share.bit_count()}"
+                )
+        elif not share & self._accepted_ever or not (voided or lost):
             return
 
         self._accepted_ever &= ~share
         if lost:
-            self._lost[before.step] = self._lost.get(before.step, 0) + new.lost_samples - old.lost_samples
+            self._lost[before.step] = self._lost.get(before.step, 0) + lost
         known = self.accepted.get((before.height, before.step), [])
         without = [samples & ~share for samples in known]
         # Nobody knows whether the result of a lost share can be found, so both are right, but all must do the same.

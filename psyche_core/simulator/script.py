@@ -52,6 +52,7 @@ LIES = (
     "wrong-hash",
     "wrong-shape",
     "two-results",
+    "three-results",
     "repeated-payload",
     "garbage",
     "withhold",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from psyche_core.client.machine.events import CommandAnswered, StateSeen
 from psyche_core.coordinator import apply
@@ -51,6 +51,16 @@ class PastState:
     tracker: SampleTracker | None
 
 
+class WentBack(Protocol):
+    """Called when the coordinator has returned to an older state or step: what follows has a new lineage.
+
+    of: lineage of the state that it continues from; after two restores this need not be the last one.
+    """
+
+    def __call__(self, lineage: int, before: CoordinatorState, state: CoordinatorState, *, of: int) -> None:
+        """before, state: the one that is left, and the one that the coordinator continues from."""
+
+
 class Server:
     """See the module. withdraw_after: seconds until a lost member is withdrawn, 0 for never.
 
@@ -73,7 +83,7 @@ class Server:
         with_tracker: bool = False,
     ) -> None:
         self.lineage: int = 0
-        self.went_back: Callable[[int, CoordinatorState, CoordinatorState], None] | None = None
+        self.went_back: WentBack | None = None
         self.changed: Callable[[CoordinatorState, float], None] | None = None
         self._history: deque[PastState] = deque()
         self._remember = remember
@@ -132,7 +142,7 @@ class Server:
         self.lineage += 1
         self._watch.restored(self.state, kept.tracker)
         if self.went_back is not None:
-            self.went_back(self.lineage, before, self.state)
+            self.went_back(self.lineage, before, self.state, of=kept.lineage)
         self._keep()
 
     def _keep(self) -> None:
@@ -220,7 +230,7 @@ class Server:
             if state.generation != before.generation:
                 self.lineage += 1
                 if self.went_back is not None:
-                    self.went_back(self.lineage, before, state)
+                    self.went_back(self.lineage, before, state, of=self.lineage - 1)
             if self.changed is not None and (state.progress is not before.progress or state.run_state is not before.run_state):
                 self.changed(state, self._clock.now)
             if self._remember:

@@ -305,13 +305,14 @@ class World:
         self.times.look(state, now)
         self.owner.looks(state)
 
-    def _went_back(self, lineage: int, before: CoordinatorState, state: CoordinatorState) -> None:
-        """The coordinator continues from an older state or step; later decisions are forgotten."""
+    def _went_back(self, lineage: int, before: CoordinatorState, state: CoordinatorState, *, of: int) -> None:
+        """The coordinator continues from an older state or step; later decisions are forgotten. of: the lineage of that state."""
         self.note("server", f"goes back to step {state.progress.step}")
         self.counts["went back"] += 1
         if state.generation > before.generation:
             self._nobody_has(before, state)
-        self.replicas.went_back(lineage, masters_due(state) if state.run_state in PLAYING else state.progress.step - 1)
+        step = masters_due(state) if state.run_state in PLAYING else state.progress.step - 1
+        self.replicas.went_back(lineage, step, of=of)
 
     def _nobody_has(self, before: CoordinatorState, state: CoordinatorState) -> None:
         """The run goes back: no honest member of the epoch that returned in time may hold what it leaves behind.

@@ -9,9 +9,11 @@ import pytest
 
 from plugins.backend_solana.tests.svm.coordinator_svm import CoordinatorSvm, member
 from plugins.backend_solana.tests.svm.largest import NOW, Case, Largest, measured
+from plugins.backend_solana.tests.svm.random_commands import payload
 from psyche_core.config.run_config import Choice
 from psyche_core.coordinator import commands
 from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.bloom_filter import BroadcastBloom
 from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import Account, CoordinatorState, EpochRates, Progress
 from psyche_core.types import BatchId, ClientState, RunState
@@ -83,6 +85,51 @@ def test_evidence_about_every_stored_round(
     refusal = check(chain, state, largest.evidence(state, place, slot))
     assert refusal in (None, "InvalidEvidence")
     assert refusal is None or health is ClientState.Ejected
+
+
+def divided(largest: Largest, state: CoordinatorState, place: int, slot: int, /, *seen: int) -> CoordinatorState:
+    """A state whose witnesses saw different results of a slot in the round at this place. seen: versions, in turn."""
+    attesting = state.epoch.rounds[place + 1]
+    stated = []
+    for statement, version in zip(attesting.statements, seen, strict=True):
+        bloom = BroadcastBloom(attesting.seed)
+        bloom.add(largest.commitment(state, place, slot, payload(state.epoch.rounds[place], slot, version)))
+        stated.append(replace(statement, broadcast_bloom=bloom.to_bytes()))
+    rounds = list(state.epoch.rounds)
+    rounds[place + 1] = replace(attesting, statements=tuple(stated))
+    return replace(state, epoch=replace(state.epoch, rounds=tuple(rounds)))
+
+
+@pytest.mark.parametrize("lost_rounds", [0, 0xFF, 1 << 4, 0xFF ^ 1 << 4])
+@pytest.mark.parametrize("health", [ClientState.Healthy, ClientState.Ejected])
+@pytest.mark.parametrize("lost_samples", [0, 10**6])
+@pytest.mark.parametrize(
+    "seen",
+    [
+        (0,) * 12 + (1,) * 12 + (2,) * 8,  # nobody applied the share, and a proof about 0 and 1 shows it
+        (0,) * 4 + (1,) * 8 + (2,) * 20,  # it does not show it
+        (0,) * 22 + (1,) * 10,  # 0 was applied
+    ],
+)
+def test_evidence_about_lost_samples(
+    chain: CoordinatorSvm,
+    largest: Largest,
+    *,
+    lost_rounds: int,
+    health: ClientState,
+    lost_samples: int,
+    seen: tuple[int, ...],
+) -> None:
+    state = largest.playing(20)
+    slot = max(largest.seen(state.epoch.rounds[0]))
+    assert state.epoch.rounds[0].height == 4
+    state = with_client(
+        replace(state, lost_samples=lost_samples), slot, state=health, lost_rounds=lost_rounds, accepted_rounds=3, exited_height=2
+    )
+    state = divided(largest, state, 0, slot, *seen)
+    known, void, applied = bool(lost_rounds & 1 << 4), seen.count(2) == 8, seen.count(0) == 22
+    changes = health is ClientState.Healthy or (not applied and (void or not known))
+    assert (check(chain, state, largest.evidence(state, 0, slot)) is None) is changes
 
 
 @pytest.mark.parametrize("earned", [0, 2**64 - 2, 2**64 - 1])

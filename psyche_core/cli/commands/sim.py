@@ -34,9 +34,9 @@ Kinds of faults:
             empty-results failing-work slow-downlink full-disk
   network   drop duplicate reorder delay partition asymmetric
   server    server-restart owner-pause older-state slow-rpc failing-rpc
-  liars     wrong-hash wrong-shape two-results repeated-payload garbage
-            withhold false-statements false-digests false-models flood
-            stolen-key old-signatures
+  liars     wrong-hash wrong-shape two-results three-results
+            repeated-payload garbage withhold false-statements
+            false-digests false-models flood stolen-key old-signatures
   slow down silent-witness never-states all-ones empty-statements
             never-finished selective-finished late-finished just-in-time
             late-statement idle-joiners"""

@@ -244,7 +244,7 @@ CLIENT = Record(
         ("state", CLIENT_STATE, "health"),
         ("rejoins", U8, "how often it came back in this epoch"),
         ("missed", U8, "score of missed duties"),
-        _padding(1),
+        ("lost_rounds", U8, "bit h % 8: its share of round h is counted as lost"),
         ("end_digest", Bytes(32), "full digest of its masters at this epoch's end, zero before it said so"),
     ],
 )

@@ -10,7 +10,8 @@ If a round is not decided yet, the client's share of it becomes void: nobody app
 the round is already decided, the share becomes void only if the statements prove that the clients agreed on none of the possible
 results: not on the first, not on the second, and not on an unknown third one. In that case no client applied the share, and its
 samples return to the queue too. If the statements do not prove this, and neither of the two results was agreed on, the samples
-are counted as lost, because the state does not show whether a third result was applied.
+are counted as lost, because the state does not show whether a third result was applied. `Client.lost_rounds` remembers this. A
+later proof with a third result can show that nobody applied the share; then its samples move from the lost ones to the queue.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from psyche_core.coordinator.membership.exits import with_pending
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.requeue import added
 from psyche_core.coordinator.round.witness import accepted_slots, judge
-from psyche_core.coordinator.state import Client, CoordinatorState, Round
+from psyche_core.coordinator.state import LOST_ROUND_BITS, Client, CoordinatorState, Round
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import ClientState, RunState, total_samples
 from psyche_core.wire.messages import commitment_hash, is_commitment_of
@@ -49,7 +50,7 @@ def equivocation(state: CoordinatorState, command: Equivocation, now: int) -> Ou
         raise CoordinatorError("InvalidEvidence", problem)
 
     news = state.epoch.clients[command.index].state is not ClientState.Ejected
-    after, events = _share_judged(state, command, judged, first=news)
+    after, events = _share_judged(state, command, judged)
     if news:
         after, ejected = _ejected(_undecided_voided(after, command.index), command.index, now)
         return after, (*ejected, *events)
@@ -59,8 +60,8 @@ def equivocation(state: CoordinatorState, command: Equivocation, now: int) -> Ou
     return after, events
 
 
-def _share_judged(state: CoordinatorState, command: Equivocation, judged: Round, *, first: bool) -> Outcome:
-    """Decide about the share; returns the same state object if nothing changes. first: the slot was not ejected before."""
+def _share_judged(state: CoordinatorState, command: Equivocation, judged: Round) -> Outcome:
+    """Decide about the share; returns the same state object if nothing changes."""
     slot, current = command.index, state.current_round
     if state.run_state in _PLAYING and current is not None and current.height <= command.height + 1:
         return _voided(state, judged, slot), ()
@@ -69,20 +70,42 @@ def _share_judged(state: CoordinatorState, command: Equivocation, judged: Round,
 
     share = shares(state, judged)[slot]
     verdict = judge(state, judged, slot, _commitments(state, command, judged))
-    if verdict.chosen is not None or not (verdict.void or first):
+    known_lost = bool(state.epoch.clients[slot].lost_rounds & _lost_bit(judged))
+    if verdict.chosen is not None or (known_lost and not verdict.void):
         return state, ()
 
-    clients = list(state.epoch.clients)
-    clients[slot] = replace(clients[slot], accepted_rounds=max(clients[slot].accepted_rounds - 1, 0))
-    queue, lost = added(state.requeue, share) if verdict.void else (state.requeue, total_samples(share))
+    if verdict.void:
+        queue, lost = added(state.requeue, share)
+        if known_lost:  # an earlier proof counted them
+            lost -= total_samples(share)
+    else:
+        queue, lost = state.requeue, total_samples(share)
     state = replace(
         state,
-        epoch=replace(state.epoch, clients=tuple(clients)),
+        epoch=replace(state.epoch, clients=_uncredited(state, judged, slot, credited=not known_lost, lost=not verdict.void)),
         requeue=queue,
-        lost_samples=state.lost_samples + lost,
+        lost_samples=max(state.lost_samples + lost, 0),
     )
     event = ShareVoided(epoch=state.progress.epoch, height=judged.height, slot=slot, requeued=verdict.void)
     return (_voided(state, judged, slot) if verdict.void else state), (event,)
+
+
+def _uncredited(state: CoordinatorState, judged: Round, slot: int, *, credited: bool, lost: bool) -> tuple[Client, ...]:
+    """Return the clients with the slot's share of the round marked as lost or not. credited: whether the round counts for it."""
+    clients = list(state.epoch.clients)
+    client = clients[slot]
+    bit = _lost_bit(judged)
+    clients[slot] = replace(
+        client,
+        accepted_rounds=max(client.accepted_rounds - credited, 0),
+        lost_rounds=client.lost_rounds | bit if lost else client.lost_rounds & ~bit,
+    )
+    return tuple(clients)
+
+
+def _lost_bit(judged: Round) -> int:
+    """Return the bit of a round in `Client.lost_rounds`. An ejected client gets no new share, so no two rounds share a bit."""
+    return 1 << judged.height % LOST_ROUND_BITS
 
 
 def _undecided_voided(state: CoordinatorState, slot: int) -> CoordinatorState:

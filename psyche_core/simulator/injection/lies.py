@@ -90,6 +90,9 @@ class Lies:
                 case "two-results", Result() if message.payload_hash in node.payloads:
                     self._two_results(node, message, tag)
                     return
+                case "three-results", Result() if message.payload_hash in node.payloads:
+                    self._three_results(node, message, tag)
+                    return
                 case "withhold", Result():
                     few = frozenset(chance.sample(range(self._members), chance.randrange(self._members)))
                     node.withhold(message.payload_hash, few if chance.random() < 0.5 else frozenset())
@@ -161,14 +164,28 @@ class Lies:
         """Two valid results for one share; each half of the members receives a different one first."""
         self._count("two-results")
         chance = node.lying_chance
-        known = node.payloads[first.payload_hash][1]
-        other_hash = chance.randbytes(32)
-        node.payloads[other_hash] = (tag, replace(known, hash=other_hash))
-        second = with_payload(node, self._server, first, other_hash)
+        second = self._another(node, first, tag)
         wait = chance.choice((0.0, 0.2, 1.5))
         half = frozenset(chance.sample(range(self._members), self._members // 2))
         node.say(first, tag, held_back={index: wait for index in range(self._members) if index in half})
         node.say(second, tag, held_back={index: wait for index in range(self._members) if index not in half})
+
+    def _three_results(self, node: Node, first: Result, tag: int) -> None:
+        """Three valid results for one share; each member receives them in an order of its own, perhaps rounds apart."""
+        self._count("three-results")
+        chance = node.lying_chance
+        results = (first, self._another(node, first, tag), self._another(node, first, tag))
+        waits = (0.0, *sorted(chance.choices((0.2, 0.7, 1.5), k=2)))
+        orders = [chance.sample(waits, len(waits)) for _ in range(self._members)]
+        for number, result in enumerate(results):
+            node.say(result, tag, held_back={index: order[number] for index, order in enumerate(orders)})
+
+    def _another(self, node: Node, first: Result, tag: int) -> Result:
+        """Another valid result for the same share; its payload can be fetched."""
+        known = node.payloads[first.payload_hash][1]
+        other_hash = node.lying_chance.randbytes(32)
+        node.payloads[other_hash] = (tag, replace(known, hash=other_hash))
+        return with_payload(node, self._server, first, other_hash)
 
     # ------------------------------------------------------------------------------------ invented
 

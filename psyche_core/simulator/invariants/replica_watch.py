@@ -52,16 +52,21 @@ class ReplicaWatch:
         self._first: dict[tuple[Place, bool], tuple[object, str]] = {}
         self._doubtful: list[tuple[str, Place, int]] = []
 
-    def went_back(self, lineage: int, step: int) -> None:
-        """The coordinator continues from older masters, those after `step`; what came after them is forgotten."""
-        old, self.lineage = self.lineage, lineage
+    def went_back(self, lineage: int, step: int, *, of: int) -> None:
+        """The coordinator continues from the masters after `step` in lineage `of`; what came after them is forgotten.
+
+        `of` need not be the current lineage: a coordinator that was restored twice may be back on the branch that the first
+        restore left. It then knows the rounds of that branch again, and members apply those, not those played since. So what
+        holds in the new lineage is what was found in the one that the state comes from, and nothing found in any other.
+        """
+        self.lineage = lineage
         self._masters_after |= {
-            (lineage, at): known for (of, at), known in self._masters_after.items() if of == old and at <= step
+            (lineage, at): known for (was, at), known in self._masters_after.items() if was == of and at <= step
         }
-        self._taken |= {(lineage, at): taken for (of, at), taken in self._taken.items() if of == old and at <= step}
+        self._taken |= {(lineage, at): taken for (was, at), taken in self._taken.items() if was == of and at <= step}
         self._first.update(
             {((lineage, height, at), full): first
-             for ((of, height, at), full), first in list(self._first.items()) if of == old and at <= step}
+             for ((was, height, at), full), first in list(self._first.items()) if was == of and at <= step}
         )  # fmt: skip
 
     def applied(self, name: str, place: Place, *, payloads: tuple[Payload, ...], before: object, masters: object) -> None:

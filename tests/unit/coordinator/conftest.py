@@ -117,6 +117,7 @@ class Play:
         self.applied: list[BatchId] = []
         self.accepted: list[tuple[int, BatchId]] = []
         self.paid: dict[bytes, tuple[int, int]] = {}
+        self.lost: set[tuple[int, int, int]] = set()
         self.applied_by: dict[EpochEnd, list[BatchId]] = {end_without_digest(state.stored): []}
         self._seeds = Lcg(2026)
 
@@ -137,8 +138,12 @@ class Play:
             if isinstance(event, ShareVoided):
                 judged = self.state.round_at(event.height)
                 assert judged is not None
-                for batch in shares(self.state, judged)[event.slot]:
-                    self.applied.remove(batch)
+                key = (self.state.progress.epoch, event.height, event.slot)
+                if key not in self.lost:  # what is lost already was taken from the applied ones then
+                    for batch in shares(self.state, judged)[event.slot]:
+                        self.applied.remove(batch)
+                assert event.requeued or key not in self.lost, "a share is lost twice"
+                (self.lost.discard if event.requeued else self.lost.add)(key)
             if isinstance(event, RewardsShared):
                 self.note_paid(before, event)
             if isinstance(event, WentBack):

@@ -298,3 +298,50 @@ def test_a_late_proof_that_cannot_show_what_was_agreed_on_counts_the_samples_as_
     assert events[-1] == ShareVoided(epoch=0, height=0, slot=2, requeued=False)
     assert run.state.lost_samples == lost
     run.refused(run.evidence(2, 0, by=0), "InvalidEvidence")
+
+
+def signed_twice(run: Any, slot: int, height: int, *, first: str, second: str, by: int) -> Equivocation:
+    proof: Equivocation = run.evidence(slot, height, by=by)
+    return replace(proof, first=run.signed(slot, height, first), second=run.signed(slot, height, second))
+
+
+def test_a_third_result_moves_lost_samples_to_the_queue_once(play: Any) -> None:
+    """The first proof cannot show that nobody applied the share, the second one can: its samples are in one place then."""
+    run = play(9, rounds_per_epoch=0, global_batch_size_start=18, global_batch_size_end=18)
+    run.play_round()
+    seen = ["one", "another", "another", "another", *["a third"] * 5]
+    divided(run, 2, of=dict(enumerate(seen)))
+    assert 2 in run.seen_events(RoundSettled)[-1].accepted
+    credited, share = run.state.epoch.clients[2].accepted_rounds, size(run, 2, 0)
+
+    run.do(run.evidence(2, 0, by=0))
+    assert (run.state.lost_samples, sum(map(len, run.state.requeue))) == (share, 0)
+    events = run.do(signed_twice(run, 2, 0, first="another", second="a third", by=1))
+    assert events == [ShareVoided(epoch=0, height=0, slot=2, requeued=True)]
+    assert (run.state.lost_samples, sum(map(len, run.state.requeue))) == (0, share)
+    assert run.state.epoch.clients[2].accepted_rounds == credited - 1
+    run.refused(signed_twice(run, 2, 0, first="one", second="a third", by=3), "InvalidEvidence")
+
+
+def test_a_third_result_that_shows_nothing_new_leaves_the_samples_lost(play: Any) -> None:
+    run = play(9, rounds_per_epoch=0, global_batch_size_start=18, global_batch_size_end=18)
+    run.play_round()
+    divided(run, 2, of=dict(enumerate(["one"] * 3 + ["another"] * 3 + ["a third"] * 3)))
+    share = size(run, 2, 0)
+    run.do(run.evidence(2, 0, by=0))
+    run.refused(signed_twice(run, 2, 0, first="another", second="a third", by=1), "InvalidEvidence")
+    assert (run.state.lost_samples, run.state.requeue) == (share, ())
+
+
+def test_each_round_of_an_ejected_client_is_judged_by_its_own_proofs(play: Any) -> None:
+    """The proof that ejects is about one round; in another one too nobody knows whether a third result was applied."""
+    run = play(4, rounds_per_epoch=0)
+    run.play_round()
+    both = {0: "one", 1: "another", 2: "a third", 3: "a third"}
+    divided(run, 2, of=both)
+    divided(run, 2, of=both)
+    shares = [size(run, 2, 0), size(run, 2, 1)]
+    run.do(run.evidence(2, 0, by=0))
+    assert run.state.lost_samples == shares[0]
+    assert run.do(run.evidence(2, 1, by=0)) == [ShareVoided(epoch=0, height=1, slot=2, requeued=False)]
+    assert run.state.lost_samples == sum(shares)

@@ -24,7 +24,7 @@ from psyche_core.client.machine.rounds import results
 from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.rounds.waiting import WaitingBudget
 from psyche_core.coordinator import checkpoints, history, transitions
-from psyche_core.coordinator.commands import ClientsExited, Event, Join
+from psyche_core.coordinator.commands import ClientsExited, Equivocation, Event, Join
 from psyche_core.coordinator.lifecycle import epochs, rounds, statements, warmup
 from psyche_core.coordinator.membership import equivocation, exits, members, missed_duties
 from psyche_core.coordinator.round import requeue
@@ -133,6 +133,19 @@ def the_first_result_wins(patch: Patch) -> None:
         return next(iter(known.values())) if known and record.settled_by is not None else None
 
     patch.setattr(RoundRecord, "judged", judged)
+
+
+def lost_shares_are_forgotten(patch: Patch) -> None:
+    """F7: nobody remembers which shares an earlier proof counted as lost."""
+
+    def share_judged(state: CoordinatorState, command: Equivocation, judged: Round) -> Transition:
+        clients = tuple(replace(client, lost_rounds=0) for client in state.epoch.clients)
+        forgetful = replace(state, epoch=replace(state.epoch, clients=clients))
+        after, events = original(forgetful, command, judged)
+        return (state if after is forgetful else after), events
+
+    original = equivocation._share_judged
+    patch.setattr(equivocation, "_share_judged", share_judged)
 
 
 def anybody_states_for_anybody(patch: Patch) -> None:
@@ -368,6 +381,7 @@ MUTATIONS = (
     Mutation(participants_are_ignored, ("delay", "pause", "crash"),
              ("accepted-is-applied", "replicas-are-equal", "training-never-goes-back-unsaid")),
     Mutation(the_first_result_wins, ("two-results",), ("replicas-are-equal", "accepted-is-applied", "no-sample-applied-twice")),
+    Mutation(lost_shares_are_forgotten, ("three-results",), ("no-sample-skipped", "accepted-is-applied")),
     Mutation(anybody_states_for_anybody, ("garbage",), ("members-speak-for-themselves",)),
     Mutation(anybody_moves_the_checkpoint, ("garbage",), ("checkpointers-are-elected",)),
     Mutation(the_unhealthy_are_not_swept, ("leave", "crash"), ("rounds-are-played-by-the-healthy",)),

@@ -287,7 +287,7 @@ class RandomCommands:
         judged = self.random.choice(stored)
         given = [slot for slot in shares(state, judged) if slot < len(state.epoch.clients)]
         index = self.random.choice(given) if given and self.chance(0.9) else self.random.randint(0, self.members)
-        first, second = self.random.choice([(0, 1), (0, 1), (0, 2), (1, 2), (0, 0)])
+        first, second = self.random.choice([(0, 1), (0, 1), (0, 2), (1, 2), (0, 0), (0, 9), (1, 9)])
         results = [self.signed(state, judged, index, version) for version in (first, second)]
         epoch = state.progress.epoch + int(self.chance(0.05))
         height = judged.height + (5 if self.chance(0.05) else 0)

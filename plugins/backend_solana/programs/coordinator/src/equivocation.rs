@@ -56,7 +56,7 @@ pub fn equivocation(run: &mut Run, sender: &Key, report: &Report, sysvar: &Accou
     }
 
     let news = run.image.epoch.clients.items[slot].state != health::EJECTED;
-    let changed = judge_share(run, judged, slot, share, &signed, news);
+    let changed = judge_share(run, judged, slot, share, &signed);
     if news {
         void_undecided(run, slot);
         eject(run, slot, &accused.signer);
@@ -66,9 +66,9 @@ pub fn equivocation(run: &mut Run, sender: &Key, report: &Report, sysvar: &Accou
     Ok(())
 }
 
-/// What becomes of the share, whose intervals are at `heap::returned`; whether anything does. first: the slot was not ejected before.
+/// What becomes of the share, whose intervals are at `heap::returned`; whether anything does.
 #[inline(never)]
-fn judge_share(run: &mut Run, judged: usize, slot: usize, share: usize, candidates: &[[u8; 32]; 2], first: bool) -> bool {
+fn judge_share(run: &mut Run, judged: usize, slot: usize, share: usize, candidates: &[[u8; 32]; 2]) -> bool {
     let height = run.image.round(judged).height;
     if run.image.playing() && current_height(run) <= height.saturating_add(1) {
         set::insert(&mut run.image.epoch.rounds.items[judged].voided, slot);
@@ -78,16 +78,26 @@ fn judge_share(run: &mut Run, judged: usize, slot: usize, share: usize, candidat
         return false;
     }
     let verdict = judge(run, judged + 1, slot, candidates);
-    if verdict == CHOSEN || !(verdict == VOID || first) {
+    let client = &mut run.image.epoch.clients.items[slot];
+    let bit = 1u8 << (height & 7);
+    let known_lost = client.lost_rounds & bit != 0;
+    if verdict == CHOSEN || (known_lost && verdict != VOID) {
         return false;
     }
-    let client = &mut run.image.epoch.clients.items[slot];
-    client.accepted_rounds = client.accepted_rounds.saturating_sub(1);
+    if !known_lost {
+        client.accepted_rounds = client.accepted_rounds.saturating_sub(1);
+    }
+    let samples = total(heap::returned(), share);
     if verdict == VOID {
+        client.lost_rounds &= !bit;
         add_returned(run, share);
+        if known_lost {
+            run.image.lost_samples = run.image.lost_samples.saturating_sub(samples);
+        }
         set::insert(&mut run.image.epoch.rounds.items[judged].voided, slot);
     } else {
-        run.image.lost_samples = run.image.lost_samples.wrapping_add(total(heap::returned(), share));
+        client.lost_rounds |= bit;
+        run.image.lost_samples = run.image.lost_samples.wrapping_add(samples);
     }
     true
 }

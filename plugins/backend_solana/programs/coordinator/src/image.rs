@@ -112,7 +112,7 @@ pub struct Client {
     pub state: u8,
     pub rejoins: u8,
     pub missed: u8,
-    zero: u8,
+    pub lost_rounds: u8,
     pub end_digest: Key,
 }
 
