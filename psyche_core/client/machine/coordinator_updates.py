@@ -81,6 +81,8 @@ def _went_back(previous: CoordinatorState, state: CoordinatorState) -> bool:
     if other_epoch and state.epoch.start_step < before.step:
         return True  # it began after what we knew, and with less than that
 
+    if other_epoch and state.epoch.start_time < previous.epoch.start_time:
+        return True  # an epoch that was left is played again, perhaps under the number of the one that we are in
     if epoch_of_rounds(state) != epoch_of_rounds(previous):
         return False
     if other_epoch and not state.epoch.unplayed and not previous.epoch.unplayed:
