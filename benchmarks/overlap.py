@@ -220,9 +220,6 @@ class WaitingTrainer:
     def check(self, payload: bytes) -> None:
         """All fit."""
 
-    def sampled_digest(self, seed: int) -> bytes:
-        return hashlib.sha256(self.weights + seed.to_bytes(8, "big")).digest()
-
     def full_digest(self) -> bytes:
         return hashlib.sha256(self.weights).digest()
 

@@ -87,7 +87,6 @@ class RunView:
         self.newest: float = 0.0
         self.phase: told.PhaseChanged | None = None
         self.phase_since: float | None = None
-        self.phase_version: int = 0
         self.loss: BucketSeries = BucketSeries(CURVE_BUCKETS)
         self.reported: BucketSeries = BucketSeries(CURVE_BUCKETS)
         self.validation: BucketSeries = BucketSeries(SMALL_BUCKETS)
@@ -218,7 +217,7 @@ class RunView:
         self._touch(member, time)
 
     def _note_phase(self, time: float, event: told.PhaseChanged) -> None:
-        self.phase, self.phase_since, self.phase_version = event, time, self.version
+        self.phase, self.phase_since = event, time
         self.last_step = max(self.last_step, event.step - 1)
         stage = "Training" if event.phase in _TRAINING else event.phase
         if not self.stages or self.stages[-1].name != stage:

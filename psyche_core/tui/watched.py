@@ -65,7 +65,6 @@ class Watched:
         self.title: str = printable(title, at_most=NAME_CHARACTERS)
         self.view: RunView = RunView()
         self.state: CoordinatorState | None = None
-        self.state_time: float = 0.0
         self.paths: dict[str, tuple[float, told.PeerPaths]] = {}
         self.training_times: dict[str, TrainingTimes] = {}
         self.log: deque[LogLine] = deque(maxlen=MAX_LOG)
@@ -83,7 +82,7 @@ class Watched:
             case EventLine():
                 self._enter_event(printable(line.source, at_most=NAME_CHARACTERS), line.time, line.event)
             case StateLine():
-                self.state, self.state_time = line.state, line.time
+                self.state = line.state
                 self.view.follow(line.time, line.state)
             case OutputLine():
                 self._log(line.time, "", _level_of(line.text), line.text)

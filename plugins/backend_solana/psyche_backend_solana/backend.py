@@ -114,7 +114,6 @@ class SolanaBackend(Backend):
         self._changed = anyio.Event()
         self._closed: str | None = None
         self._task: asyncio.Task[None] | None = None
-        self.ticks_sent: int = 0
 
     @classmethod
     def from_context(cls, context: BackendContext, *, only_reads: bool = False) -> SolanaBackend:
@@ -385,7 +384,6 @@ class SolanaBackend(Backend):
             return
 
         await self._sender.send(coordinator.tick(self._run, user=self._wallet.pubkey), timeout=TICK_SECONDS)
-        self.ticks_sent += 1
         self._watcher.poke()
 
 
