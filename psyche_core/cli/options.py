@@ -34,14 +34,16 @@ SHORT = {"identity_secret_key_path": "-i", "server_port": "-s"}
 
 
 def settings_options(cls: type[BaseModel]) -> Callable[[_Command], _Command]:
-    """A decorator that adds one option per field of a settings class, in the order of the fields.
+    """A decorator that adds one option per field of a settings class: its own in their order, then those it inherits.
 
     A field's `json_schema_extra` may say `{"short": "-w"}` for a one-letter form, `{"unit": "SECONDS"}` for the unit of its
     number, `{"aliases": ["--other-name"]}` for further names, or `{"option": False}` for a field without a command line option.
     """
 
     def decorate(command: _Command) -> _Command:
-        for name, field in reversed(cls.model_fields.items()):
+        shared = {name for base in cls.__bases__ if issubclass(base, BaseModel) for name in base.model_fields}
+        fields = sorted(cls.model_fields.items(), key=lambda each: each[0] in shared)
+        for name, field in reversed(fields):
             if _extra(field).get("option", True):
                 command = _option(name, field)(command)
         return command

@@ -55,8 +55,8 @@ from psyche_core.client.runtime.checkpointing import Checkpointer
 from psyche_core.client.runtime.failures_in_a_row import FailuresInARow
 from psyche_core.client.runtime.payloads import PayloadStore, check_own
 from psyche_core.client.runtime.read_ahead import ReadAhead
+from psyche_core.client.runtime.reports.step_figures import TrainedStep
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
-from psyche_core.client.runtime.step_figures import TrainedStep
 from psyche_core.config.run_config import ModelConfig
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.errors import (

@@ -17,8 +17,8 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 
+from psyche_core.client.runtime.reports.step_figures import TrainedStep, described, figures_of
 from psyche_core.client.runtime.sample_checks import read_samples
-from psyche_core.client.runtime.step_figures import TrainedStep, described, figures_of
 from psyche_core.client.setup.data_source import data_source, first_samples, held_out_place
 from psyche_core.client.setup.local_run_file import local_run_file
 from psyche_core.client.setup.parallelism import parallelism_of
