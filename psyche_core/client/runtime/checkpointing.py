@@ -31,7 +31,7 @@ from psyche_core.storage.disk_errors import disk_error_in
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.training.checkpoints.checkpoint import remove_between, save_checkpoint, set_aside, set_aside_sentence
-from psyche_core.training.checkpoints.journal import Journal
+from psyche_core.training.checkpoints.journal.journal import Journal
 from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, CheckpointManifest
 from psyche_core.training.checkpoints.private_state import private_path

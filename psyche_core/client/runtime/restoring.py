@@ -24,10 +24,10 @@ from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.training.checkpoints.checkpoint import remove_leftovers, set_aside, set_aside_sentence, take_back
 from psyche_core.training.checkpoints.folder_member import last_member, note_member
 from psyche_core.training.checkpoints.initial_model import held, is_signed
-from psyche_core.training.checkpoints.journal import LEAST_LIMIT, Journal, Recovered, default_limit
-from psyche_core.training.checkpoints.journal_lock import lock_journal
+from psyche_core.training.checkpoints.journal.journal import LEAST_LIMIT, Journal, Recovered, default_limit
+from psyche_core.training.checkpoints.journal.lock import lock_journal
+from psyche_core.training.checkpoints.journal.replay import replay
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
-from psyche_core.training.checkpoints.journal_replay import replay
 from psyche_core.training.checkpoints.manifest import CheckpointManifest, read_manifest, step_and_digest
 
 if TYPE_CHECKING:

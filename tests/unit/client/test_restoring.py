@@ -19,8 +19,8 @@ from psyche_core.coordinator.state import CoordinatorState, EpochEnd, Progress
 from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.training.checkpoints.checkpoint import save_checkpoint
 from psyche_core.training.checkpoints.initial_model import belongs, newest_own
-from psyche_core.training.checkpoints.journal_file import JournalFile
-from psyche_core.training.checkpoints.journal_lock import earlier_path, journal_path
+from psyche_core.training.checkpoints.journal.file import JournalFile
+from psyche_core.training.checkpoints.journal.lock import earlier_path, journal_path
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, write_manifest
 from psyche_core.types import RunState
 from tests.unit.training.journal_cases import applied, payload_of, result

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from psyche_core.training.checkpoints.journal import Journal, Recovered
+from psyche_core.training.checkpoints.journal.journal import Journal, Recovered
 from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
 from psyche_core.types import MAX_SAMPLES, BatchId
 

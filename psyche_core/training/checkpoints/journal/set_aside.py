@@ -7,13 +7,16 @@ is the caller's decision; `journal` uses the file.
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from psyche_core.errors import ModelError, WireError
+from psyche_core.storage.disk_errors import disk_error_in
 from psyche_core.storage.folders import flush
 from psyche_core.training.checkpoints.checkpoint import abandoned_name, abandoned_of, damaged_name
-from psyche_core.training.checkpoints.journal_file import JournalFile, header_in
+from psyche_core.training.checkpoints.journal.file import JournalFile, header_in
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
 
 Reach = Callable[[Header, Sequence[AppliedRound]], int | None]
@@ -91,3 +94,29 @@ def _reach_of(path: Path, reach: Reach) -> int | None:
 
     file.close()
     return reach(file.header, tuple(file.rounds))
+
+
+def keep_damaged_end(file: JournalFile, path: Path) -> str:
+    """Keep a copy of a file with a damaged end, unless that is less than a record. Returns what is lost, without a full stop.
+
+    path: of the file. The caller removes the end.
+    """
+    if file.lost <= file.largest:
+        return f"the last {file.lost} bytes of the journal {path} were not completely written; they were removed"
+
+    first, last = file.last_step + 1, file.lost_step
+    lost = "what was added after it"
+    if last is not None and last >= first:
+        lost = f"the rounds of steps {first} to {last}, {last + 1 - first} in all,"
+    copy = damaged_name(path)
+    try:
+        shutil.copyfile(path, copy)
+        kept = f"a copy of the whole file was kept as {copy.name}"
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            copy.unlink()
+        kept = f"no copy of it could be kept: {disk_error_in(error) or error}"
+    return (
+        f"the journal {path} is damaged after step {file.last_step}: {lost} cannot be restored from it, only from other members; "
+        f"{kept}"
+    )
