@@ -277,7 +277,7 @@ class SolanaBackend(Backend):
             self._expect_open()
             logger.warning("a command was not sent: %s", error)
             raise CommandRefused("NotSent", str(error)) from error
-        self._watcher.poke()
+        self._watcher.refresh()
 
     def _expect_open(self) -> None:
         if self._closed is not None:
@@ -384,7 +384,7 @@ class SolanaBackend(Backend):
             return
 
         await self._sender.send(coordinator.tick(self._run, user=self._wallet.pubkey), timeout=TICK_SECONDS)
-        self._watcher.poke()
+        self._watcher.refresh()
 
 
 def _members(state: CoordinatorState | None) -> frozenset[NodeIdentity]:

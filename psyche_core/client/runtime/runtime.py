@@ -98,7 +98,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._worker = Worker(
             build,
             transport=transport,
-            tell=report,
+            report=report,
             store=store,
             exchange=exchange,
             descriptions=descriptions,
@@ -137,7 +137,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._withdrawn: anyio.Event | None = None
 
     @property
-    def begins_anew(self) -> bool:
+    def must_restart(self) -> bool:
         """Whether the client ended to start over from its disk with new connections, because the coordinator lost progress."""
         return self._machine.stopped is not None and self._machine.stopped.again
 

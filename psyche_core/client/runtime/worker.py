@@ -73,7 +73,7 @@ from psyche_core.errors import (
 )
 from psyche_core.evaluation.spare_time import SpareTime
 from psyche_core.interfaces import Transport
-from psyche_core.plugin_faults import brief
+from psyche_core.plugin_faults import summary_of
 from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.storage.model_stores.interface import ModelStore
 from psyche_core.telemetry import events as telemetry
@@ -89,7 +89,7 @@ ENDS_THE_CLIENT = (UserError, RanksLost, PluginFailed)
 
 def describe_exception(error: BaseException) -> str:
     """One sentence about an exception, for callers without plugins."""
-    return error.sentence if isinstance(error, PsycheError) else brief(error)
+    return error.sentence if isinstance(error, PsycheError) else summary_of(error)
 
 
 class Worker:
@@ -106,7 +106,7 @@ class Worker:
         build: Callable[[ResourcesRequest], Awaitable[Resources]],
         *,
         transport: Transport,
-        tell: Callable[[telemetry.Event], None],
+        report: Callable[[telemetry.Event], None],
         store: ModelStore | None = None,
         exchange: ModelExchange | None = None,
         descriptions: DescriptionExchange | None = None,
@@ -119,9 +119,9 @@ class Worker:
         self._check = check
         self._explain = explain
         self._transport = transport
-        self._tell = tell
+        self._report = report
         self._model_store = store
-        self._exchange = exchange or ModelExchange(transport, tell=tell)
+        self._exchange = exchange or ModelExchange(transport, report=report)
         self._descriptions = descriptions or DescriptionExchange(transport)
         self._resources: Resources | None = None
         self._prepared: tuple[ModelConfig, Resources] | None = None
@@ -131,7 +131,7 @@ class Worker:
         self._sequence_length = 0
         self._generation = 0
         self._payloads = PayloadStore()
-        self._checkpoints = Checkpointer(tell, explain=explain)
+        self._checkpoints = Checkpointer(report, explain=explain)
         self._reading = ReadAhead(explain=explain)
         self._newest: TrainedStep | None = None
         self._failed_shares = FailuresInARow("shares")
@@ -296,10 +296,10 @@ class Worker:
 
     async def _open(self, start: ResourcesRequest) -> Resources:
         started = perf_counter()
-        self._tell(telemetry.ModelLoading(model_name(start.state.model.LLM)))
+        self._report(telemetry.ModelLoading(model_name(start.state.model.LLM)))
         resources = await self._build(start)
         step = resources.stored_step if resources.step is None else resources.step
-        self._tell(telemetry.ModelLoaded(resources.trainer.parameter_count, perf_counter() - started, step))
+        self._report(telemetry.ModelLoaded(resources.trainer.parameter_count, perf_counter() - started, step))
         return resources
 
     async def _load(self, work: Load) -> WorkDone:
@@ -312,7 +312,7 @@ class Worker:
                 return SourceMissing(str(error))
 
             self._resources = resources
-        self._exchange.loaded_anew()
+        self._exchange.model_replaced()
         self._take_run(work.state)
         self._checkpoints.use(resources, run_id=self._run_id, instance=self._instance)
         digest = await anyio.to_thread.run_sync(resources.trainer.full_digest)
@@ -341,7 +341,7 @@ class Worker:
             files = await anyio.to_thread.run_sync(lambda: self.resources.trainer.description)
             described = await self._descriptions.offer(files, tag=work.tag)
         except ModelError as error:
-            self._tell(telemetry.Problem("warning", str(error)))
+            self._report(telemetry.Problem("warning", str(error)))
             return taken
 
         return replace(taken, description_hash=described[0], description_bytes=described[1])
@@ -365,7 +365,7 @@ class Worker:
             if isinstance(done, ModelFetched):
                 self._resources = resources
                 self._take_run(work.build)
-                self._exchange.loaded_anew()
+                self._exchange.model_replaced()
                 self._checkpoints.use(resources, run_id=self._run_id, instance=self._instance)
                 await self._checkpoints.fetched(work)
                 return ModelReady(done.digest, resources.trainer.max_payload_bytes, work.step)
@@ -413,7 +413,7 @@ class Worker:
         try:
             await anyio.to_thread.run_sync(self.resources.trainer.check, payload)
         except PayloadRejected as error:
-            self._tell(telemetry.Problem("warning", f"a peer's result was refused: {error}"))
+            self._report(telemetry.Problem("warning", f"a peer's result was refused: {error}"))
             return PayloadChecked(payload_hash, False, tag)
         except RanksLost:
             raise
@@ -451,7 +451,7 @@ class Worker:
             await self._exchange.expire(before)
         except Exception as error:  # files that cannot be removed must not stop us
             logger.debug("removing old snapshots failed", exc_info=error)
-            self._tell(telemetry.Problem("warning", f"old files of the model could not be removed: {self._explain(error)}"))
+            self._report(telemetry.Problem("warning", f"old files of the model could not be removed: {self._explain(error)}"))
 
     async def _apply(self, work: Apply) -> WorkDone:
         self._exchange.check_usable()
@@ -481,7 +481,9 @@ class Worker:
             raise
         except Exception as error:  # only a number to show
             logger.debug("validation failed", exc_info=error)
-            self._tell(telemetry.Problem("error", f"the model after step {work.step} was not validated: {self._explain(error)}"))
+            self._report(
+                telemetry.Problem("error", f"the model after step {work.step} was not validated: {self._explain(error)}")
+            )
         saved = await self._checkpoints.close_epoch(work, digest)
         return EpochClosed(digest, saved)
 
@@ -504,7 +506,7 @@ class Worker:
         validation = self.resources.validation
         if validation is not None:
             loss = await anyio.to_thread.run_sync(self.resources.trainer.evaluate, validation)
-            self._tell(telemetry.Validated(step, loss))
+            self._report(telemetry.Validated(step, loss))
 
 
 def _not_done(work: Work) -> str:

@@ -186,7 +186,7 @@ class Client:
             key=self.key,
             stack=stack,
             latest=lambda: self.state,
-            tell=tell,
+            report=tell,
             restorer=restorer,
         )
 

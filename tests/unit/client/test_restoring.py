@@ -159,7 +159,7 @@ def _newest(member: Member, folder: Path, state: CoordinatorState) -> int | None
     member.restorer.close()
     member.restorer.look_back(state)
     trusted = belongs(state.instance, state.generation, signed_ends(state), journal_base=member.restorer.base_of_history(state))
-    found = newest_own(folder, RUN, at_most=masters_due(state), trusted=trusted, tell=member.told.append)
+    found = newest_own(folder, RUN, at_most=masters_due(state), trusted=trusted, report=member.told.append)
     return None if found is None else found.step
 
 

@@ -65,12 +65,14 @@ def default_limit(model_bytes: int) -> int:
 class Journal:
     """A run's journal, see the module. Made by `open`. As a context manager, it closes itself at the end of the block."""
 
-    def __init__(self, path: Path, lock: BaseFileLock, *, instance: bytes, limit_bytes: int, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, path: Path, lock: BaseFileLock, *, instance: bytes, limit_bytes: int, report: Callable[[str], None]
+    ) -> None:
         self._path = path
         self._lock = lock
         self._instance = instance
         self._limit = limit_bytes
-        self._tell = tell
+        self._report = report
         self._file: JournalFile | None = None
         self._refused = False  # the last sync failed
         self._gap = False  # data that was not synced has been discarded
@@ -83,16 +85,16 @@ class Journal:
         *,
         instance: bytes,
         limit_bytes: int,
-        tell: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] = lambda _: None,
         lock: BaseFileLock | None = None,
     ) -> Self:
         """Open the journal of a run for this process. Call `read` or `begin` next.
 
-        instance: of the run (32 bytes). limit_bytes: see `full`. tell: called with a sentence if data on the disk is damaged or
+        instance: of the run (32 bytes). limit_bytes: see `full`. report: called with a sentence if data on the disk is damaged or
         belongs to another run. lock: the result of `lock_journal`, None to call it now. Raises the same errors as `lock_journal`.
         """
         taken = lock_journal(folder, run_id) if lock is None else lock
-        return cls(journal_path(folder, run_id), taken, instance=instance, limit_bytes=limit_bytes, tell=tell)
+        return cls(journal_path(folder, run_id), taken, instance=instance, limit_bytes=limit_bytes, report=report)
 
     def __enter__(self) -> Self:
         """Return the journal itself."""
@@ -268,7 +270,7 @@ class Journal:
         except OSError as error:
             raise ModelError(self._unreadable(error)) from error
 
-        self._tell(
+        self._report(
             f"the coordinator went back to before our last checkpoint, so the journal that begins with step {header.base_step} "
             f"is used; the newer one is no longer part of the run's history, and was renamed to {target.name}"
         )
@@ -293,7 +295,7 @@ class Journal:
         ModelError.
         """
         self._adopt(None)
-        take_journal_back(self._path, instance=self._instance, reach=reach, certain=certain, tell=self._tell)
+        take_journal_back(self._path, instance=self._instance, reach=reach, certain=certain, report=self._report)
         header = header_in(self._path)
         if header is None or header.instance != self._instance:
             return
@@ -304,7 +306,7 @@ class Journal:
             return last if fits else None
 
         earlier = earlier_path(self._path)
-        take_journal_back(earlier, instance=self._instance, reach=leads_to_base, certain=lambda _: False, tell=self._tell)
+        take_journal_back(earlier, instance=self._instance, reach=leads_to_base, certain=lambda _: False, report=self._report)
 
     def set_aside(self, reason: str) -> None:
         """Rename the journal, because it is of no use now, and tell people why. Raises ModelError."""
@@ -318,7 +320,7 @@ class Journal:
     def read(self, *, generation: int | None = None) -> Recovered | None:
         """Read the journal from the disk. Returns None if there is no usable one. After this, new data can be added.
 
-        An incomplete or damaged end is reported through `tell` and removed; more than one record of it is kept in a copy. A
+        An incomplete or damaged end is reported through `report` and removed; more than one record of it is kept in a copy. A
         journal of another run or version, or of another generation if one is given, is reported and renamed, and so is one whose
         beginning is damaged. Raises ModelError if the disk cannot be read.
         """
@@ -405,7 +407,7 @@ class Journal:
 
     def _set_aside(self, reason: str, *, damaged: bool = False) -> None:
         try:
-            set_journal_aside(self._path, reason, tell=self._tell, damaged=damaged)
+            set_journal_aside(self._path, reason, report=self._report, damaged=damaged)
         except OSError as error:
             raise ModelError(self._unreadable(error)) from error
 
@@ -418,7 +420,7 @@ class Journal:
             file.close()
             raise ModelError(self._unreadable(error)) from error
 
-        self._tell(f"{lost}, and the journal now ends with step {file.last_step}")
+        self._report(f"{lost}, and the journal now ends with step {file.last_step}")
 
     def _unreadable(self, error: Exception) -> str:
         return f"the journal {self._path} cannot be read: {_reason(error)}"
