@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from psyche_core.cli.reference_options import SettingsCommand, with_implied_trackers
 from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.options.common import tracker_names
-from psyche_core.config.options.loading import ENVIRONMENT_PREFIX
+from psyche_core.config.options.loading import ENVIRONMENT_PREFIX, option_fields
 from psyche_core.errors import UserError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -41,9 +41,7 @@ def settings_options(cls: type[BaseModel]) -> Callable[[_Command], _Command]:
     """
 
     def decorate(command: _Command) -> _Command:
-        shared = {name for base in cls.__bases__ if issubclass(base, BaseModel) for name in base.model_fields}
-        fields = sorted(cls.model_fields.items(), key=lambda each: each[0] in shared)
-        for name, field in reversed(fields):
+        for name, field in reversed(option_fields(cls).items()):
             if _extra(field).get("option", True):
                 command = _option(name, field)(command)
         return command

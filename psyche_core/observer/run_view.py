@@ -63,15 +63,16 @@ _STATES = {
     ClientState.Ejected: "ejected",
 }
 _MEMBER_REPORTS = (
-    *(
-        telemetry.Joined,
-        telemetry.ModelLoading,
-        telemetry.ModelLoaded,
-        telemetry.WaitsForEpoch,
-        telemetry.Dropped,
-        telemetry.CameBack,
-    ),
-    *(telemetry.ModelSync, telemetry.Leaving, telemetry.Problem, telemetry.Ended),
+    telemetry.Joined,
+    telemetry.ModelLoading,
+    telemetry.ModelLoaded,
+    telemetry.WaitsForEpoch,
+    telemetry.Dropped,
+    telemetry.CameBack,
+    telemetry.ModelSync,
+    telemetry.Leaving,
+    telemetry.Problem,
+    telemetry.Ended,
 )
 """What members tell of themselves. A server tells other things before it says that it is one."""
 

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+from psyche_core.config.options.loading import option_fields
 from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.commands import Pause, Resume, UpdateConfig
@@ -59,7 +60,7 @@ class TrainedMembers:
 def server_command(settings: ServerSettings, *added: str) -> str:
     """The command line that starts this server again, for a shell in any folder. added: further arguments."""
     words = ["psyche", "server", "run"]
-    for name in type(settings).model_fields:
+    for name in option_fields(type(settings)):
         value = getattr(settings, name)
         if name not in settings.model_fields_set or value is None or name in _FOR_ONE_START:
             continue
