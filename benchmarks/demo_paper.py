@@ -16,8 +16,6 @@ from torch import Tensor
 
 from psyche_optim_distro.chunks.transform import chunk_size
 
-INDEX_BYTES, VALUE_BYTES = 8, 4
-
 
 @dataclass(frozen=True, slots=True)
 class Sent:

@@ -37,9 +37,9 @@ from psyche_core.interfaces.data import Samples
 from psyche_core.plugins import PluginRegistry
 from psyche_core.training.build import Compute, build_trainer
 from psyche_core.training.checkpoints import sources
-from psyche_core.training.checkpoints.journal import Journal
+from psyche_core.training.checkpoints.journal.journal import Journal
+from psyche_core.training.checkpoints.journal.replay import replay
 from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
-from psyche_core.training.checkpoints.journal_replay import replay
 from psyche_core.training.trainer import APPLY_DELAY, Trainer
 from psyche_core.types import BatchId
 

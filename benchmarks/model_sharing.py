@@ -190,7 +190,7 @@ async def raw_stream(transport: QuicTransport, peer: bytes, size: int) -> float:
     left = size
     while left:
         part = await stream.read_exactly(min(left, 2**18))
-        session.heard(len(part))
+        session.note_received(len(part))
         left -= len(part)
     return size / MB / (time.perf_counter() - began)
 
@@ -208,7 +208,7 @@ async def member(role: str, megabytes: int, folder: Path) -> None:
         while len(transport.stats.peers) < len(others):  # noqa: ASYNC110  # a snapshot, there is no event
             await anyio.sleep(0.01)
         scratch = await anyio.to_thread.run_sync(Scratch, folder)
-        exchange = ModelExchange(transport, tell=lambda event: events.append((time.perf_counter(), event)), scratch=scratch)
+        exchange = ModelExchange(transport, report=lambda event: events.append((time.perf_counter(), event)), scratch=scratch)
         gc.collect()
         before = memory("VmRSS")
         trainer = await anyio.to_thread.run_sync(lambda: NumpyTrainer(megabytes, seed=role == "sharer"))

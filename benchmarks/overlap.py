@@ -118,7 +118,7 @@ class ShapedTransport(MemoryTransport):
             if super(ShapedTransport, self).take(giver, entry, relayed=relayed):
                 known = next((own for own in self.live_messages() if own.message == entry.message), None)
                 if known is not None:
-                    self._network.spread(self, known)
+                    self._network.forward(self, known)
 
         asyncio.get_running_loop().call_later(self._one_way, arrive)
         return False
@@ -219,9 +219,6 @@ class WaitingTrainer:
 
     def check(self, payload: bytes) -> None:
         """All fit."""
-
-    def sampled_digest(self, seed: int) -> bytes:
-        return hashlib.sha256(self.weights + seed.to_bytes(8, "big")).digest()
 
     def full_digest(self) -> bytes:
         return hashlib.sha256(self.weights).digest()

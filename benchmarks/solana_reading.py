@@ -97,7 +97,7 @@ class Followed:
         await self._chain.set_account(str(self._run.account), Account(10**10, body.ljust(ACCOUNT_BYTES, b"\0"), COORDINATOR))
 
     async def read(self) -> CoordinatorState | None:
-        copy, _ = await self._follower.read(heard=self.changes)
+        copy, _ = await self._follower.read(reported_nonce=self.changes)
         return copy.state
 
     async def do(self, command: commands.Command, *, seconds: int = 0) -> None:

@@ -60,16 +60,16 @@ def label(kind: str, name: str, origin: str) -> str:
     return f"the {kind} plugin {name} ({origin})"
 
 
-def leaves(error: BaseException) -> Iterator[BaseException]:
+def leaf_exceptions(error: BaseException) -> Iterator[BaseException]:
     """All exceptions in a group and its nested groups; a plain exception yields only itself."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
-            yield from leaves(inner)
+            yield from leaf_exceptions(inner)
     else:
         yield error
 
 
-def brief(error: BaseException) -> str:
+def summary_of(error: BaseException) -> str:
     """Type and text of an exception in one short line that a terminal can show."""
     try:
         text = " ".join(str(error).split())
@@ -85,7 +85,7 @@ def explain(error: BaseException, places: Iterable[Place]) -> str:
 
     If it was raised on purpose, this is its own message. Otherwise it says what happened, where, and in which plugin.
     """
-    first = next(leaves(error))
+    first = next(leaf_exceptions(error))
     if isinstance(first, PsycheError):
         return first.sentence
 
@@ -94,7 +94,7 @@ def explain(error: BaseException, places: Iterable[Place]) -> str:
         return blamed
 
     frames = list(_frames(first.__traceback__))
-    return f"{brief(first)}{_where(frames[-1]) if frames else ''}"
+    return f"{summary_of(first)}{_where(frames[-1]) if frames else ''}"
 
 
 def explain_plugin(error: BaseException, places: Iterable[Place]) -> str | None:
@@ -103,7 +103,7 @@ def explain_plugin(error: BaseException, places: Iterable[Place]) -> str | None:
     for at in reversed(list(_frames(error.__traceback__))):
         holders = [place for place in known if _within(_module(at), _root(place[3]))]
         if holders:
-            return f"{_named(holders, at.tb_frame)} failed with {brief(error)}{_where(at)}"
+            return f"{_named(holders, at.tb_frame)} failed with {summary_of(error)}{_where(at)}"
 
     return None
 
@@ -137,7 +137,7 @@ def _guard(factory: Callable[..., Any], name: str, called: str) -> Callable[...,
         except Exception as error:
             *_, last = _frames(error.__traceback__)
             where = "" if _within(_module(last), OURS) else _where(last)
-            message = f"{called} failed in its {name} with {brief(error)}{where}"
+            message = f"{called} failed in its {name} with {summary_of(error)}{where}"
             raise PluginFailed(message) from error
 
         if made is None and name in _MUST_GIVE:

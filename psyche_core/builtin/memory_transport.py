@@ -80,7 +80,7 @@ class MemoryNetwork:
             and frozenset((peer, endpoint.peer_id)) not in self._cut
         }
 
-    def spread(self, start: MemoryTransport, entry: LogEntry) -> None:
+    def forward(self, start: MemoryTransport, entry: LogEntry) -> None:
         """Deliver a message of `start` to all connected endpoints that lack it, and from them onwards."""
         waiting = deque([start])
         while waiting:
@@ -101,7 +101,7 @@ class MemoryNetwork:
     def _changed(self) -> None:
         for endpoint in self._endpoints.values():
             for entry in endpoint.live_messages():
-                self.spread(endpoint, entry)
+                self.forward(endpoint, entry)
         self._wake()
 
     def _wake(self) -> None:
@@ -183,7 +183,7 @@ class MemoryTransport(Transport):
 
         entry = self._log.add_own(message, tag=tag)
         if entry is not None:
-            self._network.spread(self, entry)
+            self._network.forward(self, entry)
 
     async def receive(self) -> Incoming:
         """The next message from another endpoint."""

@@ -27,12 +27,12 @@ class Switches:
     """Options given before the command's name.
 
     Attributes:
-        told: sentence of a failure that was already shown where errors are printed.
+        reported_end: sentence of a failure that was already shown where errors are printed.
         abandons: the process ends at once, without what libraries do at its exit: one of them hangs.
     """
 
     debug: bool = False
-    told: str = ""
+    reported_end: str = ""
     abandons: bool = False
 
 
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sentence, code = described
         if switches.debug and sentence:
             traceback.print_exception(error)
-        if sentence and sentence != switches.told:
+        if sentence and sentence != switches.reported_end:
             from psyche_core.config.sentences import printable_lines  # not earlier: importing pydantic is slow
 
             click.echo(f"Error: {printable_lines(sentence)}", err=True)  # it may contain text from a server or a chain

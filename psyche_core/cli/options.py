@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from psyche_core.cli.reference_options import SettingsCommand, with_implied_trackers
 from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.options.common import tracker_names
-from psyche_core.config.options.loading import ENVIRONMENT_PREFIX
+from psyche_core.config.options.loading import ENVIRONMENT_PREFIX, option_fields
 from psyche_core.errors import UserError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -34,14 +34,14 @@ SHORT = {"identity_secret_key_path": "-i", "server_port": "-s"}
 
 
 def settings_options(cls: type[BaseModel]) -> Callable[[_Command], _Command]:
-    """A decorator that adds one option per field of a settings class, in the order of the fields.
+    """A decorator that adds one option per field of a settings class: its own in their order, then those it inherits.
 
     A field's `json_schema_extra` may say `{"short": "-w"}` for a one-letter form, `{"unit": "SECONDS"}` for the unit of its
     number, `{"aliases": ["--other-name"]}` for further names, or `{"option": False}` for a field without a command line option.
     """
 
     def decorate(command: _Command) -> _Command:
-        for name, field in reversed(cls.model_fields.items()):
+        for name, field in reversed(option_fields(cls).items()):
             if _extra(field).get("option", True):
                 command = _option(name, field)(command)
         return command

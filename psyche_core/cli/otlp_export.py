@@ -5,38 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from psyche_core.cli.trackers import abandon
+from psyche_core.config.options.shared import ReportingOptions
 from psyche_core.telemetry.sinks import Sink
 
 
-class OtlpSettings(Protocol):
-    """The options. Without any URL nothing is sent."""
-
-    @property
-    def otlp_metrics_url(self) -> str | None:
-        """Where figures go."""
-
-    @property
-    def otlp_tracing_url(self) -> str | None:
-        """Where rounds go."""
-
-    @property
-    def otlp_logs_url(self) -> str | None:
-        """Where log lines go."""
-
-    @property
-    def otlp_auth_header(self) -> str | None:
-        """Value of the header `Authorization`."""
-
-    @property
-    def otlp_report_interval(self) -> float:
-        """Seconds between two reports of figures."""
-
-
 @contextmanager
-def otlp_sinks(settings: OtlpSettings) -> Iterator[list[Sink]]:
+def otlp_sinks(settings: ReportingOptions) -> Iterator[list[Sink]]:
     """Send telemetry while inside, if a URL says where; gives the sinks. The end waits for the rest, but not for long."""
     if not (settings.otlp_metrics_url or settings.otlp_tracing_url or settings.otlp_logs_url):
         yield []

@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 Beside = Callable[[Path], AbstractAsyncContextManager[None]]
 
 
-def say_where(url: str) -> None:
+def print_address(url: str) -> None:
     """Say on stderr where the page is: standard output may be a stream of events."""
     click.echo(f"the run's page is at {url}", err=True)
 
@@ -73,7 +73,7 @@ class Page:
             return await program()
 
         async with self._serving() as url:
-            say_where(url)
+            print_address(url)
             return await program()
 
 
@@ -94,7 +94,7 @@ def page_of_folder(port: int | None, *, host: str, token_file: Path | None) -> B
     @contextlib.asynccontextmanager
     async def beside(folder: Path) -> AsyncIterator[None]:
         async with serving(feeds, access, listening) as url, anyio.create_task_group() as tasks:
-            say_where(url)
+            print_address(url)
             tasks.start_soon(watch_folder, folder, feeds)
             yield
             tasks.cancel_scope.cancel()

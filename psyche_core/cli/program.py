@@ -119,7 +119,7 @@ def remember_failure(logs: str) -> Sink:
 
     def remember(event: Event) -> None:
         if isinstance(event, Ended) and not event.success and switches is not None and shows and _one_place():
-            switches.told = event.reason
+            switches.reported_end = event.reason
 
     return remember
 

@@ -18,7 +18,7 @@ from psyche_core.evaluation.sampling import Sampling
 from psyche_core.evaluation.text_model import TextModel
 from psyche_core.models.hf.quiet import first_line, quiet
 
-Tell = Callable[[str], None]
+TextSink = Callable[[str], None]
 """Function that gets each new piece of a text."""
 
 
@@ -45,12 +45,12 @@ def write(
     sampling: Sampling | None = None,
     max_new_tokens: int = 128,
     chat: bool = False,
-    tell: Tell | None = None,
+    on_text: TextSink | None = None,
 ) -> Written:
     """Continue a prompt.
 
     sampling: None for the likeliest tokens. max_new_tokens: fewer if the model's longest text is reached. chat: the prompt is a
-    user's message, put into the tokenizer's chat template. tell: gets the text piece by piece, at ends of words. Raises
+    user's message, put into the tokenizer's chat template. on_text: gets the text piece by piece, at ends of words. Raises
     InputError for a prompt that is too long or empty, and ModelError.
     """
     ids = encode(model, prompt, chat=chat)
@@ -68,7 +68,7 @@ def write(
                 attention_mask=torch.ones_like(ids, device=model.device),
                 generation_config=plain_generation(model, most_new),
                 logits_processor=(sampling or Sampling()).processors(),
-                streamer=None if tell is None else _Streamer(model.tokenizer, tell),
+                streamer=None if on_text is None else _Streamer(model.tokenizer, on_text),
             )
     except InputError:
         raise
@@ -122,12 +122,12 @@ def ends_of(model: TextModel) -> list[int]:
 
 
 class _Streamer(transformers.TextStreamer):
-    def __init__(self, tokenizer: Any, tell: Tell) -> None:
+    def __init__(self, tokenizer: Any, on_text: TextSink) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self._tell = tell
+        self._on_text = on_text
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Pass finished words on. stream_end: whether these are the last."""
         del stream_end
         if text:
-            self._tell(text)
+            self._on_text(text)

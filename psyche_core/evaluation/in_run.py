@@ -18,7 +18,7 @@ from typing import Any
 
 from psyche_core.errors import PsycheError
 from psyche_core.evaluation.spare_time import Reclaimed, SpareTime, SpareTimeOver
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 
 PROMPT_SECONDS = 30.0
 PAUSE_SECONDS = 1.0
@@ -45,17 +45,17 @@ class Plan:
 class InRunEvaluator:
     """Carries a plan out in a thread.
 
-    spare: lends the model. files: returns the model's small files by name, of which the tokenizer is read. tell: gets events, in
-    the evaluator's thread.
+    spare: lends the model. files: returns the model's small files by name, of which the tokenizer is read. report: gets events,
+    in the evaluator's thread.
     """
 
     def __init__(
-        self, plan: Plan, spare: SpareTime, files: Callable[[], Mapping[str, bytes]], tell: Callable[[told.Event], None]
+        self, plan: Plan, spare: SpareTime, files: Callable[[], Mapping[str, bytes]], report: Callable[[telemetry.Event], None]
     ) -> None:
         self._plan = plan
         self._spare = spare
         self._files = files
-        self._tell = tell
+        self._report = report
         self._tokenizer: Any = None
         self._over = threading.Event()
         self._last_wanted = threading.Event()
@@ -143,7 +143,7 @@ class InRunEvaluator:
                 self._warn("prompts are not answered any more", error)
                 self._plan = replace(self._plan, prompts=False)
                 break
-            self._tell(told.PromptAnswered(number, prompt, text[:PROMPT_CHARACTERS], first, last))
+            self._report(telemetry.PromptAnswered(number, prompt, text[:PROMPT_CHARACTERS], first, last))
         return began
 
     def _open_tasks(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class InRunEvaluator:
         for each in scores[:1]:  # a group's first is the group itself
             if each.main is not None:
                 metric, value = each.main
-                self._tell(told.Evaluated(name, metric, value, each.documents or 0, first, model.last_step))
+                self._report(telemetry.Evaluated(name, metric, value, each.documents or 0, first, model.last_step))
         return first
 
     def _read_tokenizer(self) -> Any:
@@ -201,4 +201,4 @@ class InRunEvaluator:
 
     def _warn(self, what: str, error: BaseException) -> None:
         text = str(error).strip().splitlines()
-        self._tell(told.Problem("warning", f"{what}: {text[0] if text else type(error).__name__}; training goes on"))
+        self._report(telemetry.Problem("warning", f"{what}: {text[0] if text else type(error).__name__}; training goes on"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Event
 
 STALE_SECONDS = 60.0
@@ -28,42 +28,42 @@ class LocalStatus:
     """Collects what the object says."""
 
     def __init__(self) -> None:
-        self._phase: told.PhaseChanged | None = None
-        self._paths: tuple[told.PathOfPeer, ...] = ()
-        self._totals: told.NetworkTotals | None = None
+        self._phase: telemetry.PhaseChanged | None = None
+        self._paths: tuple[telemetry.PathOfPeer, ...] = ()
+        self._totals: telemetry.NetworkTotals | None = None
         self._totals_at = 0.0
         self._bandwidth = 0.0
         self._witnesses = 0
         self._trained_epoch: int | None = None
         self._witnessed: tuple[int, int] | None = None
         self._before_round = self._before_previous = 0
-        self._ended: told.Ended | None = None
+        self._ended: telemetry.Ended | None = None
 
     def handle(self, event: Event, *, now: float) -> None:
         """Enter an event of this program. now: seconds of a steady clock."""
         match event:
-            case told.PhaseChanged():
+            case telemetry.PhaseChanged():
                 if self._phase is None or (event.epoch, event.height) != (self._phase.epoch, self._phase.height):
                     self._before_previous, self._before_round = self._before_round, self._downloads
                 self._phase = event
-            case told.PeerPaths():
+            case telemetry.PeerPaths():
                 self._paths = event.peers
-            case told.NetworkTotals():
+            case telemetry.NetworkTotals():
                 if self._totals is not None and now > self._totals_at:
                     received = event.bytes_received - self._totals.bytes_received
                     self._bandwidth = max(0.0, received / (now - self._totals_at))
                 self._totals, self._totals_at = event, now
-            case told.WitnessSent():
+            case telemetry.WitnessSent():
                 self._witnesses += 1
                 self._witnessed = event.epoch, event.height
-            case told.StepTrained():
+            case telemetry.StepTrained():
                 self._trained_epoch = event.epoch
-            case told.Ended():
+            case telemetry.Ended():
                 self._ended = event
 
     def document(self) -> dict[str, Any]:
         """The object. bandwidth: bytes received in the last second; times as seconds and nanoseconds."""
-        totals = self._totals or told.NetworkTotals(0, 0, 0)
+        totals = self._totals or telemetry.NetworkTotals(0, 0, 0)
         reached = [peer for peer in self._paths if peer.path != "none"]
         return {
             "connected_peers": [{"endpoint_id": peer.peer, "selected_path": _path(peer)} for peer in reached],
@@ -110,6 +110,6 @@ class LocalStatus:
         return "Trainer" if self._trained_epoch == phase.epoch else "NotInRound"
 
 
-def _path(peer: told.PathOfPeer) -> dict[str, Any]:
+def _path(peer: telemetry.PathOfPeer) -> dict[str, Any]:
     nanoseconds = round(peer.rtt_ms * 1e6)
     return {"addr": peer.path, "rtt": {"secs": nanoseconds // 10**9, "nanos": nanoseconds % 10**9}}

@@ -30,7 +30,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import set_span_in_context
 
 from psyche_core.exporters.round_spans import RoundSpan, RoundSpans
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Event
 from psyche_core.telemetry.metrics import METRICS, Metric, MetricBook
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
@@ -43,7 +43,7 @@ REQUEST_SECONDS = 10.0
 CLOSE_SECONDS = 10.0
 """How long a program that has ended waits until the rest is sent."""
 
-_FREQUENT = (told.NetworkTotals, told.StepFigures, told.WitnessReported, told.PeerPaths)
+_FREQUENT = (telemetry.NetworkTotals, telemetry.StepFigures, telemetry.WitnessReported, telemetry.PeerPaths)
 """Events that are figures and no sentences."""
 
 _SEVERITIES = {
@@ -83,13 +83,13 @@ class OtlpSink:
         now = time.time()
         with self._lock:
             self._book.handle(event)
-        if not self._providers and isinstance(event, told.Started | told.RunDescribed):
+        if not self._providers and isinstance(event, telemetry.Started | telemetry.RunDescribed):
             self._begin(event)
         ended = self._rounds.handle(event, now=now)
         if ended is not None and self._tracer is not None:
             self._trace(ended)
         if not isinstance(event, _FREQUENT):
-            level = event.level if isinstance(event, told.Problem) else "info"
+            level = event.level if isinstance(event, telemetry.Problem) else "info"
             self.log(describe(event), level=level, name=type(event).__name__, now=now)
 
     def log(self, text: str, *, level: str, name: str, now: float) -> None:
@@ -121,8 +121,8 @@ class OtlpSink:
             except Exception as error:  # a library's end must not be the program's
                 logger.debug("the end of telemetry failed", exc_info=error)
 
-    def _begin(self, event: told.Started | told.RunDescribed) -> None:
-        role, program = (event.role, event.id) if isinstance(event, told.Started) else ("client", "")
+    def _begin(self, event: telemetry.Started | telemetry.RunDescribed) -> None:
+        role, program = (event.role, event.id) if isinstance(event, telemetry.Started) else ("client", "")
         resource = Resource.create(
             {
                 "service.name": f"psyche-{role}",

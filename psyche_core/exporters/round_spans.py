@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Event
 
 MAX_PARTS = 64
@@ -52,21 +52,21 @@ class RoundSpans:
     def handle(self, event: Event, *, now: float) -> RoundSpan | None:
         """Enter an event of this program; returns the round that it ended. now: unix seconds."""
         match event:
-            case told.PhaseChanged():
+            case telemetry.PhaseChanged():
                 return self._turn(event, now)
-            case told.Ended():
+            case telemetry.Ended():
                 return self._end(now)
-            case told.StepTrained():
+            case telemetry.StepTrained():
                 self._add("train", now - _seconds(event.seconds), now, step=event.step, loss=event.loss, tokens=event.tokens)
-            case told.StepApplied():
+            case telemetry.StepApplied():
                 start = now - _seconds(event.seconds)
                 self._add("apply", start, now, step=event.step, accepted=event.accepted, trained=event.trained)
-            case told.WitnessSent():
+            case telemetry.WitnessSent():
                 start = now if self._second_phase is None else self._second_phase
                 self._add("witness", start, now, height=event.height, early=int(event.opportunistic))
         return None
 
-    def _turn(self, event: told.PhaseChanged, now: float) -> RoundSpan | None:
+    def _turn(self, event: telemetry.PhaseChanged, now: float) -> RoundSpan | None:
         current = self._round
         if event.phase == "RoundWitness":
             self._second_phase = now

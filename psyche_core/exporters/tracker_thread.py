@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
 from psyche_core.interfaces.tracker import TrackedRun, Tracker
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Event
 from psyche_core.telemetry.metrics import MetricBook
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
@@ -68,7 +68,7 @@ class TrackerThread:
     def __call__(self, event: Event) -> None:
         """Queue an event; returns at once. With a full queue the event is left out, but never the last one of a run."""
         with self._changed:
-            if len(self._waiting) < self._limit or isinstance(event, told.Ended):
+            if len(self._waiting) < self._limit or isinstance(event, telemetry.Ended):
                 self._waiting.append((time.time(), event))
                 self._changed.notify()
                 return
@@ -131,9 +131,9 @@ class _Writer:
         self._book = MetricBook()
         self._tracker: Tracker | None = None
         self._off = False
-        self._started: told.Started | None = None
-        self._described: told.RunDescribed | None = None
-        self._ended: told.Ended | None = None
+        self._started: telemetry.Started | None = None
+        self._described: telemetry.RunDescribed | None = None
+        self._ended: telemetry.Ended | None = None
         self._step = 0
 
     def enter(self, moment: float, event: Event) -> bool:
@@ -146,36 +146,36 @@ class _Writer:
 
         self._book.handle(event)
         match event:
-            case told.Started():
+            case telemetry.Started():
                 self._started = self._started or event
-            case told.RunDescribed():
+            case telemetry.RunDescribed():
                 self._described = self._described or event
-            case told.StepTrained():
+            case telemetry.StepTrained():
                 self._step = event.step
-            case told.Ended():
+            case telemetry.Ended():
                 self._ended = event
         if self._tracker is None and self._described is not None:
             self._open()
         if self._tracker is None:
             return False
 
-        if isinstance(event, told.PromptAnswered):
+        if isinstance(event, telemetry.PromptAnswered):
             text = f"{event.prompt}{event.text}"
             self._tracker.log_text(event.step, f"prompts/{event.number}", text, time=moment)
         figures = self._due(event)
         if figures:
-            step = event.step if isinstance(event, told.Validated | told.Evaluated) else self._step
+            step = event.step if isinstance(event, telemetry.Validated | telemetry.Evaluated) else self._step
             self._tracker.log_figures(step, figures, time=moment)
-        return bool(figures) or isinstance(event, told.PromptAnswered)
+        return bool(figures) or isinstance(event, telemetry.PromptAnswered)
 
     def _due(self, event: Event) -> dict[str, float]:
         """The figures to hand over after an event: a measurement belongs to its own step, everything else to the step trained."""
         match event:
-            case told.Validated():
+            case telemetry.Validated():
                 return self._book.take_changed("validation/")
-            case told.Evaluated():
+            case telemetry.Evaluated():
                 return self._book.take_changed("eval/")
-            case told.StepTrained() | told.Ended():
+            case telemetry.StepTrained() | telemetry.Ended():
                 return self._book.take_changed()
             case _:
                 return {}
@@ -186,7 +186,7 @@ class _Writer:
             return False
 
         self._off = True
-        ended = self._ended or told.Ended("the program ended", success=False)
+        ended = self._ended or telemetry.Ended("the program ended", success=False)
         self._tracker.finish(success=ended.success, reason=ended.reason)
         return True
 

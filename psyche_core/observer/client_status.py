@@ -12,7 +12,7 @@ from typing import Any
 from psyche_core.config.sentences import printable
 from psyche_core.observer.member_view import MemberView
 from psyche_core.observer.run_view import RunView
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Event
 
 FORMAT = 1
@@ -37,11 +37,11 @@ class ClientStatus:
     def __init__(self, *, run_id: str = "", id: str = "") -> None:  # noqa: A002  # the events' word
         self._known = (run_id, id)
         self._view = RunView()
-        self._paths: told.PeerPaths | None = None
+        self._paths: telemetry.PeerPaths | None = None
         self._paths_at: float | None = None
-        self._saved: tuple[float, told.CheckpointSaved] | None = None
-        self._stored: tuple[float, told.CheckpointStored] | None = None
-        self._problem: tuple[float, told.Problem] | None = None
+        self._saved: tuple[float, telemetry.CheckpointSaved] | None = None
+        self._stored: tuple[float, telemetry.CheckpointStored] | None = None
+        self._problem: tuple[float, telemetry.Problem] | None = None
         self._role = ""
 
     @property
@@ -53,17 +53,17 @@ class ClientStatus:
         """Enter an event. time: unix seconds, from the client's clock."""
         self._view.handle(_SOURCE, time, event)
         match event:
-            case told.Started():
+            case telemetry.Started():
                 self._role = event.role
                 self._view.total_steps = event.total_steps or self._view.total_steps
                 self._paths = self._paths_at = None  # those of a process that is gone
-            case told.PeerPaths():
+            case telemetry.PeerPaths():
                 self._paths, self._paths_at = event, time
-            case told.CheckpointSaved():
+            case telemetry.CheckpointSaved():
                 self._saved = (time, event)
-            case told.CheckpointStored():
+            case telemetry.CheckpointStored():
                 self._stored = (time, event)
-            case told.Problem():
+            case telemetry.Problem():
                 self._problem = (time, event)
 
     def document(self) -> Document:
@@ -104,7 +104,7 @@ class ClientStatus:
         }
 
 
-def _peer(each: told.PathOfPeer) -> Document:
+def _peer(each: telemetry.PathOfPeer) -> Document:
     return {
         "peer": _name(each.peer),
         "path": _name(each.path),

@@ -17,7 +17,7 @@ from psyche_core.observer.member_view import MemberView
 from psyche_core.observer.records import Answer, Entry, EpochView, News, Stage
 from psyche_core.observer.roster import Roster
 from psyche_core.sdk.run_events import phase_of
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Event
 from psyche_core.types import ClientState, RunState
 from psyche_core.ui.console import describe
@@ -46,15 +46,15 @@ MAX_REPORTED_LOSS = 50.0
 
 
 _SILENT = (
-    told.RunDescribed,
-    told.StepTrained,
-    told.StepFigures,
-    told.StepApplied,
-    told.NetworkTotals,
-    told.WitnessSent,
-    told.WitnessReported,
-    told.ModelSync,
-    told.PromptAnswered,
+    telemetry.RunDescribed,
+    telemetry.StepTrained,
+    telemetry.StepFigures,
+    telemetry.StepApplied,
+    telemetry.NetworkTotals,
+    telemetry.WitnessSent,
+    telemetry.WitnessReported,
+    telemetry.ModelSync,
+    telemetry.PromptAnswered,
 )
 _STATES = {
     ClientState.Healthy: "healthy",
@@ -63,8 +63,16 @@ _STATES = {
     ClientState.Ejected: "ejected",
 }
 _MEMBER_REPORTS = (
-    *(told.Joined, told.ModelLoading, told.ModelLoaded, told.WaitsForEpoch, told.Dropped, told.CameBack),
-    *(told.ModelSync, told.Leaving, told.Problem, told.Ended),
+    telemetry.Joined,
+    telemetry.ModelLoading,
+    telemetry.ModelLoaded,
+    telemetry.WaitsForEpoch,
+    telemetry.Dropped,
+    telemetry.CameBack,
+    telemetry.ModelSync,
+    telemetry.Leaving,
+    telemetry.Problem,
+    telemetry.Ended,
 )
 """What members tell of themselves. A server tells other things before it says that it is one."""
 
@@ -85,9 +93,8 @@ class RunView:
         self.version: int = 0
         self.first: float | None = None
         self.newest: float = 0.0
-        self.phase: told.PhaseChanged | None = None
+        self.phase: telemetry.PhaseChanged | None = None
         self.phase_since: float | None = None
-        self.phase_version: int = 0
         self.loss: BucketSeries = BucketSeries(CURVE_BUCKETS)
         self.reported: BucketSeries = BucketSeries(CURVE_BUCKETS)
         self.validation: BucketSeries = BucketSeries(SMALL_BUCKETS)
@@ -113,7 +120,7 @@ class RunView:
         self.parameters: int | None = None
         self.newest_validation: tuple[int, float] | None = None
         self.differ: int = 0
-        self.ended: told.Ended | None = None
+        self.ended: telemetry.Ended | None = None
         self._server: str | None = None
         self._signed: deque[int] = deque(maxlen=MAX_EPOCHS)
         self._sent = self._received = 0
@@ -125,57 +132,57 @@ class RunView:
         self.first = time if self.first is None else min(self.first, time)
         self.newest = max(self.newest, time)
         match event:
-            case told.Started(role="server"):
+            case telemetry.Started(role="server"):
                 self._server = source
                 self.run_id = self.run_id or event.run_id
                 self.total_steps = event.total_steps or self.total_steps
-            case told.Started():
+            case telemetry.Started():
                 self.run_id = self.run_id or event.run_id
                 self._note_start(source, time, event)
-            case told.RunDescribed():
+            case telemetry.RunDescribed():
                 self.total_steps = self.total_steps or event.total_steps
-            case told.PhaseChanged():
+            case telemetry.PhaseChanged():
                 if self._server in (None, source):
                     self._note_phase(time, event)
-            case told.StepTrained():
+            case telemetry.StepTrained():
                 self._note_trained(source, time, event)
-            case told.StepApplied():
+            case telemetry.StepApplied():
                 self._note_applied(source, time, event)
-            case told.WitnessReported():
+            case telemetry.WitnessReported():
                 self._note_reported(time, event)
-            case told.NetworkTotals():
+            case telemetry.NetworkTotals():
                 self._note_network(source, time, event)
-            case told.Validated():
+            case telemetry.Validated():
                 self.validation.add(event.step, event.loss, time=time, changed=self.version)
                 self.newest_validation = (event.step, event.loss)
-            case told.Evaluated():
+            case telemetry.Evaluated():
                 self._note_score(time, event)
-            case told.PromptAnswered():
+            case telemetry.PromptAnswered():
                 self._note_answer(time, event)
-            case told.EpochDigest():
+            case telemetry.EpochDigest():
                 self._note_digest(source, time, event)
-            case told.EpochSigned():
+            case telemetry.EpochSigned():
                 self._note_signed(event)
-            case told.ReplicasDiffer():
+            case telemetry.ReplicasDiffer():
                 self.differ += 1
-            case told.WentBack():
+            case telemetry.WentBack():
                 self._go_back(event)
-            case told.CheckpointSaved():
+            case telemetry.CheckpointSaved():
                 self._list(Entry(time, "saved", event.step, event.path))
-            case told.CheckpointStored():
+            case telemetry.CheckpointStored():
                 self._list(Entry(time, "stored", event.step, event.location))
-            case told.RewardPaid():
+            case telemetry.RewardPaid():
                 member = self._of_id(event.member)
                 if member is not None:
                     member.paid += event.units
                     self._touch(member, time)
                 self._list(Entry(time, "paid", event.units, event.member))
-            case told.Ended() if source == self._server:
+            case telemetry.Ended() if source == self._server:
                 self.ended = event
             case _:
                 self._note_member_report(source, time, event)
         if not isinstance(event, _SILENT):
-            self._tell(source, time, event)
+            self._add_news(source, time, event)
 
     def follow(self, time: float, state: CoordinatorState) -> None:
         """Enter a state of the coordinator: phase, members, and what they earned. time: unix seconds when it was seen."""
@@ -204,11 +211,11 @@ class RunView:
                 known.earned, known.slashed = account.earned, account.slashed
                 self._touch(known, time)
         if state.run_state is RunState.Finished and self.ended is None:
-            self.ended = told.Ended(f"the run finished after {state.progress.step - 1} steps", success=True)
+            self.ended = telemetry.Ended(f"the run finished after {state.progress.step - 1} steps", success=True)
 
     # ---- parts of handle
 
-    def _note_start(self, source: str, time: float, event: told.Started) -> None:
+    def _note_start(self, source: str, time: float, event: telemetry.Started) -> None:
         member = self.roster.introduce(source, printable(event.id, at_most=NAME_CHARACTERS), version=self.version)
         if member is None:
             return
@@ -217,8 +224,8 @@ class RunView:
         member.enter("starting", time, "" if member.starts == 1 else "started again")
         self._touch(member, time)
 
-    def _note_phase(self, time: float, event: told.PhaseChanged) -> None:
-        self.phase, self.phase_since, self.phase_version = event, time, self.version
+    def _note_phase(self, time: float, event: telemetry.PhaseChanged) -> None:
+        self.phase, self.phase_since = event, time
         self.last_step = max(self.last_step, event.step - 1)
         stage = "Training" if event.phase in _TRAINING else event.phase
         if not self.stages or self.stages[-1].name != stage:
@@ -231,7 +238,7 @@ class RunView:
             if event.clients > epoch.clients:
                 epoch.clients, self.epochs_changed = event.clients, self.version
 
-    def _note_trained(self, source: str, time: float, event: told.StepTrained) -> None:
+    def _note_trained(self, source: str, time: float, event: telemetry.StepTrained) -> None:
         member = self._of_source(source)
         weight = max(1, event.tokens)
         if not self.trained:
@@ -242,7 +249,7 @@ class RunView:
             member.note_trained(time, event, version=self.version)
             self._works(member, time, event.epoch)
 
-    def _note_applied(self, source: str, time: float, event: told.StepApplied) -> None:
+    def _note_applied(self, source: str, time: float, event: telemetry.StepApplied) -> None:
         if event.trained <= 0:
             return
 
@@ -259,7 +266,7 @@ class RunView:
             member.enter("healthy", time)
         self._touch(member, time)
 
-    def _note_reported(self, time: float, event: told.WitnessReported) -> None:
+    def _note_reported(self, time: float, event: telemetry.WitnessReported) -> None:
         """What a witness says of its own training; enough for a curve where no event file of a member can be read."""
         if not (abs(event.step - self.last_step) <= REPORT_REACH and 0 <= event.loss <= MAX_REPORTED_LOSS):
             return  # a witness may say anything, and nothing here is verified
@@ -273,7 +280,7 @@ class RunView:
             member.enter("healthy", time)
             self._touch(member, time)
 
-    def _note_network(self, source: str, time: float, event: told.NetworkTotals) -> None:
+    def _note_network(self, source: str, time: float, event: telemetry.NetworkTotals) -> None:
         member = self._of_source(source)
         if member is None:
             return
@@ -286,7 +293,7 @@ class RunView:
         self.received.add(int(time), self._received, time=time, changed=self.version)
         self._touch(member, time)
 
-    def _note_score(self, time: float, event: told.Evaluated) -> None:
+    def _note_score(self, time: float, event: telemetry.Evaluated) -> None:
         name = printable(event.task, at_most=NAME_CHARACTERS), printable(event.metric, at_most=NAME_CHARACTERS)
         if name not in self.scores and len(self.scores) >= MAX_SCORES:
             return
@@ -295,7 +302,7 @@ class RunView:
         series.add(event.step, event.value, time=time, changed=self.version)
         self.scores_changed = self.version
 
-    def _note_answer(self, time: float, event: told.PromptAnswered) -> None:
+    def _note_answer(self, time: float, event: telemetry.PromptAnswered) -> None:
         prompt = printable(event.prompt, at_most=MAX_NEWS)
         if prompt not in self.answers and len(self.answers) >= MAX_PROMPTS:
             return
@@ -306,7 +313,7 @@ class RunView:
             del answers[1]  # the first stays, to compare with
         self.answers_changed = self.version
 
-    def _note_digest(self, source: str, time: float, event: told.EpochDigest) -> None:
+    def _note_digest(self, source: str, time: float, event: telemetry.EpochDigest) -> None:
         epoch = self._epoch(event.epoch, event.step, time)
         epoch.last_step, epoch.ended = event.step, time if epoch.ended is None else epoch.ended
         epoch.signed = epoch.signed or event.step in self._signed
@@ -319,13 +326,13 @@ class RunView:
             member.digest = (event.epoch, event.sha256)
             self._touch(member, time)
 
-    def _note_signed(self, event: told.EpochSigned) -> None:
+    def _note_signed(self, event: telemetry.EpochSigned) -> None:
         self._signed.append(event.step)
         for epoch in self.epochs.values():
             if epoch.last_step == event.step:
                 epoch.signed, self.epochs_changed = True, self.version
 
-    def _go_back(self, event: told.WentBack) -> None:
+    def _go_back(self, event: telemetry.WentBack) -> None:
         curves = (self.loss, self.reported, self.validation, self.accepted, self.healthy, *self.scores.values())
         for series in curves:
             series.cut(event.to_step, changed=self.version)
@@ -335,8 +342,8 @@ class RunView:
 
     def _note_member_report(self, source: str, time: float, event: Event) -> None:
         """Events about where a member stands; of itself, or of another as the server sees it."""
-        if isinstance(event, told.MemberExited | told.MemberWithdrew):
-            if isinstance(event, told.MemberWithdrew):
+        if isinstance(event, telemetry.MemberExited | telemetry.MemberWithdrew):
+            if isinstance(event, telemetry.MemberWithdrew):
                 state, why = "left", ""
             else:
                 state, why = ("ejected" if event.why == "ejected" else "dropped"), event.why
@@ -353,28 +360,28 @@ class RunView:
             return
 
         match event:
-            case told.Joined():
+            case telemetry.Joined():
                 member.enter("joined", time)
-            case told.ModelLoading():
+            case telemetry.ModelLoading():
                 member.enter("loading", time)
-            case told.ModelLoaded():
+            case telemetry.ModelLoaded():
                 member.parameters = self.parameters = event.parameters
                 member.enter("joined", time)
-            case told.WaitsForEpoch():
+            case telemetry.WaitsForEpoch():
                 member.enter("waiting", time, "for the next epoch")
-            case told.Dropped():
+            case telemetry.Dropped():
                 member.enter("dropped", time, event.why)
                 member.out_epoch = event.epoch
-            case told.CameBack():
+            case telemetry.CameBack():
                 member.out_epoch = None
                 member.enter("healthy", time)
-            case told.ModelSync():
+            case telemetry.ModelSync():
                 member.enter("catching up", time)
-            case told.Leaving():
+            case telemetry.Leaving():
                 member.enter("leaving", time)
-            case told.Problem():
+            case telemetry.Problem():
                 member.problems += 1
-            case told.Ended() if member.state != "ejected":
+            case telemetry.Ended() if member.state != "ejected":
                 member.enter("finished" if event.success else "failed", time, event.reason)
         self._touch(member, time)
 
@@ -408,15 +415,22 @@ class RunView:
         self.entries.append(entry)
         self.entries_changed = self.version
 
-    def _tell(self, source: str, time: float, event: Event) -> None:
-        if isinstance(event, told.PhaseChanged) and event.phase in _TRAINING:
+    def _add_news(self, source: str, time: float, event: Event) -> None:
+        if isinstance(event, telemetry.PhaseChanged) and event.phase in _TRAINING:
             return
 
-        level = event.level if isinstance(event, told.Problem) else "info"
-        if isinstance(event, told.ReplicasDiffer | told.ModelLost | told.StateIsOlder) or (
-            isinstance(event, told.Ended) and not event.success
+        level = event.level if isinstance(event, telemetry.Problem) else "info"
+        if isinstance(event, telemetry.ReplicasDiffer | telemetry.ModelLost | telemetry.StateIsOlder) or (
+            isinstance(event, telemetry.Ended) and not event.success
         ):
             level = "error"
-        elif isinstance(event, told.WentBack | told.ModelContested | told.Dropped | told.MemberExited | told.StatementVoided):
+        elif isinstance(
+            event,
+            telemetry.WentBack
+            | telemetry.ModelContested
+            | telemetry.Dropped
+            | telemetry.MemberExited
+            | telemetry.StatementVoided,
+        ):
             level = "warning"
         self.news.append(News(self.version, time, source, level, describe(event)))

@@ -20,7 +20,7 @@ from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.options.loading import load_settings
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, PluginFailed, PsycheError
-from psyche_core.plugin_faults import brief, explain_plugin, leaves
+from psyche_core.plugin_faults import explain_plugin, leaf_exceptions, summary_of
 from psyche_core.plugin_objects import ObjectPlugin, RegistryWithObjects
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.address import Address, HostedAddress, resolve_address
@@ -170,7 +170,7 @@ class Client:
         self._last_state: CoordinatorState | None = None
         self._connecting: anyio.CancelScope | None = None
         self._stop_after: int | None = None
-        self._away: anyio.Event | None = None
+        self._paused: anyio.Event | None = None
         self._stopping = False
         self._tasks: TaskGroup | None = None
         self._stack = AsyncExitStack()
@@ -233,8 +233,8 @@ class Client:
             self._stop_after = after_step
             return
         self._stopping = True
-        if self._away is not None:
-            self._away.set()
+        if self._paused is not None:
+            self._paused.set()
         self._leave()
 
     def pause(self) -> None:
@@ -245,14 +245,14 @@ class Client:
         `events` and `wait` continue, too. A round whose witnesses have left lasts until the run's max_round_train_time.
         `Coordinator.pause` pauses a run for everybody. Idempotent; returns at once.
         """
-        if self._away is None and not self._stopping:
-            self._away = anyio.Event()
+        if self._paused is None and not self._stopping:
+            self._paused = anyio.Event()
             self._leave()
 
     def resume(self) -> None:
         """Join again after `pause`, from the next epoch on. Has no effect if not paused; returns at once."""
-        if self._away is not None:
-            self._away.set()
+        if self._paused is not None:
+            self._paused.set()
 
     async def __aenter__(self) -> Self:
         if self._log is not None:
@@ -262,7 +262,7 @@ class Client:
         self._log = EventLog()
         async with AsyncExitStack() as stack:
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
-            self._tasks.start_soon(self._live)
+            self._tasks.start_soon(self._run)
             self._stack = stack.pop_all()
         return self
 
@@ -284,18 +284,18 @@ class Client:
         if exc is None and not self._raised:
             self._raise()
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         """Run the client. Errors are kept for readers of events, so that they do not cancel the caller's block."""
         try:
             self._ended = await self._take_part()
         except BaseException as error:
             if isinstance(error, anyio.get_cancelled_exc_class()) or any(
-                isinstance(leaf, ENDS_THE_PROGRAM) for leaf in leaves(error)
+                isinstance(leaf, ENDS_THE_PROGRAM) for leaf in leaf_exceptions(error)
             ):
                 raise
-            self._failure = self._explained(next(leaves(error)))
+            self._failure = self._explained(next(leaf_exceptions(error)))
             if not self._done:
-                self._tell(telemetry.Ended(f"{self._failure}", success=False))
+                self._report(telemetry.Ended(f"{self._failure}", success=False))
         finally:
             assert self._log is not None
             self._log.close()
@@ -308,7 +308,7 @@ class Client:
         if sentence is None and isinstance(error, Exception):
             return error  # a defect of ours, with its traceback
         if sentence is None:  # out of a group that somebody made himself
-            sentence = f"code that was given to the client failed with {brief(error)}"
+            sentence = f"code that was given to the client failed with {summary_of(error)}"
         failure = PluginFailed(sentence)
         failure.__cause__ = error
         return failure
@@ -324,18 +324,18 @@ class Client:
                 self._objects["model"] = with_source(self._objects["model"], Path(folder.name))
             if self._held_out is not None:
                 self._settings = self._settings.model_copy(update={"validation_data": Path(folder.name)})
-            return await self._live_on()
+            return await self._run_until_left()
         finally:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(folder.cleanup)
 
-    async def _live_on(self) -> telemetry.Ended:
+    async def _run_until_left(self) -> telemetry.Ended:
         plugins = self._plugins
         if plugins is None:
             plugins = await anyio.to_thread.run_sync(lambda: PluginRegistry.discover())
         registry = self._known_plugins = self._registry(plugins)
         backend_settings = await anyio.to_thread.run_sync(self._backend_settings, registry)
-        bus = EventBus(self._note, *(isolated(each, report=self._tell) for each in self._callbacks))
+        bus = EventBus(self._note, *(isolated(each, report=self._report) for each in self._callbacks))
         self._bus = bus
         if self._key is None and self._settings.identity_secret_key_path is None:
             self._key = await anyio.to_thread.run_sync(_own_key, registry, self._settings, backend_settings)
@@ -351,11 +351,11 @@ class Client:
                     self._settings, registry, bus, backend_settings=backend_settings, key=self._key, beside=self._beside
                 )
             await self._show_weights()
-            if self._away is None:
+            if self._paused is None:
                 return ended
 
-            await self._away.wait()
-            self._away = None
+            await self._paused.wait()
+            self._paused = None
             if self._stopping:
                 return ended
 
@@ -367,15 +367,15 @@ class Client:
 
         finished = f"the run finished after {state.progress.step - 1} steps"
         late = f"{finished}, before this client took part; its model has not changed"
-        self._tell(telemetry.Problem("warning", f"{late}, and the run's result is in the checkpoints of its members"))
+        self._report(telemetry.Problem("warning", f"{late}, and the run's result is in the checkpoints of its members"))
         ended = telemetry.Ended(finished, success=True)
-        self._tell(ended)
+        self._report(ended)
         return ended
 
     async def _beside(self, runtime: ClientRuntime) -> None:
         """Keep a reference to a runtime while it runs."""
         self._runtime = runtime
-        if self._stopping or self._away is not None:
+        if self._stopping or self._paused is not None:
             runtime.leave()
         await anyio.sleep_forever()
 
@@ -407,7 +407,7 @@ class Client:
         if isinstance(event, telemetry.StepApplied) and self._stop_after is not None and event.step >= self._stop_after:
             self.stop()
 
-    def _tell(self, event: telemetry.Event) -> None:
+    def _report(self, event: telemetry.Event) -> None:
         """Pass an event to the log, and to the callbacks once they are known."""
         (self._note if self._bus is None else self._bus)(event)
 

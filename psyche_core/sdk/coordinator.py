@@ -96,7 +96,7 @@ class Coordinator:
         self._ended: anyio.Event | None = None
         self._failure: Exception | None = None
         self._log: EventLog[RunEvent] | None = None
-        self._told: CoordinatorState | None = None
+        self._reported_state: CoordinatorState | None = None
 
     @property
     def address(self) -> Address:
@@ -240,9 +240,9 @@ class Coordinator:
 
     def _note(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
         assert self._log is not None
-        for event in run_events_between(self._told, state, events):
+        for event in run_events_between(self._reported_state, state, events):
             self._log.put(event)
-        self._told = state
+        self._reported_state = state
 
     def _hosted(self) -> BackendServer:
         if self._server is None:

@@ -10,7 +10,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.hookspecs import LaterKnown
 from psyche_core.sdk.run_events import phase_of
 from psyche_core.server.restarting import TrainedMembers, lost_model
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import ClientState
 
@@ -47,7 +47,7 @@ class ChangeReporter:
         self._beginning = state
         self._settings = settings or self._settings
 
-    def tell_later(self, known: LaterKnown) -> None:
+    def report_later_state(self, known: LaterKnown) -> None:
         """Handle `on_later_state`: report each later state once, however many members know it."""
         if self._beginning is None or (known.epoch, known.step) in self._later:
             return
@@ -57,14 +57,14 @@ class ChangeReporter:
         member = None if known.member is None else known.member.hex()[:8]
         later = None if known.later_path is None else str(known.later_path)
         path = str(known.path)
-        self._report(told.StateIsOlder(progress.epoch, progress.step, known.epoch, known.step, path, member, later))
+        self._report(telemetry.StateIsOlder(progress.epoch, progress.step, known.epoch, known.step, path, member, later))
 
-    def tell(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
+    def report_change(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
         """Handle `on_event`."""
         self._trained.see(state)
         if self._follow is not None:
             self._follow(state)
-        self._tell_phase(state)
+        self._report_phase(state)
         for event in events:
             match event:
                 case ClientsExited():
@@ -72,32 +72,32 @@ class ChangeReporter:
                         if slot < len(state.epoch.clients):
                             self._report(self._exit(state, event.epoch, slot))
                 case EpochSigned():
-                    self._report(told.EpochSigned(event.step, event.digest.hex()))
+                    self._report(telemetry.EpochSigned(event.step, event.digest.hex()))
                 case WentBack():
-                    self._report(told.WentBack(event.from_step, event.to_step, event.from_checkpoint))
+                    self._report(telemetry.WentBack(event.from_step, event.to_step, event.from_checkpoint))
                 case ModelLost():
                     self._report(lost_model(state, self._settings, self._trained))
                 case StatementVoided():
                     member = state.epoch.clients[event.slot].id.short
-                    self._report(told.StatementVoided(event.epoch, event.height, member))
+                    self._report(telemetry.StatementVoided(event.epoch, event.height, member))
 
-    def _tell_phase(self, state: CoordinatorState) -> None:
+    def _report_phase(self, state: CoordinatorState) -> None:
         changed = phase_of(state)
         phase = (changed.phase, changed.epoch, changed.height, changed.clients if changed.needed else None)
         if self._seen != phase:
             self._seen = phase
             self._report(changed)
 
-    def _exit(self, state: CoordinatorState, epoch: int, slot: int) -> told.Event:
+    def _exit(self, state: CoordinatorState, epoch: int, slot: int) -> telemetry.Event:
         """The event for a member that stopped being healthy."""
         client = state.epoch.clients[slot]
         member = client.id.short
         withdrawn = self._withdrawn.pop(client.id.signer, None)
         if client.state is ClientState.Withdrawn and withdrawn is None:
-            return told.MemberWithdrew(epoch, member)
+            return telemetry.MemberWithdrew(epoch, member)
         if client.state is ClientState.Ejected:
-            return told.MemberExited(epoch, member, "ejected")
+            return telemetry.MemberExited(epoch, member, "ejected")
         if withdrawn is not None:
-            return told.MemberExited(epoch, member, withdrawn)
+            return telemetry.MemberExited(epoch, member, withdrawn)
 
-        return told.MemberExited(epoch, member, "late" if slot in state.epoch.ready else "unready")
+        return telemetry.MemberExited(epoch, member, "late" if slot in state.epoch.ready else "unready")

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+from psyche_core.config.options.loading import option_fields
 from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.commands import Pause, Resume, UpdateConfig
@@ -20,7 +21,7 @@ from psyche_core.errors import UserError
 from psyche_core.interfaces import BackendServer
 from psyche_core.interfaces.backend import OwnerControl
 from psyche_core.storage.model_stores.url import parse_model_url
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.types import ClientState, RunState
 
 _FOR_ONE_START = ("restart_from_checkpoint", "restart_from_step", "checkpoint")
@@ -59,7 +60,7 @@ class TrainedMembers:
 def server_command(settings: ServerSettings, *added: str) -> str:
     """The command line that starts this server again, for a shell in any folder. added: further arguments."""
     words = ["psyche", "server", "run"]
-    for name in type(settings).model_fields:
+    for name in option_fields(type(settings)):
         value = getattr(settings, name)
         if name not in settings.model_fields_set or value is None or name in _FOR_ONE_START:
             continue
@@ -81,10 +82,10 @@ def listening_at(settings: ServerSettings, address: str) -> ServerSettings:
     return settings if settings.server_port or not port.isdecimal() else settings.model_copy(update={"server_port": int(port)})
 
 
-def lost_model(state: CoordinatorState, settings: ServerSettings, trained: TrainedMembers) -> told.ModelLost:
+def lost_model(state: CoordinatorState, settings: ServerSettings, trained: TrainedMembers) -> telemetry.ModelLost:
     """The event about a lost model, with the commands of this server's owner."""
     kept = settings.save_state_dir is not None
-    return told.ModelLost(
+    return telemetry.ModelLost(
         state.progress.step - 1,
         away=trained.away(state),
         ask_again=f"kill -USR1 {os.getpid()}" if hasattr(signal, "SIGUSR1") else "",
@@ -125,7 +126,7 @@ def _check_loss(server: BackendServer) -> OwnerControl:
     return server
 
 
-def return_to_step(server: BackendServer, step: int) -> told.WentBack:
+def return_to_step(server: BackendServer, step: int) -> telemetry.WentBack:
     """Let the run continue before `step`, the one after an epoch's end that its members signed. Raises UserError."""
     owner, data_index = _check_return(server, step)
     state = server.state
@@ -134,7 +135,7 @@ def return_to_step(server: BackendServer, step: int) -> told.WentBack:
     progress = Progress(epoch=state.progress.epoch, step=step, data_index=data_index)
     owner.submit(UpdateConfig(progress=progress))
     owner.submit(Resume())
-    return told.WentBack(state.progress.step - 1, step - 1, from_checkpoint=False, by_owner=True)
+    return telemetry.WentBack(state.progress.step - 1, step - 1, from_checkpoint=False, by_owner=True)
 
 
 def _check_return(server: BackendServer, step: int) -> tuple[OwnerControl, int]:

@@ -44,7 +44,7 @@ from psyche_core.server.run_files import RunFiles, load_run
 from psyche_core.server.token_preparation import prepare_tokens
 from psyche_core.storage.folder_lock import locked_folder
 from psyche_core.storage.scratch import default_folder
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Ended, RewardPaid, Started, Stopping
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import RunState
@@ -121,7 +121,7 @@ async def _host(
     def on_event(state: CoordinatorState, events: tuple[Event, ...]) -> None:
         nonlocal changed
         changed = True
-        reporter.tell(state, events)
+        reporter.report_change(state, events)
         if relay is not None:
             relay.set_members(transport_keys(state))
 
@@ -140,9 +140,11 @@ async def _host(
         on_event=on_event,
         on_withdrawn=reporter.note_withdrawn,
         on_figures=lambda signer, figures: report(
-            told.WitnessReported(signer.hex()[:8], figures.step, figures.loss, figures.tokens_per_sec, figures.bandwidth_per_sec)
+            telemetry.WitnessReported(
+                signer.hex()[:8], figures.step, figures.loss, figures.tokens_per_sec, figures.bandwidth_per_sec
+            )
         ),
-        on_later_state=reporter.tell_later,
+        on_later_state=reporter.report_later_state,
         on_paid=lambda signer, units: report(RewardPaid(signer.hex()[:8], units)),
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -163,7 +165,7 @@ async def _host(
         report(Started("server", key.public.hex(), files.run.run_id, server.address, server.state.config.total_steps))
         if relay is not None:
             relay.set_members(transport_keys(server.state))
-            report(told.RelayStarted(relay.url))
+            report(telemetry.RelayStarted(relay.url))
         begun = server.state
         resumed = begun.instance != state.instance
         trained.see(begun)

@@ -18,7 +18,7 @@ PROGRESS_SECONDS = 10.0
 
 
 async def prepare_tokens(
-    data_file: DataFile, tell: Callable[[Event], None], *, clock: Callable[[], float] = time.monotonic
+    data_file: DataFile, report: Callable[[Event], None], *, clock: Callable[[], float] = time.monotonic
 ) -> PreparedText | None:
     """Make the token files of a data file unless they exist, see `prepare_text`; reports nothing if they do.
 
@@ -32,7 +32,7 @@ async def prepare_tokens(
         now = clock()
         if done.documents < done.total and now - told >= PROGRESS_SECONDS:
             told = now
-            anyio.from_thread.run_sync(tell, TokenFiles(folder, done.documents, done.total, done.tokens, now - started))
+            anyio.from_thread.run_sync(report, TokenFiles(folder, done.documents, done.total, done.tokens, now - started))
 
     def prepare() -> PreparedText | None:
         try:
@@ -43,5 +43,5 @@ async def prepare_tokens(
     ready = await anyio.to_thread.run_sync(prepare)
     if ready is not None and ready.written:
         tokens = ready.training_tokens + ready.validation_tokens
-        tell(TokenFiles(folder, ready.texts, ready.texts, tokens, clock() - started, ready=True))
+        report(TokenFiles(folder, ready.texts, ready.texts, tokens, clock() - started, ready=True))
     return ready

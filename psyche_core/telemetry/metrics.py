@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 
 MAX_SERIES = 512
 """Sets of labels that one metric may have; further ones are left out."""
@@ -142,38 +142,38 @@ class MetricBook:
         self._series: dict[str, _Series] = {}
         self._changed: dict[tuple[str, tuple[str, ...]], None] = {}
 
-    def handle(self, event: told.Event) -> None:
+    def handle(self, event: telemetry.Event) -> None:
         """Enter an event of this program."""
         match event:
-            case told.Started():
+            case telemetry.Started():
                 self._only("info", event.role, event.run_id, event.id)
                 self._set("total_steps", event.total_steps)
-            case told.RunDescribed():
+            case telemetry.RunDescribed():
                 self._only("run_info", event.model, event.architecture, event.optimizer)
                 self._set("total_steps", event.total_steps)
-            case told.PhaseChanged():
+            case telemetry.PhaseChanged():
                 self._note_phase(event)
-            case told.ModelLoaded():
+            case telemetry.ModelLoaded():
                 self._set("parameters", event.parameters)
-            case told.StepTrained():
+            case telemetry.StepTrained():
                 self._note_trained(event)
-            case told.StepFigures():
+            case telemetry.StepFigures():
                 self._note_figures(event)
-            case told.StepApplied():
+            case telemetry.StepApplied():
                 self._note_applied(event)
-            case told.WitnessSent():
+            case telemetry.WitnessSent():
                 self._add("witnesses_sent", 1, "early" if event.opportunistic else "usual")
-            case told.Validated():
+            case telemetry.Validated():
                 self._set("validation_loss", event.loss)
-            case told.Evaluated():
+            case telemetry.Evaluated():
                 self._set("eval_metrics", event.value, event.task, event.metric)
-            case told.NetworkTotals():
+            case telemetry.NetworkTotals():
                 self._set("peer_connections", event.peers)
                 for name in _SHARED_NETWORK_FIELDS:
                     self._set(name, getattr(event, name))
-            case told.PeerPaths():
+            case telemetry.PeerPaths():
                 self._note_paths(event)
-            case told.WitnessReported():
+            case telemetry.WitnessReported():
                 self._set("member_loss", event.loss, event.member)
                 self._set("member_tokens_per_second", event.tokens_per_second, event.member)
             case _:
@@ -208,14 +208,14 @@ class MetricBook:
 
     # ---- parts of handle
 
-    def _note_phase(self, event: told.PhaseChanged) -> None:
+    def _note_phase(self, event: telemetry.PhaseChanged) -> None:
         self._only("phase", event.phase)
         self._set("epoch", event.epoch)
         self._set("step", event.step)
         self._set("round", event.height)
         self._set("clients", event.clients)
 
-    def _note_trained(self, event: told.StepTrained) -> None:
+    def _note_trained(self, event: telemetry.StepTrained) -> None:
         self._set("training_loss", event.loss)
         self._set("last_train_time_seconds", event.seconds)
         self._set("result_bytes", event.payload_bytes)
@@ -223,7 +223,7 @@ class MetricBook:
         self._add("steps_trained", 1)
         self._add("tokens_trained", event.tokens)
 
-    def _note_figures(self, event: told.StepFigures) -> None:
+    def _note_figures(self, event: telemetry.StepFigures) -> None:
         for name, value in (
             ("learning_rate", event.learning_rate),
             ("training_perplexity", event.perplexity),
@@ -237,13 +237,13 @@ class MetricBook:
         ):
             self._set(name, value)
 
-    def _note_applied(self, event: told.StepApplied) -> None:
+    def _note_applied(self, event: telemetry.StepApplied) -> None:
         self._set("last_apply_time_seconds", event.seconds)
         self._add("steps_applied", 1)
         self._add("results_accepted", event.accepted)
         self._add("results_lost", max(0, event.trained - event.accepted))
 
-    def _note_paths(self, event: told.PeerPaths) -> None:
+    def _note_paths(self, event: telemetry.PeerPaths) -> None:
         """Peers that are gone have no series any more."""
         self._clear("peer_round_trip_seconds")
         self._clear("peer_paths")
@@ -255,23 +255,23 @@ class MetricBook:
         for path, count in counts.items():
             self._set("peer_paths", count, path)
 
-    def _count(self, event: told.Event) -> None:
+    def _count(self, event: telemetry.Event) -> None:
         match event:
-            case told.EpochDigest():
+            case telemetry.EpochDigest():
                 self._add("epochs_closed", 1)
-            case told.CheckpointSaved():
+            case telemetry.CheckpointSaved():
                 self._add("checkpoints_saved", 1)
-            case told.CheckpointStored():
+            case telemetry.CheckpointStored():
                 self._add("checkpoints_stored", 1)
-            case told.Dropped():
+            case telemetry.Dropped():
                 self._add("drops", 1)
-            case told.Resynced():
+            case telemetry.Resynced():
                 self._add("resyncs", 1)
-            case told.ReplicasDiffer():
+            case telemetry.ReplicasDiffer():
                 self._add("replicas_differ", 1)
-            case told.Problem():
+            case telemetry.Problem():
                 self._add("problems", 1, event.level)
-            case told.MemberExited():
+            case telemetry.MemberExited():
                 self._add("member_exits", 1, event.why)
 
     # ---- values

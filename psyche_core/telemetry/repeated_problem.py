@@ -17,22 +17,22 @@ class RepeatedProblem:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told_at: float | None = None
-        self._untold = 0
+        self._reported_at: float | None = None
+        self._unreported = 0
         self.times: int = 0
 
     def failed(self) -> bool:
         """Record a failure; return whether to report it now."""
         now = self._clock()
-        self._untold += 1
-        if self._told_at is not None and now - self._told_at < AGAIN_SECONDS:
+        self._unreported += 1
+        if self._reported_at is not None and now - self._reported_at < AGAIN_SECONDS:
             return False
 
-        self._told_at = now
-        self.times, self._untold = self._untold, 0
+        self._reported_at = now
+        self.times, self._unreported = self._unreported, 0
         return True
 
     def went_well(self) -> bool:
         """Record a success; return whether to report it now, because a failure was reported before."""
-        was_told, self._told_at, self._untold = self._told_at is not None, None, 0
-        return was_told
+        was_reported, self._reported_at, self._unreported = self._reported_at is not None, None, 0
+        return was_reported

@@ -94,13 +94,13 @@ async def run_testnet(
         console = Console()
         if data is not None and files.data_port is None:
 
-            def tell(event: Event) -> None:
+            def report_event(event: Event) -> None:
                 if settings.logs == "json":
                     print(_json_line("testnet", event), flush=True)
                 elif settings.logs != "none":
                     console.print(Text(describe(event)), soft_wrap=True)
 
-            await prepare_tokens(data, tell)
+            await prepare_tokens(data, report_event)
         started = time.monotonic()
         try:
             with _display(settings.logs, metrics, console, screen=screen) as display:
@@ -266,7 +266,7 @@ class _Testnet:
                 return
 
             await anyio.sleep(RESTART_SECONDS)
-            self._say(f"starting {name} again")
+            self._print(f"starting {name} again")
 
     async def _follow(self, child: Child) -> bool:
         """Enter a child's events until it ends, and check how it ended. Returns whether to start it again."""
@@ -320,7 +320,7 @@ class _Testnet:
         for name in self._kills.victims(now, whole=whole):
             self._metrics.killed(name)
             self._clients[name].kill()
-            self._say(f"killed {name}, kill {self._metrics.kills} of this run")
+            self._print(f"killed {name}, kill {self._metrics.kills} of this run")
 
     async def _lose_a_route(self) -> None:
         """Break one of the routes to the coordinator, once, at the configured time."""
@@ -330,11 +330,11 @@ class _Testnet:
 
         self._lose_route = None
         try:
-            self._say(await anyio.to_thread.run_sync(lose, self._address))
+            self._print(await anyio.to_thread.run_sync(lose, self._address))
         except BackendError as error:
             self._fail(str(error))
 
-    def _say(self, sentence: str) -> None:
+    def _print(self, sentence: str) -> None:
         self._display.show("testnet", Problem("warning", sentence))
 
     def _fail(self, *sentences: str) -> None:

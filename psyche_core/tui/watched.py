@@ -11,7 +11,7 @@ from psyche_core.config.sentences import printable
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.observer.member_view import MemberView
 from psyche_core.observer.run_view import RunView
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.tui.lines import EventLine, FeedLine, OutputLine, StateLine
 from psyche_core.ui.console import describe
 
@@ -20,8 +20,8 @@ MAX_LOG = 5000
 
 NAME_CHARACTERS = 64
 EFFICIENCY_STEPS = 16
-_UNTOLD = (told.NetworkTotals, told.WitnessReported, told.StepFigures)
-_WARNINGS = (told.WentBack, told.ModelContested, told.Dropped, told.MemberExited, told.StatementVoided)
+_NOT_LOGGED = (telemetry.NetworkTotals, telemetry.WitnessReported, telemetry.StepFigures)
+_WARNINGS = (telemetry.WentBack, telemetry.ModelContested, telemetry.Dropped, telemetry.MemberExited, telemetry.StatementVoided)
 _NUMBERS = re.compile(r"(\d{1,9})")
 LEVELS = ("info", "warning", "error")
 
@@ -65,15 +65,14 @@ class Watched:
         self.title: str = printable(title, at_most=NAME_CHARACTERS)
         self.view: RunView = RunView()
         self.state: CoordinatorState | None = None
-        self.state_time: float = 0.0
-        self.paths: dict[str, tuple[float, told.PeerPaths]] = {}
+        self.paths: dict[str, tuple[float, telemetry.PeerPaths]] = {}
         self.training_times: dict[str, TrainingTimes] = {}
         self.log: deque[LogLine] = deque(maxlen=MAX_LOG)
         self.lines: int = 0
         self.own: str = ""
         self._of_member = of_member
         self.address: str = ""
-        self.applied: told.StepApplied | None = None
+        self.applied: telemetry.StepApplied | None = None
         self.changed: int = 0
 
     def enter(self, line: FeedLine) -> None:
@@ -83,7 +82,7 @@ class Watched:
             case EventLine():
                 self._enter_event(printable(line.source, at_most=NAME_CHARACTERS), line.time, line.event)
             case StateLine():
-                self.state, self.state_time = line.state, line.time
+                self.state = line.state
                 self.view.follow(line.time, line.state)
             case OutputLine():
                 self._log(line.time, "", _level_of(line.text), line.text)
@@ -132,23 +131,23 @@ class Watched:
         """Of all healthy members that are known here."""
         return sum(member.tokens_per_second for member in self.view.roster if member.state == "healthy")
 
-    def _enter_event(self, source: str, time: float, event: told.Event) -> None:
+    def _enter_event(self, source: str, time: float, event: telemetry.Event) -> None:
         self.view.handle(source, time, event)
         match event:
-            case told.Started():
+            case telemetry.Started():
                 if event.role == "client" and self._of_member:
                     self.own = printable(event.id, at_most=NAME_CHARACTERS)
                 self.address = printable(event.address, at_most=200)
                 self.view.total_steps = event.total_steps or self.view.total_steps
                 self.paths.pop(source, None)
                 self.training_times.pop(source, None)
-            case told.PeerPaths():
+            case telemetry.PeerPaths():
                 self.paths[source] = (time, event)
-            case told.StepApplied() if event.trained > 0:
+            case telemetry.StepApplied() if event.trained > 0:
                 self.applied = event
-            case told.StepTrained() if math.isfinite(event.seconds):
+            case telemetry.StepTrained() if math.isfinite(event.seconds):
                 self.training_times.setdefault(source, TrainingTimes()).steps.append((time, max(0.0, event.seconds)))
-        if not isinstance(event, _UNTOLD):
+        if not isinstance(event, _NOT_LOGGED):
             self._log(time, source, _level(event), describe(event))
 
     def _log(self, time: float, source: str, level: str, text: str) -> None:
@@ -161,11 +160,11 @@ def in_order(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBERS.split(name)]
 
 
-def _level(event: told.Event) -> str:
-    if isinstance(event, told.Problem):
+def _level(event: telemetry.Event) -> str:
+    if isinstance(event, telemetry.Problem):
         return event.level if event.level in LEVELS else "warning"
-    if isinstance(event, told.ReplicasDiffer | told.ModelLost | told.StateIsOlder) or (
-        isinstance(event, told.Ended) and not event.success
+    if isinstance(event, telemetry.ReplicasDiffer | telemetry.ModelLost | telemetry.StateIsOlder) or (
+        isinstance(event, telemetry.Ended) and not event.success
     ):
         return "error"
     return "warning" if isinstance(event, _WARNINGS) else "info"

@@ -52,7 +52,7 @@ class ClientMetrics:
     ended: Ended | None = None
     disturbed: bool = False
     leaving: bool = False
-    dead: bool = False
+    killed: bool = False
     whole: bool = True
     kills: int = 0
     resyncs: int = 0
@@ -86,14 +86,14 @@ class ClientMetrics:
         self.id = event.id
         self.disturbed = self.disturbed or late
         self._late = late
-        self.dead = self.leaving = False
+        self.killed = self.leaving = False
         self._network_before = self.network
         self.ended = None
 
-    def die(self) -> None:
+    def mark_killed(self) -> None:
         """Its process was killed: the process's state is lost, and its obligations end."""
         self.kills += 1
-        self.dead = True
+        self.killed = True
         self.whole = False
         self.masters = None
         for known in (self.trained, self.applied, self._open_epochs, self._recent):

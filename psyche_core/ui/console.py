@@ -336,24 +336,27 @@ class _Meter:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._told_at = clock()
-        self._told = self._newest = NetworkTotals(0, 0, 0)
+        self._reported_at = clock()
+        self._reported = self._newest = NetworkTotals(0, 0, 0)
 
     def read(self, totals: NetworkTotals) -> str | None:
         """A sentence if it is time for one, else None."""
-        if totals.bytes_sent < self._told.bytes_sent or totals.bytes_received < self._told.bytes_received:
-            self._told, self._told_at = NetworkTotals(0, 0, 0), self._clock()  # the client restarted, and counts from zero
+        if totals.bytes_sent < self._reported.bytes_sent or totals.bytes_received < self._reported.bytes_received:
+            self._reported, self._reported_at = (
+                NetworkTotals(0, 0, 0),
+                self._clock(),
+            )  # the client restarted, and counts from zero
         self._newest = totals
-        return self._sentence() if self._clock() - self._told_at >= TOTALS_SECONDS else None
+        return self._sentence() if self._clock() - self._reported_at >= TOTALS_SECONDS else None
 
     def last(self) -> str | None:
         """A sentence about the totals that were not reported yet, if any."""
-        return self._sentence() if self._newest != self._told else None
+        return self._sentence() if self._newest != self._reported else None
 
     def _sentence(self) -> str:
-        now, before, newest = self._clock(), self._told, self._newest
-        seconds = max(now - self._told_at, 1e-9)
+        now, before, newest = self._clock(), self._reported, self._newest
+        seconds = max(now - self._reported_at, 1e-9)
         sent, received = newest.bytes_sent - before.bytes_sent, newest.bytes_received - before.bytes_received
-        self._told_at, self._told = now, newest
+        self._reported_at, self._reported = now, newest
         rates = f"{bytes_text(sent / seconds)}/s out and {bytes_text(received / seconds)}/s in"
         return f"{describe(newest)}; {rates} for {seconds:.0f} s"

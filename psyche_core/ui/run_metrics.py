@@ -63,7 +63,7 @@ class RunMetrics:
         self._accepted: dict[tuple[int, int], int] = {}
         self._first_step: int | None = None
         self._steps: set[int] = set()
-        self._meddled = False
+        self._disturbed = False
 
     def expect(self, source: str) -> None:
         """Register an expected client, so that a silent one is noticed and the order of rows is fixed."""
@@ -71,7 +71,7 @@ class RunMetrics:
 
     def disturb(self, source: str) -> None:
         """Mark a client as disturbed, for instance disconnected for a while: it may miss epochs and not train its shares."""
-        self._client(source).disturbed = self._meddled = True
+        self._client(source).disturbed = self._disturbed = True
 
     def asked_to_leave(self, source: str) -> None:
         """Mark a client as asked to leave: from now on it only has to end successfully."""
@@ -84,11 +84,11 @@ class RunMetrics:
         Its events that were not read before the kill are not entered, because their effect is unknown.
         """
         self.disturb(source)
-        self._client(source).die()
+        self._client(source).mark_killed()
 
     def handle(self, source: str, time: float, event: Event) -> None:
         """Enter an event. source: name of the member's process. time: unix seconds, from the clock of that process."""
-        if source in self.clients and self.clients[source].dead and not isinstance(event, Started):
+        if source in self.clients and self.clients[source].killed and not isinstance(event, Started):
             return
 
         match event:
@@ -119,7 +119,7 @@ class RunMetrics:
                     f"reported {event.theirs[:16]}…"
                 )
             case Resynced():
-                self._client(source).note_resynced(event, excused=self._meddled)
+                self._client(source).note_resynced(event, excused=self._disturbed)
             case Validated():
                 self.validation.append((event.step, event.loss))
             case PromptAnswered():
@@ -245,7 +245,7 @@ class RunMetrics:
         self._steps.add(event.step)
         self._first_step = event.step if self._first_step is None else min(event.step, self._first_step)
         short = event.trained - event.accepted
-        if short and not self._meddled:
+        if short and not self._disturbed:
             self.violations.append(
                 f"a trained round was lost: of step {event.step}, {client.name} applied {event.accepted} "
                 f"of {event.trained} shares"

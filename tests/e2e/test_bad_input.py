@@ -13,7 +13,7 @@ import pytest
 
 from psyche_core.telemetry.events import Started
 from psyche_core.telemetry.sinks import from_json
-from psyche_core.training.checkpoints.journal_lock import journal_path, lock_journal
+from psyche_core.training.checkpoints.journal.lock import journal_path, lock_journal
 from tests.conftest import LocalTestnet
 from tests.e2e.conftest import Started as Start
 

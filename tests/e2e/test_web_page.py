@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import pytest
 
 from browser import OpenPage, axe_violations, chromium, open_page, url_said
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.event_files import EventFolderReader
 from psyche_core.telemetry.sinks import to_json
 from psyche_core.ui.plot import smoothed
@@ -35,7 +35,7 @@ class Events:
         self.folder = folder
         folder.mkdir(parents=True)
 
-    def tell(self, source: str, *events: told.Event, time: float | None = None) -> None:
+    def tell(self, source: str, *events: telemetry.Event, time: float | None = None) -> None:
         lines = [json.loads(to_json(event)) for event in events]
         with (self.folder / f"{source}.jsonl").open("a") as stream:
             for line in lines:
@@ -46,25 +46,25 @@ class Events:
         for step in range(first, last + 1):
             for member in range(1, members + 1):
                 loss = 3 + 6 * math.exp(-step / 40) + chance.gauss(0, 0.05)
-                self.tell(f"client-{member}", told.StepTrained(0, step, loss, 4096, 1.0, 800_000), time=1e9 + 10 * step)
-                self.tell(f"client-{member}", told.StepApplied(0, step, 3, 3, 0.2), time=1e9 + 10 * step + 5)
+                self.tell(f"client-{member}", telemetry.StepTrained(0, step, loss, 4096, 1.0, 800_000), time=1e9 + 10 * step)
+                self.tell(f"client-{member}", telemetry.StepApplied(0, step, 3, 3, 0.2), time=1e9 + 10 * step + 5)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Events:
     """A run of three members that has trained 60 steps."""
     events = Events(tmp_path / "runs" / "first-light")
-    events.tell("server", told.Started("server", "ff" * 32, "first-light", "127.0.0.1:1", 200), time=1e9)
+    events.tell("server", telemetry.Started("server", "ff" * 32, "first-light", "127.0.0.1:1", 200), time=1e9)
     for member in (1, 2, 3):
         events.tell(
             f"client-{member}",
-            told.Started("client", f"a{member}" * 32, "first-light", "x"),
-            told.Joined("first-light"),
+            telemetry.Started("client", f"a{member}" * 32, "first-light", "x"),
+            telemetry.Joined("first-light"),
             time=1e9,
         )
     events.train(1, 60)
-    events.tell("client-3", told.Dropped(0, 60, "silent", returns=True), time=1e9 + 610)
-    events.tell("client-1", told.Validated(50, 4.2), told.CheckpointSaved(50, "checkpoints/step-50"), time=1e9 + 505)
+    events.tell("client-3", telemetry.Dropped(0, 60, "silent", returns=True), time=1e9 + 610)
+    events.tell("client-1", telemetry.Validated(50, 4.2), telemetry.CheckpointSaved(50, "checkpoints/step-50"), time=1e9 + 505)
     return events
 
 
@@ -157,17 +157,20 @@ def test_names_of_strangers_are_text_and_nothing_else(start: Started, tmp_path: 
     key = f"{MARKUP}&run=other#x"
     events = Events(tmp_path / "runs" / key)
     name = "<svg onload=globalThis.pwned=2>"
-    events.tell("server", told.Started("server", MARKUP, MARKUP, MARKUP), told.PhaseChanged(MARKUP, 0, 1, 1))
+    events.tell("server", telemetry.Started("server", MARKUP, MARKUP, MARKUP), telemetry.PhaseChanged(MARKUP, 0, 1, 1))
     events.tell(
         "server",
-        told.MemberExited(0, MARKUP, MARKUP),
-        told.CheckpointStored(1, f"javascript:{MARKUP}"),
-        told.RewardPaid(MARKUP, 5),
+        telemetry.MemberExited(0, MARKUP, MARKUP),
+        telemetry.CheckpointStored(1, f"javascript:{MARKUP}"),
+        telemetry.RewardPaid(MARKUP, 5),
     )
     events.tell(
-        name, told.Started("client", MARKUP, MARKUP, MARKUP), told.Problem(MARKUP, MARKUP), told.EpochDigest(0, 1, MARKUP)
+        name,
+        telemetry.Started("client", MARKUP, MARKUP, MARKUP),
+        telemetry.Problem(MARKUP, MARKUP),
+        telemetry.EpochDigest(0, 1, MARKUP),
     )
-    events.tell(name, told.StepTrained(0, 1, 3.0, 10, 1.0, 5), told.Ended(MARKUP, success=False))
+    events.tell(name, telemetry.StepTrained(0, 1, 3.0, 10, 1.0, 5), telemetry.Ended(MARKUP, success=False))
     site = url_said(start("web", "--events", events.folder.parent, "--web-port", 0))
     page = open_page(site)
     page.get_by_role("link", name="img src").first.click()
@@ -283,7 +286,7 @@ def test_a_real_run_is_watched_while_it_trains(
     process.communicate(timeout=120)
     assert process.returncode == 0
     told_by_server = [each.event for each in EventFolderReader(out / "events" / "server.jsonl").read()]
-    reported = [event for event in told_by_server if isinstance(event, told.WitnessReported)]
+    reported = [event for event in told_by_server if isinstance(event, telemetry.WitnessReported)]
     assert {event.step for event in reported} >= set(range(2, 20)), "what the page of a server without event files draws"
     assert all(0 < event.loss < 12 for event in reported)
 

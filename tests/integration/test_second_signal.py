@@ -19,7 +19,7 @@ from psyche_core.telemetry.events import CheckpointSaved, Ended, Event, Leaving,
 from psyche_core.telemetry.sinks import from_json
 from psyche_core.testing.tiny_models import LLAMA
 from psyche_core.training.checkpoints.checkpoint import remove_leftovers
-from psyche_core.training.checkpoints.journal import Journal
+from psyche_core.training.checkpoints.journal.journal import Journal
 from psyche_core.training.checkpoints.manifest import read_manifest, verify
 
 RUN_ID = "alone"

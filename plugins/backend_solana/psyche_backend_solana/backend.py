@@ -114,7 +114,6 @@ class SolanaBackend(Backend):
         self._changed = anyio.Event()
         self._closed: str | None = None
         self._task: asyncio.Task[None] | None = None
-        self.ticks_sent: int = 0
 
     @classmethod
     def from_context(cls, context: BackendContext, *, only_reads: bool = False) -> SolanaBackend:
@@ -278,7 +277,7 @@ class SolanaBackend(Backend):
             self._expect_open()
             logger.warning("a command was not sent: %s", error)
             raise CommandRefused("NotSent", str(error)) from error
-        self._watcher.poke()
+        self._watcher.refresh()
 
     def _expect_open(self) -> None:
         if self._closed is not None:
@@ -385,8 +384,7 @@ class SolanaBackend(Backend):
             return
 
         await self._sender.send(coordinator.tick(self._run, user=self._wallet.pubkey), timeout=TICK_SECONDS)
-        self.ticks_sent += 1
-        self._watcher.poke()
+        self._watcher.refresh()
 
 
 def _members(state: CoordinatorState | None) -> frozenset[NodeIdentity]:

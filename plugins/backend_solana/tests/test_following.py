@@ -180,12 +180,12 @@ def test_a_copy_is_the_account_as_it_was_after_some_instruction(seed: int, membe
                 play.step()
             chain.between = meanwhile() if random.random() < 0.5 else iter(())
             heard = random.choice([-1, len(chain.versions) - 1, len(chain.versions) - 1])
-            copy, _ = await follower.read(heard=heard)
+            copy, _ = await follower.read(reported_nonce=heard)
             assert copy.nonce >= seen
             seen = copy.nonce
             assert same(copy, chain.versions[seen])
         chain.between, chain.behind = iter(()), 0
-        copy, _ = await follower.read(heard=-1)
+        copy, _ = await follower.read(reported_nonce=-1)
         assert same(copy, chain.versions[-1])
 
     anyio.run(follow)
@@ -222,17 +222,17 @@ def test_a_statement_costs_two_small_answers_and_a_round_one_larger() -> None:
 
     async def follow() -> None:
         chain, follower = full.chain, full.chain.follower()
-        await follower.read(heard=-1)
+        await follower.read(reported_nonce=-1)
         for _ in range(2):
             while full.left > 1:
                 full.states(1)
                 before = len(chain.calls)
-                copy, _ = await follower.read(heard=len(chain.versions) - 1)
+                copy, _ = await follower.read(reported_nonce=len(chain.versions) - 1)
                 assert copy.state == full.state
                 assert (len(chain.calls) - before, sum(chain.calls[before:]) < 3000) == (2, True)
             full.states(1)  # the last one begins the next round
             before = len(chain.calls)
-            copy, _ = await follower.read(heard=len(chain.versions) - 1)
+            copy, _ = await follower.read(reported_nonce=len(chain.versions) - 1)
             assert copy.state == full.state
             assert max(chain.calls[before:]) < WHOLE / 5
             assert sum(chain.calls[before:]) < WHOLE / 2
@@ -246,9 +246,9 @@ def test_several_statements_are_read_at_once_also_when_nobody_told_of_them() -> 
 
     async def follow() -> None:
         follower = full.chain.follower()
-        await follower.read(heard=-1)
+        await follower.read(reported_nonce=-1)
         full.states(7)
-        copy, _ = await follower.read(heard=-1)
+        copy, _ = await follower.read(reported_nonce=-1)
         assert (copy.state, max(full.chain.calls[1:]) < 10_000) == (full.state, True)
 
     anyio.run(follow)
@@ -259,10 +259,10 @@ def test_parts_of_an_endpoint_that_is_behind_are_not_mixed_with_the_head_of_anot
 
     async def follow() -> None:
         follower = full.chain.follower()
-        await follower.read(heard=-1)
+        await follower.read(reported_nonce=-1)
         full.chain.parts_behind = 1
         full.do(Withdraw(member(3)))
-        copy, _ = await follower.read(heard=1)
+        copy, _ = await follower.read(reported_nonce=1)
         assert copy.state == full.state
 
     anyio.run(follow)
@@ -274,11 +274,11 @@ def test_what_was_added_is_not_taken_for_what_an_older_head_counts() -> None:
 
     async def follow() -> None:
         follower = full.chain.follower()
-        await follower.read(heard=-1)
+        await follower.read(reported_nonce=-1)
         full.do(Settle(full.state.accounts[3].signer))
         full.states(1)
         full.chain.head_behind = 1
-        copy, _ = await follower.read(heard=1)
+        copy, _ = await follower.read(reported_nonce=1)
         assert same(copy, full.chain.versions[copy.nonce])
 
     anyio.run(follow)
@@ -289,12 +289,12 @@ def test_an_endpoint_that_is_behind_at_the_closing_head_is_asked_again() -> None
 
     async def follow() -> None:
         follower = full.chain.follower()
-        await follower.read(heard=-1)
+        await follower.read(reported_nonce=-1)
         full.states(1)
-        await follower.read(heard=1)
+        await follower.read(reported_nonce=1)
         full.do(Withdraw(member(3)))
         full.chain.old_heads = {3}
-        copy, _ = await follower.read(heard=2)
+        copy, _ = await follower.read(reported_nonce=2)
         assert copy.state == full.state
         assert full.chain.heads == 4
         assert max(full.chain.calls[1:]) < WHOLE / 2
@@ -309,11 +309,11 @@ def test_a_configuration_that_was_changed_in_a_pause_nobody_saw() -> None:
 
     async def follow() -> None:
         follower = full.chain.follower()
-        await follower.read(heard=-1)
+        await follower.read(reported_nonce=-1)
         full.do(Pause())
         full.do(UpdateConfig(full.state.config.model_copy(update={"cooldown_time": 77})))
         full.do(Resume())
-        copy, _ = await follower.read(heard=3)
+        copy, _ = await follower.read(reported_nonce=3)
         assert copy.state == full.state
         assert full.state.config.cooldown_time == 77
 
@@ -325,9 +325,9 @@ def test_a_balance_that_the_owner_frees_in_mid_round_is_gone() -> None:
 
     async def follow() -> None:
         follower = full.chain.follower()
-        await follower.read(heard=-1)
+        await follower.read(reported_nonce=-1)
         full.do(Settle(full.state.accounts[3].signer))
-        copy, _ = await follower.read(heard=1)
+        copy, _ = await follower.read(reported_nonce=1)
         assert copy.state == full.state
 
     anyio.run(follow)
@@ -346,10 +346,10 @@ def test_who_signs_an_epochs_end_and_who_is_ready_costs_little() -> None:
 
         async def follow(command: Callable[[int], Command] = command) -> None:
             follower = full.chain.follower()
-            await follower.read(heard=-1)
+            await follower.read(reported_nonce=-1)
             for slot in range(5):
                 full.do(command(slot))
-                copy, _ = await follower.read(heard=slot + 1)
+                copy, _ = await follower.read(reported_nonce=slot + 1)
                 assert copy.state == full.state
             assert len(full.chain.calls) == 11
             assert max(full.chain.calls[1:]) < WHOLE / 5
@@ -362,9 +362,9 @@ def test_a_nonce_that_a_websocket_made_up_costs_no_reading_of_the_whole() -> Non
 
     async def follow() -> None:
         follower = full.chain.follower()
-        await follower.read(heard=-1)
+        await follower.read(reported_nonce=-1)
         full.states(3)
-        copy, _ = await follower.read(heard=2**60)
+        copy, _ = await follower.read(reported_nonce=2**60)
         assert (copy.state, max(full.chain.calls[1:]) < 10_000) == (full.state, True)
 
     anyio.run(follow)
@@ -380,9 +380,9 @@ def test_a_proof_against_somebody_is_read_whole() -> None:
 
     async def follow() -> None:
         follower = full.chain.follower()
-        await follower.read(heard=-1)
+        await follower.read(reported_nonce=-1)
         full.do(case.command)
-        copy, _ = await follower.read(heard=1)
+        copy, _ = await follower.read(reported_nonce=1)
         assert copy.state == full.state
         assert full.chain.calls[-1] >= WHOLE
 
@@ -394,18 +394,18 @@ def test_the_whole_is_read_from_another_endpoint_and_after_a_while(monkeypatch: 
 
     async def follow() -> None:
         chain, follower = full.chain, full.chain.follower()
-        await follower.read(heard=-1)
+        await follower.read(reported_nonce=-1)
         lie = bytearray(chain.versions[-1])
         place = HEADER_BYTES + image.offset("accounts[0].earned")
         lie[place] ^= 1
         follower._copy = Copy.of(bytes(lie))  # what one endpoint made up
         full.states(1)
         chain.current = object()
-        copy, _ = await follower.read(heard=1)
+        copy, _ = await follower.read(reported_nonce=1)
         assert copy.state == full.state
         monkeypatch.setattr(account_reader, "WHOLE_SECONDS", -1.0)
         full.states(1)
-        await follower.read(heard=2)
+        await follower.read(reported_nonce=2)
         assert [size >= WHOLE for size in chain.calls] == [True, True, True]
 
     anyio.run(follow)
@@ -416,25 +416,25 @@ def test_endpoints_that_send_all_or_too_little_or_anothers_account() -> None:
 
     async def follow() -> None:
         chain, follower = full.chain, full.chain.follower()
-        await follower.read(heard=-1)
+        await follower.read(reported_nonce=-1)
         chain.whole = True
         full.states(1)
-        copy, _ = await follower.read(heard=1)
+        copy, _ = await follower.read(reported_nonce=1)
         assert copy.state == full.state
         chain.whole = False
         full.states(1)
         kept, chain.versions[-1] = chain.versions[-1], chain.versions[-1][:1000]
         with pytest.raises(WireError, match="got 0"):
-            await follower.read(heard=2)
+            await follower.read(reported_nonce=2)
         chain.versions[-1] = kept
         chain.owner = Pubkey(b"o" * 32)
         with pytest.raises(WireError, match="expected an account of the program"):
-            await follower.read(heard=2)
+            await follower.read(reported_nonce=2)
         chain.owner = COORDINATOR
-        assert (await follower.read(heard=2))[0].state == full.state
+        assert (await follower.read(reported_nonce=2))[0].state == full.state
         chain.versions[-1] = b""
         with pytest.raises((BackendClosed, WireError)):
-            await follower.read(heard=3)
+            await follower.read(reported_nonce=3)
 
     anyio.run(follow)
 
@@ -446,10 +446,10 @@ def test_a_tick_that_ends_the_epoch_is_read_whole() -> None:
 
     async def follow() -> None:
         follower = full.chain.follower()
-        await follower.read(heard=-1)
+        await follower.read(reported_nonce=-1)
         full.state, _ = apply(full.state, Tick(), full.state.since + 100, 1)
         full.chain.add(full.state)
-        copy, _ = await follower.read(heard=1)
+        copy, _ = await follower.read(reported_nonce=1)
         assert copy.state == full.state
 
     anyio.run(follow)

@@ -135,8 +135,8 @@ def test_any_version_0_message(data: st.DataObject) -> None:
 )
 def test_any_subscription(method: str, params: list[Any]) -> None:
     node = NODE
-    node.hear(1, request(method, *params), FaultSwitch())
-    node.hear(2, request("accountSubscribe", str(PAYER.pubkey()), {"encoding": "jsonParsed"}), FaultSwitch())
+    node.receive(1, request(method, *params), FaultSwitch())
+    node.receive(2, request("accountSubscribe", str(PAYER.pubkey()), {"encoding": "jsonParsed"}), FaultSwitch())
     node.ledger.airdrop(PAYER.pubkey(), 1)
     node.act(lambda _: None)
     outgoing = node.take_outgoing()

@@ -569,9 +569,9 @@ def test_each_check_of_a_payment_refuses(opened: World, name: str, what: str, ch
 @pytest.mark.parametrize(
     ("name", "owner", "poke", "error"),
     [
-        (name, owner, poke, error)
+        (name, owner, refresh, error)
         for name in AFTER
-        for owner, poke, error in (
+        for owner, refresh, error in (
             (1, None, "WrongTokenOwner"),
             (0, DELEGATED, "DelegatedTokens"),
             (0, CLOSABLE, "DelegatedTokens"),
@@ -581,13 +581,13 @@ def test_each_check_of_a_payment_refuses(opened: World, name: str, what: str, ch
     ],
 )
 def test_payments_go_to_the_lenders_own_free_tokens(
-    opened: World, name: str, owner: int, poke: tuple[int, bytes] | str | None, error: str
+    opened: World, name: str, owner: int, refresh: tuple[int, bytes] | str | None, error: str
 ) -> None:
     instruction, signers = happy_after(opened)[name]
     mine, wrong = (opened.redeemable, opened.collateral) if name == "lender_claim" else (opened.collateral, opened.redeemable)
-    made = opened.chain.tokens(opened.lenders[owner].pubkey(), wrong if poke == "mint" else mine)
-    if isinstance(poke, tuple):
-        made = poked(opened, made, *poke)
+    made = opened.chain.tokens(opened.lenders[owner].pubkey(), wrong if refresh == "mint" else mine)
+    if isinstance(refresh, tuple):
+        made = poked(opened, made, *refresh)
     assert refused(opened, exchanged(instruction, 1, made), *signers) == CODES[error]
 
 

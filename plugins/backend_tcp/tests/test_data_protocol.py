@@ -152,8 +152,8 @@ def test_b60_answers_find_their_requests_and_those_given_up_are_skipped() -> Non
     second, _ = dialogue.ask((BatchId(5, 5),))
     assert list(map(decode_client, dialogue.give_up(first))) == [Cancel(0)]
     for number, token in ((0, b"\1\1"), (1, b"\2\2")):
-        dialogue.hear(encode_data(SamplesHead(number, 1, 2)))
-        dialogue.hear(encode_data(SamplesChunk(number, token)))
+        dialogue.receive(encode_data(SamplesHead(number, 1, 2)))
+        dialogue.receive(encode_data(SamplesChunk(number, token)))
     assert second.complete
     assert not first.over
     assert join([(second.head, second.chunks)], sequence_length=1).tokens == b"\2\2"
@@ -175,9 +175,9 @@ def test_answers_nobody_asked_for_end_the_connection(messages: list[Any]) -> Non
     dialogue = DataClientState(sequence_length=1)
     dialogue.ask((BatchId(0, 0),))
     for message in messages[:-1]:
-        dialogue.hear(encode_data(message))
+        dialogue.receive(encode_data(message))
     with pytest.raises(WireError):
-        dialogue.hear(encode_data(messages[-1]))
+        dialogue.receive(encode_data(messages[-1]))
 
 
 def test_numbers_of_requests_grow() -> None:
@@ -263,7 +263,7 @@ class Connection(RuleBasedStateMachine):
     @precondition(lambda self: self.down)
     @rule()
     def client_hears(self) -> None:
-        self.client.hear(self.down.pop(0))
+        self.client.receive(self.down.pop(0))
 
     @invariant()
     def bounds_hold(self) -> None:

@@ -83,7 +83,7 @@ def join_frame(hub: Hub, number: int, *, request: int = 7, address: bytes = b"he
 def test_whole_document_first_then_patches_then_silence() -> None:
     hub = make_hub()
     alice = hub.connect(ALICE, at(0))
-    assert hub.take_stirred() == {alice}
+    assert hub.take_to_flush() == {alice}
     (whole,) = messages(hub, alice)
     assert isinstance(whole, Whole)
     assert outgoing(hub, alice) == []
@@ -92,11 +92,11 @@ def test_whole_document_first_then_patches_then_silence() -> None:
     assert answer == Answer(7, "", "")
     assert isinstance(patch, Patch)
     assert (patch.base, patch.digest) == (whole.digest, hub.digest)
-    hub.take_stirred()
+    hub.take_to_flush()
     save(hub)
     for second in range(1, 5):
         hub.tick(at(second))
-    assert hub.take_stirred() == set()
+    assert hub.take_to_flush() == set()
     assert outgoing(hub, alice) == []
 
 

@@ -399,7 +399,7 @@ async def test_only_changes_are_sent(serving: Any, client: Any, keys: list[Secre
             begin = ticks
             with anyio.fail_after(TIMEOUT):
                 while ticks < begin + 50:
-                    await server._stirred.wait()
+                    await server._changed.wait()
             assert watcher.bytes_received == whole
             await other.join(b"here", timeout=TIMEOUT)
             await until(watcher, lambda update: bool(update.addresses))

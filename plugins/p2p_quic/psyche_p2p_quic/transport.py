@@ -166,7 +166,7 @@ class QuicTransport(Transport):
             received = self._log.take_received()
             sessions = list(mesh.sessions.values())
             for session in random.sample(sessions, min(self._settings.gossip_peers, len(sessions))):
-                session.send(session.conversation.tell(received))
+                session.send(session.conversation.announce_known(received))
 
     async def _follow_address(self, endpoint: Endpoint) -> None:
         while True:

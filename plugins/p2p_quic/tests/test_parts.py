@@ -167,7 +167,7 @@ def exchange(one: ControlProtocol, other: ControlProtocol, frames: list[bytes]) 
     carried = 0
     while frames:
         carried += len(frames)
-        other.heard()
+        other.note_received()
         frames, one, other = [answer for data in frames for answer in other.receive(data)], other, one
     return carried
 
@@ -211,7 +211,7 @@ def test_who_lacks_a_message_gets_it_after_a_few_beats_though_nobody_connects() 
 def test_who_is_told_of_a_message_asks_for_it_and_gets_it_without_a_beat() -> None:
     logs, (one, other) = pair()
     logs[0].add_from(b"c" * 32, b"from a third", tag=1, relayed=False)
-    assert exchange(one, other, one.tell(logs[0].take_received())) == 3  # told, asked for, given
+    assert exchange(one, other, one.announce_known(logs[0].take_received())) == 3  # told, asked for, given
     assert next_message(logs[1]) == b"from a third"
     assert logs[0].take_received() == []
 
@@ -220,8 +220,8 @@ def test_who_has_a_message_does_not_ask_for_it_and_is_not_told_of_it_again() -> 
     logs, (one, other) = pair()
     for log in logs:
         log.add_from(b"c" * 32, b"from a third", tag=1, relayed=False)
-    assert exchange(one, other, one.tell(logs[0].take_received())) == 1
-    assert other.tell(logs[1].take_received()) == []
+    assert exchange(one, other, one.announce_known(logs[0].take_received())) == 1
+    assert other.announce_known(logs[1].take_received()) == []
 
 
 def test_who_says_to_have_a_message_and_keeps_it_is_not_the_only_one_asked() -> None:
@@ -231,7 +231,7 @@ def test_who_says_to_have_a_message_and_keeps_it_is_not_the_only_one_asked() -> 
     (asked,) = ControlProtocol(b"r" * 32, logs[0], settings=QuicSettings()).receive(told)
     assert control_frames.decode(asked, max_bytes=1000) == IWant((message_id[:16],))
     logs[1].add_from(b"c" * 32, b"kept back", tag=1, relayed=False)
-    exchange(other, one, other.tell(logs[1].take_received()))
+    exchange(other, one, other.announce_known(logs[1].take_received()))
     assert next_message(logs[0]) == b"kept back"
 
 
@@ -285,7 +285,7 @@ def read(data: bytes, kind: type[Frame]) -> Frame:
 def everything_told(log: MessageLog, *others: bytes) -> list[bytes]:
     """All that a member gives to or tells one that has nothing."""
     one = ControlProtocol(b"n" * 32, log, settings=QuicSettings())
-    told = [read(data, IHave).prefixes for data in one.tell(log.take_received())]
+    told = [read(data, IHave).prefixes for data in one.announce_known(log.take_received())]
     listed = one.receive(control_frames.encode(Inventory(())))
     one = ControlProtocol(b"n" * 32, log, settings=QuicSettings())
     ids = tuple(hashlib.sha256(message).digest()[:16] for message in others)
@@ -326,7 +326,7 @@ def test_what_an_unknown_key_signed_is_read_and_passed_on_once_the_key_is_a_memb
     assert log.digest() == MessageLog().digest()
     log.set_members((ROGUE, MEMBER, STRANGER))
     newcomer = ControlProtocol(b"n" * 32, log, settings=QuicSettings())
-    (told,) = newcomer.tell(log.take_received())
+    (told,) = newcomer.announce_known(log.take_received())
     assert len(read(told, IHave).prefixes) == 11
     assert len(newcomer.receive(control_frames.encode(Inventory(())))) == 11
 
@@ -393,7 +393,7 @@ def test_a_silent_peer_is_dead_after_some_beats_and_any_byte_revives_it() -> Non
     _, (one, _) = pair()
     one.beat()
     one.beat()
-    one.heard()
+    one.note_received()
     one.beat()
     one.beat()
     one.beat()

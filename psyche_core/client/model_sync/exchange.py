@@ -90,7 +90,7 @@ class _Incoming:
 class ModelExchange:
     """Transfers models for one client and one caller at a time.
 
-    tell: where progress and problems go. scratch: where files go; None for a private folder. at_once: pieces to fetch at the
+    report: where progress and problems go. scratch: where files go; None for a private folder. at_once: pieces to fetch at the
     same time.
     """
 
@@ -98,12 +98,12 @@ class ModelExchange:
         self,
         transport: Transport,
         *,
-        tell: Callable[[telemetry.Event], None],
+        report: Callable[[telemetry.Event], None],
         scratch: Scratch | None = None,
         at_once: int = PIECES_AT_ONCE,
     ) -> None:
         self._transport = transport
-        self._tell = tell
+        self._report = report
         self._scratch = scratch
         self._own_scratch: Scratch | None = None
         self._at_once = at_once
@@ -116,7 +116,7 @@ class ModelExchange:
         if self._unusable:
             raise ModelError(self._unusable)
 
-    def loaded_anew(self) -> None:
+    def model_replaced(self) -> None:
         """The masters were loaded from elsewhere, so an earlier failure no longer matters."""
         self._unusable = ""
 
@@ -159,7 +159,7 @@ class ModelExchange:
                 raise
         except (TransportError, ModelError, OSError) as error:
             reason = f"the model after step {work.step} cannot be offered to others: {_sentence(error)}"
-            self._tell(telemetry.Problem("warning", reason))
+            self._report(telemetry.Problem("warning", reason))
             return SnapshotFailed(work.step, reason)
 
         return SnapshotTaken(work.step, manifest_hash, len(encoded))
@@ -297,7 +297,7 @@ class ModelExchange:
         sizes = {digest: max(pieces[number].byte_count for number in at) for digest, at in places.items()}
         there = {digest: at[0] for digest, at in places.items() if incoming.have.issuperset(at)}
         missing = {digest: size for digest, size in sizes.items() if digest not in there}
-        progress = _Progress(work.step, len(sizes), self._tell)
+        progress = _Progress(work.step, len(sizes), self._report)
         progress.add([sizes[digest] for digest in there])
         await anyio.to_thread.run_sync(incoming.file.reserve, [n for digest in missing for n in places[digest]])
         await self._pass_on(incoming.file, {number: digest for digest, number in there.items()}, pieces, tag=work.tag)
@@ -330,10 +330,10 @@ class ModelExchange:
 class _Progress:
     """Reports the progress of a fetch, at most about a hundred times. total: pieces to get."""
 
-    def __init__(self, step: int, total: int, tell: Callable[[telemetry.Event], None]) -> None:
+    def __init__(self, step: int, total: int, report: Callable[[telemetry.Event], None]) -> None:
         self._step = step
         self._total = total
-        self._tell = tell
+        self._report = report
         self._done = 0
         self._bytes = 0
         self._percent = -1
@@ -345,7 +345,7 @@ class _Progress:
         percent = 100 * self._done // self._total if self._total else 100
         if percent != self._percent:
             self._percent = percent
-            self._tell(telemetry.ModelSync(self._step, self._done, self._total, self._bytes))
+            self._report(telemetry.ModelSync(self._step, self._done, self._total, self._bytes))
 
 
 Item = TypeVar("Item")

@@ -31,7 +31,7 @@ from psyche_core.storage.disk_errors import disk_error_in
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.training.checkpoints.checkpoint import remove_between, save_checkpoint, set_aside, set_aside_sentence
-from psyche_core.training.checkpoints.journal import Journal
+from psyche_core.training.checkpoints.journal.journal import Journal
 from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, CheckpointManifest
 from psyche_core.training.checkpoints.private_state import private_path
@@ -50,8 +50,8 @@ _Made = Apply | CloseEpoch | FetchModel
 class Checkpointer:
     """See the module. explain: one sentence about an unexpected exception."""
 
-    def __init__(self, tell: Callable[[telemetry.Event], None], *, explain: Callable[[BaseException], str]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[telemetry.Event], None], *, explain: Callable[[BaseException], str]) -> None:
+        self._report = report
         self._explain = explain
         self._resources: Resources | None = None
         self._run_id = ""
@@ -118,7 +118,7 @@ class Checkpointer:
         if journal.header is None or journal.broken or not await self._added(journal, work, learning_rate=learning_rate):
             await self._early(work, "the journal has no beginning to go on from")
         elif journal.full:
-            self._tell(
+            self._report(
                 telemetry.Problem(
                     "warning",
                     f"the journal reached its limit before the epoch's end, {journal.size:,} bytes; saving a checkpoint instead, "
@@ -152,11 +152,11 @@ class Checkpointer:
                 await anyio.to_thread.run_sync(action)
             except ModelError as error:
                 if self._journal_problem.failed():
-                    self._tell(telemetry.Problem("error", str(error)))
+                    self._report(telemetry.Problem("error", str(error)))
                 return False
 
         if to_disk and self._journal_problem.went_well():
-            self._tell(telemetry.Mended("the journal is written to the disk again"))
+            self._report(telemetry.Mended("the journal is written to the disk again"))
         return True
 
     # ------------------------------------------------------------------------------------------------ checkpoints
@@ -195,8 +195,8 @@ class Checkpointer:
             return False
 
         self._saved = step
-        self._tell_aside((path for path in renamed if path is not None), above=step)
-        self._tell(telemetry.CheckpointSaved(step, str(directory)))
+        self._report_set_aside((path for path in renamed if path is not None), above=step)
+        self._report(telemetry.CheckpointSaved(step, str(directory)))
         private = private_path(resources.checkpoints, self._run_id)
         await self._attempt(
             partial(resources.trainer.save_private, private),
@@ -206,7 +206,7 @@ class Checkpointer:
         if resources.journal is None or await self._write(
             partial(resources.journal.begin, step, digest, work.generation), to_disk=True
         ):
-            await self._tidy(resources, step)
+            await self._remove_old(resources, step)
         return True
 
     async def leave(self, *, seconds: float = LEAVING_SECONDS) -> None:
@@ -225,14 +225,14 @@ class Checkpointer:
             directory = await _within(seconds, partial(self._save_last, resources, work))
         except TimeoutError:
             kept = await anyio.to_thread.run_sync(self._what_is_kept, resources)
-            self._tell(telemetry.Problem("warning", f"{missing}: it takes longer than {seconds:g} s; {kept}"))
+            self._report(telemetry.Problem("warning", f"{missing}: it takes longer than {seconds:g} s; {kept}"))
         except Exception as error:
             logger.debug("%s", missing, exc_info=error)
             kept = await anyio.to_thread.run_sync(self._what_is_kept, resources)
-            self._tell(telemetry.Problem("error", f"{missing}: {self._explain(error)}; {kept}"))
+            self._report(telemetry.Problem("error", f"{missing}: {self._explain(error)}; {kept}"))
         else:
             self._saved = work.step
-            self._tell(telemetry.CheckpointSaved(work.step, str(directory)))
+            self._report(telemetry.CheckpointSaved(work.step, str(directory)))
 
     def _what_is_kept(self, resources: Resources) -> str:
         """What the next start has without a last checkpoint, as the end of a sentence."""
@@ -281,7 +281,7 @@ class Checkpointer:
     def _is_ours(self, manifest: CheckpointManifest) -> bool:
         return manifest.instance in (None, self._instance.hex())
 
-    async def _tidy(self, resources: Resources, step: int) -> None:
+    async def _remove_old(self, resources: Resources, step: int) -> None:
         """Delete old checkpoints; those of a history that the run has left are set aside, never deleted."""
         folder = resources.checkpoints
         assert folder is not None
@@ -291,7 +291,7 @@ class Checkpointer:
             f"the checkpoint of step {step} is saved, but those that the run has left were not set aside",
             again="checkpoints that the run has left are set aside again",
         )
-        self._tell_aside(renamed, above=step)
+        self._report_set_aside(renamed, above=step)
         if resources.keep_checkpoints is not None:
             directory = checkpoint_path(folder, self._run_id, step)
             await self._attempt(
@@ -300,9 +300,9 @@ class Checkpointer:
                 again="old checkpoints are removed again",
             )
 
-    def _tell_aside(self, renamed: Iterable[Path], *, above: int) -> None:
+    def _report_set_aside(self, renamed: Iterable[Path], *, above: int) -> None:
         for path in renamed:
-            self._tell(telemetry.Problem("warning", set_aside_sentence(path, above=above)))
+            self._report(telemetry.Problem("warning", set_aside_sentence(path, above=above)))
 
     async def _attempt(self, action: Callable[[], object], problem: str, *, again: str, each_time: bool = False) -> bool:
         """Do something on the disk; returns whether it succeeded. problem: told on failure; again: told when it works again.
@@ -317,10 +317,10 @@ class Checkpointer:
             logger.debug("%s", problem, exc_info=error)
             why = (disk_error_in(error) if isinstance(error, OSError) else None) or self._explain(error)
             if self._problems[again].failed() or each_time:
-                self._tell(telemetry.Problem("error", f"{problem}: {why}"))
+                self._report(telemetry.Problem("error", f"{problem}: {why}"))
             return False
         if self._problems[again].went_well():
-            self._tell(telemetry.Mended(again))
+            self._report(telemetry.Mended(again))
         return True
 
 

@@ -11,7 +11,7 @@ import anyio.to_thread
 
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.errors import PayloadRejected, PluginFailed, RanksLost
-from psyche_core.plugin_faults import brief
+from psyche_core.plugin_faults import summary_of
 
 
 class PayloadStore:
@@ -60,7 +60,7 @@ async def check_own(resources: Resources, step: int, payload: object) -> None:
         except PayloadRejected as error:
             why, cause = f"made a result for step {step} that its own check refuses ({error})", error
         except Exception as error:
-            why, cause = f"made a result for step {step} on which its own check fails with {brief(error)}", error
+            why, cause = f"made a result for step {step} on which its own check fails with {summary_of(error)}", error
         else:
             return
 

@@ -14,7 +14,7 @@ from psyche_core.client.model_sync.exchange import ModelHolder
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.interfaces import DataProvider
 from psyche_core.interfaces.data import Samples
-from psyche_core.training.checkpoints.journal import Journal
+from psyche_core.training.checkpoints.journal.journal import Journal
 
 
 class TrainedShare(Protocol):

@@ -24,10 +24,11 @@ from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.training.checkpoints.checkpoint import remove_leftovers, set_aside, set_aside_sentence, take_back
 from psyche_core.training.checkpoints.folder_member import last_member, note_member
 from psyche_core.training.checkpoints.initial_model import held, is_signed
-from psyche_core.training.checkpoints.journal import LEAST_LIMIT, Journal, Recovered, default_limit
-from psyche_core.training.checkpoints.journal_lock import lock_journal
+from psyche_core.training.checkpoints.journal.contents import Recovered
+from psyche_core.training.checkpoints.journal.journal import LEAST_LIMIT, Journal, default_limit
+from psyche_core.training.checkpoints.journal.lock import lock_journal
+from psyche_core.training.checkpoints.journal.replay import replay
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
-from psyche_core.training.checkpoints.journal_replay import replay
 from psyche_core.training.checkpoints.manifest import CheckpointManifest, read_manifest, step_and_digest
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Restorer:
 
     folder: Path
     journal_size: int | None
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
     member: bytes | None = None
     lasting: bool = True
     journal: Journal | None = None
@@ -81,7 +82,7 @@ class Restorer:
     def _look_whose(self, run_id: str, ours: bytes) -> None:
         before = last_member(self.folder, run_id)
         if before is not None and before != ours:
-            self.tell(
+            self.report(
                 f"{self.folder} was last used by member {before.hex()[:16]}, and we are {ours.hex()[:16]}. Its checkpoints and "
                 "journal are used all the same, and so is the optimizer's own state: the model is the same whoever saved it. "
                 "That member's place in the run is not ours: the run knows us by our key. If this is a mistake, stop, and give "
@@ -125,14 +126,14 @@ class Restorer:
             change()
         except ModelError as error:
             journal.suspend()
-            self.tell(f"{error}. The client continues without a journal until it can save a checkpoint")
+            self.report(f"{error}. The client continues without a journal until it can save a checkpoint")
             return False
         return True
 
     def held(self, state: CoordinatorState) -> tuple[tuple[int, bytes], ...]:
         """Steps and digests of the signed ends in our folder, or that the journal can restore."""
         ends = signed_ends(state)
-        found = dict(held(self.folder, state.run_id, ends, tell=self.tell))
+        found = dict(held(self.folder, state.run_id, ends, report=self.report))
         journal = self.journal
         if journal is not None and journal.header is not None and journal.last_step is not None:
             reach = range(journal.header.base_step, journal.last_step + 1)
@@ -209,9 +210,9 @@ class Restorer:
         """Return the names of checkpoints that belong to the run after all."""
         try:
             for path in take_back(self.folder, state.run_id, wanted=wanted):
-                self.tell(f"the checkpoint {path} belongs to the run's history: it was set aside before, and has its name back")
+                self.report(f"the checkpoint {path} belongs to the run's history: it was set aside before, and has its name back")
         except ModelError as error:
-            self.tell(str(error))
+            self.report(str(error))
 
     def _has(self, run_id: str, header: Header) -> bool:
         """Whether the checkpoint with which a journal begins is in our folder."""
@@ -225,15 +226,15 @@ class Restorer:
         """Rename checkpoints of later steps, which are of a history that the run has left: it will have other models there."""
         try:
             for path in set_aside(self.folder, run_id, above=above):
-                self.tell(set_aside_sentence(path, above=above))
+                self.report(set_aside_sentence(path, above=above))
         except ModelError as error:
-            self.tell(str(error))
+            self.report(str(error))
 
     def _open(self, state: CoordinatorState) -> Journal:
         if self.journal is None:
             limit = self.journal_size or LEAST_LIMIT
             self.journal = Journal.open(
-                self.folder, state.run_id, instance=state.instance, limit_bytes=limit, tell=self.tell, lock=self._lock
+                self.folder, state.run_id, instance=state.instance, limit_bytes=limit, report=self.report, lock=self._lock
             )
         return self.journal
 
@@ -303,7 +304,7 @@ class Restorer:
             message = f"the journal before the last checkpoint does not lead to its model of step {base}"
             raise ReplayFailed(message)
 
-        self.tell(f"the checkpoint of step {base} is missing or damaged; its model was restored from the one of step {step}")
+        self.report(f"the checkpoint of step {base} is missing or damaged; its model was restored from the one of step {step}")
         return True
 
     def _settled(self, journal: Journal, trainer: Trainer, state: CoordinatorState, recovered: Recovered, *, at: int) -> int:

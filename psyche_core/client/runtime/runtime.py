@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import anyio
 from anyio.abc import TaskGroup
@@ -27,21 +26,19 @@ from psyche_core.client.machine.epoch import possible_tags
 from psyche_core.client.machine.machine import ClientMachine, Timeouts
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
-from psyche_core.client.runtime.download_limiter import Limiter
-from psyche_core.client.runtime.path_reporter import PathReporter
+from psyche_core.client.runtime.coordinator_requests import CoordinatorRequests
+from psyche_core.client.runtime.downloads import DOWNLOADS_AT_ONCE, PayloadDownloads
+from psyche_core.client.runtime.reports.network_reporter import NetworkReporter
+from psyche_core.client.runtime.reports.step_figures import StepFigureMaker, described
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
-from psyche_core.client.runtime.step_figures import Counts, StepFigureMaker, described
 from psyche_core.client.runtime.worker import Worker, describe_exception
-from psyche_core.coordinator.commands import Command, WarmupWitness, Withdraw, Witness
+from psyche_core.coordinator.commands import Command, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import (
     BackendError,
-    BlobRejected,
-    CommandRefused,
     ModelError,
     PluginFailed,
     PsycheError,
-    TransportError,
     WireError,
 )
 from psyche_core.evaluation.spare_time import SpareTime
@@ -56,25 +53,9 @@ from psyche_core.wire.signing import SecretKey
 
 logger: logging.Logger = logging.getLogger("psyche.client")
 
-COMMAND_TIMEOUT = 10.0
-FETCH_TIMEOUT = 30.0
-DOWNLOADS_AT_ONCE = 8
-DOWNLOAD_TURN = 2.0
-"""Seconds after which an unfinished payload download no longer delays the next one."""
-
-WITHDRAW_TIMEOUT = COMMAND_TIMEOUT / 2
+WITHDRAW_TIMEOUT = 5.0
 TICK_SECONDS = 0.25
-TOTALS_SECONDS = 1.0
-SERVING_SECONDS = 2.0
-SERVING_BYTES = 64 * 1024
-"""A client sends peers this much in this time if a member fetches the model from it."""
-
-REPUBLISH_SECONDS = 10.0
-"""Shortest time between two publications of our address: on a chain each is a transaction."""
-
 QUEUE_LENGTH = 4096
-PASSING_REFUSALS = ("ClientsFull", "Halted")
-"""Refusals of a join after which the machine asks again, or learns from the next state that the run is finished."""
 
 
 class ClientRuntime(Actions[Awaitable[None]]):
@@ -117,7 +98,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._worker = Worker(
             build,
             transport=transport,
-            tell=report,
+            report=report,
             store=store,
             exchange=exchange,
             descriptions=descriptions,
@@ -126,11 +107,13 @@ class ClientRuntime(Actions[Awaitable[None]]):
             spare=spare,
         )
         self._explain = explain
-        self._tell_state = follow
+        self._follow_state = follow
         self._timeouts = timeouts or Timeouts()
-        self._idle = anyio.Event()  # set while little is fetched from us
-        self._idle.set()
-        self._downloads = Limiter(downloads_at_once, seconds=DOWNLOAD_TURN)
+        self._network = NetworkReporter(transport, report, own=backend.identity)
+        self._coordinator = CoordinatorRequests(backend, transport, report, run_id=run_id)
+        self._downloads = PayloadDownloads(
+            transport, self._worker, network=self._network, at_once=downloads_at_once, explain=explain
+        )
         self._machine = ClientMachine(
             backend.identity,
             run_id,
@@ -143,26 +126,18 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._addresses: Mapping[bytes, bytes] = {}
         self._relays: tuple[str, ...] | None = None
         self._relays_used = anyio.Event()
-        self._paths = PathReporter()
         self._figures = StepFigureMaker()
         self._described: telemetry.RunDescribed | None = None
-        self._counts = Counts()
-        self._connecting: tuple[str, ...] = ()
-        self._published = b""
-        self._published_at = -math.inf
         self._members: tuple[NodeIdentity, ...] = ()
         self._stopped: ev.Stop | None = None
         self._failure: PsycheError | None = None
         self._leave_asked = False
         self._left = False
-        self._joining = False
-        self._joined = False
-        self._silent_since: float | None = None
-        self._loss_told = False
+        self._loss_reported = False
         self._withdrawn: anyio.Event | None = None
 
     @property
-    def begins_anew(self) -> bool:
+    def must_restart(self) -> bool:
         """Whether the client ended to start over from its disk with new connections, because the coordinator lost progress."""
         return self._machine.stopped is not None and self._machine.stopped.again
 
@@ -188,7 +163,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
     def leave(self) -> None:
         """Ask the client to leave in order; safe to call from a signal handler of the loop."""
         self._leave_asked = True
-        self._idle.set()
+        self._network.end_wait()
         self._wake()
 
     async def run(self) -> telemetry.Ended:
@@ -204,7 +179,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
             raise self._failure
 
         ended = telemetry.Ended(stop.reason if stop is not None else "stopped", success=stop is not None and stop.success)
-        self._report(self._totals())
+        self._report(self._network.totals)
         self._report(ended)
         return ended
 
@@ -246,7 +221,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         """Wait while much is fetched from us, for a bounded time, if a member may be getting the run's last model."""
         if self._machine.model_awaited and not self._leave_asked:
             with anyio.move_on_after(self._timeouts.payload):
-                await self._idle.wait()
+                await self._network.wait_until_idle()
 
     async def _put(self, event: ev.Event) -> None:
         """Queue an event for the machine; waits for space."""
@@ -266,21 +241,6 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._failure = self._failure or error
         self._wake()
 
-    def _note_silence(self) -> None:
-        """The coordinator did not answer in time: tell people once, until it answers again."""
-        if self._silent_since is None:
-            self._silent_since = anyio.current_time() - COMMAND_TIMEOUT
-            self._report(
-                telemetry.Problem("warning", f"the coordinator has not answered for {COMMAND_TIMEOUT:g} s; still trying")
-            )
-
-    def _note_answer(self) -> None:
-        """The coordinator answers again: tell people if they were told that it did not."""
-        if self._silent_since is not None:
-            seconds = anyio.current_time() - self._silent_since
-            self._silent_since = None
-            self._report(telemetry.Mended(f"the coordinator answers again, after {seconds:.0f} s"))
-
     # -------------------------------------------------------------------------------------------- I/O into events
 
     async def _watch_states(self) -> None:
@@ -288,7 +248,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         try:
             while True:
                 update = await self._backend.next_state()
-                self._note_answer()
+                self._coordinator.note_answer()
                 finished = update.state.run_state is RunState.Finished
                 if update.all_relays != self._relays:
                     self._relays = update.all_relays
@@ -296,10 +256,10 @@ class ClientRuntime(Actions[Awaitable[None]]):
                 if dict(update.addresses) != self._addresses:
                     self._addresses = dict(update.addresses)
                     await self._connect()
-                if self._tell_state is not None:
-                    self._tell_state(update.state)
+                if self._follow_state is not None:
+                    self._follow_state(update.state)
                 self._describe(update.state)
-                self._tell_loss(update.state)
+                self._report_loss(update.state)
                 await self._put(ev.StateSeen(update.state))
         except BackendError as error:
             if not finished:  # a server may close after the last state
@@ -312,12 +272,12 @@ class ClientRuntime(Actions[Awaitable[None]]):
             self._described = now
             self._report(now)
 
-    def _tell_loss(self, state: CoordinatorState) -> None:
+    def _report_loss(self, state: CoordinatorState) -> None:
         """Report once that nobody has the model, however long the run waits for its owner.
 
         If our own optimizer made our masters unusable, it would do so again: then we end with that reason.
         """
-        if state.model_lost and not self._loss_told:
+        if state.model_lost and not self._loss_reported:
             self._report(telemetry.ModelLost(state.progress.step - 1, to_owner=False))
             if self._worker.apply_failure is not None:
                 message = (
@@ -325,7 +285,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
                     "client stops: mend the plugin or its settings, then start the client again"
                 )
                 self._fail(PluginFailed(message))
-        self._loss_told = state.model_lost
+        self._loss_reported = state.model_lost
 
     async def _use_relays(self, relays: tuple[str, ...]) -> None:
         """Hand the run's relays to the transport; joining waits for it, so that our first address names our relay."""
@@ -348,61 +308,30 @@ class ClientRuntime(Actions[Awaitable[None]]):
             try:
                 opened = incoming.opened or self._open(incoming.message)
             except WireError as error:  # from a transport that does not check messages itself
-                self._counts.messages_refused += 1
+                self._network.count(messages_refused=1)
                 if refused.failed():
                     via, count = incoming.via[:4].hex(), refused.times
                     logger.warning("a message handed over by %s was refused (%d since the last such line): %s", via, count, error)
                 continue
 
-            self._counts.messages_received += 1
+            self._network.count(messages_received=1)
             await self._put(ev.MessageSeen(opened.origin, opened.content))
 
     async def _watch_time(self) -> None:
         peers: tuple[bytes, ...] = ()
-        told, received = anyio.current_time(), 0
-        counted, sent = told, 0
+        self._network.start(anyio.current_time())
         while True:
             await anyio.sleep(TICK_SECONDS)
             now = anyio.current_time()
-            stats = self._transport.stats
-            if now - counted >= SERVING_SECONDS:
-                self._note_serving(stats.bytes_sent - sent >= SERVING_BYTES)
-                counted, sent = now, stats.bytes_sent
-            if stats.peers != peers:
-                peers = stats.peers
+            if self._transport.stats.peers != peers:
+                peers = self._transport.stats.peers
                 await self._put(ev.PeersSeen(frozenset(peers)))
-            if now - told >= TOTALS_SECONDS:
-                self._put_or_drop(ev.BandwidthSeen((stats.bytes_received - received) / (now - told)))
-                told, received = now, stats.bytes_received
-                self._report(self._totals())
-                self._tell_paths(now)
-                self._republish(now)
+            bytes_per_second = self._network.tick(now, self._members)
+            if bytes_per_second is not None:
+                self._put_or_drop(ev.BandwidthSeen(bytes_per_second))
+                if not self._left and self._coordinator.address_is_due(now):
+                    self._tasks.start_soon(self._coordinator.publish_address)
             self._put_or_drop(ev.TimePassed())
-
-    def _note_serving(self, serving: bool) -> None:
-        """Record whether much is fetched from us."""
-        if not serving:
-            self._idle.set()
-        elif self._idle.is_set():
-            self._idle = anyio.Event()
-
-    def _tell_paths(self, now: float) -> None:
-        """Report how members are reached, when that changes and now and then."""
-        problems = self._transport.problems
-        for sentence in problems:
-            if sentence not in self._connecting:
-                self._report(telemetry.Problem("warning", sentence))
-        if self._connecting and not problems:
-            self._report(telemetry.Mended("the relay lets this client in"))
-        self._connecting = problems
-        members = [member.p2p for member in self._members if member.p2p != self._backend.identity.p2p]
-        told = self._paths.look(self._transport.paths, members, now)
-        for event in told:
-            self._report(event)
-
-    def _totals(self) -> telemetry.NetworkTotals:
-        stats = self._transport.stats
-        return telemetry.NetworkTotals(stats.bytes_sent, stats.bytes_received, len(stats.peers), **asdict(self._counts))
 
     # -------------------------------------------------------------------------------------------- actions into I/O
 
@@ -436,7 +365,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         await self._connect()
 
     async def _broadcast(self, action: ev.Broadcast) -> None:
-        self._counts.broadcasts_sent += 1
+        self._network.count(broadcasts_sent=1)
         await self._transport.broadcast(seal(self._key, self.state.instance, action.message), tag=action.tag)
 
     async def _fetch_payload(self, action: ev.FetchPayload) -> None:
@@ -475,10 +404,10 @@ class ClientRuntime(Actions[Awaitable[None]]):
             self._fail(error)
             return
 
-        self._tell_figures(done)
+        self._report_figures(done)
         await self._put(done)
 
-    def _tell_figures(self, done: ev.WorkDone) -> None:
+    def _report_figures(self, done: ev.WorkDone) -> None:
         """Report what people watch beside the loss."""
         newest = self._worker.newest_step
         if isinstance(done, ev.Applied):
@@ -494,59 +423,24 @@ class ClientRuntime(Actions[Awaitable[None]]):
         await self._put(await self._worker.store(action))
 
     async def _become_member(self) -> None:
-        """Join once our model and data are open, however long the coordinator takes to answer; one request at a time."""
-        if self._joining:
-            return
-
-        self._joining = True
+        """Join once our model and data are open."""
         try:
-            try:
-                await self._worker.prepare(self.state)
-            except PsycheError:
-                raise
-            except Exception as error:
-                logger.debug("opening model and data failed", exc_info=error)
-                message = f"the model and its data could not be opened: {self._explain(error)}"
-                raise ModelError(message) from error
-            await self._relays_used.wait()
-            while True:
-                try:
-                    address = self._transport.address
-                    await self._backend.join(address, timeout=COMMAND_TIMEOUT)
-                except TimeoutError:
-                    self._note_silence()
-                else:
-                    self._published, self._published_at = address, anyio.current_time()
-                    self._note_answer()
-                    if not self._joined:
-                        self._joined = True
-                        self._report(telemetry.Joined(self._run_id))
-                    return
-        except CommandRefused as refusal:
-            if refusal.code not in PASSING_REFUSALS:
-                self._fail(refusal)
-            logger.info("joining was refused: %s", refusal.message)
+            await self._coordinator.join(self._prepare)
         except PsycheError as error:
             self._fail(error)
-        finally:
-            self._joining = False
 
-    def _republish(self, now: float) -> None:
-        """Publish our address again if it has changed. Joining is idempotent, and the newest address is the one others get."""
-        due = now - self._published_at >= REPUBLISH_SECONDS
-        if self._joined and not self._joining and not self._left and due and self._transport.address != self._published:
-            self._published_at = now
-            self._tasks.start_soon(self._publish_address)
-
-    async def _publish_address(self) -> None:
-        address = self._transport.address
+    async def _prepare(self) -> None:
+        """Open model and data; raises PsycheError."""
         try:
-            await self._backend.join(address, timeout=COMMAND_TIMEOUT)
-        except (TimeoutError, PsycheError) as error:
-            logger.info("our new address was not published: %s", error)
-        else:
-            self._published = address
-            logger.info("our address has changed and was published again")
+            await self._worker.prepare(self.state)
+        except PsycheError:
+            raise
+        except Exception as error:
+            logger.debug("opening model and data failed", exc_info=error)
+            message = f"the model and its data could not be opened: {self._explain(error)}"
+            raise ModelError(message) from error
+
+        await self._relays_used.wait()
 
     async def _withdraw(self, command: Command, answered: anyio.Event) -> None:
         try:
@@ -555,53 +449,14 @@ class ClientRuntime(Actions[Awaitable[None]]):
             answered.set()
 
     async def _ask(self, command: Command) -> None:
-        """Send a command; retries twice after a timeout, because a lost statement slows the whole round down."""
         if isinstance(command, Witness):
             await self._worker.sync()  # save what we attest to first
-        for _ in range(3):
-            try:
-                await self._backend.send(command, timeout=COMMAND_TIMEOUT)
-            except CommandRefused as refusal:
-                level = logging.DEBUG if isinstance(command, Witness | WarmupWitness) else logging.INFO
-                logger.log(level, "%s was refused: %s", type(command).__name__, refusal.message)
-                await self._put(ev.CommandAnswered(command, refusal.code))
-                return
-            except TimeoutError:
-                self._note_silence()
-                continue
-            except BackendError:
-                return  # the state watcher reports the reason
-
-            self._note_answer()
-            await self._put(ev.CommandAnswered(command, None))
-            return
+        answer = await self._coordinator.send(command)
+        if answer is not None:
+            await self._put(answer)
 
     async def _fetch(self, action: ev.FetchPayload) -> None:
-        limit = self._worker.resources.trainer.max_payload_bytes
-        self._counts.downloads_started += 1
         try:
-            async with self._downloads.turn():
-                payload = await self._transport.fetch(
-                    action.payload_hash, sources=action.sources, max_bytes=limit, timeout=FETCH_TIMEOUT, tag=action.tag
-                )
-        except BlobRejected as error:
-            logger.warning("payload %s: %s", action.payload_hash[:4].hex(), error)
-            await self._missing(action)
-        except (TransportError, TimeoutError) as error:
-            logger.info("payload %s: %s", action.payload_hash[:4].hex(), error)
-            await self._missing(action)
-        except Exception as error:
-            logger.debug("fetching a payload failed", exc_info=error)
-            logger.warning("payload %s: %s", action.payload_hash[:4].hex(), self._explain(error))
-            await self._missing(action)
-        else:
-            self._counts.downloads_finished += 1
-            self._counts.download_bytes += len(payload)
-            try:
-                await self._put(await self._worker.receive(action.payload_hash, payload, tag=action.tag))
-            except PsycheError as error:  # ranks are lost
-                self._fail(error)
-
-    async def _missing(self, action: ev.FetchPayload) -> None:
-        self._counts.downloads_failed += 1
-        await self._put(ev.PayloadMissing(action.payload_hash))
+            await self._put(await self._downloads.fetch(action))
+        except PsycheError as error:  # ranks are lost
+            self._fail(error)

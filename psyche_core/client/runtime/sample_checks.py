@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from psyche_core.errors import ProviderFailed, PsycheError
 from psyche_core.interfaces import DataProvider
 from psyche_core.interfaces.data import Samples
-from psyche_core.plugin_faults import brief
+from psyche_core.plugin_faults import summary_of
 from psyche_core.types import BatchId
 
 READ_TIMEOUT = 60.0
@@ -42,7 +42,7 @@ async def read_samples(
     except (PsycheError, TimeoutError):
         raise
     except Exception as error:
-        message = f"{name} failed with {brief(error)}"
+        message = f"{name} failed with {summary_of(error)}"
         raise ProviderFailed(message) from error
 
     if wrong is not None:

@@ -48,16 +48,15 @@ from psyche_core.client.machine.events import (
     WorkDone,
     WorkFailed,
 )
-from psyche_core.client.machine.scheduler import starts_from_members
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.checkpointing import Checkpointer
-from psyche_core.client.runtime.failures_in_a_row import FailuresInARow
+from psyche_core.client.runtime.opening import ResourcesOpener
 from psyche_core.client.runtime.payloads import PayloadStore, check_own
 from psyche_core.client.runtime.read_ahead import ReadAhead
+from psyche_core.client.runtime.reports.step_figures import TrainedStep
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
-from psyche_core.client.runtime.step_figures import TrainedStep
-from psyche_core.config.run_config import ModelConfig
+from psyche_core.client.runtime.work_failures import WorkFailures, not_done
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.errors import (
     DataError,
@@ -73,12 +72,11 @@ from psyche_core.errors import (
 )
 from psyche_core.evaluation.spare_time import SpareTime
 from psyche_core.interfaces import Transport
-from psyche_core.plugin_faults import brief
+from psyche_core.plugin_faults import summary_of
 from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.storage.model_stores.interface import ModelStore
 from psyche_core.telemetry import events as telemetry
 from psyche_core.training.checkpoints.initial_model import NoModelSource
-from psyche_core.training.checkpoints.sources import model_name
 from psyche_core.types import BatchId
 
 logger: logging.Logger = logging.getLogger("psyche.client")
@@ -89,7 +87,7 @@ ENDS_THE_CLIENT = (UserError, RanksLost, PluginFailed)
 
 def describe_exception(error: BaseException) -> str:
     """One sentence about an exception, for callers without plugins."""
-    return error.sentence if isinstance(error, PsycheError) else brief(error)
+    return error.sentence if isinstance(error, PsycheError) else summary_of(error)
 
 
 class Worker:
@@ -106,7 +104,7 @@ class Worker:
         build: Callable[[ResourcesRequest], Awaitable[Resources]],
         *,
         transport: Transport,
-        tell: Callable[[telemetry.Event], None],
+        report: Callable[[telemetry.Event], None],
         store: ModelStore | None = None,
         exchange: ModelExchange | None = None,
         descriptions: DescriptionExchange | None = None,
@@ -116,28 +114,23 @@ class Worker:
     ) -> None:
         self._spare = spare
         self._build = build
-        self._check = check
         self._explain = explain
         self._transport = transport
-        self._tell = tell
+        self._report = report
         self._model_store = store
-        self._exchange = exchange or ModelExchange(transport, tell=tell)
+        self._exchange = exchange or ModelExchange(transport, report=report)
         self._descriptions = descriptions or DescriptionExchange(transport)
         self._resources: Resources | None = None
-        self._prepared: tuple[ModelConfig, Resources] | None = None
-        self._opening = anyio.Lock()
+        self._opener = ResourcesOpener(build, report=report, check=check)
         self._run_id = ""
         self._instance = b""
         self._sequence_length = 0
         self._generation = 0
         self._payloads = PayloadStore()
-        self._checkpoints = Checkpointer(tell, explain=explain)
+        self._checkpoints = Checkpointer(report, explain=explain)
         self._reading = ReadAhead(explain=explain)
         self._newest: TrainedStep | None = None
-        self._failed_shares = FailuresInARow("shares")
-        self._failed_steps = FailuresInARow("steps")
-        self._training_fails = False
-        self._apply_failure: str | None = None
+        self._failures = WorkFailures()
 
     @property
     def resources(self) -> Resources:
@@ -156,12 +149,12 @@ class Worker:
     @property
     def training_fails(self) -> bool:
         """Whether our last share was not trained because of something on this machine."""
-        return self._training_fails
+        return self._failures.training_fails
 
     @property
     def apply_failure(self) -> str | None:
         """Why results could not be applied, if our masters are unusable since then; None otherwise."""
-        return self._apply_failure
+        return self._failures.apply_failure
 
     @property
     def opened(self) -> Resources | None:
@@ -177,15 +170,15 @@ class Worker:
             async with self._model_needed():
                 done = await self._do(work)
                 self._note_step(done, work)
-                self._note_success(done)
+                self._failures.note_success(done)
                 return done
         except ENDS_THE_CLIENT:
             raise
         except Exception as error:
             logger.debug("%s failed", type(work).__name__, exc_info=error)
             if not isinstance(work, Load):
-                sentence = f"{_not_done(work)}: {self._explain(error)}"
-                self._note_failure(work, sentence, error)
+                sentence = f"{not_done(work)}: {self._explain(error)}"
+                self._failures.note_failure(work, sentence, error)
                 return WorkFailed(work, sentence)
             if isinstance(error, PsycheError):
                 raise
@@ -207,27 +200,6 @@ class Worker:
             yield
         finally:
             self._spare.release()
-
-    def _note_success(self, done: WorkDone) -> None:
-        """Count failures in a row anew; masters from others are usable even if our own results could not be applied."""
-        match done:
-            case Trained():
-                self._failed_shares.succeeded()
-                self._training_fails = False
-            case Applied():
-                self._failed_steps.succeeded()
-                self._apply_failure = None
-            case ModelFetched():
-                self._apply_failure = None
-
-    def _note_failure(self, work: Work, sentence: str, error: Exception) -> None:
-        """Raises PluginFailed if work of this kind failed too often in a row."""
-        if isinstance(work, Train):
-            self._training_fails = True
-            self._failed_shares.failed(sentence, error)
-        elif isinstance(work, Apply):
-            self._apply_failure = sentence
-            self._failed_steps.failed(sentence, error)
 
     def _note_step(self, done: WorkDone, work: Work) -> None:
         """Tell evaluations which step the masters are at."""
@@ -265,54 +237,16 @@ class Worker:
                 return await self._build_and_fetch(work)
 
     async def prepare(self, state: CoordinatorState) -> None:
-        """Open everything before the run is joined, so that a client that cannot take part reports why and does not join.
-
-        The first Load uses what is open. The model stays closed if the other members must describe it, or if a run that has
-        begun still names a stored one: its next epoch may begin with the members' own. Raises ModelError, DataError and
-        ConfigError.
-        """
-        async with self._opening:
-            if self._resources is not None or self._take_prepared(state, keep=True) is not None:
-                return
-            if self._check is not None:
-                await self._check(state)
-            if state.progress.step == 1 or starts_from_members(state):
-                with contextlib.suppress(NoModelSource):
-                    self._prepared = state.model, await self._open(ResourcesRequest(state))
-
-    def _take_prepared(self, state: CoordinatorState, *, keep: bool = False) -> Resources | None:
-        """What was opened before joining, if it still fits the run; otherwise it is closed."""
-        if self._prepared is None:
-            return None
-
-        model, resources = self._prepared
-        if model != state.model or (resources.step is not None and resources.step >= state.progress.step):
-            self._prepared = None
-            return None
-
-        if not keep:
-            self._prepared = None
-        return resources
-
-    async def _open(self, start: ResourcesRequest) -> Resources:
-        started = perf_counter()
-        self._tell(telemetry.ModelLoading(model_name(start.state.model.LLM)))
-        resources = await self._build(start)
-        step = resources.stored_step if resources.step is None else resources.step
-        self._tell(telemetry.ModelLoaded(resources.trainer.parameter_count, perf_counter() - started, step))
-        return resources
+        """Open model and data before the run is joined, see `ResourcesOpener.prepare`."""
+        await self._opener.prepare(state, is_loaded=lambda: self._resources is not None)
 
     async def _load(self, work: Load) -> WorkDone:
-        async with self._opening:  # a client that returns while still a member joins and loads at once
-            prepared = None if work.fresh else self._take_prepared(work.state)
-            self._prepared = None  # never keep a second model in memory
-            try:
-                resources = prepared or await self._open(ResourcesRequest(work.state, fresh=work.fresh))
-            except NoModelSource as error:
-                return SourceMissing(str(error))
+        try:
+            self._resources = resources = await self._opener.load(work)
+        except NoModelSource as error:
+            return SourceMissing(str(error))
 
-            self._resources = resources
-        self._exchange.loaded_anew()
+        self._exchange.model_replaced()
         self._take_run(work.state)
         self._checkpoints.use(resources, run_id=self._run_id, instance=self._instance)
         digest = await anyio.to_thread.run_sync(resources.trainer.full_digest)
@@ -341,7 +275,7 @@ class Worker:
             files = await anyio.to_thread.run_sync(lambda: self.resources.trainer.description)
             described = await self._descriptions.offer(files, tag=work.tag)
         except ModelError as error:
-            self._tell(telemetry.Problem("warning", str(error)))
+            self._report(telemetry.Problem("warning", str(error)))
             return taken
 
         return replace(taken, description_hash=described[0], description_bytes=described[1])
@@ -365,7 +299,7 @@ class Worker:
             if isinstance(done, ModelFetched):
                 self._resources = resources
                 self._take_run(work.build)
-                self._exchange.loaded_anew()
+                self._exchange.model_replaced()
                 self._checkpoints.use(resources, run_id=self._run_id, instance=self._instance)
                 await self._checkpoints.fetched(work)
                 return ModelReady(done.digest, resources.trainer.max_payload_bytes, work.step)
@@ -390,10 +324,10 @@ class Worker:
         except RanksLost:
             raise  # no later step can be trained either
         except (DataError, ModelError, NonFiniteError, TimeoutError) as error:
-            reason = f"{_not_done(work)}: {str(error) or type(error).__name__}"
+            reason = f"{not_done(work)}: {str(error) or type(error).__name__}"
             if isinstance(error, ProviderFailed):
-                self._note_failure(work, reason, error)
-            self._training_fails = not isinstance(error, NothingForUs)
+                self._failures.note_failure(work, reason, error)
+            self._failures.training_fails = not isinstance(error, NothingForUs)
             return TrainFailed(work.height, reason, passing=isinstance(error, NothingForUs))
 
         loss, trainer = float(done.loss), self.resources.trainer
@@ -413,7 +347,7 @@ class Worker:
         try:
             await anyio.to_thread.run_sync(self.resources.trainer.check, payload)
         except PayloadRejected as error:
-            self._tell(telemetry.Problem("warning", f"a peer's result was refused: {error}"))
+            self._report(telemetry.Problem("warning", f"a peer's result was refused: {error}"))
             return PayloadChecked(payload_hash, False, tag)
         except RanksLost:
             raise
@@ -451,7 +385,7 @@ class Worker:
             await self._exchange.expire(before)
         except Exception as error:  # files that cannot be removed must not stop us
             logger.debug("removing old snapshots failed", exc_info=error)
-            self._tell(telemetry.Problem("warning", f"old files of the model could not be removed: {self._explain(error)}"))
+            self._report(telemetry.Problem("warning", f"old files of the model could not be removed: {self._explain(error)}"))
 
     async def _apply(self, work: Apply) -> WorkDone:
         self._exchange.check_usable()
@@ -481,7 +415,9 @@ class Worker:
             raise
         except Exception as error:  # only a number to show
             logger.debug("validation failed", exc_info=error)
-            self._tell(telemetry.Problem("error", f"the model after step {work.step} was not validated: {self._explain(error)}"))
+            self._report(
+                telemetry.Problem("error", f"the model after step {work.step} was not validated: {self._explain(error)}")
+            )
         saved = await self._checkpoints.close_epoch(work, digest)
         return EpochClosed(digest, saved)
 
@@ -504,26 +440,7 @@ class Worker:
         validation = self.resources.validation
         if validation is not None:
             loss = await anyio.to_thread.run_sync(self.resources.trainer.evaluate, validation)
-            self._tell(telemetry.Validated(step, loss))
-
-
-def _not_done(work: Work) -> str:
-    """What failed, as the beginning of a sentence."""
-    match work:
-        case Load():
-            return "the model was not loaded"
-        case Train():
-            return f"step {work.step} was not trained"
-        case Apply():
-            return f"the results of step {work.step} were not applied"
-        case Digest():
-            return f"the digest of the model in round {work.height} was not taken"
-        case CloseEpoch():
-            return f"the end of epoch {work.epoch} was not worked off"
-        case TakeSnapshot():
-            return f"the model after step {work.step} cannot be offered to others"
-        case FetchModel():
-            return f"the model after step {work.step} could not be had from others"
+            self._report(telemetry.Validated(step, loss))
 
 
 def _step_of_stored(state: CoordinatorState, step: int | None, digest: bytes) -> int | None:

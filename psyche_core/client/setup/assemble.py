@@ -51,7 +51,7 @@ _ANEW_SECONDS = 1.0
 async def train_client(
     settings: ClientSettings,
     registry: PluginRegistry,
-    tell: EventBus,
+    report: EventBus,
     *,
     backend_settings: BaseModel | None = None,
     transport_settings: BaseModel | None = None,
@@ -81,7 +81,7 @@ async def train_client(
         async with AsyncExitStack() as stack:
             scratch = await anyio.to_thread.run_sync(_open_scratch, settings.cache_dir)
             stack.callback(scratch.close)
-            restorer = open_restorer(settings, tell, member=key.public, lasting=lasting)
+            restorer = open_restorer(settings, report, member=key.public, lasting=lasting)
             if restorer is not None:
                 stack.callback(restorer.close)
                 await anyio.to_thread.run_sync(restorer.lock_folder, settings.run_id)
@@ -114,9 +114,9 @@ async def train_client(
                 )
             )
             build = ResourcesBuilder(
-                settings, registry, key=key, stack=stack, latest=lambda: runtime.state, tell=tell, restorer=restorer
+                settings, registry, key=key, stack=stack, latest=lambda: runtime.state, report=report, restorer=restorer
             )
-            evaluations = Evaluations(settings, lambda: runtime.resources, tell) if evaluations_wanted(settings) else None
+            evaluations = Evaluations(settings, lambda: runtime.resources, report) if evaluations_wanted(settings) else None
             runtime = ClientRuntime(
                 run_id=settings.run_id,
                 key=key,
@@ -124,8 +124,10 @@ async def train_client(
                 transport=transport,
                 build=build,
                 check=build.check,
-                report=tell,
-                exchange=ModelExchange(transport, tell=tell, scratch=scratch, at_once=settings.max_concurrent_parameter_requests),
+                report=report,
+                exchange=ModelExchange(
+                    transport, report=report, scratch=scratch, at_once=settings.max_concurrent_parameter_requests
+                ),
                 downloads_at_once=settings.max_concurrent_downloads,
                 descriptions=DescriptionExchange(transport, folder=cache_folder(settings) / "descriptions"),
                 store=open_store(settings),
@@ -134,27 +136,27 @@ async def train_client(
                 spare=None if evaluations is None else evaluations.spare,
                 at_end=None if evaluations is None else evaluations.at_end,
             )
-            tell(telemetry.Started("client", backend.identity.signer.hex(), settings.run_id, route))
+            report(telemetry.Started("client", backend.identity.signer.hex(), settings.run_id, route))
             async with (
                 contextlib.nullcontext() if evaluations is None else evaluations.running(),
                 anyio.create_task_group() as tasks,
             ):
                 if beside is None:
                     tasks.start_soon(
-                        _leave_on_signal, runtime, lambda number: tell(telemetry.Leaving(number.name, restorer is not None))
+                        _leave_on_signal, runtime, lambda number: report(telemetry.Leaving(number.name, restorer is not None))
                     )
                 else:
                     tasks.start_soon(beside, runtime)
                 ended = await runtime.run()
                 tasks.cancel_scope.cancel()
-            return ended, runtime.begins_anew
+            return ended, runtime.must_restart
 
     while True:
         ended, again = await take_part()
         if not again:
             return ended
 
-        tell(telemetry.Problem("warning", "starting over from what is on this client's disk"))
+        report(telemetry.Problem("warning", "starting over from what is on this client's disk"))
         await anyio.sleep(_ANEW_SECONDS)
 
 
@@ -202,13 +204,13 @@ def _transport_key(backend: BackendRegistration, settings: ClientSettings, backe
     return SecretKey.generate()
 
 
-def open_restorer(settings: ClientSettings, tell: EventBus, *, member: bytes, lasting: bool) -> Restorer | None:
+def open_restorer(settings: ClientSettings, report: EventBus, *, member: bytes, lasting: bool) -> Restorer | None:
     """Checkpoints and journal of this client, if it keeps any; the caller closes it. member, lasting: see Restorer."""
     if settings.checkpoint_dir is None:
         return None
 
     def warn(sentence: str) -> None:
-        anyio.from_thread.run_sync(tell, telemetry.Problem("warning", sentence))
+        anyio.from_thread.run_sync(report, telemetry.Problem("warning", sentence))
 
     return Restorer(settings.checkpoint_dir, settings.journal_size, warn, member, lasting)
 

@@ -24,13 +24,13 @@ LAST_PROMPTS_SECONDS = 30.0
 class Evaluations:
     """What the client's runtime needs of its evaluations. resources: returns the open resources, None before there are any."""
 
-    def __init__(self, settings: ClientSettings, resources: Callable[[], Resources | None], tell: EventBus) -> None:
+    def __init__(self, settings: ClientSettings, resources: Callable[[], Resources | None], report: EventBus) -> None:
         self._resources = resources
-        self._tell = tell
+        self._report = report
         self._portal: BlockingPortal | None = None
-        self._told_missing = False
+        self._reported_missing = False
         self.spare: SpareTime = SpareTime(self._module, self._prepare)
-        self._evaluator = InRunEvaluator(plan_of(settings), self.spare, self._files, self._tell_from_thread)
+        self._evaluator = InRunEvaluator(plan_of(settings), self.spare, self._files, self._report_from_thread)
 
     async def at_end(self) -> None:
         """Let the run's last model answer the prompts."""
@@ -53,10 +53,10 @@ class Evaluations:
         if resources is None:
             return None
         module = getattr(resources.trainer, "inference_module", None)
-        if module is None and not self._told_missing:
-            self._told_missing = True
+        if module is None and not self._reported_missing:
+            self._reported_missing = True
             what = "evaluations need a transformers model in one process, which this one is not; training goes on without them"
-            self._tell_from_thread(telemetry.Problem("warning", what))
+            self._report_from_thread(telemetry.Problem("warning", what))
         return module
 
     def _prepare(self) -> None:
@@ -69,11 +69,11 @@ class Evaluations:
         resources = self._resources()
         return {} if resources is None else resources.trainer.description
 
-    def _tell_from_thread(self, event: telemetry.Event) -> None:
+    def _report_from_thread(self, event: telemetry.Event) -> None:
         portal = self._portal
         if portal is not None:
             with suppress(RuntimeError):  # the client has ended meanwhile
-                portal.start_task_soon(self._tell, event)
+                portal.start_task_soon(self._report, event)
 
 
 def wanted(settings: ClientSettings) -> bool:

@@ -53,13 +53,13 @@ class ModelOpener:
         registry: PluginRegistry,
         *,
         latest: Callable[[], CoordinatorState],
-        tell: EventBus,
+        report: EventBus,
         restorer: Restorer | None,
     ) -> None:
         self._settings = settings
         self._registry = registry
         self._latest = latest
-        self._tell = tell
+        self._report = report
         self._restorer = restorer
         self._parallelism = parallelism_of(settings)
         self._micro_batch_size: int | Literal["auto"] = settings.micro_batch_size
@@ -106,7 +106,7 @@ class ModelOpener:
             return self.open(request, use_journal=False)
 
         if not request.fresh:
-            self._tell_resumed(state, checkpoint=origin.step, step=step)
+            self._report_resumed(state, checkpoint=origin.step, step=step)
         return trainer, replace(origin, step=step)
 
     def _build(self, state: CoordinatorState, folder: Path) -> Trainer:
@@ -137,7 +137,7 @@ class ModelOpener:
         )
         if self._micro_batch_size == "auto":  # found once: when the model is rebuilt, the old one still uses memory
             self._micro_batch_size = trainer.micro_batch_size
-            self._tell_from_thread(telemetry.MicroBatchFound(trainer.micro_batch_size))
+            self._report_from_thread(telemetry.MicroBatchFound(trainer.micro_batch_size))
         return trainer
 
     def _close_newest(self) -> None:
@@ -160,7 +160,7 @@ class ModelOpener:
             if self._restorer is None:
                 raise
             if not self._restorer.begins_with_stored(request.state):
-                self._tell_resumed(request.state, checkpoint=None, step=None)
+                self._report_resumed(request.state, checkpoint=None, step=None)
                 raise
             state = replace(request.state, model=loaded_from_hub(request.state.model))
             return self._find_origin(replace(request, state=state))
@@ -185,7 +185,7 @@ class ModelOpener:
             ends=signed_ends(request.state),
             stored_step=request.state.stored.step,
             journal_base=None if self._restorer is None else self._restorer.base_of_history(request.state),
-            tell=self._warn,
+            report=self._warn,
         )
 
     def _expect_plugins(self, llm: LLMConfig) -> None:
@@ -196,17 +196,17 @@ class ModelOpener:
         for kind, name in needed:
             self._registry.load(kind, name)
 
-    def _tell_resumed(self, state: CoordinatorState, *, checkpoint: int | None, step: int | None) -> None:
+    def _report_resumed(self, state: CoordinatorState, *, checkpoint: int | None, step: int | None) -> None:
         """Report the same resumption only once; a new run has nothing to resume from."""
         due = masters_due(state)
         found = telemetry.Resumed(str(self._settings.checkpoint_dir), checkpoint, step, due)
         if due > 0 and found != self._resumed:
             again = self._resumed is not None
             self._resumed = found
-            self._tell_from_thread(replace(found, again=again))
+            self._report_from_thread(replace(found, again=again))
 
     def _warn(self, sentence: str) -> None:
-        self._tell_from_thread(telemetry.Problem("warning", sentence))
+        self._report_from_thread(telemetry.Problem("warning", sentence))
 
-    def _tell_from_thread(self, event: telemetry.Event) -> None:
-        anyio.from_thread.run_sync(self._tell, event)
+    def _report_from_thread(self, event: telemetry.Event) -> None:
+        anyio.from_thread.run_sync(self._report, event)

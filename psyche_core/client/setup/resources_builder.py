@@ -49,7 +49,7 @@ class ResourcesBuilder:
         key: SecretKey,
         stack: AsyncExitStack,
         latest: Callable[[], CoordinatorState],
-        tell: EventBus,
+        report: EventBus,
         restorer: Restorer | None,
     ) -> None:
         self._settings = settings
@@ -57,7 +57,7 @@ class ResourcesBuilder:
         self._key = key
         self._stack = stack
         self._restorer = restorer
-        self._model = ModelOpener(settings, registry, latest=latest, tell=tell, restorer=restorer)
+        self._model = ModelOpener(settings, registry, latest=latest, report=report, restorer=restorer)
         stack.push_async_callback(self._model.aclose)
         self._opened: dict[tuple[Choice, int], DataProvider] = {}
         self._validation: Samples | None = None

@@ -17,8 +17,8 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 
+from psyche_core.client.runtime.reports.step_figures import TrainedStep, described, figures_of
 from psyche_core.client.runtime.sample_checks import read_samples
-from psyche_core.client.runtime.step_figures import TrainedStep, described, figures_of
 from psyche_core.client.setup.data_source import data_source, first_samples, held_out_place
 from psyche_core.client.setup.local_run_file import local_run_file
 from psyche_core.client.setup.parallelism import parallelism_of
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from psyche_core.training.trainer import Trainer
 
 
-async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, tell: EventBus) -> telemetry.Ended:
+async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, report: EventBus) -> telemetry.Ended:
     """Train to the last step. Raises UserError for what the user can fix, DataError, ModelError and NonFiniteError."""
     run = await anyio.to_thread.run_sync(local_run_file, settings)
     location = _data_location(settings, run)
@@ -58,9 +58,9 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
         raise UserError(message)
 
     cache = settings.cache_dir or default_folder()
-    trainers = await anyio.to_thread.run_sync(_trainers, settings, registry, run, cache, parallelism, tell)
+    trainers = await anyio.to_thread.run_sync(_trainers, settings, registry, run, cache, parallelism, report)
     local, first = LocalRun(trainers), trainers[0]
-    tell(described(run.run_id, run.config, run.model))
+    report(described(run.run_id, run.config, run.model))
     steps = settings.steps or run.config.total_steps
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_close, first)
@@ -77,7 +77,7 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
 
         async def validate() -> None:
             if held_out is not None:
-                tell(telemetry.Validated(local.applied, await anyio.to_thread.run_sync(first.evaluate, held_out)))
+                report(telemetry.Validated(local.applied, await anyio.to_thread.run_sync(first.evaluate, held_out)))
 
         await validate()
         next_sample = 0
@@ -89,21 +89,21 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
             next_sample = batches[-1].last + 1
             done = await anyio.to_thread.run_sync(local.train, step, shares)
             facts = TrainedStep(step, step - 1, done.loss, done.seconds, done.learning_rate, done.gradient_norm, first.vocab_size)
-            tell(figures_of(facts, batch_tokens=done.tokens, total_tokens=next_sample * length))
-            tell(telemetry.StepTrained(0, step, done.loss, done.tokens, done.seconds, done.payload_bytes))
+            report(figures_of(facts, batch_tokens=done.tokens, total_tokens=next_sample * length))
+            report(telemetry.StepTrained(0, step, done.loss, done.tokens, done.seconds, done.payload_bytes))
             if step % settings.validation_every == 0 and step < steps:
                 await validate()
         await anyio.to_thread.run_sync(local.finish)
         await validate()
 
     digest = await anyio.to_thread.run_sync(first.full_digest)
-    tell(telemetry.EpochDigest(0, steps, digest.hex()))
+    report(telemetry.EpochDigest(0, steps, digest.hex()))
     if settings.checkpoint_dir is not None:
         saved = CheckpointFacts(run_id=run.run_id, step=steps, epoch=0, data_index=next_sample)
         path = await anyio.to_thread.run_sync(_save, first, settings.checkpoint_dir, saved)
-        tell(telemetry.CheckpointSaved(steps, str(path)))
+        report(telemetry.CheckpointSaved(steps, str(path)))
     ended = telemetry.Ended(f"trained {steps} steps", success=True)
-    tell(ended)
+    report(ended)
     return ended
 
 
@@ -128,22 +128,22 @@ def _trainers(
     run: RunFile,
     cache: Path,
     parallelism: Parallelism | None,
-    tell: Callable[[telemetry.Event], None],
+    report: Callable[[telemetry.Event], None],
 ) -> list[Trainer]:
     from psyche_core.training.checkpoints import sources
 
     started = perf_counter()
-    anyio.from_thread.run_sync(tell, telemetry.ModelLoading(sources.model_name(run.model.LLM)))
+    anyio.from_thread.run_sync(report, telemetry.ModelLoading(sources.model_name(run.model.LLM)))
     import torch  # slow import: in the worker thread, not at program start
 
     from psyche_core.training.build import Compute, build_trainer
 
     def warn(sentence: str) -> None:
-        anyio.from_thread.run_sync(tell, telemetry.Problem("warning", sentence))
+        anyio.from_thread.run_sync(report, telemetry.Problem("warning", sentence))
 
     if settings.torch_threads is not None:
         torch.set_num_threads(settings.torch_threads)
-    folder = sources.find(run.model.LLM.checkpoint, base=settings.run_base, cache=cache, tell=warn)
+    folder = sources.find(run.model.LLM.checkpoint, base=settings.run_base, cache=cache, report=warn)
     trainers = [
         build_trainer(
             registry_load=registry.load,
@@ -163,7 +163,7 @@ def _trainers(
         for _ in range(settings.members)
     ]
     loaded = telemetry.ModelLoaded(trainers[0].parameter_count, perf_counter() - started)
-    anyio.from_thread.run_sync(tell, loaded)
+    anyio.from_thread.run_sync(report, loaded)
     return trainers
 
 

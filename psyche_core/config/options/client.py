@@ -8,43 +8,20 @@ from typing import Any, Literal
 from pydantic import AliasChoices, Field, SecretStr, field_validator
 
 from psyche_core.config.options.common import (
-    ATTENTION,
-    COMPUTE_DTYPE,
-    DATA_PARALLELISM,
-    EVENTS_DIR,
-    GRADIENT_CHECKPOINTING,
-    KEEP_EVENT_FILES,
-    LOG,
     LOGS,
-    METRICS_PORT,
     MICRO_BATCH_SIZE,
-    OTLP_AUTH_HEADER,
-    OTLP_LOGS_URL,
-    OTLP_METRICS_URL,
-    OTLP_REPORT_INTERVAL,
-    OTLP_TRACING_URL,
     SECONDS,
-    SHARDING,
-    SIDECAR_BIND,
-    SIDECAR_FILE,
-    SIDECAR_LOCAL_RANKS,
-    TENSOR_PARALLELISM,
     TRACKER,
-    WRITE_LOG,
-    Attention,
-    ComputeDtype,
-    HttpUrl,
-    LogLevels,
     Logs,
     MicroBatchSize,
     TrackerNames,
-    their_spelling,
 )
-from psyche_core.config.options.loading import ENVIRONMENT_PREFIX, RAW_IDENTITY, ProgramSettings
+from psyche_core.config.options.loading import ENVIRONMENT_PREFIX, RAW_IDENTITY
+from psyche_core.config.options.shared import ComputeOptions, ReportingOptions
 from psyche_core.config.schema import RunId
 
 
-class ClientSettings(ProgramSettings):
+class ClientSettings(ReportingOptions, ComputeOptions):
     """All options of `psyche client train`."""
 
     run_id: RunId = Field(description="Name of the run, at most 32 bytes. The server must host this run.")
@@ -89,20 +66,7 @@ class ClientSettings(ProgramSettings):
     bind_p2p_port: int = Field(
         default=0, ge=0, le=65535, json_schema_extra={"short": "-b"}, description="Port to bind for peers; 0 picks a free one."
     )
-    device: str = Field(
-        default="auto", description="auto, cpu, mps, cuda, cuda:N, or cuda:X,Y to divide each batch among several GPUs."
-    )
     micro_batch_size: MicroBatchSize = Field(default=8, description=MICRO_BATCH_SIZE)
-    compute_dtype: ComputeDtype = Field(default="float32", description=COMPUTE_DTYPE)
-    attention: Attention = Field(default="auto", description=ATTENTION)
-    gradient_checkpointing: bool = Field(default=False, description=GRADIENT_CHECKPOINTING)
-    data_parallelism: int = Field(default=1, ge=1, le=1024, description=DATA_PARALLELISM)
-    tensor_parallelism: int = Field(default=1, ge=1, le=1024, description=TENSOR_PARALLELISM)
-    sharding: str = Field(default="dtensor", description=SHARDING)
-    sidecar_bind: str | None = Field(default=None, description=SIDECAR_BIND)
-    sidecar_local_ranks: int | None = Field(default=None, ge=1, description=SIDECAR_LOCAL_RANKS)
-    sidecar_secret_file: Path | None = Field(default=None, description=SIDECAR_FILE)
-    torch_threads: int | None = Field(default=None, ge=1, description="CPU threads for torch; default: chosen by torch.")
     checkpoint_dir: Path | None = Field(
         default=None, description="Folder for checkpoints. One is saved at each epoch's end and at a clean exit."
     )
@@ -181,25 +145,6 @@ class ClientSettings(ProgramSettings):
         description="Show what the model writes after a few prompts: at the start, at most every half minute, and at the end.",
     )
     logs: Logs = Field(default="auto", description=LOGS)
-    log: LogLevels | None = Field(default=None, json_schema_extra={"unit": "FILTERS"}, description=LOG)
-    events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
-    events_dir: Path | None = Field(default=None, description=EVENTS_DIR)
-    keep_event_files: int = Field(default=0, ge=0, description=KEEP_EVENT_FILES)
-    write_log: Path | None = Field(default=None, description=WRITE_LOG)
-    metrics_local_port: int | None = Field(default=None, ge=0, le=65535, description=METRICS_PORT)
-    otlp_metrics_url: HttpUrl | None = Field(
-        default=None, json_schema_extra=their_spelling("metrics-url"), description=OTLP_METRICS_URL
-    )
-    otlp_tracing_url: HttpUrl | None = Field(
-        default=None, json_schema_extra=their_spelling("tracing-url"), description=OTLP_TRACING_URL
-    )
-    otlp_logs_url: HttpUrl | None = Field(default=None, json_schema_extra=their_spelling("logs-url"), description=OTLP_LOGS_URL)
-    otlp_auth_header: str | None = Field(
-        default=None, repr=False, json_schema_extra=their_spelling("auth-header"), description=OTLP_AUTH_HEADER
-    )
-    otlp_report_interval: float = Field(
-        default=60.0, ge=1, json_schema_extra={**SECONDS, **their_spelling("report-interval")}, description=OTLP_REPORT_INTERVAL
-    )
     tracker: TrackerNames = Field(default=(), description=TRACKER)
     dummy_training_delay_secs: float = Field(
         default=0.0,

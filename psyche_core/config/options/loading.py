@@ -11,6 +11,7 @@ import os
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from psyche_core.errors import ConfigError
@@ -26,6 +27,12 @@ class ProgramSettings(BaseSettings):
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True, validate_default=False
     )
+
+
+def option_fields(cls: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of a settings class by name, as people read them: its own in their order, then those it inherits."""
+    shared = {name for base in cls.__bases__ if issubclass(base, BaseModel) for name in base.model_fields}
+    return dict(sorted(cls.model_fields.items(), key=lambda each: each[0] in shared))
 
 
 _Settings = TypeVar("_Settings", bound=BaseModel)

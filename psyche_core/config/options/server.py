@@ -7,29 +7,16 @@ from pathlib import Path
 from pydantic import Field
 
 from psyche_core.config.options.common import (
-    EVENTS_DIR,
-    KEEP_EVENT_FILES,
-    LOG,
-    METRICS_PORT,
-    OTLP_AUTH_HEADER,
-    OTLP_LOGS_URL,
-    OTLP_METRICS_URL,
-    OTLP_REPORT_INTERVAL,
-    OTLP_TRACING_URL,
     SECONDS,
     TOKENS,
     WEB_HOST,
     WEB_PORT,
-    WRITE_LOG,
-    HttpUrl,
-    LogLevels,
     Logs,
-    their_spelling,
 )
-from psyche_core.config.options.loading import ProgramSettings
+from psyche_core.config.options.shared import ReportingOptions
 
 
-class ServerSettings(ProgramSettings):
+class ServerSettings(ReportingOptions):
     """All options of `psyche server run`."""
 
     state: Path = Field(description="Run file (state.toml): run_id, [config], [model].")
@@ -134,25 +121,6 @@ class ServerSettings(ProgramSettings):
     logs: Logs = Field(
         default="auto",
         description="auto and console: lines; tui: full screen, also --tui; json: one event per line; none: nothing",
-    )
-    log: LogLevels | None = Field(default=None, json_schema_extra={"unit": "FILTERS"}, description=LOG)
-    events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
-    events_dir: Path | None = Field(default=None, description=EVENTS_DIR)
-    keep_event_files: int = Field(default=0, ge=0, description=KEEP_EVENT_FILES)
-    write_log: Path | None = Field(default=None, description=WRITE_LOG)
-    metrics_local_port: int | None = Field(default=None, ge=0, le=65535, description=METRICS_PORT)
-    otlp_metrics_url: HttpUrl | None = Field(
-        default=None, json_schema_extra=their_spelling("metrics-url"), description=OTLP_METRICS_URL
-    )
-    otlp_tracing_url: HttpUrl | None = Field(
-        default=None, json_schema_extra=their_spelling("tracing-url"), description=OTLP_TRACING_URL
-    )
-    otlp_logs_url: HttpUrl | None = Field(default=None, json_schema_extra=their_spelling("logs-url"), description=OTLP_LOGS_URL)
-    otlp_auth_header: str | None = Field(
-        default=None, repr=False, json_schema_extra=their_spelling("auth-header"), description=OTLP_AUTH_HEADER
-    )
-    otlp_report_interval: float = Field(
-        default=60.0, ge=1, json_schema_extra={**SECONDS, **their_spelling("report-interval")}, description=OTLP_REPORT_INTERVAL
     )
     web_port: int | None = Field(default=None, ge=0, le=65535, description=WEB_PORT)
     web_host: str = Field(default="127.0.0.1", description=WEB_HOST)

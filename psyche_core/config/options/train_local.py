@@ -8,32 +8,17 @@ from typing import Literal
 from pydantic import Field
 
 from psyche_core.config.options.common import (
-    ATTENTION,
-    COMPUTE_DTYPE,
-    DATA_PARALLELISM,
-    GRADIENT_CHECKPOINTING,
-    LOG,
     LOGS,
-    METRICS_PORT,
     MICRO_BATCH_SIZE,
-    SHARDING,
-    SIDECAR_BIND,
-    SIDECAR_FILE,
-    SIDECAR_LOCAL_RANKS,
-    TENSOR_PARALLELISM,
     TRACKER,
-    WRITE_LOG,
-    Attention,
-    ComputeDtype,
-    LogLevels,
     Logs,
     MicroBatchSize,
     TrackerNames,
 )
-from psyche_core.config.options.loading import ProgramSettings
+from psyche_core.config.options.shared import ComputeOptions, LogOptions
 
 
-class TrainLocalSettings(ProgramSettings):
+class TrainLocalSettings(LogOptions, ComputeOptions):
     """All options of `psyche train-local`."""
 
     state: Path | None = Field(
@@ -83,28 +68,11 @@ class TrainLocalSettings(ProgramSettings):
     validation_sequences: int = Field(default=64, ge=1, description="Number of held-out sequences for each measurement.")
     validation_every: int = Field(default=100, ge=1, description="Number of steps between measurements.")
     checkpoint_dir: Path | None = Field(default=None, description="Folder to save the trained model in.")
-    device: str = Field(
-        default="auto", description="auto, cpu, mps, cuda, cuda:N, or cuda:X,Y to divide each batch among several GPUs."
-    )
     micro_batch_size: MicroBatchSize = Field(
         default=8, json_schema_extra={"aliases": ["--micro-batch"]}, description=MICRO_BATCH_SIZE
     )
-    compute_dtype: ComputeDtype = Field(default="float32", description=COMPUTE_DTYPE)
-    attention: Attention = Field(default="auto", description=ATTENTION)
-    gradient_checkpointing: bool = Field(default=False, description=GRADIENT_CHECKPOINTING)
-    data_parallelism: int = Field(default=1, ge=1, le=1024, description=DATA_PARALLELISM)
-    tensor_parallelism: int = Field(default=1, ge=1, le=1024, description=TENSOR_PARALLELISM)
-    sharding: str = Field(default="dtensor", description=SHARDING)
-    sidecar_bind: str | None = Field(default=None, description=SIDECAR_BIND)
-    sidecar_local_ranks: int | None = Field(default=None, ge=1, description=SIDECAR_LOCAL_RANKS)
-    sidecar_secret_file: Path | None = Field(default=None, description=SIDECAR_FILE)
-    torch_threads: int | None = Field(default=None, ge=1, description="CPU threads for torch; default: chosen by torch.")
     cache_dir: Path | None = Field(default=None, description="Folder for downloads; default: the system's cache folder.")
     logs: Logs = Field(default="auto", description=LOGS)
-    log: LogLevels | None = Field(default=None, json_schema_extra={"unit": "FILTERS"}, description=LOG)
-    events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
-    write_log: Path | None = Field(default=None, description=WRITE_LOG)
-    metrics_local_port: int | None = Field(default=None, ge=0, le=65535, description=METRICS_PORT)
     tracker: TrackerNames = Field(default=(), description=TRACKER)
     base: Path | None = Field(
         default=None,

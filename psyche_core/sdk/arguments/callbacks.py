@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable
 
-from psyche_core.plugin_faults import brief
+from psyche_core.plugin_faults import summary_of
 from psyche_core.telemetry import events as telemetry
 
 logger: logging.Logger = logging.getLogger("psyche.sdk")
@@ -55,7 +55,7 @@ def isolated(callback: Callback, *, report: Callback) -> Callback:
             broken = True
             name = getattr(callback, "__qualname__", type(callback).__name__)
             logger.warning("a callback failed", exc_info=error)
-            sentence = f"the callback {name} failed with {brief(error)}; it is not called again, and training continues"
+            sentence = f"the callback {name} failed with {summary_of(error)}; it is not called again, and training continues"
             report(telemetry.Problem("warning", sentence))
 
     return call

@@ -67,7 +67,7 @@ def find_origin(
     ends: Mapping[int, bytes] = _NO_ENDS,
     stored_step: int | None = None,
     journal_base: tuple[int, bytes] | None = None,
-    tell: Callable[[str], None] | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> Origin:
     """Find the folder to build the model from. May download, so call it in a worker thread.
 
@@ -75,18 +75,20 @@ def find_origin(
     one is of a history that the run has left. fresh: ignore our own checkpoints. instance, generation, ends: see `belongs`.
     stored_step: step of the stored model according to the coordinator; None if unknown, then the stored model is read to find
     out. journal_base: step and full digest of a checkpoint of ours that is trusted whatever its generation, because our journal
-    leads from it into the run's history. base, cache, tell: see `sources.find`. Raises NoModelSource, and ModelError with a
+    leads from it into the run's history. base, cache, report: see `sources.find`. Raises NoModelSource, and ModelError with a
     message that says what to do.
     """
-    tell = tell or _silence
+    report = report or _silence
     is_stored = checkpoint.name not in FROM_MEMBERS
     saved = None
     if own is not None and not fresh:
         trusted = belongs(instance, generation, ends, journal_base=journal_base)
-        saved = newest_own(own, run_id, at_most=at_most, trusted=trusted, tell=tell)
+        saved = newest_own(own, run_id, at_most=at_most, trusted=trusted, report=report)
     if is_stored:
         ours = (run_id, instance)
-        return _newer(saved, checkpoint, ours=ours, at_most=at_most, base=base, cache=cache, stored_step=stored_step, tell=tell)
+        return _newer(
+            saved, checkpoint, ours=ours, at_most=at_most, base=base, cache=cache, stored_step=stored_step, report=report
+        )
 
     if saved is not None:
         return saved
@@ -132,11 +134,11 @@ def newest_own(
     *,
     at_most: int,
     trusted: Callable[[CheckpointManifest], bool] = lambda _: True,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Origin | None:
     """Return the newest complete checkpoint of this run in our own folder, up to step `at_most`, or None if there is none.
 
-    trusted: see `belongs`. tell: called with a sentence for each checkpoint that is skipped.
+    trusted: see `belongs`. report: called with a sentence for each checkpoint that is skipped.
     """
     for path in reversed(checkpoints(folder, run_id)):
         try:
@@ -144,17 +146,17 @@ def newest_own(
             if manifest is None or manifest.run_id != run_id or manifest.step > at_most:
                 continue
             if not trusted(manifest):
-                tell(
+                report(
                     f"our own checkpoint {path} is ignored: it belongs to an earlier run of this name, or to a history that "
                     f"the run has left (its generation is {manifest.generation})"
                 )
                 continue
             verify(path, manifest)
         except DamagedCheckpoint as error:
-            tell(f"our own checkpoint is ignored: {error.fact}{_renamed(path)}; {_INSTEAD}")
+            report(f"our own checkpoint is ignored: {error.fact}{_renamed(path)}; {_INSTEAD}")
             continue
         except ModelError as error:
-            tell(f"our own checkpoint is ignored: {error}")
+            report(f"our own checkpoint is ignored: {error}")
             continue
 
         return Origin(path, manifest.step)
@@ -162,11 +164,11 @@ def newest_own(
 
 
 def held(
-    folder: Path, run_id: str, ends: Mapping[int, bytes], *, tell: Callable[[str], None] | None = None
+    folder: Path, run_id: str, ends: Mapping[int, bytes], *, report: Callable[[str], None] | None = None
 ) -> tuple[tuple[int, bytes], ...]:
     """Return (step, digest) of the signed epoch ends for which our folder has a complete checkpoint, oldest first.
 
-    This reads every byte of these checkpoints. ends: full digest (32 bytes) by step. tell: called with a sentence for each
+    This reads every byte of these checkpoints. ends: full digest (32 bytes) by step. report: called with a sentence for each
     damaged checkpoint.
     """
     found: list[tuple[int, bytes]] = []
@@ -177,10 +179,10 @@ def held(
                 continue
             verify(path, manifest)
         except DamagedCheckpoint as error:
-            (tell or _silence)(f"our own checkpoint is not offered: {error.fact}{_renamed(path)}; {_INSTEAD}")
+            (report or _silence)(f"our own checkpoint is not offered: {error.fact}{_renamed(path)}; {_INSTEAD}")
             continue
         except ModelError as error:
-            (tell or _silence)(f"our own checkpoint is not offered: {error}")
+            (report or _silence)(f"our own checkpoint is not offered: {error}")
             continue
 
         found.append((manifest.step, ends[manifest.step]))
@@ -206,7 +208,7 @@ def _newer(
     base: Path,
     cache: Path,
     stored_step: int | None,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Origin:
     """Return the newer one of our own checkpoint and the stored model, or our own if the stored one is unavailable.
 
@@ -219,12 +221,12 @@ def _newer(
         return saved  # known without a download
 
     try:
-        folder = sources.find(checkpoint, base=base, cache=cache, tell=tell)
+        folder = sources.find(checkpoint, base=base, cache=cache, report=report)
         manifest = read_manifest(folder)
     except ModelError as error:
         if saved is None:
             raise
-        tell(f"the stored model is unavailable, so our own checkpoint of step {saved.step} is used: {error}")
+        report(f"the stored model is unavailable, so our own checkpoint of step {saved.step} is used: {error}")
         return saved
 
     stored = manifest.step if manifest is not None and ours == (manifest.run_id, _instance(manifest)) else None

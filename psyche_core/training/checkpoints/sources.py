@@ -29,11 +29,11 @@ DESCRIPTION_PATTERNS = ("*.json", "tokenizer.model", "*.txt", "*.jinja")
 _NO_WEIGHTS = ("*.safetensors.index.json",)
 _HUB_EXTRA = "a model on the Hub needs huggingface_hub: pip install 'psyche-core[train]'"
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 """Function that shows a sentence about a long download."""
 
 
-def find(checkpoint: Choice, *, base: Path, cache: Path, weights: bool = True, tell: Tell | None = None) -> Path:
+def find(checkpoint: Choice, *, base: Path, cache: Path, weights: bool = True, report: Report | None = None) -> Path:
     """Return the folder of a checkpoint. Downloads it if necessary.
 
     checkpoint: `model.LLM.checkpoint`. base: folder at which a relative local path starts. cache: folder for downloads from
@@ -41,12 +41,12 @@ def find(checkpoint: Choice, *, base: Path, cache: Path, weights: bool = True, t
     there is no such checkpoint, and ModelError with a message that says what to do.
     """
     settings = checkpoint.settings or {}
-    tell = tell or _silence
+    report = report or _silence
     match checkpoint.name:
         case "Hub" | "P2P":
-            return _hub(settings, base=base, weights=weights, tell=tell)
+            return _hub(settings, base=base, weights=weights, report=report)
         case "Gcs" | "P2PGcs":
-            return _bucket(settings, cache=cache, weights=weights, tell=tell)
+            return _bucket(settings, cache=cache, weights=weights, report=report)
         case _:
             message = (
                 f"a checkpoint of kind {checkpoint.name} names no place to load the model from; "
@@ -84,7 +84,7 @@ def local_folder(checkpoint: Choice, *, base: Path) -> Path | None:
 # ---------------------------------------------------------------------------------------------------------------- the Hub
 
 
-def _hub(settings: dict[str, Any], *, base: Path, weights: bool, tell: Tell) -> Path:
+def _hub(settings: dict[str, Any], *, base: Path, weights: bool, report: Report) -> Path:
     folder = local_folder(Choice("Hub", settings), base=base)
     if folder is not None:
         return folder
@@ -105,7 +105,7 @@ def _hub(settings: dict[str, Any], *, base: Path, weights: bool, tell: Tell) -> 
     patterns = [*DESCRIPTION_PATTERNS, *(WEIGHT_PATTERNS if weights else ())]
     ignored = None if weights else list(_NO_WEIGHTS)
     try:
-        tell(f"looking for {repo} on the Hub")
+        report(f"looking for {repo} on the Hub")
         found = hub.snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=ignored)
     except errors.HFValidationError as error:
         message = f"there is no folder {base / repo}, and {repo!r} is not the name of a repository: {_first_line(error)}"
@@ -129,7 +129,7 @@ def _hub(settings: dict[str, Any], *, base: Path, weights: bool, tell: Tell) -> 
             )
             raise ModelError(message) from error
 
-        tell(f"the Hub cannot be reached; {repo} is taken from its cache")
+        report(f"the Hub cannot be reached; {repo} is taken from its cache")
 
     return _with_config(Path(str(found)), f"the repository {repo}")
 
@@ -137,7 +137,7 @@ def _hub(settings: dict[str, Any], *, base: Path, weights: bool, tell: Tell) -> 
 # --------------------------------------------------------------------------------------------------------------- buckets
 
 
-def _bucket(settings: dict[str, Any], *, cache: Path, weights: bool, tell: Tell) -> Path:
+def _bucket(settings: dict[str, Any], *, cache: Path, weights: bool, report: Report) -> Path:
     bucket, prefix = settings["bucket"], settings.get("prefix", "").strip("/")
     start = f"{prefix}/" if prefix else ""
     where = f"{bucket}/{prefix}" if prefix else str(bucket)
@@ -145,7 +145,7 @@ def _bucket(settings: dict[str, Any], *, cache: Path, weights: bool, tell: Tell)
         store = open_bucket(bucket)
         text = store.get(f"{start}{MANIFEST_FILE}", max_bytes=MAX_MANIFEST_BYTES)
         if text is None:
-            return _without_manifest(store, start, where=where, cache=cache, weights=weights, tell=tell)
+            return _without_manifest(store, start, where=where, cache=cache, weights=weights, report=report)
 
         manifest = parse_manifest(text, source=f"{where}/{MANIFEST_FILE}")
         kind = "whole" if weights else "description"
@@ -155,7 +155,7 @@ def _bucket(settings: dict[str, Any], *, cache: Path, weights: bool, tell: Tell)
 
         names = manifest.file_names if weights else tuple(sorted(manifest.files))
         with resumed_folder(folder, keep_on=(StoreError, OSError, KeyboardInterrupt)) as partial:
-            _download(store, start, names, into=partial, where=where, tell=tell)
+            _download(store, start, names, into=partial, where=where, report=report)
             (partial / MANIFEST_FILE).write_bytes(text)
             verify(partial, manifest if weights else manifest.model_copy(update={"tensors": {}}))
     except NoSuchBucket as error:
@@ -170,7 +170,7 @@ def _bucket(settings: dict[str, Any], *, cache: Path, weights: bool, tell: Tell)
     return _with_config(folder, where)
 
 
-def _without_manifest(store: ObjectStore, start: str, *, where: str, cache: Path, weights: bool, tell: Tell) -> Path:
+def _without_manifest(store: ObjectStore, start: str, *, where: str, cache: Path, weights: bool, report: Report) -> Path:
     """Fetch a checkpoint without a manifest, stored by another tool.
 
     Without a manifest we cannot know whether it has changed, so it is downloaded again each time.
@@ -185,14 +185,14 @@ def _without_manifest(store: ObjectStore, start: str, *, where: str, cache: Path
 
     folder = _place(cache, where, "unlisted", "whole" if weights else "description")
     with whole_folder(folder) as partial:
-        _download(store, start, wanted, into=partial, where=where, tell=tell)
+        _download(store, start, wanted, into=partial, where=where, report=report)
     return folder
 
 
-def _download(store: ObjectStore, start: str, names: Iterable[str], *, into: Path, where: str, tell: Tell) -> None:
+def _download(store: ObjectStore, start: str, names: Iterable[str], *, into: Path, where: str, report: Report) -> None:
     names = list(names)
     for number, name in enumerate(names, start=1):
-        tell(f"downloading {name} of {where}, file {number} of {len(names)}")
+        report(f"downloading {name} of {where}, file {number} of {len(names)}")
         store.get_file(f"{start}{name}", into / name)
 
 

@@ -6,7 +6,7 @@ import hashlib
 from random import Random
 
 from psyche_core.errors import WireError
-from psyche_core.training.checkpoints.journal_file import JournalFile, named
+from psyche_core.training.checkpoints.journal.file import JournalFile, named
 from psyche_core.training.checkpoints.journal_records import (
     START,
     AppliedRound,

@@ -96,7 +96,7 @@ def TARGET(data: bytes) -> None:
             case 2:
                 own += log.add_own(b"own %d" % len(log), tag=int.from_bytes(body, "big")) is not None
             case _:
-                conversation.heard()
+                conversation.note_received()
                 answers = conversation.receive(body)
                 assert len(answers) <= len(log) + 2
                 for answer in answers:

@@ -93,9 +93,9 @@ def _hear(data: bytes, message: DataMessage) -> None:
     dialogue = DataClientState(sequence_length=_LENGTH)
     arrival, _ = dialogue.ask((BatchId(0, 1),))
     if isinstance(message, SamplesChunk):
-        dialogue.hear(encode_data(SamplesHead(0, 2, 2)))
+        dialogue.receive(encode_data(SamplesHead(0, 2, 2)))
     with contextlib.suppress(RequestRefused):
-        dialogue.hear(data)
+        dialogue.receive(data)
     kept = sum(map(len, arrival.chunks))
     assert kept <= 2 * _LENGTH * 2
     assert arrival.complete == (kept == 2 * _LENGTH * 2)

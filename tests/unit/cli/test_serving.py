@@ -126,7 +126,7 @@ def test_who_leaves_in_order_is_not_called_lost(state: ClientState, withdrawn: s
     if withdrawn is not None:
         reporter.note_withdrawn(member.signer, withdrawn)
     for _ in range(2 if withdrawn else 1):
-        reporter.tell(replace(before, epoch=epoch), (ClientsExited(epoch=0, slots=(0,)),))
+        reporter.report_change(replace(before, epoch=epoch), (ClientsExited(epoch=0, slots=(0,)),))
     said = [describe(event) for event in told if isinstance(event, (MemberWithdrew, MemberExited))]
     assert sentence.format(member.short) in said[0]
     assert member.short in said[0]
@@ -403,7 +403,7 @@ def test_the_owner_is_told_once_of_each_later_state() -> None:
     reporter = ChangeReporter(EventBus(told.append), settings=settings(), trained=TrainedMembers())
     reporter.continue_from(run_at(RunState.RoundTrain))
     for member, step in ((b"a", 9), (b"b", 9), (b"b", 8)):
-        reporter.tell_later(LaterKnown(epoch=2, step=step, path=Path("saved/r.state"), member=member * 32))
+        reporter.report_later_state(LaterKnown(epoch=2, step=step, path=Path("saved/r.state"), member=member * 32))
     assert told == [
         StateIsOlder(1, 7, 2, 9, "saved/r.state", "61616161"),
         StateIsOlder(1, 7, 2, 8, "saved/r.state", "62626262"),

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from psyche_core.cli.options import settings_options
 from psyche_core.config.options.client import ClientSettings
-from psyche_core.config.options.loading import load_settings
+from psyche_core.config.options.loading import load_settings, option_fields
 from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.options.testnet import TestnetSettings
 from psyche_core.errors import ConfigError
@@ -143,8 +143,9 @@ def test_every_setting_is_an_option_with_help_and_no_default_of_its_own(cls: typ
     def command(**_: object) -> None: ...
 
     by_name = {parameter.name: parameter for parameter in command.params}
-    shown = [name for name, field in cls.model_fields.items() if field.json_schema_extra != {"option": False}]
+    shown = [name for name, field in option_fields(cls).items() if field.json_schema_extra != {"option": False}]
     assert list(by_name) == shown
+    assert shown[0] == next(iter(cls.__annotations__)), "a command's own options come before those that it shares"
     for name in shown:
         option, field = by_name[name], cls.model_fields[name]
         assert isinstance(option, click.Option)

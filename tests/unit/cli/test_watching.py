@@ -13,7 +13,7 @@ from psyche_core.cli.commands.member.client_status import status_lines
 from psyche_core.cli.program import open_report
 from psyche_core.errors import UserError
 from psyche_core.observer.client_status import ClientStatus
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.event_files import EventFolderReader, find_runs
 from psyche_core.telemetry.sinks import to_json
 from tests.unit.cli.conftest import Psyche
@@ -22,11 +22,11 @@ from tests.unit.cli.conftest import Psyche
 def written(folder: Path, *, steps: int = 8, seconds: float = 3600.0) -> Path:
     """A run of two members whose steps lie this far apart."""
     folder.mkdir(parents=True)
-    members: dict[str, list[told.Event]] = {"server": [told.Started("server", "ff" * 32, "first-light", "x", steps)]}
-    members["server"] += [told.PhaseChanged("RoundTrain", 0, step, 2) for step in range(1, steps + 1)]
+    members: dict[str, list[telemetry.Event]] = {"server": [telemetry.Started("server", "ff" * 32, "first-light", "x", steps)]}
+    members["server"] += [telemetry.PhaseChanged("RoundTrain", 0, step, 2) for step in range(1, steps + 1)]
     for n in (1, 2):
-        members[f"client-{n}"] = [told.Started("client", f"a{n}" * 32, "first-light", "x")]
-        members[f"client-{n}"] += [told.StepTrained(0, step, 5.0 - step / 10, 100, 1.0, 800) for step in range(1, steps + 1)]
+        members[f"client-{n}"] = [telemetry.Started("client", f"a{n}" * 32, "first-light", "x")]
+        members[f"client-{n}"] += [telemetry.StepTrained(0, step, 5.0 - step / 10, 100, 1.0, 800) for step in range(1, steps + 1)]
     for name, events in members.items():
         lines = [json.dumps(json.loads(to_json(event)) | {"time": 1e9 + at * seconds}) for at, event in enumerate(events)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
@@ -106,11 +106,11 @@ def test_without_the_extra_a_sentence_says_how_to_get_it(
 
 def test_events_go_into_a_folder_of_runs_too(tmp_path: Path) -> None:
     with open_report(events_file=tmp_path / "all.jsonl", events_dir=tmp_path / "events") as report:
-        report(told.Started("client", "ab" * 32, "first-light", "x"))
-        report(told.Joined("first-light"))
+        report(telemetry.Started("client", "ab" * 32, "first-light", "x"))
+        report(telemetry.Joined("first-light"))
     assert find_runs(tmp_path / "events") == {"first-light": tmp_path / "events" / "first-light"}
     read = [each.event for each in EventFolderReader(tmp_path / "events" / "first-light").read()]
-    assert read == [told.Started("client", "ab" * 32, "first-light", "x"), told.Joined("first-light")]
+    assert read == [telemetry.Started("client", "ab" * 32, "first-light", "x"), telemetry.Joined("first-light")]
     assert len((tmp_path / "all.jsonl").read_text().splitlines()) == 2
 
 
@@ -127,14 +127,16 @@ def clients_files(folder: Path) -> Path:
     """A folder of --events-dir with two files of one client and one of an earlier one; the client's last word is about paths."""
     run = folder / "first-light"
     run.mkdir(parents=True)
-    paths = told.PeerPaths((told.PathOfPeer("6c01aa22", "relayed", 81.0, 1500, 2500), told.PathOfPeer("77bb0011", "none")))
-    parts: dict[str, list[told.Event]] = {
-        "client-0000000000000000.20260101T000000000Z": [told.Started("client", "00" * 32, "first-light", "x")],
-        "client-a1a1a1a1a1a1a1a1.20260102T000000000Z": [told.Started("client", "a1" * 32, "first-light", "x", 40)],
+    paths = telemetry.PeerPaths(
+        (telemetry.PathOfPeer("6c01aa22", "relayed", 81.0, 1500, 2500), telemetry.PathOfPeer("77bb0011", "none"))
+    )
+    parts: dict[str, list[telemetry.Event]] = {
+        "client-0000000000000000.20260101T000000000Z": [telemetry.Started("client", "00" * 32, "first-light", "x")],
+        "client-a1a1a1a1a1a1a1a1.20260102T000000000Z": [telemetry.Started("client", "a1" * 32, "first-light", "x", 40)],
         "client-a1a1a1a1a1a1a1a1.20260103T000000000Z": [
-            told.PhaseChanged("RoundTrain", 2, 12, 3, height=5),
-            told.StepTrained(2, 12, 4.25, 800, 1.0, 1000),
-            told.CheckpointSaved(11, "checkpoints/first-light-11"),
+            telemetry.PhaseChanged("RoundTrain", 2, 12, 3, height=5),
+            telemetry.StepTrained(2, 12, 4.25, 800, 1.0, 1000),
+            telemetry.CheckpointSaved(11, "checkpoints/first-light-11"),
             paths,
         ],
     }
@@ -170,7 +172,7 @@ def test_a_client_s_status_as_json(psyche: Psyche, tmp_path: Path) -> None:
 
 def test_a_client_that_has_been_silent_may_have_stopped() -> None:
     status = ClientStatus()
-    status.handle(1000.0, told.Started("client", "a1" * 32, "first-light", "x"))
+    status.handle(1000.0, telemetry.Started("client", "a1" * 32, "first-light", "x"))
     silent, heard = (status_lines(status.document(), now=now)[-1] for now in (1300.0, 1010.0))
     assert silent.endswith("5 min 00 s ago; the client may have stopped")
     assert heard.endswith("10 s ago")

@@ -39,7 +39,7 @@ from psyche_core.telemetry.sinks import EventBus
 from psyche_core.testing.tiny_models import LLAMA
 from psyche_core.training.checkpoints.checkpoint import save_checkpoint
 from psyche_core.training.checkpoints.folder_member import last_member, member_file, note_member
-from psyche_core.training.checkpoints.journal_lock import journal_path, lock_journal
+from psyche_core.training.checkpoints.journal.lock import journal_path, lock_journal
 from psyche_core.training.checkpoints.manifest import CheckpointFacts
 from psyche_core.wire.signing import SecretKey
 
@@ -186,7 +186,7 @@ class Client:
             key=self.key,
             stack=stack,
             latest=lambda: self.state,
-            tell=tell,
+            report=tell,
             restorer=restorer,
         )
 

@@ -21,7 +21,7 @@ from psyche_core.errors import ModelError
 from psyche_core.storage.checkpoint_names import checkpoint_path, checkpoints
 from psyche_core.telemetry import events as telemetry
 from psyche_core.training.checkpoints.checkpoint import keep_last
-from psyche_core.training.checkpoints.journal import LEAST_LIMIT, Journal
+from psyche_core.training.checkpoints.journal.journal import LEAST_LIMIT, Journal
 from psyche_core.training.checkpoints.manifest import read_manifest, verify
 
 RUN_ID, INSTANCE = "a-run", bytes(32)

@@ -265,7 +265,7 @@ class Shop:
         async def build(_: ResourcesRequest) -> Resources:
             return resources
 
-        self.worker = Worker(build, transport=self.transport, tell=self.told.append)
+        self.worker = Worker(build, transport=self.transport, report=self.told.append)
 
     async def load(self) -> Worker:
         run = parse_run_file(RUN.format(total_steps=9, min_clients=1, witness_nodes=0, rounds_per_epoch=3), source="world")

@@ -128,7 +128,7 @@ class LostTrainer:
 
 async def test_lost_ranks_end_the_client_and_not_one_step_after_another() -> None:
     transport = MemoryTransport(MemoryNetwork(), bytes(32))
-    worker = Worker(lambda _: pytest.fail("not asked for"), transport=transport, tell=lambda _: None)
+    worker = Worker(lambda _: pytest.fail("not asked for"), transport=transport, report=lambda _: None)
     data = DummyData(sequence_length=4)
     worker._resources = Resources(LostTrainer(), data)  # type: ignore[arg-type]
     worker._sequence_length = 4

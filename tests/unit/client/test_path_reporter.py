@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psyche_core.client.runtime.path_reporter import DIRECT_AGAIN, ONLY_RELAYED, PathReporter
+from psyche_core.client.runtime.reports.path_reporter import DIRECT_AGAIN, ONLY_RELAYED, PathReporter
 from psyche_core.interfaces import PeerPath
 from psyche_core.telemetry.events import Mended, PathOfPeer, PeerPaths, Problem
 from psyche_core.telemetry.sinks import from_json, to_json
@@ -16,28 +16,28 @@ def path(peer: bytes, *, relayed: bool, sent: int = 0, received: int = 0) -> Pee
 
 def test_nothing_is_told_where_a_transport_knows_no_paths() -> None:
     reporter = PathReporter()
-    assert [reporter.look((), (ANN, BOB), float(now)) for now in range(100)] == [[]] * 100
+    assert [reporter.due((), (ANN, BOB), float(now)) for now in range(100)] == [[]] * 100
 
 
 def test_a_change_is_told_soon_and_figures_now_and_then() -> None:
     reporter = PathReporter()
-    (told,) = reporter.look([path(ANN, relayed=True)], (ANN, BOB), 0.0)
+    (told,) = reporter.due([path(ANN, relayed=True)], (ANN, BOB), 0.0)
     assert told == PeerPaths((PathOfPeer("61616161", "relayed", 25.3, 0, 0), PathOfPeer("62626262", "none")))
-    assert reporter.look([path(ANN, relayed=False)], (ANN, BOB), 1.0) == []
-    (told,) = reporter.look([path(ANN, relayed=False, sent=4000, received=400)], (ANN, BOB), 2.0)
+    assert reporter.due([path(ANN, relayed=False)], (ANN, BOB), 1.0) == []
+    (told,) = reporter.due([path(ANN, relayed=False, sent=4000, received=400)], (ANN, BOB), 2.0)
     assert isinstance(told, PeerPaths)
     assert told.peers[0] == PathOfPeer("61616161", "direct", 25.3, 2000, 200)
     same = [path(ANN, relayed=False, sent=34000, received=400)]
-    assert reporter.look(same, (ANN, BOB), 31.0) == []
-    (told,) = reporter.look(same, (ANN, BOB), 32.0)
+    assert reporter.due(same, (ANN, BOB), 31.0) == []
+    (told,) = reporter.due(same, (ANN, BOB), 32.0)
     assert isinstance(told, PeerPaths)
     assert told.peers[0].sent_per_second == 1000
 
 
 def test_a_new_connection_counts_from_nothing() -> None:
     reporter = PathReporter()
-    reporter.look([path(ANN, relayed=False, sent=10**6)], (ANN,), 0.0)
-    (told,) = reporter.look([path(ANN, relayed=True, sent=200)], (ANN,), 2.0)
+    reporter.due([path(ANN, relayed=False, sent=10**6)], (ANN,), 0.0)
+    (told,) = reporter.due([path(ANN, relayed=True, sent=200)], (ANN,), 2.0)
     assert isinstance(told, PeerPaths)
     assert told.peers[0].sent_per_second == 100
 
@@ -47,7 +47,7 @@ def test_one_sentence_says_that_only_relayed_paths_exist_and_another_that_it_is_
     sentences = []
     for now in range(200):
         paths = [path(ANN, relayed=now < 100), path(BOB, relayed=True)]
-        sentences += [(now, each) for each in reporter.look(paths, (ANN, BOB), float(now)) if not isinstance(each, PeerPaths)]
+        sentences += [(now, each) for each in reporter.due(paths, (ANN, BOB), float(now)) if not isinstance(each, PeerPaths)]
     assert sentences == [(30, Problem("warning", ONLY_RELAYED)), (100, Mended(DIRECT_AGAIN))]
 
 

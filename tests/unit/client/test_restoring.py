@@ -19,8 +19,8 @@ from psyche_core.coordinator.state import CoordinatorState, EpochEnd, Progress
 from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.training.checkpoints.checkpoint import save_checkpoint
 from psyche_core.training.checkpoints.initial_model import belongs, newest_own
-from psyche_core.training.checkpoints.journal_file import JournalFile
-from psyche_core.training.checkpoints.journal_lock import earlier_path, journal_path
+from psyche_core.training.checkpoints.journal.file import JournalFile
+from psyche_core.training.checkpoints.journal.lock import earlier_path, journal_path
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, write_manifest
 from psyche_core.types import RunState
 from tests.unit.training.journal_cases import applied, payload_of, result
@@ -159,7 +159,7 @@ def _newest(member: Member, folder: Path, state: CoordinatorState) -> int | None
     member.restorer.close()
     member.restorer.look_back(state)
     trusted = belongs(state.instance, state.generation, signed_ends(state), journal_base=member.restorer.base_of_history(state))
-    found = newest_own(folder, RUN, at_most=masters_due(state), trusted=trusted, tell=member.told.append)
+    found = newest_own(folder, RUN, at_most=masters_due(state), trusted=trusted, report=member.told.append)
     return None if found is None else found.step
 
 

@@ -19,7 +19,9 @@ from psyche_core.builtin.memory_backend import MemoryBackend
 from psyche_core.builtin.memory_transport import MemoryTransport
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.machine import Timeouts
+from psyche_core.client.runtime import coordinator_requests
 from psyche_core.client.runtime import runtime as runtime_module
+from psyche_core.client.runtime.reports import network_reporter
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.coordinator.commands import Command, Withdraw, Witness
 from psyche_core.errors import BackendClosed, CommandRefused, ModelError
@@ -165,7 +167,7 @@ class Busy(MemoryTransport):
     @property
     def stats(self) -> TransportStats:
         stats = super().stats
-        self._sent += 2 * runtime_module.SERVING_BYTES if self.fetched else 0
+        self._sent += 2 * network_reporter.SERVING_BYTES if self.fetched else 0
         return stats
 
 
@@ -181,7 +183,7 @@ class Withholding(ClientRuntime):
 
 @pytest.mark.parametrize("fetched", [True, False])
 async def test_the_final_model_is_served_as_long_as_it_is_fetched(monkeypatch: pytest.MonkeyPatch, *, fetched: bool) -> None:
-    monkeypatch.setattr(runtime_module, "SERVING_SECONDS", 0.3)
+    monkeypatch.setattr(network_reporter, "SERVING_SECONDS", 0.3)
     party = Party(trainers(2), min_clients=2, total_steps=2, rounds_per_epoch=2)
     party.timeouts = Timeouts(peers=2.0, offers=0.2, leaving=0.2, payload=30.0)
     party.transport = Busy
@@ -192,7 +194,7 @@ async def test_the_final_model_is_served_as_long_as_it_is_fetched(monkeypatch: p
         while 0 not in party.runtimes or party.runtimes[0]._stopped is None:
             await anyio.sleep(0.01)
         if fetched:
-            await anyio.sleep(4 * runtime_module.SERVING_SECONDS)
+            await anyio.sleep(4 * network_reporter.SERVING_SECONDS)
             assert not any(isinstance(event, telemetry.Ended) for event in party.events[0])
         party.transports[0].fetched = False  # type: ignore[attr-defined]
 
@@ -450,7 +452,7 @@ class Refused(MemoryTransport):
 
 
 async def test_a_transport_s_problem_is_told_once_and_its_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_module, "TOTALS_SECONDS", 0.0)
+    monkeypatch.setattr(network_reporter, "TOTALS_SECONDS", 0.0)
     party = Party(trainers(1), min_clients=2)
     party.transport = Refused
 
@@ -487,8 +489,8 @@ class Noting(MemoryBackend):
 
 
 async def test_relays_are_used_before_joining_and_a_new_address_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_module, "REPUBLISH_SECONDS", 0.0)
-    monkeypatch.setattr(runtime_module, "TOTALS_SECONDS", 0.0)
+    monkeypatch.setattr(coordinator_requests, "REPUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(network_reporter, "TOTALS_SECONDS", 0.0)
     Noting.noted.clear()
     party = Party(trainers(1), backend=Noting, min_clients=2)
     party.transport = Moving

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from party import QUICK, TABLE, Party, trainers
-from psyche_core.client.runtime.step_figures import NEWEST_STEPS, StepFigureMaker, TrainedStep, described
+from psyche_core.client.runtime.reports.step_figures import NEWEST_STEPS, StepFigureMaker, TrainedStep, described
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState, Round

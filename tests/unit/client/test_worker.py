@@ -73,8 +73,8 @@ class Member:
         self.trainer = build_trainer(seed)
         self.told: list[telemetry.Event] = []
         self.scratch = Scratch(folder)
-        self.exchange = ModelExchange(self.transport, tell=self.told.append, scratch=self.scratch)
-        self.worker = Worker(self._build, transport=self.transport, tell=self.told.append, exchange=self.exchange)
+        self.exchange = ModelExchange(self.transport, report=self.told.append, scratch=self.scratch)
+        self.worker = Worker(self._build, transport=self.transport, report=self.told.append, exchange=self.exchange)
         self.checkpoints: Path | None = None
 
     async def _build(self, _: ResourcesRequest) -> Resources:

@@ -115,7 +115,7 @@ async def party(
                 scratch = await anyio.to_thread.run_sync(Scratch, folder)
                 stack.callback(scratch.close)
                 told: list[telemetry.Event] = []
-                exchange = ModelExchange(transport, tell=told.append, scratch=scratch, at_once=at_once)
+                exchange = ModelExchange(transport, report=told.append, scratch=scratch, at_once=at_once)
                 found.append(Member(transport, Weights(seed), exchange, scratch, told))
             for member in found:
                 await member.transport.set_peers({other.key: b"" for other in found})

@@ -57,7 +57,7 @@ def test_tokens_are_drawn_with_the_models_probabilities() -> None:
 
 def test_pieces_add_up_to_the_text_and_the_end_of_a_text_ends_it(model: TextModel) -> None:
     pieces: list[str] = []
-    written = write(model, PROMPT, sampling=Sampling(1.0), max_new_tokens=20, tell=pieces.append)
+    written = write(model, PROMPT, sampling=Sampling(1.0), max_new_tokens=20, on_text=pieces.append)
     assert len(pieces) > 1
     assert "".join(pieces) == written.text
     first = model.tokenizer(written.text)["input_ids"][4]

@@ -18,7 +18,7 @@ from psyche_core.evaluation.in_run import InRunEvaluator, Plan
 from psyche_core.evaluation.spare_time import Reclaimed, SpareTime, SpareTimeOver
 from psyche_core.hookspecs import ModelContext
 from psyche_core.interfaces.data import Samples
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import from_json, to_json
 from psyche_core.training.trainer import Trainer
 from psyche_core.ui.console import describe
@@ -120,14 +120,14 @@ def test_evaluations_run_while_training_goes_on_and_change_nothing(
 
     alone = make_trainer(folder)
     training = Training(folder)
-    events: list[told.Event] = []
+    events: list[telemetry.Event] = []
     scored, answered = threading.Event(), threading.Event()
 
-    def tell(event: told.Event) -> None:
+    def tell(event: telemetry.Event) -> None:
         events.append(event)
-        if isinstance(event, told.Evaluated) and event.step >= 3:
+        if isinstance(event, telemetry.Evaluated) and event.step >= 3:
             scored.set()
-        if isinstance(event, told.PromptAnswered):
+        if isinstance(event, telemetry.PromptAnswered):
             answered.set()
 
     plan = Plan(tasks=("no_such_task", "psyche_plays"), include=(tmp_path,), documents=4, prompts=True)
@@ -152,14 +152,14 @@ def test_evaluations_run_while_training_goes_on_and_change_nothing(
         alone.apply(number, [done.payload], own_accepted=True)
     assert training.trainer.full_digest() == alone.full_digest()
 
-    scores = [event for event in events if isinstance(event, told.Evaluated)]
+    scores = [event for event in events if isinstance(event, telemetry.Evaluated)]
     assert {(each.task, each.metric, each.documents) for each in scores} == {("psyche_plays", "acc_norm", 4)}
     assert all(0 <= each.value <= 1 and each.from_step <= each.step for each in scores)
-    texts = [event for event in events if isinstance(event, told.PromptAnswered)]
+    texts = [event for event in events if isinstance(event, telemetry.PromptAnswered)]
     assert texts[0].from_step == 0
     assert [each.from_step for each in texts[-4:]] == [step + 1] * 4, "the last model answers all prompts"
     assert texts[0].text != texts[-4].text
-    problems = [event.message for event in events if isinstance(event, told.Problem)]
+    problems = [event.message for event in events if isinstance(event, telemetry.Problem)]
     [problem] = problems
     assert problem.startswith("the evaluation no_such_task is left out: there is no evaluation task 'no_such_task'")
     assert problem.endswith("; training goes on")
@@ -167,7 +167,7 @@ def test_evaluations_run_while_training_goes_on_and_change_nothing(
 
 def test_a_model_without_a_tokenizer_is_one_warning(tmp_path: Path) -> None:
     training = Training(make_checkpoint(tmp_path, tokenizer=False))
-    events: list[told.Event] = []
+    events: list[telemetry.Event] = []
     said = threading.Event()
     evaluator = InRunEvaluator(
         Plan(prompts=True),
@@ -179,14 +179,14 @@ def test_a_model_without_a_tokenizer_is_one_warning(tmp_path: Path) -> None:
     assert said.wait(WAIT)
     evaluator.stop(WAIT)
     [problem] = events
-    assert isinstance(problem, told.Problem)
+    assert isinstance(problem, telemetry.Problem)
     assert problem.message.startswith("the model cannot be evaluated: ")
     assert problem.message.endswith("training goes on")
 
 
 def test_events_are_read_back_and_described() -> None:
-    score = told.Evaluated("arc_easy", "acc_norm", 0.25, 200, 3, 9)
-    text = told.PromptAnswered(0, "To be", " or\n\x1bnot", 4, 4)
+    score = telemetry.Evaluated("arc_easy", "acc_norm", 0.25, 200, 3, 9)
+    text = telemetry.PromptAnswered(0, "To be", " or\n\x1bnot", 4, 4)
     for event in (score, text):
         read = from_json(to_json(event))
         assert read is not None

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from psyche_core.errors import UserError
 from psyche_core.exporters.local_status import STALE_SECONDS
 from psyche_core.exporters.metrics_server import MAX_CONNECTIONS, ProgramFigures, serving_figures
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "local_testnet"
 
@@ -40,11 +40,11 @@ def clock() -> Clock:
 def figures(clock: Clock) -> ProgramFigures:
     figures = ProgramFigures(clock=clock)
     for event in (
-        told.Started("client", "ab" * 32, 'a "run"\n', "h:1"),
-        told.PhaseChanged("RoundTrain", 2, 41, 5, 7),
-        told.StepTrained(2, 40, 2.5, 100, 0.5, 999),
-        told.StepApplied(2, 39, 4, 5, 0.25),
-        told.PeerPaths((told.PathOfPeer("aa", "direct", 20.0), told.PathOfPeer("bb", "none"))),
+        telemetry.Started("client", "ab" * 32, 'a "run"\n', "h:1"),
+        telemetry.PhaseChanged("RoundTrain", 2, 41, 5, 7),
+        telemetry.StepTrained(2, 40, 2.5, 100, 0.5, 999),
+        telemetry.StepApplied(2, 39, 4, 5, 0.25),
+        telemetry.PeerPaths((telemetry.PathOfPeer("aa", "direct", 20.0), telemetry.PathOfPeer("bb", "none"))),
     ):
         figures(event)
     return figures
@@ -81,16 +81,16 @@ def test_prometheus_reads_it(port: int) -> None:
 
 
 def test_figures_are_those_of_now(port: int, figures: ProgramFigures) -> None:
-    figures(told.StepTrained(2, 41, 2.25, 100, 0.5, 999))
+    figures(telemetry.StepTrained(2, 41, 2.25, 100, 0.5, 999))
     assert "psyche_training_loss 2.25\n" in get(port, "/metrics")[2]
     assert "psyche_steps_trained_total 2.0\n" in get(port, "/metrics")[2]
 
 
 def test_the_json_object(port: int, figures: ProgramFigures, clock: Clock) -> None:
-    figures(told.NetworkTotals(10, 1000, 1, 5, 20, 1, 6, 4, 1, 444))
+    figures(telemetry.NetworkTotals(10, 1000, 1, 5, 20, 1, 6, 4, 1, 444))
     clock.now += 2
-    figures(told.NetworkTotals(10, 3000, 1, 5, 20, 1, 8, 6, 1, 666))
-    figures(told.WitnessSent(2, 6, False))
+    figures(telemetry.NetworkTotals(10, 3000, 1, 5, 20, 1, 8, 6, 1, 666))
+    figures(telemetry.WitnessSent(2, 6, False))
     status, kind, body = get(port, "/")
     assert (status, kind) == (200, "application/json")
     said = json.loads(body)
@@ -100,12 +100,12 @@ def test_the_json_object(port: int, figures: ProgramFigures, clock: Clock) -> No
     assert (said["bandwidth"], said["round_step"], said["role"]) == (1000.0, 41, "Witness")
     assert (said["broadcasts_seen"], said["apply_message_failure"], said["witnesses_sent"]) == (20, 1, 1)
     assert (said["downloads_started"], said["downloads_finished"], said["downloads_bytes"]) == (8, 6, 666)
-    figures(told.PhaseChanged("RoundTrain", 2, 42, 5, 8))
-    figures(told.NetworkTotals(10, 3000, 1, 5, 20, 1, 9, 9, 1, 777))
-    figures(told.PhaseChanged("RoundWitness", 2, 42, 5, 8))
+    figures(telemetry.PhaseChanged("RoundTrain", 2, 42, 5, 8))
+    figures(telemetry.NetworkTotals(10, 3000, 1, 5, 20, 1, 9, 9, 1, 777))
+    figures(telemetry.PhaseChanged("RoundWitness", 2, 42, 5, 8))
     said = json.loads(get(port, "/")[2])
     assert (said["results_downloaded_current_round"], said["results_downloaded_previous_round"]) == (3, 6)
-    figures(told.PhaseChanged("WaitingForMembers", 3, 43, 2, None, 3))
+    figures(telemetry.PhaseChanged("WaitingForMembers", 3, 43, 2, None, 3))
     assert json.loads(get(port, "/")[2])["role"] == "NotInRound"
 
 
@@ -118,15 +118,15 @@ def test_who_connects_and_says_nothing_gets_the_object(port: int) -> None:
 
 def test_health_is_that_of_the_event_loop(port: int, figures: ProgramFigures, clock: Clock) -> None:
     assert get(port, "/healthz")[0] == 200, "before the network is there"
-    figures(told.NetworkTotals(1, 1, 1))
+    figures(telemetry.NetworkTotals(1, 1, 1))
     clock.now += STALE_SECONDS - 1
     assert get(port, "/healthz")[0] == 200
     clock.now += 1
     status, _, body = get(port, "/healthz")
     assert (status, json.loads(body)["status"]) == (503, "stalled")
-    figures(told.NetworkTotals(1, 1, 1))
+    figures(telemetry.NetworkTotals(1, 1, 1))
     assert get(port, "/healthz")[0] == 200
-    figures(told.Ended("the coordinator is gone", success=False))
+    figures(telemetry.Ended("the coordinator is gone", success=False))
     status, _, body = get(port, "/healthz")
     assert (status, json.loads(body)["ended"]) == (503, "the coordinator is gone")
 

@@ -16,12 +16,12 @@ from psyche_core.config.options.loading import load_settings
 from psyche_core.errors import ConfigError
 from psyche_core.exporters.otlp import CLOSE_SECONDS, OtlpSink, OtlpTargets, exported_name
 from psyche_core.exporters.round_spans import MAX_PARTS, RoundSpans
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.metrics import METRICS
 from tests.unit.exporters.otlp_server import Collector, collector, plain
 
-STARTED = told.Started("client", "ab" * 32, "first-light", "127.0.0.1:1")
-ENDED = told.Ended("the run finished", success=True)
+STARTED = telemetry.Started("client", "ab" * 32, "first-light", "127.0.0.1:1")
+ENDED = telemetry.Ended("the run finished", success=True)
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "trackers-and-metrics.md").read_text()
 
 
@@ -38,18 +38,18 @@ def targets(there: Collector, **more: object) -> OtlpTargets:
 
 
 ROUND = (
-    told.PhaseChanged("RoundTrain", 2, 41, 5, 7),
-    told.StepApplied(2, 39, 4, 5, 0.25),
-    told.StepTrained(2, 41, 2.5, 100, 0.5, 999),
-    told.PhaseChanged("RoundWitness", 2, 41, 5, 7),
-    told.WitnessSent(2, 7, opportunistic=True),
-    told.PhaseChanged("RoundTrain", 2, 42, 5, 8),
+    telemetry.PhaseChanged("RoundTrain", 2, 41, 5, 7),
+    telemetry.StepApplied(2, 39, 4, 5, 0.25),
+    telemetry.StepTrained(2, 41, 2.5, 100, 0.5, 999),
+    telemetry.PhaseChanged("RoundWitness", 2, 41, 5, 7),
+    telemetry.WitnessSent(2, 7, opportunistic=True),
+    telemetry.PhaseChanged("RoundTrain", 2, 42, 5, 8),
 )
 
 
 def test_figures_have_prometheus_names_and_the_resource_says_who(there: Collector) -> None:
     sink = OtlpSink(targets(there, auth_header="Bearer secret"))
-    peers = told.PeerPaths((told.PathOfPeer("aa", "direct", 20.0),))
+    peers = telemetry.PeerPaths((telemetry.PathOfPeer("aa", "direct", 20.0),))
     for event in (STARTED, *ROUND, peers, ENDED):
         sink(event)
     assert sink.close()
@@ -71,7 +71,7 @@ def test_figures_come_at_intervals(there: Collector) -> None:
     sink = OtlpSink(targets(there, tracing_url=None, logs_url=None, interval=0.05))
     sink(STARTED)
     for step in (1, 2, 3):
-        sink(told.StepTrained(0, step, 2.5, 100, 0.5, 999))
+        sink(telemetry.StepTrained(0, step, 2.5, 100, 0.5, 999))
         while not there.requests["/v1/metrics"] or there.values().get("psyche_steps_trained_total") != [({}, step)]:
             assert there.came.wait(20)
             there.came.clear()
@@ -99,7 +99,7 @@ def test_a_round_is_a_trace_of_what_was_done_in_it(there: Collector) -> None:
 def test_events_and_log_lines_are_logs(there: Collector) -> None:
     settings = ClientSettings(run_id="r", otlp_logs_url=f"{there.url}/v1/logs")
     with otlp_sinks(settings) as (sink,):
-        for event in (STARTED, told.Problem("warning", "a peer is slow\x1b[2J"), told.NetworkTotals(1, 1, 1), ENDED):
+        for event in (STARTED, telemetry.Problem("warning", "a peer is slow\x1b[2J"), telemetry.NetworkTotals(1, 1, 1), ENDED):
             sink(event)
         logging.getLogger("psyche.client").warning("about %s", "something")
     logging.getLogger("psyche.client").warning("too late")
@@ -140,7 +140,7 @@ def test_a_collector_that_hangs_holds_up_neither_events_nor_the_end(there: Colle
     assert there.came.wait(20)
     began = time.thread_time()
     for step in range(5000):
-        sink(told.StepTrained(0, step, 2.5, 100, 0.5, 999))
+        sink(telemetry.StepTrained(0, step, 2.5, 100, 0.5, 999))
     assert time.thread_time() - began < 20
     assert not sink.close(1.0)
     assert "telemetry was not all sent within 1 s" in caplog.text
@@ -171,26 +171,26 @@ def test_the_page_says_how_long_the_end_takes() -> None:
 
 def test_a_round_ends_with_the_next_with_its_epoch_or_with_the_program() -> None:
     spans = RoundSpans()
-    assert spans.handle(told.StepTrained(0, 1, 1.0, 1, 1.0, 1), now=1.0) is None, "outside of any round"
-    assert spans.handle(told.PhaseChanged("RoundTrain", 0, 1, 3, 0), now=2.0) is None
-    assert spans.handle(told.PhaseChanged("RoundWitness", 0, 1, 3, 0), now=3.0) is None
-    first = spans.handle(told.PhaseChanged("RoundTrain", 0, 2, 3, 1), now=4.0)
+    assert spans.handle(telemetry.StepTrained(0, 1, 1.0, 1, 1.0, 1), now=1.0) is None, "outside of any round"
+    assert spans.handle(telemetry.PhaseChanged("RoundTrain", 0, 1, 3, 0), now=2.0) is None
+    assert spans.handle(telemetry.PhaseChanged("RoundWitness", 0, 1, 3, 0), now=3.0) is None
+    first = spans.handle(telemetry.PhaseChanged("RoundTrain", 0, 2, 3, 1), now=4.0)
     assert first is not None
     assert (first.height, first.start, first.end, first.parts) == (0, 2.0, 4.0, [])
-    second = spans.handle(told.PhaseChanged("Cooldown", 0, 3, 3, None), now=5.0)
+    second = spans.handle(telemetry.PhaseChanged("Cooldown", 0, 3, 3, None), now=5.0)
     assert second is not None
     assert (second.height, second.end) == (1, 5.0)
-    assert spans.handle(told.PhaseChanged("WaitingForMembers", 1, 3, 1, None, 2), now=6.0) is None
-    spans.handle(told.PhaseChanged("RoundTrain", 1, 3, 3, 0), now=7.0)
+    assert spans.handle(telemetry.PhaseChanged("WaitingForMembers", 1, 3, 1, None, 2), now=6.0) is None
+    spans.handle(telemetry.PhaseChanged("RoundTrain", 1, 3, 3, 0), now=7.0)
     assert spans.handle(ENDED, now=8.0) is not None
     assert spans.handle(ENDED, now=9.0) is None
 
 
 def test_a_round_has_a_bounded_number_of_parts_and_finite_times() -> None:
     spans = RoundSpans()
-    spans.handle(told.PhaseChanged("RoundTrain", 0, 1, 3, 0), now=2.0)
+    spans.handle(telemetry.PhaseChanged("RoundTrain", 0, 1, 3, 0), now=2.0)
     for _ in range(2 * MAX_PARTS):
-        spans.handle(told.StepTrained(0, 1, float("nan"), 1, float("inf"), 1), now=3.0)
+        spans.handle(telemetry.StepTrained(0, 1, float("nan"), 1, float("inf"), 1), now=3.0)
     ended = spans.handle(ENDED, now=4.0)
     assert ended is not None
     assert len(ended.parts) == MAX_PARTS

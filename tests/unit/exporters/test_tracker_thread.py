@@ -11,20 +11,20 @@ import pytest
 
 from psyche_core.exporters.tracker_thread import TrackerThread, close_all
 from psyche_core.interfaces import TrackedRun, Tracker
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
 
 TIMEOUT = 30.0
-STARTED = told.Started("client", "ab" * 32, "first-light", "127.0.0.1:1")
-DESCRIBED = told.RunDescribed("first-light", "m", "HfLlama", "Distro", 100, 64, 4, 8, 0)
-ENDED = told.Ended("the run finished", success=True)
+STARTED = telemetry.Started("client", "ab" * 32, "first-light", "127.0.0.1:1")
+DESCRIBED = telemetry.RunDescribed("first-light", "m", "HfLlama", "Distro", 100, 64, 4, 8, 0)
+ENDED = telemetry.Ended("the run finished", success=True)
 
 
-def trained(step: int) -> told.StepTrained:
-    return told.StepTrained(0, step, 4.0 - step / 10, 100, 0.5, 10)
+def trained(step: int) -> telemetry.StepTrained:
+    return telemetry.StepTrained(0, step, 4.0 - step / 10, 100, 0.5, 10)
 
 
-def steps(count: int) -> list[told.Event]:
+def steps(count: int) -> list[telemetry.Event]:
     return [trained(step) for step in range(1, count + 1)]
 
 
@@ -79,8 +79,16 @@ def finished(*threads: TrackerThread) -> None:
 def test_a_tracker_gets_run_figures_texts_and_end() -> None:
     made = Made()
     thread = thread_of(made)
-    figures = told.StepFigures(1, 0.01, 7.4, 0.6, 1.5, 640, 1280)
-    for event in (STARTED, DESCRIBED, figures, trained(1), told.PromptAnswered(0, "To be", " or not", 1, 1), trained(2), ENDED):
+    figures = telemetry.StepFigures(1, 0.01, 7.4, 0.6, 1.5, 640, 1280)
+    for event in (
+        STARTED,
+        DESCRIBED,
+        figures,
+        trained(1),
+        telemetry.PromptAnswered(0, "To be", " or not", 1, 1),
+        trained(2),
+        ENDED,
+    ):
         thread(event)
     finished(thread)
     tracker = made.only
@@ -98,9 +106,9 @@ def test_a_measurement_belongs_to_the_step_of_its_weights() -> None:
     thread = thread_of(made)
     events = (
         DESCRIBED,
-        told.StepFigures(9, 0.5, 1, 1, 1, 1, 1),
-        told.Validated(6, 3.5),
-        told.Evaluated("piqa", "acc", 0.7, 9, 5, 6),
+        telemetry.StepFigures(9, 0.5, 1, 1, 1, 1, 1),
+        telemetry.Validated(6, 3.5),
+        telemetry.Evaluated("piqa", "acc", 0.7, 9, 5, 6),
     )
     for event in (*events, trained(9), ENDED):
         thread(event)
@@ -114,7 +122,7 @@ def test_a_client_that_never_reached_a_run_makes_no_tracker() -> None:
     made = Made()
     thread = thread_of(made)
     thread(STARTED)
-    thread(told.Ended("no such run", success=False))
+    thread(telemetry.Ended("no such run", success=False))
     finished(thread)
     assert made.trackers == []
 
@@ -176,7 +184,7 @@ def test_one_that_hangs_for_ever_holds_up_nobody(where: str, never: threading.Ev
     hanging = thread_of(lambda run: Hanging(run, never=never, where=where, reached=reached), name="bad", queue_events=100)
     other = thread_of(good, name="good")
     report = EventBus(hanging, other)
-    for event in (STARTED, DESCRIBED, trained(1), told.PromptAnswered(0, "a", "b", 1, 1)):
+    for event in (STARTED, DESCRIBED, trained(1), telemetry.PromptAnswered(0, "a", "b", 1, 1)):
         report(event)
     if where != "finish":
         assert reached.wait(TIMEOUT)
@@ -214,7 +222,7 @@ def test_one_that_raises_in_each_method_goes_on_and_is_told_once(caplog: pytest.
     made, good = Made(Raising), Made()
     threads = [thread_of(made, name="bad"), thread_of(good, name="good")]
     report = EventBus(*threads)
-    for event in (STARTED, DESCRIBED, *steps(100), told.PromptAnswered(0, "a", "b", 1, 1), ENDED):
+    for event in (STARTED, DESCRIBED, *steps(100), telemetry.PromptAnswered(0, "a", "b", 1, 1), ENDED):
         report(event)
     finished(*threads)
     assert len(made.only.figures) == 100, "it is called again after each exception"

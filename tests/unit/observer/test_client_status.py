@@ -6,16 +6,16 @@ import json
 from itertools import count
 
 from psyche_core.observer.client_status import ClientStatus
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Event
 
 ID = "a1" * 32
-START = told.Started("client", ID, "first-light", "203.0.113.7:20000", 40)
-MEMBERS = told.PeerPaths(
+START = telemetry.Started("client", ID, "first-light", "203.0.113.7:20000", 40)
+MEMBERS = telemetry.PeerPaths(
     (
-        told.PathOfPeer("6c01aa22", "direct", 23.4, 12_000, 13_000),
-        told.PathOfPeer("77bb0011", "relayed", 81.0, 500, 600),
-        told.PathOfPeer("0badc0de", "none"),
+        telemetry.PathOfPeer("6c01aa22", "direct", 23.4, 12_000, 13_000),
+        telemetry.PathOfPeer("77bb0011", "relayed", 81.0, 500, 600),
+        telemetry.PathOfPeer("0badc0de", "none"),
     )
 )
 
@@ -37,12 +37,12 @@ def test_nothing_is_known_before_the_first_event() -> None:
 def test_a_client_that_trains() -> None:
     document = after(
         START,
-        told.Joined("first-light"),
-        told.PhaseChanged("RoundTrain", 1, 12, 3, height=4),
-        told.StepTrained(1, 12, 4.25, 800, 1.0, 1000),
-        told.StepApplied(1, 12, 3, 3, 0.1),
+        telemetry.Joined("first-light"),
+        telemetry.PhaseChanged("RoundTrain", 1, 12, 3, height=4),
+        telemetry.StepTrained(1, 12, 4.25, 800, 1.0, 1000),
+        telemetry.StepApplied(1, 12, 3, 3, 0.1),
         MEMBERS,
-        told.CheckpointSaved(12, "checkpoints/first-light-12"),
+        telemetry.CheckpointSaved(12, "checkpoints/first-light-12"),
     ).document()
     assert (document["run_id"], document["id"], document["total_steps"]) == ("first-light", ID, 40)
     assert (document["phase"], document["epoch"], document["round"], document["clients"]) == ("RoundTrain", 1, 4, 3)
@@ -60,14 +60,14 @@ def test_a_client_that_trains() -> None:
 
 
 def test_a_place_has_its_reason() -> None:
-    dropped = after(START, told.Dropped(1, 3, "silent", returns=False)).document()
+    dropped = after(START, telemetry.Dropped(1, 3, "silent", returns=False)).document()
     assert (dropped["place"], dropped["place_why"]) == ("dropped", "silent")
-    waiting = after(START, told.Dropped(1, 3, "silent", returns=False), told.WaitsForEpoch(1)).document()
+    waiting = after(START, telemetry.Dropped(1, 3, "silent", returns=False), telemetry.WaitsForEpoch(1)).document()
     assert (waiting["place"], waiting["place_why"]) == ("waiting", "for the next epoch")
 
 
 def test_a_new_process_has_no_paths_and_keeps_its_checkpoint() -> None:
-    status = after(START, MEMBERS, told.CheckpointSaved(12, "there"), START)
+    status = after(START, MEMBERS, telemetry.CheckpointSaved(12, "there"), START)
     document = status.document()
     assert (document["peers"], document["peers_at"]) == ([], None)
     assert document["checkpoint"]["step"] == 12
@@ -75,8 +75,10 @@ def test_a_new_process_has_no_paths_and_keeps_its_checkpoint() -> None:
 
 
 def test_text_of_others_is_shown_as_text_and_every_number_is_json() -> None:
-    wild = told.PeerPaths((told.PathOfPeer("\x1b[2J" * 50, "direct", float("nan")),))
-    document = after(START, wild, told.StepTrained(0, 1, float("inf"), 1, 1.0, 1), told.Problem("warning", "a\nb")).document()
+    wild = telemetry.PeerPaths((telemetry.PathOfPeer("\x1b[2J" * 50, "direct", float("nan")),))
+    document = after(
+        START, wild, telemetry.StepTrained(0, 1, float("inf"), 1, 1.0, 1), telemetry.Problem("warning", "a\nb")
+    ).document()
     text = json.dumps(document, allow_nan=False)
     assert "\\u001b" not in text
     assert document["problem"]["text"] == "a\\nb"

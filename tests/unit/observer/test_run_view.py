@@ -16,7 +16,7 @@ from psyche_core.observer.documents import head, losses_document, member_documen
 from psyche_core.observer.member_view import MAX_SPANS
 from psyche_core.observer.roster import MAX_MEMBERS
 from psyche_core.observer.run_view import RunView
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.testing.backend import small_state
 from psyche_core.types import ClientState, NodeIdentity, RunState
 
@@ -25,14 +25,14 @@ IDS = {"client-1": "a1" * 32, "client-2": "b2" * 32, "client-3": "c3" * 32}
 
 def begun(**more: Any) -> RunView:
     view = RunView(**more)
-    view.handle("server", 0.0, told.Started("server", "ff" * 32, "first-light", "127.0.0.1:1", 100))
+    view.handle("server", 0.0, telemetry.Started("server", "ff" * 32, "first-light", "127.0.0.1:1", 100))
     for name, id_ in IDS.items():
-        view.handle(name, 1.0, told.Started("client", id_, "first-light", "127.0.0.1:1"))
+        view.handle(name, 1.0, telemetry.Started("client", id_, "first-light", "127.0.0.1:1"))
     return view
 
 
 def train(view: RunView, name: str, step: int, loss: float, *, epoch: int = 0, tokens: int = 10) -> None:
-    view.handle(name, 10.0 + step, told.StepTrained(epoch, step, loss, tokens, 1.0, 100))
+    view.handle(name, 10.0 + step, telemetry.StepTrained(epoch, step, loss, tokens, 1.0, 100))
 
 
 def states(view: RunView) -> dict[str, str]:
@@ -64,15 +64,15 @@ def test_the_outline_has_few_points_and_the_curves_shape() -> None:
 
 def test_members_stand_where_their_events_say() -> None:
     view = begun()
-    view.handle("client-1", 2.0, told.Joined("first-light"))
+    view.handle("client-1", 2.0, telemetry.Joined("first-light"))
     train(view, "client-2", 1, 3.0)
-    view.handle("client-3", 3.0, told.Dropped(0, 4, "silent", returns=True))
+    view.handle("client-3", 3.0, telemetry.Dropped(0, 4, "silent", returns=True))
     assert states(view) == {"client-1": "joined", "client-2": "healthy", "client-3": "dropped"}
     train(view, "client-3", 2, 3.0)
     assert states(view)["client-3"] == "dropped", "it finishes what it had begun"
-    view.handle("client-3", 20.0, told.CameBack(0))
-    view.handle("client-2", 21.0, told.Ended("the run finished", success=True))
-    view.handle("client-1", 21.0, told.Ended("no memory", success=False))
+    view.handle("client-3", 20.0, telemetry.CameBack(0))
+    view.handle("client-2", 21.0, telemetry.Ended("the run finished", success=True))
+    view.handle("client-1", 21.0, telemetry.Ended("no memory", success=False))
     assert states(view) == {"client-1": "failed", "client-2": "finished", "client-3": "healthy"}
     page = member_document(view, "client-1")
     assert page is not None
@@ -82,9 +82,9 @@ def test_members_stand_where_their_events_say() -> None:
 def test_the_server_says_who_was_ejected_and_that_lasts() -> None:
     view = begun()
     train(view, "client-1", 1, 3.0)
-    view.handle("server", 12.0, told.MemberExited(0, "a1a1a1a1", "ejected"))
+    view.handle("server", 12.0, telemetry.MemberExited(0, "a1a1a1a1", "ejected"))
     train(view, "client-1", 2, 3.0)
-    view.handle("client-1", 13.0, told.Ended("the coordinator ejected this client", success=False))
+    view.handle("client-1", 13.0, telemetry.Ended("the coordinator ejected this client", success=False))
     assert states(view)["client-1"] == "ejected"
     assert len(view.roster) == 3, "the first digits are enough to know it"
 
@@ -92,24 +92,24 @@ def test_the_server_says_who_was_ejected_and_that_lasts() -> None:
 def test_who_was_dropped_takes_part_again_in_the_next_epoch() -> None:
     view = begun()
     train(view, "client-1", 1, 3.0)
-    view.handle("server", 12.0, told.MemberExited(0, "a1a1a1a1", "late"))
+    view.handle("server", 12.0, telemetry.MemberExited(0, "a1a1a1a1", "late"))
     train(view, "client-1", 5, 3.0, epoch=1)
     assert states(view)["client-1"] == "healthy"
 
 
 def test_a_member_is_one_whether_its_file_or_the_server_is_heard_first() -> None:
     view = RunView()
-    view.handle("server", 0.0, told.Started("server", "ff" * 32, "first-light", "x"))
-    view.handle("server", 1.0, told.RewardPaid("a1a1a1a1", 70))
-    view.handle("client-1", 2.0, told.Started("client", IDS["client-1"], "first-light", "x"))
+    view.handle("server", 0.0, telemetry.Started("server", "ff" * 32, "first-light", "x"))
+    view.handle("server", 1.0, telemetry.RewardPaid("a1a1a1a1", 70))
+    view.handle("client-1", 2.0, telemetry.Started("client", IDS["client-1"], "first-light", "x"))
     train(view, "client-1", 1, 3.0)
     (member,) = view.roster
     assert (member.id, member.paid, member.name, member.step) == (IDS["client-1"], 70, "client-1", 1)
 
     other = RunView()
     train(other, "client-1", 1, 3.0)  # an old file, whose beginning is gone
-    other.handle("server", 1.0, told.RewardPaid("a1a1a1a1", 70))
-    other.handle("client-1", 30.0, told.Started("client", IDS["client-1"], "first-light", "x"))
+    other.handle("server", 1.0, telemetry.RewardPaid("a1a1a1a1", 70))
+    other.handle("client-1", 30.0, telemetry.Started("client", IDS["client-1"], "first-light", "x"))
     (member,) = other.roster
     assert (member.key, member.paid, member.step) == ("client-1", 70, 1)
 
@@ -133,10 +133,10 @@ def test_a_coordinators_states_are_enough_for_members_and_points() -> None:
 def test_what_witnesses_report_is_a_curve_and_a_lie_does_not_bend_it() -> None:
     view = begun()
     for step in range(1, 20):
-        view.handle("server", float(step), told.PhaseChanged("RoundTrain", 0, step, 3))
-        view.handle("server", float(step), told.WitnessReported("a1a1a1a1", step, 3.0, 50.0, 10.0))
+        view.handle("server", float(step), telemetry.PhaseChanged("RoundTrain", 0, step, 3))
+        view.handle("server", float(step), telemetry.WitnessReported("a1a1a1a1", step, 3.0, 50.0, 10.0))
     for step, loss in ((2**31, 3.0), (19, 1e30), (19, math.nan), (19, -1.0)):
-        view.handle("server", 20.0, told.WitnessReported("b2b2b2b2", step, loss, 1e300, math.inf))
+        view.handle("server", 20.0, telemetry.WitnessReported("b2b2b2b2", step, loss, 1e300, math.inf))
     document = run_document(view)
     assert [row[1] for row in document["series"]["loss"]["rows"]] == [3.0] * 19
     assert document["head"]["reported"]
@@ -148,27 +148,27 @@ def test_going_back_cuts_the_curves() -> None:
     view = begun()
     for step in range(1, 10):
         train(view, "client-1", step, 3.0)
-    view.handle("server", 30.0, told.WentBack(9, 4, from_checkpoint=True))
+    view.handle("server", 30.0, telemetry.WentBack(9, 4, from_checkpoint=True))
     assert [row[0] for row in run_document(view)["series"]["loss"]["rows"]] == [1, 2, 3, 4]
     assert run_document(view, since=view.version - 1)["series"]["loss"]["reset"]
 
 
 def test_traffic_is_summed_over_members_and_their_processes() -> None:
     view = begun()
-    view.handle("client-1", 2.0, told.NetworkTotals(100, 10, 2))
-    view.handle("client-2", 2.0, told.NetworkTotals(50, 5, 2))
-    view.handle("client-1", 3.0, told.Started("client", IDS["client-1"], "first-light", "x"))
-    view.handle("client-1", 4.0, told.NetworkTotals(7, 1, 2))
+    view.handle("client-1", 2.0, telemetry.NetworkTotals(100, 10, 2))
+    view.handle("client-2", 2.0, telemetry.NetworkTotals(50, 5, 2))
+    view.handle("client-1", 3.0, telemetry.Started("client", IDS["client-1"], "first-light", "x"))
+    view.handle("client-1", 4.0, telemetry.NetworkTotals(7, 1, 2))
     assert (head(view)["sent"], head(view)["received"]) == (157, 16)
     assert [row[3] for row in run_document(view)["series"]["sent"]["rows"]] == [150, 157]
 
 
 def test_an_epochs_end_says_how_many_replicas_are_equal() -> None:
     view = begun()
-    view.handle("server", 5.0, told.PhaseChanged("RoundTrain", 0, 1, 3))
-    view.handle("server", 6.0, told.EpochSigned(4, "d1" * 32))
+    view.handle("server", 5.0, telemetry.PhaseChanged("RoundTrain", 0, 1, 3))
+    view.handle("server", 6.0, telemetry.EpochSigned(4, "d1" * 32))
     for name, digest in zip(IDS, ("d1", "d1", "e2"), strict=True):
-        view.handle(name, 7.0, told.EpochDigest(0, 4, digest * 32))
+        view.handle(name, 7.0, telemetry.EpochDigest(0, 4, digest * 32))
     (epoch,) = run_document(view)["epochs"]
     assert (epoch["first"], epoch["last"], epoch["digests"], epoch["digest"]) == (1, 4, [2, 1], "d1" * 8)
     assert epoch["signed"]
@@ -179,9 +179,9 @@ def test_memory_is_bounded_however_long_the_run_is() -> None:
     for step in range(20_000):
         train(view, "client-1", step, 3.0)
         if step % 10 == 0:
-            view.handle("client-1", 10.0 + step, told.Dropped(step, 1, "late", returns=True))
+            view.handle("client-1", 10.0 + step, telemetry.Dropped(step, 1, "late", returns=True))
     for n in range(MAX_MEMBERS + 100):
-        view.handle(f"guest-{n}", 1.0, told.Joined("first-light"))
+        view.handle(f"guest-{n}", 1.0, telemetry.Joined("first-light"))
     document = run_document(view)
     assert len(view.roster) == MAX_MEMBERS
     assert len(document["series"]["loss"]["rows"]) <= 4096
@@ -191,27 +191,36 @@ def test_memory_is_bounded_however_long_the_run_is() -> None:
 
 EVENTS = st.one_of(
     st.builds(
-        told.StepTrained, st.integers(0, 3), st.integers(0, 300), st.floats(), st.integers(-5, 99), st.floats(), st.integers()
+        telemetry.StepTrained,
+        st.integers(0, 3),
+        st.integers(0, 300),
+        st.floats(),
+        st.integers(-5, 99),
+        st.floats(),
+        st.integers(),
     ),
-    st.builds(told.StepApplied, st.integers(0, 3), st.integers(0, 300), st.integers(-1, 9), st.integers(-1, 9), st.floats()),
+    st.builds(telemetry.StepApplied, st.integers(0, 3), st.integers(0, 300), st.integers(-1, 9), st.integers(-1, 9), st.floats()),
     st.builds(
-        told.Started,
+        telemetry.Started,
         st.sampled_from(["client", "server"]),
         st.sampled_from(["a1b2c3d4e5f6", "12345678", "", "x"]),
         st.text(max_size=9),
         st.text(max_size=9),
     ),
     st.builds(
-        told.MemberExited, st.integers(0, 3), st.sampled_from(["", "a1b2c3d4", "a1b2c3d4e5", "12345678"]), st.text(max_size=9)
+        telemetry.MemberExited,
+        st.integers(0, 3),
+        st.sampled_from(["", "a1b2c3d4", "a1b2c3d4e5", "12345678"]),
+        st.text(max_size=9),
     ),
-    st.builds(told.Dropped, st.integers(0, 3), st.integers(0, 9), st.text(max_size=9), st.booleans()),
-    st.builds(told.NetworkTotals, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 9)),
-    st.builds(told.EpochDigest, st.integers(0, 3), st.integers(0, 300), st.text(max_size=70)),
-    st.builds(told.PhaseChanged, st.text(max_size=9), st.integers(0, 3), st.integers(0, 300), st.integers(0, 9)),
-    st.builds(told.RewardPaid, st.sampled_from(["", "a1b2c3d4", "12345678"]), st.integers(0, 2**64 - 1)),
-    st.builds(told.WentBack, st.integers(0, 300), st.integers(0, 300), st.booleans()),
-    st.builds(told.Ended, st.text(max_size=20), st.booleans()),
-    st.builds(told.Problem, st.text(max_size=9), st.text(max_size=20)),
+    st.builds(telemetry.Dropped, st.integers(0, 3), st.integers(0, 9), st.text(max_size=9), st.booleans()),
+    st.builds(telemetry.NetworkTotals, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 9)),
+    st.builds(telemetry.EpochDigest, st.integers(0, 3), st.integers(0, 300), st.text(max_size=70)),
+    st.builds(telemetry.PhaseChanged, st.text(max_size=9), st.integers(0, 3), st.integers(0, 300), st.integers(0, 9)),
+    st.builds(telemetry.RewardPaid, st.sampled_from(["", "a1b2c3d4", "12345678"]), st.integers(0, 2**64 - 1)),
+    st.builds(telemetry.WentBack, st.integers(0, 300), st.integers(0, 300), st.booleans()),
+    st.builds(telemetry.Ended, st.text(max_size=20), st.booleans()),
+    st.builds(telemetry.Problem, st.text(max_size=9), st.text(max_size=20)),
 )
 
 
@@ -221,7 +230,7 @@ EVENTS = st.one_of(
     data=st.data(),
 )
 def test_whatever_is_told_is_a_document_and_increments_add_up_to_it(
-    events: list[tuple[str, float, told.Event]], data: st.DataObject
+    events: list[tuple[str, float, telemetry.Event]], data: st.DataObject
 ) -> None:
     view = RunView()
     seen = 0
@@ -250,7 +259,9 @@ def test_whatever_is_told_is_a_document_and_increments_add_up_to_it(
 
 def test_text_of_others_is_printable_and_short() -> None:
     view = RunView()
-    view.handle("\x1b[31mevil\u202e" + "x" * 100, 1.0, told.Started("client", "<b>" * 50, "<script>alert(1)</script>\n", "x"))
+    view.handle(
+        "\x1b[31mevil\u202e" + "x" * 100, 1.0, telemetry.Started("client", "<b>" * 50, "<script>alert(1)</script>\n", "x")
+    )
     text = json.dumps(run_document(view), ensure_ascii=False)
     assert "\x1b" not in text
     assert "\u202e" not in text
@@ -259,9 +270,9 @@ def test_text_of_others_is_printable_and_short() -> None:
 
 def test_a_server_is_no_member_whatever_it_tells_first() -> None:
     view = RunView()
-    view.handle("server", 0.0, told.TokenFiles("data", 0, 3, 0, 0.0))
-    view.handle("server", 1.0, told.Started("server", "ff" * 32, "first-light", "x"))
-    view.handle("server", 2.0, told.Problem("warning", "a disk is full"))
+    view.handle("server", 0.0, telemetry.TokenFiles("data", 0, 3, 0, 0.0))
+    view.handle("server", 1.0, telemetry.Started("server", "ff" * 32, "first-light", "x"))
+    view.handle("server", 2.0, telemetry.Problem("warning", "a disk is full"))
     assert len(view.roster) == 0
 
 
@@ -277,8 +288,8 @@ def test_a_document_says_what_it_starts_from(since: int) -> None:
 def test_scores_and_answers_are_kept_within_bounds_and_sent_when_they_change() -> None:
     view = RunView(run_id="r")
     for step in range(100):
-        view.handle("client-1", float(step), told.Evaluated("arc_easy", "acc", step / 100, 10, step, step))
-        view.handle("client-1", float(step), told.PromptAnswered(0, "To be", f"text {step}\x1b", step, step))
+        view.handle("client-1", float(step), telemetry.Evaluated("arc_easy", "acc", step / 100, 10, step, step))
+        view.handle("client-1", float(step), telemetry.PromptAnswered(0, "To be", f"text {step}\x1b", step, step))
     document = run_document(view)
     [score] = document["scores"]
     assert (score["task"], score["metric"], score["rows"][0], score["rows"][-1][0] >= 98) == ("arc_easy", "acc", [0, 0.0], True)
@@ -288,6 +299,6 @@ def test_scores_and_answers_are_kept_within_bounds_and_sent_when_they_change() -
     assert prompt["answers"][0]["text"] == "text 0\\x1b"
     assert {"scores", "answers"}.isdisjoint(run_document(view, since=view.version))
     for number in range(1000):
-        view.handle("client-1", 1.0, told.Evaluated(f"task-{number}", "acc", 0.5, 1, 1, 1))
-        view.handle("client-1", 1.0, told.PromptAnswered(number, f"prompt {number}", "x", 1, 1))
+        view.handle("client-1", 1.0, telemetry.Evaluated(f"task-{number}", "acc", 0.5, 1, 1, 1))
+        view.handle("client-1", 1.0, telemetry.PromptAnswered(number, f"prompt {number}", "x", 1, 1))
     assert (len(view.scores), len(view.answers)) == (64, 16)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.event_files import (
     MAX_LINE_BYTES,
     EventFolderReader,
@@ -28,7 +28,7 @@ def line(time: float, step: int) -> str:
 
 
 def steps(folder: EventFolderReader) -> list[tuple[str, int]]:
-    return [(each.source, each.event.step) for each in folder.read() if isinstance(each.event, told.Validated)]
+    return [(each.source, each.event.step) for each in folder.read() if isinstance(each.event, telemetry.Validated)]
 
 
 def test_files_are_merged_by_time_and_followed(tmp_path: Path) -> None:
@@ -101,12 +101,12 @@ def test_parts_of_a_file_are_one_source_in_their_order(tmp_path: Path) -> None:
 
 
 def write_run(sink: EventFolderWriter, *, epochs: int, id_: str = "ab" * 32, run_id: str = "first-light") -> None:
-    sink(told.TokenFiles("data", 0, 3, 0, 0.0))
-    sink(told.Started("client", id_, run_id, "127.0.0.1:1"))
+    sink(telemetry.TokenFiles("data", 0, 3, 0, 0.0))
+    sink(telemetry.Started("client", id_, run_id, "127.0.0.1:1"))
     for epoch in range(epochs):
-        sink(told.PhaseChanged("RoundTrain", epoch, epoch + 1, 2))
-        sink(told.Validated(epoch + 1, 3.0))
-    sink(told.Ended("over", success=True))
+        sink(telemetry.PhaseChanged("RoundTrain", epoch, epoch + 1, 2))
+        sink(telemetry.Validated(epoch + 1, 3.0))
+    sink(telemetry.Ended("over", success=True))
     sink.close()
 
 
@@ -126,7 +126,7 @@ def test_only_the_newest_files_of_this_program_are_kept(tmp_path: Path, ticking:
     mine = sorted((tmp_path / "first-light").glob("client-abab*"))
     assert len(mine) == 2
     assert len(list((tmp_path / "first-light").glob("client-cdcd*"))) == 1
-    assert [each.event for each in EventFolderReader(mine[-1]).read()][-1] == told.Ended("over", success=True)
+    assert [each.event for each in EventFolderReader(mine[-1]).read()][-1] == telemetry.Ended("over", success=True)
 
 
 @pytest.mark.parametrize("run_id", ["..", ".", "a/b", "x\0y", "Zürich 2"])
@@ -169,8 +169,8 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 )
 def test_a_value_of_another_type_is_no_event(bad: dict[str, object]) -> None:
     good = {"event": "validated", "time": 1.0, "step": 7, "loss": 2.0}
-    assert from_json(json.dumps(good)) == (1.0, told.Validated(7, 2.0))
-    assert from_json(json.dumps(good | {"of a newer version": 3})) == (1.0, told.Validated(7, 2.0))
+    assert from_json(json.dumps(good)) == (1.0, telemetry.Validated(7, 2.0))
+    assert from_json(json.dumps(good | {"of a newer version": 3})) == (1.0, telemetry.Validated(7, 2.0))
     assert from_json(json.dumps(good | bad)) is None
 
 
@@ -182,7 +182,7 @@ def test_no_line_raises(text: str) -> None:
 @given(
     event=st.one_of(
         st.builds(
-            told.StepTrained,
+            telemetry.StepTrained,
             st.integers(0, 9),
             st.integers(0, 2**63),
             st.floats(allow_nan=False, allow_infinity=False),
@@ -190,12 +190,12 @@ def test_no_line_raises(text: str) -> None:
             st.floats(0, 9),
             st.integers(0, 9),
         ),
-        st.builds(told.Stopping, st.integers(0, 9), st.none() | st.text()),
-        st.builds(told.MemberExited, st.integers(0, 9), st.text(), st.text()),
-        st.builds(told.Ended, st.text(), st.booleans()),
+        st.builds(telemetry.Stopping, st.integers(0, 9), st.none() | st.text()),
+        st.builds(telemetry.MemberExited, st.integers(0, 9), st.text(), st.text()),
+        st.builds(telemetry.Ended, st.text(), st.booleans()),
     )
 )
-def test_every_event_is_read_as_it_was_written(event: told.Event) -> None:
+def test_every_event_is_read_as_it_was_written(event: telemetry.Event) -> None:
     read = from_json(to_json(event))
     assert read is not None
     assert read[1] == event

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from psyche_core.training.checkpoints.journal import Journal, Recovered
+from psyche_core.training.checkpoints.journal.contents import Recovered
+from psyche_core.training.checkpoints.journal.journal import Journal
 from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
 from psyche_core.types import MAX_SAMPLES, BatchId
 
@@ -119,7 +120,7 @@ def is_beginning(found: Recovered, written: list[StoredResult | AppliedRound]) -
 
 def open_journal(folder: Path, told: list[str] | None = None, *, instance: bytes = INSTANCE, limit: int = LIMIT) -> Journal:
     return Journal.open(
-        folder, "a run", instance=instance, limit_bytes=limit, tell=(lambda _: None) if told is None else told.append
+        folder, "a run", instance=instance, limit_bytes=limit, report=(lambda _: None) if told is None else told.append
     )
 
 

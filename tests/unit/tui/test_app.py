@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from textual.pilot import Pilot
 
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.tui.app import TABS
 from psyche_core.tui.lines import EndLine, Request
 from tests.unit.tui.conftest import Shown
@@ -155,8 +155,8 @@ def test_the_log_is_filtered_by_words_and_level(shown: NewScreen) -> None:
 
 def test_text_of_others_cannot_colour_or_mark_up(shown: NewScreen) -> None:
     screen = shown("testnet")
-    screen.tell("[bold]x\x1b[31m", told.Started("client", "[red]" + "\x1b" * 3, "run\x1b]0;title\x07", "[link=x]"))
-    screen.tell("[bold]x\x1b[31m", told.Problem("warning", "\x1b[2J[bold]gone[/nothing]"))
+    screen.tell("[bold]x\x1b[31m", telemetry.Started("client", "[red]" + "\x1b" * 3, "run\x1b]0;title\x07", "[link=x]"))
+    screen.tell("[bold]x\x1b[31m", telemetry.Problem("warning", "\x1b[2J[bold]gone[/nothing]"))
 
     async def steps(pilot: Pilot[None]) -> None:
         for number in range(1, 6):
@@ -172,7 +172,7 @@ def test_text_of_others_cannot_colour_or_mark_up(shown: NewScreen) -> None:
 def test_replicas_that_differ_are_said_on_every_tab(shown: NewScreen) -> None:
     screen = shown("testnet")
     screen.train()
-    screen.tell("client-1", told.ReplicasDiffer(0, "00" * 32, "11" * 32, "client-2"))
+    screen.tell("client-1", telemetry.ReplicasDiffer(0, "00" * 32, "11" * 32, "client-2"))
 
     async def steps(pilot: Pilot[None]) -> None:
         for number in range(1, 6):

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from psyche_core.errors import UserError
-from psyche_core.telemetry import events as told
+from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import to_json
 from psyche_core.web import feeds as feeds_module
 from psyche_core.web.access import Access
@@ -23,14 +23,14 @@ from tests.unit.web.conftest import Served, messages
 TOKEN = "a-token-of-these-tests"
 
 
-def step(number: int, loss: float = 3.0) -> told.StepTrained:
-    return told.StepTrained(0, number, loss, 10, 1.0, 100)
+def step(number: int, loss: float = 3.0) -> telemetry.StepTrained:
+    return telemetry.StepTrained(0, number, loss, 10, 1.0, 100)
 
 
 def one_run(key: str = "first-light") -> tuple[Feeds, Feed]:
     feeds = Feeds()
     feed = feeds.add(key)
-    feed.view.handle("client-1", 1.0, told.Started("client", "ab" * 32, "first-light", "x"))
+    feed.view.handle("client-1", 1.0, telemetry.Started("client", "ab" * 32, "first-light", "x"))
     feed.view.handle("client-1", 2.0, step(1))
     return feeds, feed
 
@@ -199,7 +199,7 @@ async def test_runs_of_a_folder_are_shown_and_followed(served: Served, tmp_path:
     monkeypatch.setattr(feeds_module, "UPDATE_SECONDS", 0.01)
     (tmp_path / "one").mkdir()
     path = tmp_path / "one" / "client-1.jsonl"
-    path.write_text(to_json(told.Started("client", "ab" * 32, "first-light", "x")) + "\n")
+    path.write_text(to_json(telemetry.Started("client", "ab" * 32, "first-light", "x")) + "\n")
     feeds = Feeds()
     with anyio.fail_after(20):
         async with served(feeds) as client, anyio.create_task_group() as tasks:

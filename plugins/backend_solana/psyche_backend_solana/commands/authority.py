@@ -31,7 +31,7 @@ class Owner:
     found: RunFound
     treasury: treasurer.Treasury | None = None
 
-    def say(self, context: CommandContext, instruction: Instruction) -> Instruction:
+    def as_owner(self, context: CommandContext, instruction: Instruction) -> Instruction:
         """The instruction that sends a coordinator's instruction as this owner."""
         if self.treasury is None:
             return instruction

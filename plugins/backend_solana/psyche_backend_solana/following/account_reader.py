@@ -66,16 +66,16 @@ class Follower:
         """Nonce of the copy; -1 before the first reading."""
         return -1 if self._copy is None else self._copy.nonce
 
-    async def read(self, *, heard: int) -> tuple[Copy, ChainClock]:
+    async def read(self, *, reported_nonce: int) -> tuple[Copy, ChainClock]:
         """The current account, as known to an endpoint, and the clock.
 
-        heard: the highest reported nonce. Raises RpcError, RpcUnavailable, WireError, BackendClosed; the copy is then unchanged.
+        reported_nonce: the highest one. Raises RpcError, RpcUnavailable, WireError, BackendClosed; the copy is then unchanged.
         """
         copy = self._copy
         if copy is None or copy.state is None or self._is_old():
             return await self._whole()
 
-        reported = heard - copy.nonce
+        reported = reported_nonce - copy.nonce
         count = reported if 1 <= reported <= MOST_BEHIND else 1  # a websocket may report any number
         while True:
             where = account_slices.additions(copy.state, count)

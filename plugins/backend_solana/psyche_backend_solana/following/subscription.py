@@ -59,7 +59,7 @@ class Subscription:
                         await self._subscribe(socket)
                         attempt, self.listening = 0, True
                         async for message in socket:
-                            self._hear(message)
+                            self._receive(message)
                 except _LOST as error:
                     logger.info("the websocket of %s was lost: %s", self._endpoint.name, error)
                 finally:
@@ -90,7 +90,7 @@ class Subscription:
             message = f"the subscription was refused: {answer.get('error')!r:.200}"
             raise ValueError(message)
 
-    def _hear(self, message: Any) -> None:
+    def _receive(self, message: Any) -> None:
         notice = json.loads(message)
         if notice.get("method") != "accountNotification":
             return

@@ -72,12 +72,12 @@ class Watcher:
         self._intervals = intervals or WatcherIntervals()
         self._give_up_seconds = give_up_seconds
         self._call_seconds = min(CALL_SECONDS, max(1.0, give_up_seconds))
-        self._subscriptions = [Subscription(endpoint, run.account, on_nonce=self.heard) for endpoint in rpc.endpoints]
+        self._subscriptions = [Subscription(endpoint, run.account, on_nonce=self.note_nonce) for endpoint in rpc.endpoints]
         self._follower = Follower(rpc, run, call_seconds=self._call_seconds)
         self._seen = -1
-        self._heard = -1
+        self._reported_nonce = -1
         self._polled = -1
-        self._untold: tuple[int, float] | None = None
+        self._unreported: tuple[int, float] | None = None
         self._wake = anyio.Event()
         self._answered = anyio.current_time()
 
@@ -93,20 +93,20 @@ class Watcher:
                 group.start_soon(subscription.run)
             await self._keep_reading()
 
-    def heard(self, nonce: int) -> None:
+    def note_nonce(self, nonce: int) -> None:
         """Handle a report that the account has this nonce."""
-        if nonce > self._heard:
-            self._heard = nonce
+        if nonce > self._reported_nonce:
+            self._reported_nonce = nonce
             if nonce > self._seen:
                 self._wake.set()
 
-    def poke(self) -> None:
+    def refresh(self) -> None:
         """Read now, because we have changed something ourselves."""
         self._wake.set()
 
     async def read(self) -> AccountReading | None:
         """Read account and clock now, and pass on newer values. Raises RpcError, RpcUnavailable, WireError, BackendClosed."""
-        copy, clock = await self._follower.read(heard=max(self._heard, self._polled))
+        copy, clock = await self._follower.read(reported_nonce=max(self._reported_nonce, self._polled))
         self._on_clock(clock)
         if copy.nonce <= self._seen:
             self._answered = anyio.current_time()
@@ -140,20 +140,20 @@ class Watcher:
             self._answered = anyio.current_time()
         if nonce > self._seen:
             self._wake.set()
-            if nonce > self._heard and self.listening and self._untold is None:
-                self._untold = (nonce, at)
+            if nonce > self._reported_nonce and self.listening and self._unreported is None:
+                self._unreported = (nonce, at)
         return reading
 
     def _judge_sockets(self) -> None:
         """Reopen the sockets that have not reported, in time, a change that a poll found."""
-        if self._untold is None:
+        if self._unreported is None:
             return
 
-        nonce, since = self._untold
-        if self._heard >= nonce or not self.listening:
-            self._untold = None
+        nonce, since = self._unreported
+        if self._reported_nonce >= nonce or not self.listening:
+            self._unreported = None
         elif anyio.current_time() - since > DEAF_SECONDS:
-            self._untold = None
+            self._unreported = None
             logger.warning("the websockets did not report a change; reopening them")
             for subscription in self._subscriptions:
                 subscription.reopen()
@@ -179,9 +179,9 @@ class Watcher:
                 await anyio.sleep(min(self._intervals.alert, 1.0))
 
     def _pause(self) -> float:
-        if max(self._heard, self._polled) > self._seen:
+        if max(self._reported_nonce, self._polled) > self._seen:
             return min(BEHIND_SECONDS, self._intervals.alert)  # the endpoint that was read is behind another one
-        if self._untold is not None:
+        if self._unreported is not None:
             return min(DEAF_SECONDS, self._intervals.calm)
 
         return self._intervals.calm if self.listening else self._intervals.alert

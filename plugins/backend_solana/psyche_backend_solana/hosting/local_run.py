@@ -198,7 +198,7 @@ class LocalRun(BackendServer):
                 await self._sender.send(coordinator.tick(self._run, user=self._owner.pubkey), timeout=SEND_SECONDS)
             except (BackendError, RpcError, TimeoutError) as error:
                 logger.info("a tick was refused: %s", error)
-            self._watcher.poke()
+            self._watcher.refresh()
 
 
 def lost(before: CoordinatorState, after: CoordinatorState) -> tuple[Event, ...]:

@@ -242,7 +242,7 @@ class TcpBackend(Backend):
 
     async def _first_dial(self) -> DialedConnection:
         """The first connection: retries while the server is not up or full; raises at once what the user can fix."""
-        pause, seconds, told = RETRY_SECONDS, self._context.retry_seconds, False
+        pause, seconds, warned = RETRY_SECONDS, self._context.retry_seconds, False
         deadline = anyio.current_time() + seconds
         while True:
             try:
@@ -264,11 +264,11 @@ class TcpBackend(Backend):
             left = deadline - anyio.current_time()
             if left <= 0:
                 raise self._not_there(why)
-            if not told:
-                told = True
+            if not warned:
+                warned = True
                 until = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
-                excuse = "" if isinstance(why, CommandRefused) else "; the server may not be up yet"
-                logger.warning("%s%s: trying again until %s (--reconnect-seconds %g)", why, excuse, until, seconds)
+                hint = "" if isinstance(why, CommandRefused) else "; the server may not be up yet"
+                logger.warning("%s%s: trying again until %s (--reconnect-seconds %g)", why, hint, until, seconds)
             await anyio.sleep(min(self._jitter.uniform(pause / 2, pause), left))
             pause = min(2 * pause, MAX_RETRY_SECONDS)
 
@@ -285,7 +285,7 @@ class TcpBackend(Backend):
         server = str(self._address)
         try:
             while True:
-                lost = await self._converse(connection)
+                lost = await self._run_connection(connection)
                 if lost.final:
                     self._replaced = lost.replaced
                     self._close(str(lost))
@@ -327,7 +327,7 @@ class TcpBackend(Backend):
         message = f"the coordinator was lost ({lost}) and did not come back within {self._context.retry_seconds:g} s: {why}"
         raise BackendClosed(message)
 
-    async def _converse(self, connection: DialedConnection) -> _Lost:
+    async def _run_connection(self, connection: DialedConnection) -> _Lost:
         """Read and write one connection until it ends; returns why it ended."""
         self._connection = connection
         replies: deque[bytes] = deque()

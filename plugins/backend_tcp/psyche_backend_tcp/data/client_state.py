@@ -98,7 +98,7 @@ class DataClientState:
 
         return [encode_client(Cancel(arrival.request.number))]
 
-    def hear(self, payload: bytes) -> None:
+    def receive(self, payload: bytes) -> None:
         """Handle a frame. Raises WireError (protocol broken) and RequestRefused (bye): the connection is then over."""
         message = decode_data(payload)
         if isinstance(message, AtWork):

@@ -144,23 +144,23 @@ class _Visit:
             requests=limits.data_requests, buffer=limits.data_bytes, chunk=limits.data_chunk, write=limits.data_write
         )
         self._reading = anyio.CancelScope()
-        self._stirred = anyio.Event()
+        self._changed = anyio.Event()
 
     async def run(self) -> None:
         """Run until the peer is gone, idle for long, or broke the protocol."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._supply)
-            group.start_soon(self._hear)
+            group.start_soon(self._read_requests)
             await self._send()
             group.cancel_scope.cancel()
 
-    async def _hear(self) -> None:
+    async def _read_requests(self) -> None:
         limits, now = self._limits, anyio.current_time()
         requests = TokenBucket(rate=limits.data_requests_per_second, burst=limits.data_burst, now=now)
         sizes = TokenBucket(rate=limits.bytes_per_second, burst=limits.burst_bytes, now=now)
         while True:
             if self._answers.full:  # stop reading from a peer with too many requests
-                await self._stirred.wait()
+                await self._changed.wait()
                 continue
 
             try:
@@ -194,11 +194,11 @@ class _Visit:
             case Cancel(number):
                 if self._answers.cancel(number):
                     self._reading.cancel()
-        self._stir()
+        self._notify()
 
     def _part(self, code: str, sentence: str) -> None:
         self._answers.part(code, sentence)
-        self._stir()
+        self._notify()
 
     async def _supply(self) -> None:
         """Have the provider read the requests, one after the other."""
@@ -206,7 +206,7 @@ class _Visit:
         while True:
             request = answers.next_to_read()
             if request is None:
-                await self._stirred.wait()
+                await self._changed.wait()
                 continue
 
             with anyio.CancelScope() as self._reading:
@@ -218,17 +218,17 @@ class _Visit:
                     answers.answer(*pack(request.number, samples))
             if self._reading.cancelled_caught:
                 answers.give_up()
-            self._stir()
+            self._notify()
 
     async def _send(self) -> None:
         """Send what is ready, or a keepalive; returns when the connection should be closed."""
         sent_at = anyio.current_time()
         while not self._answers.parted:
-            stirred, frames = self._stirred, self._answers.outgoing()
+            changed, frames = self._changed, self._answers.outgoing()
             if not frames:
                 due = sent_at + self._limits.data_alive_seconds if self._answers.under_way else math.inf
                 with anyio.CancelScope(deadline=due) as scope:
-                    await stirred.wait()
+                    await changed.wait()
                 if not scope.cancelled_caught:
                     sent_at = sent_at if due < math.inf else anyio.current_time()
                     continue
@@ -243,8 +243,8 @@ class _Visit:
                 return
 
             sent_at = anyio.current_time()
-            self._stir()
+            self._notify()
 
-    def _stir(self) -> None:
-        self._stirred.set()
-        self._stirred = anyio.Event()
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

@@ -56,8 +56,8 @@ class SharedConnection:
         self._reads = 0
         self._sending = anyio.Lock(fast_acquire=True)
         self._turn = anyio.Lock(fast_acquire=True)
-        self._bytes_heard = frames.bytes_received
-        self._heard_at = 0.0
+        self._bytes_seen = frames.bytes_received
+        self._received_at = 0.0
         self.lost: Exception | None = None
 
     async def fetch(self, request: ReadRequest) -> None:
@@ -75,7 +75,7 @@ class SharedConnection:
 
                 async with self._turn:
                     if not any(arrival.over for arrival in asked.values()):
-                        await self._hear()
+                        await self._read_answers()
 
                 for place in [place for place, arrival in asked.items() if arrival.over]:
                     if (refusal := asked[place].refusal) is not None:
@@ -100,7 +100,7 @@ class SharedConnection:
 
         async with self._sending:
             if not self._dialogue.outstanding:
-                self._heard_at = anyio.current_time()
+                self._received_at = anyio.current_time()
             frames = []
             while len(asked) < self._own_window and (piece := request.next()) is not None:
                 asked[piece[0]], frame = self._dialogue.ask(piece[1])
@@ -118,7 +118,7 @@ class SharedConnection:
         if not frames or self.lost is not None:
             return
 
-        if not self._any_news() and anyio.current_time() - self._heard_at > SILENCE_SECONDS / 2:
+        if not self._any_news() and anyio.current_time() - self._received_at > SILENCE_SECONDS / 2:
             self.lost = ConnectionError("the data server sent nothing")  # or reads with short timeouts would never notice
             return
 
@@ -140,10 +140,10 @@ class SharedConnection:
         self.lost = ConnectionError(f"the data server read no request for {SEND_SECONDS:g} s")
         raise self.lost
 
-    async def _hear(self) -> None:
+    async def _read_answers(self) -> None:
         self._check()
         try:
-            self._dialogue.hear(await self._receive())
+            self._dialogue.receive(await self._receive())
         except (*CONNECTION_LOST, WireError, RequestRefused) as error:
             self.lost = error
             raise
@@ -152,7 +152,7 @@ class SharedConnection:
         """The next frame. A connection that was cut may stay half open, so long silence counts as a lost connection."""
         again = False
         while True:
-            left = self._heard_at + SILENCE_SECONDS - anyio.current_time()
+            left = self._received_at + SILENCE_SECONDS - anyio.current_time()
             with anyio.move_on_after(_SECOND_LOOK_SECONDS if again else max(left, _SECOND_LOOK_SECONDS)):
                 payload = await self._frames.receive()
                 self._any_news()
@@ -166,11 +166,11 @@ class SharedConnection:
 
     def _any_news(self) -> bool:
         """Whether bytes came since the last call: on a slow connection one frame may take longer than SILENCE_SECONDS."""
-        if self._frames.bytes_received == self._bytes_heard:
+        if self._frames.bytes_received == self._bytes_seen:
             return False
 
-        self._bytes_heard = self._frames.bytes_received
-        self._heard_at = anyio.current_time()
+        self._bytes_seen = self._frames.bytes_received
+        self._received_at = anyio.current_time()
         return True
 
     def _check(self) -> None:

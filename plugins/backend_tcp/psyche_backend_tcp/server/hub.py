@@ -77,8 +77,8 @@ class PendingSave:
 class _Connection:
     identity: NodeIdentity
     sizes: TokenBucket
-    heard: float
-    pinged: float
+    received_at: float
+    pinged_at: float
     outbox: list[bytes] = field(default_factory=list)
     held: deque[tuple[int, bytes]] = field(default_factory=deque)
     known: Document | None = None
@@ -92,7 +92,7 @@ class Hub:
     the first round. addresses: of the members of a resumed state; began: when it was resumed. relays: offered to clients.
     data_key: with which the state names the run's data server, None for a state that names none so.
 
-    After any call the caller collects `take_pending_save` (to be written and confirmed with `saved`), then `take_stirred`
+    After any call the caller collects `take_pending_save` (to be written and confirmed with `saved`), then `take_to_flush`
     (connections whose `outgoing` may have frames) and `take_changes`.
     """
 
@@ -122,7 +122,7 @@ class Hub:
             self._key_records.restore(addresses or {}, self._members(), began.monotonic)
             self._reopening_until = began.monotonic + limits.reopening_seconds
         self._next_number = 1
-        self._stirred: set[int] = set()
+        self._to_flush: set[int] = set()
         self._changes: deque[tuple[int, CoordinatorState, tuple[Event, ...]]] = deque()
         self._withdrawn: list[tuple[bytes, str]] = []
         self._figures: list[tuple[bytes, WitnessMetadata]] = []
@@ -166,13 +166,13 @@ class Hub:
         self._saved = pending_save.version
         if pending_save.draft is not None:
             self._documents.publish(pending_save.draft)
-            self._stirred.update(self._connections)
-        self._stirred.update(number for number, connection in self._connections.items() if connection.held)
+            self._to_flush.update(self._connections)
+        self._to_flush.update(number for number, connection in self._connections.items() if connection.held)
 
-    def take_stirred(self) -> set[int]:
+    def take_to_flush(self) -> set[int]:
         """Connections that since the last call have something to send or must be closed."""
-        stirred, self._stirred = self._stirred & self._connections.keys(), set()
-        return stirred
+        to_flush, self._to_flush = self._to_flush & self._connections.keys(), set()
+        return to_flush
 
     def take_changes(self) -> list[tuple[CoordinatorState, tuple[Event, ...]]]:
         """Saved states that differ from their predecessor, with their events, since the last call."""
@@ -208,16 +208,16 @@ class Hub:
         self._next_number += 1
         entry = self._key_records.known(identity.signer, now.monotonic)
         if entry.connection is not None:
-            self._say_bye(entry.connection, "Replaced", _REPLACED)
+            self._send_bye(entry.connection, "Replaced", _REPLACED)
 
         entry.connection = number
         entry.lost_at = None
         limits = self._limits
         bucket = TokenBucket(rate=limits.bytes_per_second, burst=limits.burst_bytes, now=now.monotonic)
         self._connections[number] = _Connection(
-            identity, bucket, heard=now.monotonic, pinged=now.monotonic, known=self._documents.named(known)
+            identity, bucket, received_at=now.monotonic, pinged_at=now.monotonic, known=self._documents.named(known)
         )
-        self._stirred.add(number)
+        self._to_flush.add(number)
         return number
 
     def disconnect(self, number: int, now: ClockTime) -> None:
@@ -238,7 +238,7 @@ class Hub:
         """Close the connections of keys that are no longer allowed, and withdraw those members."""
         for number, connection in self._connections.items():
             if not may(connection.identity.signer):
-                self._say_bye(number, "NotAllowed", "the run's owner removed your key from the list of those who may take part")
+                self._send_bye(number, "NotAllowed", "the run's owner removed your key from the list of those who may take part")
         for signer in self._members():
             if not may(signer):
                 self._withdraw_member(signer, now, why="not allowed")
@@ -249,18 +249,18 @@ class Hub:
         if connection is None or connection.closing:
             return 0.0
 
-        connection.heard = now.monotonic
+        connection.received_at = now.monotonic
         try:
             message = decode_client(payload)
             self._handle(number, connection, message, now)
         except WireError as error:
-            self._say_bye(number, "BadMessage", str(error))
+            self._send_bye(number, "BadMessage", str(error))
             return 0.0
 
         if len(connection.outbox) + len(connection.held) > self._limits.max_outbox:
             connection.outbox.clear()
             connection.held.clear()
-            self._say_bye(number, "TooSlow", "you do not read the answers to your requests")
+            self._send_bye(number, "TooSlow", "you do not read the answers to your requests")
             return 0.0
 
         requests = self._key_records[connection.identity.signer].requests
@@ -270,7 +270,7 @@ class Hub:
     def refuse(self, number: int, sentence: str) -> None:
         """A connection broke the protocol below the level of messages."""
         if number in self._connections:
-            self._say_bye(number, "BadMessage", sentence)
+            self._send_bye(number, "BadMessage", sentence)
 
     def outgoing(self, number: int) -> list[bytes]:
         """Remove and return the frames to send now, in order. Call again only after sending them, so that states are merged."""
@@ -290,7 +290,7 @@ class Hub:
             connection.known = newest
             if len(frame) > SERVER_FRAME:
                 logger.error("the state encodes to %d bytes, over the limit of %d", len(frame), SERVER_FRAME)
-                self._say_bye(number, "StateTooLarge", f"the run's state is over {SERVER_FRAME} bytes")
+                self._send_bye(number, "StateTooLarge", f"the run's state is over {SERVER_FRAME} bytes")
                 return connection.outbox
 
             frames.append(frame)
@@ -302,7 +302,7 @@ class Hub:
         return connection is None or connection.closing
 
     @property
-    def told(self) -> bool:
+    def all_sent(self) -> bool:
         """Whether everything is saved and every connection was sent the newest document."""
         newest = self._documents.newest
         return self._saved == self._version and all(
@@ -312,7 +312,7 @@ class Hub:
     def close_all(self, code: str, sentence: str) -> None:
         """Send every connection a bye."""
         for number in self._connections:
-            self._say_bye(number, code, sentence)
+            self._send_bye(number, code, sentence)
 
     # ------------------------------------------------------------ commands and time
 
@@ -334,11 +334,11 @@ class Hub:
         self._settle_lost(now)
         self._tick(now)
         for number, connection in self._connections.items():
-            silent = now.monotonic - connection.heard
+            silent = now.monotonic - connection.received_at
             if silent >= self._limits.silence_seconds:
-                self._say_bye(number, "Silent", f"no complete frame came from you for {silent:.0f} s")
-            elif min(silent, now.monotonic - connection.pinged) >= self._limits.ping_seconds:
-                connection.pinged = now.monotonic
+                self._send_bye(number, "Silent", f"no complete frame came from you for {silent:.0f} s")
+            elif min(silent, now.monotonic - connection.pinged_at) >= self._limits.ping_seconds:
+                connection.pinged_at = now.monotonic
                 self._send(number, encode_server(Heartbeat()))
 
     def _tick(self, now: ClockTime) -> None:
@@ -415,7 +415,7 @@ class Hub:
                 return
             case WholeRequest():
                 connection.known = None
-                self._stirred.add(number)
+                self._to_flush.add(number)
             case LaterState():
                 self._note_later(connection.identity.signer, message)
             case JoinRequest() | CommandRequest():
@@ -425,7 +425,7 @@ class Hub:
                     answer = self._answer(connection.identity, message, now)
                     entry.remember(answer)
                 connection.held.append((self._version, encode_server(answer)))
-                self._stirred.add(number)
+                self._to_flush.add(number)
 
     def _note_later(self, signer: bytes, known: LaterState) -> None:
         """A client was told of a later state. Nobody can check that, so it is only reported; it is possible after a restart."""
@@ -471,9 +471,9 @@ class Hub:
         connection = self._connections[number]
         if not connection.closing:
             connection.outbox.append(payload)
-            self._stirred.add(number)
+            self._to_flush.add(number)
 
-    def _say_bye(self, number: int, code: str, sentence: str) -> None:
+    def _send_bye(self, number: int, code: str, sentence: str) -> None:
         self._send(number, encode_server(Bye(code, sentence)))
         self._connections[number].closing = True
-        self._stirred.add(number)
+        self._to_flush.add(number)

@@ -67,7 +67,7 @@ class TcpServer(BackendServer):
         self._listener: Listener | None = None
         self._data: DataServer | None = None
         self._wakes: dict[int, anyio.Event] = {}
-        self._stirred = anyio.Event()
+        self._changed = anyio.Event()
         self._unsaved = anyio.Event()
         self._saving = anyio.Lock()
         self._writing: PendingSave | None = None
@@ -149,7 +149,7 @@ class TcpServer(BackendServer):
         try:
             self._hub.submit(command, self._now())
         finally:
-            self._stir()
+            self._notify()
 
     def expel(self, signer: bytes) -> None:
         """Remove a member, and refuse its key until this server is started again.
@@ -165,12 +165,12 @@ class TcpServer(BackendServer):
         self._hub.expel(self._may, self._now())
         if self._data is not None:
             self._data.expel(self._may)
-        self._stir()
+        self._notify()
 
     def tick(self) -> None:
         """Let the coordinator check the clock now; `serve` does so regularly."""
         self._hub.tick(self._now())
-        self._stir()
+        self._notify()
 
     async def serve(self) -> None:
         """Run until the run is finished and all clients were told, or until cancelled."""
@@ -188,9 +188,9 @@ class TcpServer(BackendServer):
             group.start_soon(self._keep_time)
             await self._until(lambda: self._hub.finished)
             with anyio.move_on_after(self._limits.finish_seconds):
-                await self._until(lambda: self._hub.told and not self._hub.connected)
+                await self._until(lambda: self._hub.all_sent and not self._hub.connected)
             self._hub.close_all("Finished", "the run is finished")
-            self._stir()
+            self._notify()
             with anyio.move_on_after(_FAREWELL_SECONDS):
                 await self._until(lambda: not self._hub.connected)
             group.cancel_scope.cancel()
@@ -280,7 +280,7 @@ class TcpServer(BackendServer):
                 self._hub.expel(self._may, self._now())
                 if self._data is not None:
                     self._data.expel(self._may)
-                self._stir()
+                self._notify()
 
     async def _keep_saved(self) -> None:
         """Save every change to disk, then tell the members. Changes during a write go together into the next write."""
@@ -314,20 +314,20 @@ class TcpServer(BackendServer):
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while True:
-            stirred = self._stirred
+            changed = self._changed
             if condition():
                 return
 
-            await stirred.wait()
+            await changed.wait()
 
-    def _stir(self) -> None:
+    def _notify(self) -> None:
         """Something may have changed: save it, and send what needs no saving."""
         self._unsaved.set()
         self._pass_on()
 
     def _pass_on(self) -> None:
         """Wake connections with something to send, and report saved changes to the owner."""
-        for number in self._hub.take_stirred():
+        for number in self._hub.take_to_flush():
             if number in self._wakes:
                 self._wakes[number].set()
 
@@ -351,14 +351,14 @@ class TcpServer(BackendServer):
                 later = LaterKnown(epoch=known.epoch, step=known.step, path=self._store.path, member=signer)
                 self._context.on_later_state(later)
 
-        self._stirred.set()
-        self._stirred = anyio.Event()
+        self._changed.set()
+        self._changed = anyio.Event()
 
     # ------------------------------------------------------------ connections
 
     async def _attend(self, accepted: AcceptedConnection) -> None:
         number = self._hub.connect(NodeIdentity(accepted.public, accepted.public), self._now(), known=accepted.known)
-        self._stir()
+        self._notify()
         try:
             async with anyio.create_task_group() as group:
 
@@ -372,7 +372,7 @@ class TcpServer(BackendServer):
         finally:
             self._wakes.pop(number, None)
             self._hub.disconnect(number, self._now())
-            self._stir()
+            self._notify()
 
     async def _read(self, number: int, frames: FramedStream) -> None:
         while True:
@@ -382,11 +382,11 @@ class TcpServer(BackendServer):
                 return
             except WireError as error:
                 self._hub.refuse(number, str(error))
-                self._stir()
+                self._notify()
                 await anyio.sleep_forever()  # the writer sends a bye and cancels us
 
             pause = self._hub.receive(number, payload, self._now())
-            self._stir()
+            self._notify()
             await anyio.sleep(pause)
 
     async def _write(self, number: int, frames: FramedStream) -> None:
@@ -401,8 +401,8 @@ class TcpServer(BackendServer):
                         return
                 if scope.cancelled_caught:
                     return
-                self._stirred.set()
-                self._stirred = anyio.Event()
+                self._changed.set()
+                self._changed = anyio.Event()
                 continue
 
             if self._hub.is_closing(number):

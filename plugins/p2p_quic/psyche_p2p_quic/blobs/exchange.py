@@ -106,7 +106,7 @@ class BlobExchange:
                 request = BlobRequest.decode(await stream.read_exactly(BLOB_REQUEST_BYTES))
                 await stream.stop_reading()
 
-            asker.heard(BLOB_REQUEST_BYTES)
+            asker.note_received(BLOB_REQUEST_BYTES)
             sent = await self._answer(asker, stream, request)
             answered = True
             return sent
@@ -306,7 +306,7 @@ class BlobExchange:
             await stream.write(request.encode())
             await stream.finish()
             head = BlobHead.decode(await stream.read_exactly(BLOB_HEAD_BYTES))
-            source.heard(BLOB_HEAD_BYTES)
+            source.note_received(BLOB_HEAD_BYTES)
             if not head.found:
                 return Answer.ABSENT
 
@@ -332,7 +332,7 @@ class BlobExchange:
                     body.seek(race.received)
                 body.write(chunk)
                 race.received += len(chunk)
-                source.heard(len(chunk))
+                source.note_received(len(chunk))
 
             return body
 

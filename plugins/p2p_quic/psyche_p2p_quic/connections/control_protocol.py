@@ -47,7 +47,7 @@ class ControlProtocol:
         self._known: set[bytes] = set()
         self._generation = log.generation
         self._silent_beats = 0
-        self._heard = False
+        self._received = False
         self._pings = 0
         self._inventory_credit = float(_INVENTORIES_KEPT)
         self._beats_since_inventory = 0
@@ -67,15 +67,15 @@ class ControlProtocol:
         relayed = entry.via is not None
         return [control_frames.encode(Message(entry.tag, entry.message, relayed))]
 
-    def tell(self, entries: Iterable[LogEntry]) -> list[bytes]:
+    def announce_known(self, entries: Iterable[LogEntry]) -> list[bytes]:
         """Frames that tell the peer the ids of messages it may lack."""
         prefixes = [entry.id[:PREFIX_BYTES] for entry in entries if entry.id not in self._known]
         most = control_frames.MAX_IDS
         return [control_frames.encode(IHave(tuple(prefixes[at : at + most]))) for at in range(0, len(prefixes), most)]
 
-    def heard(self) -> None:
+    def note_received(self) -> None:
         """Note that bytes arrived from the peer."""
-        self._heard = True
+        self._received = True
 
     def receive(self, data: bytes) -> list[bytes]:
         """Handle a frame; returns the frames to answer with. Raises WireError when the peer broke the protocol."""
@@ -99,8 +99,8 @@ class ControlProtocol:
 
     def beat(self) -> list[bytes]:
         """Frames of the next heartbeat. Raises PeerSilent when the peer sent nothing for too many of them."""
-        self._silent_beats = 0 if self._heard else self._silent_beats + 1
-        self._heard = False
+        self._silent_beats = 0 if self._received else self._silent_beats + 1
+        self._received = False
         if self._silent_beats >= self._settings.silent_beats:
             message = f"nothing was received for {self._silent_beats} heartbeats"
             raise PeerSilent(message)

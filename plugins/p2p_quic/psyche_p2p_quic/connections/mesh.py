@@ -114,7 +114,7 @@ class Mesh:
         self.reputation.keep_only(frozenset(wanted))
         for peer in self._offences.keys() - wanted.keys():
             del self._offences[peer]
-        self._tell()
+        self._notify()
 
     def start_over(self, hello: Hello) -> None:
         """Our endpoint is bound elsewhere, and all links end: go on like a restarted member, whom others let in at once."""
@@ -127,7 +127,7 @@ class Mesh:
         most = self._settings.handshakes
         while (arrival := await self._endpoint.arrival()) is not None:
             if self._handshakes >= most:
-                self._tasks.start_soon(self._turn_away, arrival)
+                self._tasks.start_soon(self._reject, arrival)
                 continue
 
             self._handshakes += 1
@@ -229,7 +229,7 @@ class Mesh:
 
     # ----------------------------------------------------------------------------------------------------- inwards
 
-    async def _turn_away(self, arrival: Arrival) -> None:
+    async def _reject(self, arrival: Arrival) -> None:
         with anyio.move_on_after(self._settings.handshake_seconds):
             try:
                 await arrival.refuse()
@@ -315,7 +315,7 @@ class Mesh:
             old.close(session.SUPERSEDED, "there is a newer connection")
 
         self.sessions[made.peer] = made
-        self._tell()
+        self._notify()
         self._tasks.start_soon(self._run, made)
         return True
 
@@ -328,9 +328,9 @@ class Mesh:
             self._dials.ended(made.peer, now=_now())
             if self.sessions.get(made.peer) is made:
                 del self.sessions[made.peer]
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self.changed.set()
         self.changed = anyio.Event()
 

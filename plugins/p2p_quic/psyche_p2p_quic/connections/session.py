@@ -168,12 +168,12 @@ class Session:
             if not received:
                 return
 
-            self.heard(len(received))
+            self.note_received(len(received))
             self._decoder.feed(received)
 
-    def heard(self, received: int) -> None:
+    def note_received(self, received: int) -> None:
         """Note bytes received from the peer, on any stream."""
-        self.conversation.heard()
+        self.conversation.note_received()
         self.received += received
         self._owner.count(received=received)
 

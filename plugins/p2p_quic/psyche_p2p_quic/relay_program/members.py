@@ -96,7 +96,7 @@ class Membership:
             for place, source in enumerate(self._sources):
                 tasks.create_task(self._follow_one(place, source))
 
-    def _heard(self, place: int) -> None:
+    def _note_answer(self, place: int) -> None:
         self._tried.add(place)
         if len(self._tried) == len(self._sources):
             self._answered.set()
@@ -113,7 +113,7 @@ class Membership:
                         self._members[place] = members
                         _log.info("%s has %d members", source.name, len(members))
                         self._on_change(frozenset().union(*self._members.values()))
-                        self._heard(place)
+                        self._note_answer(place)
             except PsycheError as error:
                 if isinstance(error, UserError) and place not in self._members:
                     raise
@@ -122,5 +122,5 @@ class Membership:
                     trouble = sentence
                     kept = "its members known last stay members" if place in self._members else "it has no members until then"
                     _log.warning("cannot follow %s: %s; %s", source.name, sentence, kept)
-                self._heard(place)
+                self._note_answer(place)
             await asyncio.sleep(_RETRY_SECONDS)

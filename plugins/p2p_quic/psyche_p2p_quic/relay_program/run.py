@@ -149,7 +149,7 @@ async def _run(options: RelayOptions) -> int:
             await asyncio.wait([ended, failed, answered], return_when=asyncio.FIRST_COMPLETED)
             answered.cancel()
         if not (ended.done() or failed.done()):
-            _say_ready(() if membership is None else membership.silent)
+            _print_ready(() if membership is None else membership.silent)
         await asyncio.wait([ended, failed], return_when=asyncio.FIRST_COMPLETED)
         if not ended.done():
             ended.cancel()
@@ -230,7 +230,7 @@ def _announce(service: RelayService, options: RelayOptions) -> None:
             click.echo(line)
 
 
-def _say_ready(silent: Sequence[str]) -> None:
+def _print_ready(silent: Sequence[str]) -> None:
     """The last line. silent: runs whose coordinators have not said who the members are."""
     lines = [
         f"note: the coordinator of {name} does not answer yet, so its members are not served; the relay goes on asking"

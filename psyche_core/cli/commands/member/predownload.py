@@ -111,7 +111,7 @@ def predownload(
         checkpoint,
         base=base or (Path.cwd() if state is None else state.parent),
         cache=cache_dir or default_folder(),
-        tell=lambda sentence: click.echo(printable(sentence), err=True),
+        report=lambda sentence: click.echo(printable(sentence), err=True),
     )
     manifest = read_manifest(folder)
     if manifest is None and not any(folder.iterdir()):

@@ -100,7 +100,9 @@ def generate(
     for number, text in enumerate(texts):
         if not as_json:
             click.echo(("\n" if number else "") + click.style(printable_lines(text), bold=True), nl=False)
-        written = write(opened, text, sampling=sampling, max_new_tokens=max_new_tokens, chat=chat, tell=None if as_json else show)
+        written = write(
+            opened, text, sampling=sampling, max_new_tokens=max_new_tokens, chat=chat, on_text=None if as_json else show
+        )
         click.echo(json.dumps(dataclasses.asdict(written), ensure_ascii=False) if as_json else "")
 
 

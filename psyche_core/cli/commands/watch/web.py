@@ -37,7 +37,7 @@ def web(**given: Any) -> int:
 
 
 async def _serve(settings: WebSettings) -> None:
-    from psyche_core.cli.pages import say_where
+    from psyche_core.cli.pages import print_address
     from psyche_core.errors import UserError
     from psyche_core.hookspecs import BackendContext
     from psyche_core.plugins import PluginRegistry
@@ -84,5 +84,5 @@ async def _serve(settings: WebSettings) -> None:
             tasks.start_soon(follow_coordinator, backend, feeds.add(settings.run_id))
         if settings.events is not None:
             tasks.start_soon(watch_folder, settings.events, feeds)
-        say_where(url)
+        print_address(url)
         await anyio.sleep_forever()

@@ -68,7 +68,7 @@ def find(
         generation=generation,
         ends=ends,
         stored_step=stored_step,
-        tell=told.append,
+        report=told.append,
     )
     return origin, told
 
@@ -253,7 +253,7 @@ def test_only_signed_ends_that_lie_whole_in_our_folder_are_held(tmp_path: Path) 
     told: list[str] = []
     assert held(own, "a run", ends) == ((3, ends[3]), (6, ends[6]), (9, ends[9]))
     damage(own / "a_run-step6")
-    assert held(own, "a run", ends, tell=told.append) == ((3, ends[3]), (9, ends[9]))
+    assert held(own, "a run", ends, report=told.append) == ((3, ends[3]), (9, ends[9]))
     assert "our own checkpoint is not offered: tensor w" in told[0]
     assert held(own, "a run", {}) == held(tmp_path / "absent", "a run", ends) == ()
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psyche_core.errors import ConfigError, ModelError, WireError
-from psyche_core.training.checkpoints.journal import LEAST_LIMIT, Journal, default_limit
+from psyche_core.training.checkpoints.journal.journal import LEAST_LIMIT, Journal, default_limit
 from psyche_core.training.checkpoints.journal_records import (
     FRAME,
     AppliedRound,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psyche_core.training.checkpoints.journal_lock import journal_path
+from psyche_core.training.checkpoints.journal.lock import journal_path
 from psyche_core.training.checkpoints.journal_records import FRAME, START, AppliedRound, Header, StoredResult, encode_record
 from tests.unit.training.journal_cases import DIGEST, INSTANCE, applied, is_beginning, open_journal, play, read
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from psyche_core.errors import ConfigError, ModelError
-from psyche_core.training.checkpoints.journal_lock import journal_path
+from psyche_core.training.checkpoints.journal.lock import journal_path
 from psyche_core.training.checkpoints.journal_records import AppliedRound
 from tests.unit.training.journal_cases import DIGEST, add_results, add_round, open_journal, payload_of, play, read, result
 
@@ -23,7 +23,7 @@ from tests.unit.training.journal_cases import DIGEST, add_results, add_round, op
 WRITER = """
 import itertools, sys
 from pathlib import Path
-from psyche_core.training.checkpoints.journal import Journal
+from psyche_core.training.checkpoints.journal.journal import Journal
 from tests.unit.training.journal_cases import DIGEST, INSTANCE, add_results, add_round
 journal = Journal.open(Path(sys.argv[1]), "a run", instance=INSTANCE, limit_bytes=2**30)
 journal.read()

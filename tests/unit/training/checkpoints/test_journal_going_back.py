@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from psyche_core.errors import ModelError
-from psyche_core.training.checkpoints.journal import Journal
-from psyche_core.training.checkpoints.journal_lock import earlier_path
+from psyche_core.training.checkpoints.journal.journal import Journal
+from psyche_core.training.checkpoints.journal.lock import earlier_path
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header, StoredResult
 from tests.unit.training.journal_cases import DIGEST, add_results, applied, open_journal, payload_of, play, result
 

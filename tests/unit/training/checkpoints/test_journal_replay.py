@@ -22,9 +22,10 @@ from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.training.checkpoints.checkpoint import save_checkpoint
-from psyche_core.training.checkpoints.journal import Journal, Recovered
+from psyche_core.training.checkpoints.journal.contents import Recovered
+from psyche_core.training.checkpoints.journal.journal import Journal
+from psyche_core.training.checkpoints.journal.replay import replay
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
-from psyche_core.training.checkpoints.journal_replay import replay
 from psyche_core.training.checkpoints.manifest import CheckpointFacts
 from psyche_core.training.checkpoints.public_state import load_public_state
 from psyche_core.training.trainer import Trainer

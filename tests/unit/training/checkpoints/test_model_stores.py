@@ -439,7 +439,7 @@ async def test_a_hub_that_cannot_be_reached_is_stood_in_for_by_its_cache(hub: Hu
     hub.shutdown()
     hub.server_close()
     told: list[str] = []
-    assert sources.find(location, base=tmp_path, cache=tmp_path / "cache", tell=told.append) == first
+    assert sources.find(location, base=tmp_path, cache=tmp_path / "cache", report=told.append) == first
     with pytest.raises(ModelError, match=r"psyche predownload|no repository"):
         sources.find(Choice("Hub", {"repo_id": "owner/other"}), base=tmp_path, cache=tmp_path / "cache")
 
@@ -459,7 +459,7 @@ def test_a_path_without_a_folder_asks_nobody_and_says_where_it_looked(tmp_path: 
     (tmp_path / "base").write_text("no folder")
     told: list[str] = []
     with pytest.raises(ModelError, match="is a path, which starts at") as refused:
-        sources.find(Choice("Hub", {"repo_id": path}), base=tmp_path / "base", cache=tmp_path, tell=told.append)
+        sources.find(Choice("Hub", {"repo_id": path}), base=tmp_path / "base", cache=tmp_path, report=told.append)
     assert f"there is no folder {tmp_path / 'base' / path}: " in str(refused.value)
     assert told == []
 

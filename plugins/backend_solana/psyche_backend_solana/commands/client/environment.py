@@ -20,7 +20,7 @@ import anyio
 from filelock import FileLock, Timeout
 
 from psyche_backend_solana.commands.client.plan import PipEnvironment
-from psyche_backend_solana.commands.client.process import Launch, Ready, run_tool, say
+from psyche_backend_solana.commands.client.process import Launch, Ready, print_line, run_tool
 from psyche_backend_solana.settings import RAW_WALLET
 from psyche_core.errors import UserError
 
@@ -55,7 +55,7 @@ async def prepare_environment(
     folder = cache_folder(environment) / "clients" / f"{plan.version}-{sys.implementation.cache_tag}"
     async with _locked(folder.with_name(folder.name + ".lock")):
         if not _is_whole(folder, plan):
-            say(f"installing {plan} in {folder}")
+            print_line(f"installing {plan} in {folder}")
             await _make(folder, plan, for_pip(clean, given))
     launch = Launch((str(_program(folder, "psyche")), *arguments), clean)
     return lambda: launch
@@ -124,7 +124,7 @@ async def _locked(path: Path) -> AsyncIterator[None]:
     told = False
     while not _try_lock(lock):
         if not told:
-            say(f"another run-manager is preparing {path.stem}; waiting for it")
+            print_line(f"another run-manager is preparing {path.stem}; waiting for it")
             told = True
         await anyio.sleep(LOCK_POLL_SECONDS)
     try:

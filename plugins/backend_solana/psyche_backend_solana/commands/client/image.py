@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from psyche_backend_solana.commands.client.plan import Image
-from psyche_backend_solana.commands.client.process import Launch, Ready, run_tool, say, succeeds
+from psyche_backend_solana.commands.client.process import Launch, Ready, print_line, run_tool, succeeds
 from psyche_backend_solana.settings import RAW_WALLET
 from psyche_core.errors import UserError
 
@@ -85,13 +85,13 @@ async def prepare_image(
             )
             raise UserError(message)
     else:
-        say(f"pulling {image.reference}")
+        print_line(f"pulling {image.reference}")
         code = await run_tool((program, "pull", image.reference), environment, timeout=PULL_SECONDS)
         if code != 0 and not await _is_here(program, image, environment):
             message = f"{program} could not pull the image {image.reference} (exit code {code}); see its output above"
             raise UserError(message)
         if code != 0:
-            say(f"{image.reference} could not be pulled; the one that is on this machine is used")
+            print_line(f"{image.reference} could not be pulled; the one that is on this machine is used")
 
     inside, mounts = dict(environment), []
     names = {*given, *(name for name in environment if name.startswith("PSYCHE_") or name == RAW_WALLET)}

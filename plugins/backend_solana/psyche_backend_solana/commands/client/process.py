@@ -39,7 +39,7 @@ Ready = Callable[[], Launch]
 """Makes a launch; each start of a client needs a new one."""
 
 
-def say(sentence: str) -> None:
+def print_line(sentence: str) -> None:
     """Print a sentence for the user on stderr."""
     click.echo(printable_lines(sentence), err=True)
 
@@ -50,7 +50,7 @@ class Client:
     def __init__(self, process: anyio.abc.Process, launch: Launch) -> None:
         self._process = process
         self._launch = launch
-        self.told: bool = False
+        self.signalled: bool = False
         """Whether it was asked to leave."""
 
     @classmethod
@@ -65,16 +65,16 @@ class Client:
             await _run_quietly(self._launch)
         return code
 
-    def tell(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send it a signal, unless it has ended."""
-        self.told = True
+        self.signalled = True
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
     def ask(self) -> None:
         """Ask it to leave cleanly, unless it was asked before, because a second signal would kill it."""
-        if not self.told:
-            self.tell(signal.SIGINT)
+        if not self.signalled:
+            self.send_signal(signal.SIGINT)
 
     async def leave(self, *, grace: float, firm: float) -> None:
         """Ask it to leave cleanly, and ensure that it ends. grace: seconds it has. firm: seconds after each stronger signal."""
@@ -82,13 +82,13 @@ class Client:
         if await self._ended(grace):
             return
 
-        say(f"the client has not left within {grace:g} s; ending it")
+        print_line(f"the client has not left within {grace:g} s; ending it")
         if self._launch.end:
             await _run_quietly(self._launch)
         else:
-            self.tell(signal.SIGTERM)
+            self.send_signal(signal.SIGTERM)
         if not await self._ended(firm):
-            self.tell(signal.SIGKILL)
+            self.send_signal(signal.SIGKILL)
             await self._process.wait()
 
     async def _ended(self, seconds: float) -> bool:

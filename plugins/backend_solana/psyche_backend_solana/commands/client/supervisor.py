@@ -18,7 +18,7 @@ import anyio
 import anyio.abc
 
 from psyche_backend_solana.commands.client.plan import Plan
-from psyche_backend_solana.commands.client.process import Client, Launch, Ready, say
+from psyche_backend_solana.commands.client.process import Client, Launch, Ready, print_line
 from psyche_backend_solana.rpc.failures import RpcError
 from psyche_core.errors import PsycheError
 
@@ -127,7 +127,7 @@ class _Care:
             if not restarts.again(code, ran=anyio.current_time() - began):
                 return code
 
-            say(f"the client ended with {code}; starting it again in {self._times.restart:g} s")
+            print_line(f"the client ended with {code}; starting it again in {self._times.restart:g} s")
             self._changed = anyio.Event()
             with anyio.move_on_after(self._times.restart):
                 await self._changed.wait()
@@ -166,10 +166,10 @@ class _Care:
                 if client is None:
                     tasks.cancel_scope.cancel()
                 elif again:
-                    client.tell(signal.SIGINT)
+                    client.send_signal(signal.SIGINT)
                 else:
                     client.ask()
-                    say("stopping: the client leaves the run cleanly; a second signal ends it at once")
+                    print_line("stopping: the client leaves the run cleanly; a second signal ends it at once")
                     tasks.start_soon(self._end_one)
 
     # ------------------------------------------------------------------------------------------------ versions
@@ -182,7 +182,7 @@ class _Care:
                 version = await self._versions.read()
             except (PsycheError, RpcError) as error:
                 if not silent:
-                    say(f"cannot read which version the run asks for, trying again: {error}")
+                    print_line(f"cannot read which version the run asks for, trying again: {error}")
                 silent = True
                 continue
             silent = False
@@ -203,15 +203,17 @@ class _Care:
             return pause
 
         if plan != self._plan:
-            say(f"the run asks for client version {version!r:.120} now, no longer for {self._version!r:.120}: preparing {plan}")
+            print_line(
+                f"the run asks for client version {version!r:.120} now, no longer for {self._version!r:.120}: preparing {plan}"
+            )
             try:
                 ready = await self._versions.prepare(plan)
             except PsycheError as error:
                 longer = min(2 * pause, max(LONGEST_POLL_SECONDS, self._times.poll))
-                say(f"it could not be prepared; the client continues unchanged; trying again in {longer:g} s: {error}")
+                print_line(f"it could not be prepared; the client continues unchanged; trying again in {longer:g} s: {error}")
                 return longer
 
-            say(f"{plan} is ready: it replaces the running client")
+            print_line(f"{plan} is ready: it replaces the running client")
             self._plan, self._ready, self._version = plan, ready, version
             await self._end_one()
         self._version = version

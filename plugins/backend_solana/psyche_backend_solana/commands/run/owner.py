@@ -200,7 +200,7 @@ async def update_config(
         raise UserError(message)
 
     for instruction in coordinator.staged_update(owner.found.run, wanted, authority=context.payer):
-        sent = await context.send(owner.say(context, instruction))
+        sent = await context.send(owner.as_owner(context, instruction))
     sentence = f"the run {run_id!r} has new {', '.join(changed)}"
     return Outcome(sentence, {"run_id": run_id, "changed": changed, "signature": sent.signature})
 
@@ -235,7 +235,7 @@ async def set_paused(
     instruction = coordinator.set_paused(
         owner.found.run, authority=context.payer, paused=not resume, from_checkpoint=from_checkpoint
     )
-    sent = await context.send(owner.say(context, instruction))
+    sent = await context.send(owner.as_owner(context, instruction))
     state = (await coordinator_account(context.rpc, owner.found.run)).state
     phase = "Uninitialized" if state is None else state.run_state.name
     doing = "pauses after its current epoch" if state is not None and state.pending_pause else f"is now {phase}"
@@ -273,7 +273,7 @@ async def set_future_epoch_rates(
     instruction = coordinator.set_future_epoch_rates(
         owner.found.run, authority=context.payer, earning_total_shared=shared, slashing_per_client=charged
     )
-    sent = await context.send(owner.say(context, instruction))
+    sent = await context.send(owner.as_owner(context, instruction))
     facts = {"run_id": run_id, "earning_total_shared": shared, "slashing_per_client": charged, "signature": sent.signature}
     what = "points" if owner.treasury is None else "tokens"
     said = [f"{earning} {what} shared by the workers"] if earning is not None else []

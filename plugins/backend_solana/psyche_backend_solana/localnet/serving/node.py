@@ -72,7 +72,7 @@ class Node:
         self._fan_out()
         return b"" if reply is _NO_ANSWER else _dump(reply).encode()
 
-    def hear(self, connection: int, text: str | bytes, faults: FaultSwitch) -> None:
+    def receive(self, connection: int, text: str | bytes, faults: FaultSwitch) -> None:
         """Handle a websocket message; `take_outgoing` returns its answers and notifications."""
         first: list[Notification] = []
 
@@ -118,7 +118,7 @@ class Node:
         return outgoing
 
     def _fan_out(self) -> None:
-        self._queue(self._subscriptions.hear(self.ledger.take_events()))
+        self._queue(self._subscriptions.notifications_of(self.ledger.take_events()))
 
     def _queue(self, notifications: list[Notification]) -> None:
         self._outgoing.extend((one.connection, _dump(one.message)) for one in notifications)

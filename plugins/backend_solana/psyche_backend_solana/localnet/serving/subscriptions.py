@@ -101,17 +101,17 @@ class Subscriptions:
             return []
 
         record = self._ledger.history.record(call.params(most=2).signature(0))
-        return [] if record is None else list(self._tell(subscription, Landed(record, ())))
+        return [] if record is None else list(self._notifications_of(subscription, Landed(record, ())))
 
     def leave(self, connection: int) -> None:
         """Remove the subscriptions of a connection that has ended."""
         self._all = {number: one for number, one in self._all.items() if one.connection != connection}
 
-    def hear(self, events: list[Event]) -> list[Notification]:
+    def notifications_of(self, events: list[Event]) -> list[Notification]:
         """The notifications for new events, in order."""
-        return [note for event in events for one in list(self._all.values()) for note in self._tell(one, event)]
+        return [note for event in events for one in list(self._all.values()) for note in self._notifications_of(one, event)]
 
-    def _tell(self, subscription: Subscription, event: Event) -> Iterator[Notification]:
+    def _notifications_of(self, subscription: Subscription, event: Event) -> Iterator[Notification]:
         for result in subscription.react(event):
             params = {"result": result, "subscription": subscription.number}
             message = {"jsonrpc": "2.0", "method": f"{subscription.kind}Notification", "params": params}

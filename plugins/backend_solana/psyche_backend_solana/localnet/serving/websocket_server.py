@@ -158,7 +158,7 @@ class WebsocketServer:
         try:
             with contextlib.suppress(ConnectionClosed):
                 async for message in connection:
-                    await self._engine.call(self._engine.node.hear, number, message, self._faults)
+                    await self._engine.call(self._engine.node.receive, number, message, self._faults)
         finally:
             self._connections.discard(connection)
             self._outboxes.close(number)

@@ -17,14 +17,11 @@ _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _CONTINUATION, _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0, 1, 2, 8, 9, 10
 _FIN, _MASKED = 0x80, 0x80
 _MAX_CONTROL = 125
-MAX_HEADER_BYTES = 14
-"""Longest header of a frame from a client."""
 
 
 class CloseCode(enum.IntEnum):
     """Why a connection is closed, as RFC 6455 numbers it."""
 
-    NORMAL = 1000
     GOING_AWAY = 1001
     PROTOCOL_ERROR = 1002
     POLICY = 1008
@@ -112,11 +109,6 @@ class FrameReader:
         self._fragments: list[bytes] | None = None
         self._text = False
         self.pongs: list[bytes] = []
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes kept of what is incomplete."""
-        return len(self._rest or b"") + sum(map(len, self._fragments or ()))
 
     def feed(self, data: memoryview) -> list[bytes]:
         """The binary messages that `data` completes. Raises WebSocketError, and Closed; nothing may be fed after either.

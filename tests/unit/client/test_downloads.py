@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 
-from psyche_core.client.runtime.download_limiter import Limiter
+from psyche_core.client.runtime.downloads import Limiter
 
 
 async def test_no_more_than_so_many_are_at_it_at_once_and_all_get_their_turn() -> None:

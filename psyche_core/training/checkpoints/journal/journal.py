@@ -17,7 +17,7 @@ each checkpoint.
   ends.
 
 Not thread-safe: call it from one worker thread. The caller decides what is applied, when a checkpoint is saved, and which masters
-are right. `journal_records` defines the format; `journal_replay` applies the rounds again.
+are right. `journal_records` defines the format; `replay` applies the rounds again.
 """
 
 from __future__ import annotations
@@ -25,35 +25,31 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self
 
 from filelock import BaseFileLock
 
 from psyche_core.errors import ModelError, WireError
-from psyche_core.storage.disk_errors import disk_error_in
 from psyche_core.storage.folders import flush
-from psyche_core.training.checkpoints.abandoned_journals import (
+from psyche_core.training.checkpoints.checkpoint import abandoned_name
+from psyche_core.training.checkpoints.journal.contents import EarlierJournal, Recovered
+from psyche_core.training.checkpoints.journal.file import JournalFile, OtherVersion, header_in
+from psyche_core.training.checkpoints.journal.lock import earlier_path, journal_path, lock_journal
+from psyche_core.training.checkpoints.journal.replacement import copy_records, newest_results, replacement
+from psyche_core.training.checkpoints.journal.set_aside import (
     Reach,
-    keep_of_another_run,
+    keep_damaged_end,
     set_journal_aside,
     take_journal_back,
 )
-from psyche_core.training.checkpoints.checkpoint import abandoned_name, damaged_name
-from psyche_core.training.checkpoints.journal_file import JournalFile, OtherVersion, header_in, named
-from psyche_core.training.checkpoints.journal_lock import earlier_path, journal_path, lock_journal, replacement_path
 from psyche_core.training.checkpoints.journal_records import MAX_RECORD_BYTES, AppliedRound, Header, StoredResult
 
 LEAST_LIMIT: Final = 64 * 2**20
 """Smallest limit of a journal in bytes: thousands of rounds of a small model."""
-
-_COPY_BYTES: Final = 8 * 2**20
-"""Number of bytes in memory from which a copy is synced; one payload more may be in memory."""
 
 
 def default_limit(model_bytes: int) -> int:
@@ -66,64 +62,17 @@ def default_limit(model_bytes: int) -> int:
     return max(LEAST_LIMIT, 2 * model_bytes)
 
 
-_REWOUND = 2
-"""Number of results per slot and step that `rewind` keeps: those of the two newest histories."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
-    """Content of a journal.
-
-    rounds: of steps base_step + 1, base_step + 2, … without a gap. pending: results of later steps. payload: returns the payload
-    with a SHA-256, or raises ModelError. It reads the journal's file, so it works only while the journal is open and before the
-    next `begin`.
-    """
-
-    header: Header
-    rounds: tuple[AppliedRound, ...]
-    pending: tuple[StoredResult, ...]
-    payload: Callable[[bytes], bytes]
-
-    @property
-    def last_step(self) -> int:
-        """The last step that can be replayed, or the step of the base if there are no rounds."""
-        return self.header.base_step + len(self.rounds)
-
-
-class EarlierJournal:
-    """The journal before the present one, open for reading only. Closes itself at the end of a `with` block."""
-
-    def __init__(self, file: JournalFile) -> None:
-        self._file = file
-        self.recovered: Recovered = Recovered(
-            header=file.header, rounds=tuple(file.rounds), pending=tuple(file.pending), payload=self._payload
-        )
-
-    def __enter__(self) -> Self:
-        """Return the journal itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def _payload(self, payload_hash: bytes) -> bytes:
-        try:
-            return self._file.payload(payload_hash)
-        except (KeyError, OSError, WireError) as error:
-            message = f"the journal before the last checkpoint does not contain payload {payload_hash.hex()[:16]}…"
-            raise ModelError(message) from error
-
-
 class Journal:
     """A run's journal, see the module. Made by `open`. As a context manager, it closes itself at the end of the block."""
 
-    def __init__(self, path: Path, lock: BaseFileLock, *, instance: bytes, limit_bytes: int, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, path: Path, lock: BaseFileLock, *, instance: bytes, limit_bytes: int, report: Callable[[str], None]
+    ) -> None:
         self._path = path
         self._lock = lock
         self._instance = instance
         self._limit = limit_bytes
-        self._tell = tell
+        self._report = report
         self._file: JournalFile | None = None
         self._refused = False  # the last sync failed
         self._gap = False  # data that was not synced has been discarded
@@ -136,16 +85,16 @@ class Journal:
         *,
         instance: bytes,
         limit_bytes: int,
-        tell: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] = lambda _: None,
         lock: BaseFileLock | None = None,
     ) -> Self:
         """Open the journal of a run for this process. Call `read` or `begin` next.
 
-        instance: of the run (32 bytes). limit_bytes: see `full`. tell: called with a sentence if data on the disk is damaged or
+        instance: of the run (32 bytes). limit_bytes: see `full`. report: called with a sentence if data on the disk is damaged or
         belongs to another run. lock: the result of `lock_journal`, None to call it now. Raises the same errors as `lock_journal`.
         """
         taken = lock_journal(folder, run_id) if lock is None else lock
-        return cls(journal_path(folder, run_id), taken, instance=instance, limit_bytes=limit_bytes, tell=tell)
+        return cls(journal_path(folder, run_id), taken, instance=instance, limit_bytes=limit_bytes, report=report)
 
     def __enter__(self) -> Self:
         """Return the journal itself."""
@@ -211,9 +160,9 @@ class Journal:
         if kept:
             with contextlib.suppress(ModelError):
                 self.sync()  # what is still in memory is needed to go back to it
-        with self._replacement(header, keep=kept) as new:
+        with self._replacement(header, keep_old=kept) as new:
             if old is not None and kept:
-                _copy(old, (each for each in old.pending if each.step > base_step), new)
+                copy_records(old, (each for each in old.pending if each.step > base_step), new)
 
     def add_result(self, result: StoredResult, payload: bytes) -> bool:
         """Add a verified result. Returns False if it is already in the journal. payload: must match `result.payload_hash`.
@@ -284,9 +233,9 @@ class Journal:
 
         self.sync()
         header = file.header if generation is None else replace(file.header, generation=generation)
-        later = _newest(file.records(), after=step) if header.generation == file.header.generation else set()
+        later = newest_results(file.records(), after=step) if header.generation == file.header.generation else set()
         with self._replacement(header) as new:
-            _copy(file, (each for each in file.records() if each.step <= step or each in later), new)
+            copy_records(file, (each for each in file.records() if each.step <= step or each in later), new)
 
     # ------------------------------------------------------------------------------------------------------------ reading
 
@@ -321,7 +270,7 @@ class Journal:
         except OSError as error:
             raise ModelError(self._unreadable(error)) from error
 
-        self._tell(
+        self._report(
             f"the coordinator went back to before our last checkpoint, so the journal that begins with step {header.base_step} "
             f"is used; the newer one is no longer part of the run's history, and was renamed to {target.name}"
         )
@@ -346,7 +295,7 @@ class Journal:
         ModelError.
         """
         self._adopt(None)
-        take_journal_back(self._path, instance=self._instance, reach=reach, certain=certain, tell=self._tell)
+        take_journal_back(self._path, instance=self._instance, reach=reach, certain=certain, report=self._report)
         header = header_in(self._path)
         if header is None or header.instance != self._instance:
             return
@@ -357,7 +306,7 @@ class Journal:
             return last if fits else None
 
         earlier = earlier_path(self._path)
-        take_journal_back(earlier, instance=self._instance, reach=leads_to_base, certain=lambda _: False, tell=self._tell)
+        take_journal_back(earlier, instance=self._instance, reach=leads_to_base, certain=lambda _: False, report=self._report)
 
     def set_aside(self, reason: str) -> None:
         """Rename the journal, because it is of no use now, and tell people why. Raises ModelError."""
@@ -371,7 +320,7 @@ class Journal:
     def read(self, *, generation: int | None = None) -> Recovered | None:
         """Read the journal from the disk. Returns None if there is no usable one. After this, new data can be added.
 
-        An incomplete or damaged end is reported through `tell` and removed; more than one record of it is kept in a copy. A
+        An incomplete or damaged end is reported through `report` and removed; more than one record of it is kept in a copy. A
         journal of another run or version, or of another generation if one is given, is reported and renamed, and so is one whose
         beginning is damaged. Raises ModelError if the disk cannot be read.
         """
@@ -440,36 +389,10 @@ class Journal:
             self._usable()
 
     @contextmanager
-    def _replacement(self, header: Header, *, keep: bool = False) -> Iterator[JournalFile]:
-        """A new file to write. It replaces the journal's file when the block ends. Raises ModelError.
-
-        keep: whether the old one becomes the earlier one.
-        """
-        path, earlier = replacement_path(self._path), earlier_path(self._path)
-        try:
-            new = JournalFile.create(path, header)
-            try:
-                yield new
-                new.sync()
-                if keep:
-                    keep_of_another_run(earlier, instance=self._instance)
-                    os.replace(self._path, earlier)  # noqa: PTH105 - it replaces on every system
-                try:
-                    os.replace(path, self._path)  # noqa: PTH105
-                except OSError:
-                    if keep:
-                        os.replace(earlier, self._path)  # noqa: PTH105
-                    raise
-            except BaseException:
-                new.close()
-                with contextlib.suppress(OSError):
-                    path.unlink()
-                raise
-        except (OSError, WireError) as error:
-            message = (
-                f"the journal {self._path} could not be restarted with step {header.base_step}: {disk_error_in(error) or error}"
-            )
-            raise ModelError(message) from error
+    def _replacement(self, header: Header, *, keep_old: bool = False) -> Iterator[JournalFile]:
+        """A new file to write, used from the end of the block on, see `replacement`. Raises ModelError."""
+        with replacement(self._path, header, keep_old=keep_old) as new:
+            yield new
 
         self._adopt(new)
         try:
@@ -484,61 +407,23 @@ class Journal:
 
     def _set_aside(self, reason: str, *, damaged: bool = False) -> None:
         try:
-            set_journal_aside(self._path, reason, tell=self._tell, damaged=damaged)
+            set_journal_aside(self._path, reason, report=self._report, damaged=damaged)
         except OSError as error:
             raise ModelError(self._unreadable(error)) from error
 
     def _cut(self, file: JournalFile) -> None:
-        """Remove the damaged end of a file and say what is lost; more than one record of it is kept in a copy."""
-        if file.lost <= file.largest:
-            said = f"the last {file.lost} bytes of the journal {self._path} were not completely written; they were removed"
-        else:
-            first, last = file.last_step + 1, file.lost_step
-            lost = "what was added after it"
-            if last is not None and last >= first:
-                lost = f"the rounds of steps {first} to {last}, {last + 1 - first} in all,"
-            copy = damaged_name(self._path)
-            try:
-                shutil.copyfile(self._path, copy)
-                kept = f"a copy of the whole file was kept as {copy.name}"
-            except OSError as error:
-                with contextlib.suppress(OSError):
-                    copy.unlink()
-                kept = f"no copy of it could be kept: {disk_error_in(error) or error}"
-            said = (
-                f"the journal {self._path} is damaged after step {file.last_step}: {lost} cannot be restored from it, "
-                f"only from other members; {kept}"
-            )
+        """Remove the damaged end of a file and tell people what is lost."""
+        lost = keep_damaged_end(file, self._path)
         try:
             file.cut()
         except OSError as error:
             file.close()
             raise ModelError(self._unreadable(error)) from error
 
-        self._tell(f"{said}, and the journal now ends with step {file.last_step}")
+        self._report(f"{lost}, and the journal now ends with step {file.last_step}")
 
     def _unreadable(self, error: Exception) -> str:
         return f"the journal {self._path} cannot be read: {_reason(error)}"
-
-
-def _newest(records: Iterable[StoredResult | AppliedRound], *, after: int) -> set[StoredResult | AppliedRound]:
-    """Return the newest results of each slot and step after `after`: a bounded number, however often the run goes back."""
-    found: dict[tuple[int, int], deque[StoredResult]] = {}
-    for each in records:
-        if isinstance(each, StoredResult) and each.step > after:
-            found.setdefault((each.step, each.slot), deque(maxlen=_REWOUND)).append(each)
-    return {each for kept in found.values() for each in kept}
-
-
-def _copy(source: JournalFile, records: Iterable[StoredResult | AppliedRound], target: JournalFile) -> None:
-    """Copy records and the payloads they refer to into `target`. Raises OSError, WireError."""
-    for record in records:
-        for each in named(record):
-            if not target.has_payload(each):
-                target.add_payload(source.payload(each), each)
-        target.add(record)
-        if target.waiting > _COPY_BYTES:
-            target.sync()
 
 
 def _reason(error: Exception) -> str:

@@ -7,13 +7,16 @@ is the caller's decision; `journal` uses the file.
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from psyche_core.errors import ModelError, WireError
+from psyche_core.storage.disk_errors import disk_error_in
 from psyche_core.storage.folders import flush
 from psyche_core.training.checkpoints.checkpoint import abandoned_name, abandoned_of, damaged_name
-from psyche_core.training.checkpoints.journal_file import JournalFile, header_in
+from psyche_core.training.checkpoints.journal.file import JournalFile, header_in
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
 
 Reach = Callable[[Header, Sequence[AppliedRound]], int | None]
@@ -22,13 +25,13 @@ before its base. None if nothing of it belongs to that history."""
 
 
 def take_journal_back(
-    path: Path, *, instance: bytes, reach: Reach, certain: Callable[[Header], bool], tell: Callable[[str], None]
+    path: Path, *, instance: bytes, reach: Reach, certain: Callable[[Header], bool], report: Callable[[str], None]
 ) -> bool:
     """Give a journal that was set aside its name back if the present one is of another run, or missing. Returns whether it did.
 
     A present journal of this run is replaced only by one that begins for certain after all that the present one leads to. A
     journal of another run is never taken. path: of the journal, which must not be open. instance: of the run (32 bytes).
-    certain: whether the model with which a journal begins is here and certainly of the run's history. tell: called with a
+    certain: whether the model with which a journal begins is here and certainly of the run's history. report: called with a
     sentence for each renamed file. Raises ModelError.
     """
     found = [(each, header) for each in abandoned_of(path) if (header := _header_of(each, instance)) is not None]
@@ -53,22 +56,22 @@ def take_journal_back(
         if path.exists():
             damaged = header_in(path) is None
             reason = "one that was set aside before leads further" if ours else "it belongs to another run"
-            set_journal_aside(path, "it cannot be read" if damaged else reason, tell=tell, damaged=damaged)
+            set_journal_aside(path, "it cannot be read" if damaged else reason, report=report, damaged=damaged)
         chosen.rename(path)
         flush(path.parent)
     except OSError as error:
         message = f"the journal {chosen} cannot be renamed back to {path.name}: {error.strerror or error}"
         raise ModelError(message) from error
 
-    tell(f"the journal {chosen}, which begins with step {base}, belongs to this run: it was renamed back to {path.name}")
+    report(f"the journal {chosen}, which begins with step {base}, belongs to this run: it was renamed back to {path.name}")
     return True
 
 
-def set_journal_aside(path: Path, reason: str, *, tell: Callable[[str], None], damaged: bool = False) -> None:
+def set_journal_aside(path: Path, reason: str, *, report: Callable[[str], None], damaged: bool = False) -> None:
     """Rename a journal's file that is of no use now, and tell people why. damaged: it can never be used. Raises OSError."""
     target = damaged_name(path) if damaged else abandoned_name(path)
     path.rename(target)
-    tell(f"the journal {path} is not used: {reason}; it was renamed to {target.name}")
+    report(f"the journal {path} is not used: {reason}; it was renamed to {target.name}")
 
 
 def keep_of_another_run(path: Path, *, instance: bytes) -> None:
@@ -91,3 +94,29 @@ def _reach_of(path: Path, reach: Reach) -> int | None:
 
     file.close()
     return reach(file.header, tuple(file.rounds))
+
+
+def keep_damaged_end(file: JournalFile, path: Path) -> str:
+    """Keep a copy of a file with a damaged end, unless that is less than a record. Returns what is lost, without a full stop.
+
+    path: of the file. The caller removes the end.
+    """
+    if file.lost <= file.largest:
+        return f"the last {file.lost} bytes of the journal {path} were not completely written; they were removed"
+
+    first, last = file.last_step + 1, file.lost_step
+    lost = "what was added after it"
+    if last is not None and last >= first:
+        lost = f"the rounds of steps {first} to {last}, {last + 1 - first} in all,"
+    copy = damaged_name(path)
+    try:
+        shutil.copyfile(path, copy)
+        kept = f"a copy of the whole file was kept as {copy.name}"
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            copy.unlink()
+        kept = f"no copy of it could be kept: {disk_error_in(error) or error}"
+    return (
+        f"the journal {path} is damaged after step {file.last_step}: {lost} cannot be restored from it, only from other members; "
+        f"{kept}"
+    )

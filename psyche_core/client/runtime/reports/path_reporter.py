@@ -34,21 +34,21 @@ class PathReporter:
         self._relayed_since: float | None = None
         self._warned = False
 
-    def look(self, paths: Iterable[PeerPath], members: Sequence[bytes], now: float) -> list[Event]:
+    def due(self, paths: Iterable[PeerPath], members: Sequence[bytes], now: float) -> list[Event]:
         """The events that are due. paths: of connected peers. members: of the epoch, ours excluded."""
         known = {path.peer: path for path in paths}
         if not known and not self._kinds:
             return []
 
         kinds = {peer: _kind(known.get(peer)) for peer in members}
-        told = self._about_relays(kinds, now)
+        events = self._about_relays(kinds, now)
         since = now - self._reported_at
         if since >= REPORT_SECONDS or (kinds != self._kinds and since >= CHANGE_SECONDS):
             seconds = since if math.isfinite(since) else math.inf
-            told.append(PeerPaths(tuple(self._line(peer, known.get(peer), seconds) for peer in members)))
+            events.append(PeerPaths(tuple(self._line(peer, known.get(peer), seconds) for peer in members)))
             self._kinds, self._reported_at = kinds, now
             self._counters = {peer: (path.bytes_sent, path.bytes_received) for peer, path in known.items()}
-        return told
+        return events
 
     def _line(self, peer: bytes, path: PeerPath | None, seconds: float) -> PathOfPeer:
         if path is None:

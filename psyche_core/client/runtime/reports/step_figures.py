@@ -22,19 +22,6 @@ _LARGEST_EXPONENT = 709.0
 """e to this power is about the largest float."""
 
 
-@dataclass(slots=True)
-class Counts:
-    """What the runtime counts since its start, named as in `telemetry.events.NetworkTotals`."""
-
-    broadcasts_sent: int = 0
-    messages_received: int = 0
-    messages_refused: int = 0
-    downloads_started: int = 0
-    downloads_finished: int = 0
-    downloads_failed: int = 0
-    download_bytes: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
     """What the trainer knows of a step. loss: nats per token. seconds: of training. vocab_size: of the model."""

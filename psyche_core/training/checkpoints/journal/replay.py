@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from psyche_core.errors import ModelError, PayloadRejected
-from psyche_core.training.checkpoints.journal import Recovered
+from psyche_core.training.checkpoints.journal.contents import Recovered
 
 
 class Replayable(Protocol):

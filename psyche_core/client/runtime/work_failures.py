@@ -1,0 +1,104 @@
+"""Ends a client whose plugin fails in one piece of work after the other: it repeats its mistake, and never takes part again.
+
+A failure now and then is an event that the client machine answers. What other members or the network cause does not count. Also
+remembers which failures people are told of.
+"""
+
+from __future__ import annotations
+
+from psyche_core.client.machine.events import (
+    Applied,
+    Apply,
+    CloseEpoch,
+    Digest,
+    FetchModel,
+    Load,
+    ModelFetched,
+    TakeSnapshot,
+    Train,
+    Trained,
+    Work,
+    WorkDone,
+)
+from psyche_core.errors import PluginFailed
+
+MAX_FAILURES = 5
+"""Failures in a row after which the client stops."""
+
+
+class FailuresInARow:
+    """Counts failures of one kind of work. what: the pieces of work in the message, as in `4 shares`."""
+
+    def __init__(self, what: str, *, limit: int = MAX_FAILURES) -> None:
+        self._what = what
+        self._limit = limit
+        self._count = 0
+
+    def succeeded(self) -> None:
+        """Begin to count anew."""
+        self._count = 0
+
+    def failed(self, sentence: str, cause: Exception) -> None:
+        """Count a failure. sentence: what failed, with the plugin. Raises PluginFailed when it was the last one allowed."""
+        self._count += 1
+        if self._count >= self._limit:
+            message = (
+                f"{sentence}; {self._count} {self._what} in a row have failed, so this client stops: mend the plugin or its "
+                "settings, then start the client again"
+            )
+            raise PluginFailed(message) from cause
+
+
+class WorkFailures:
+    """Failures of our own work.
+
+    Attributes:
+        training_fails: whether our last share was not trained because of something on this machine.
+        apply_failure: why results could not be applied, if our masters are unusable since then; None otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.training_fails: bool = False
+        self.apply_failure: str | None = None
+        self._shares = FailuresInARow("shares")
+        self._steps = FailuresInARow("steps")
+
+    def note_success(self, done: WorkDone) -> None:
+        """Count failures in a row anew; masters from others are usable even if our own results could not be applied."""
+        match done:
+            case Trained():
+                self._shares.succeeded()
+                self.training_fails = False
+            case Applied():
+                self._steps.succeeded()
+                self.apply_failure = None
+            case ModelFetched():
+                self.apply_failure = None
+
+    def note_failure(self, work: Work, sentence: str, error: Exception) -> None:
+        """Raises PluginFailed if work of this kind failed too often in a row."""
+        if isinstance(work, Train):
+            self.training_fails = True
+            self._shares.failed(sentence, error)
+        elif isinstance(work, Apply):
+            self.apply_failure = sentence
+            self._steps.failed(sentence, error)
+
+
+def not_done(work: Work) -> str:
+    """What failed, as the beginning of a sentence."""
+    match work:
+        case Load():
+            return "the model was not loaded"
+        case Train():
+            return f"step {work.step} was not trained"
+        case Apply():
+            return f"the results of step {work.step} were not applied"
+        case Digest():
+            return f"the digest of the model in round {work.height} was not taken"
+        case CloseEpoch():
+            return f"the end of epoch {work.epoch} was not worked off"
+        case TakeSnapshot():
+            return f"the model after step {work.step} cannot be offered to others"
+        case FetchModel():
+            return f"the model after step {work.step} could not be had from others"

@@ -1,0 +1,157 @@
+"""Typed events: what the programs report about a run, for every screen, log, file and tracker.
+
+They hold plain values only, so that every event is one JSON object. `telemetry.sinks` delivers them. Import them from here:
+which of the modules below has one is no part of the contract. A new event is a class in the module of its topic, and a part of
+`Event`.
+"""
+
+from __future__ import annotations
+
+from psyche_core.telemetry.events.membership import (
+    CameBack,
+    Dropped,
+    Joined,
+    MemberExited,
+    MemberWithdrew,
+    RewardPaid,
+    StatementVoided,
+    WaitsForEpoch,
+    WitnessReported,
+    WitnessSent,
+)
+from psyche_core.telemetry.events.network import (
+    NetworkTotals,
+    PathOfPeer,
+    PeerPaths,
+)
+from psyche_core.telemetry.events.program import (
+    Ended,
+    Leaving,
+    Mended,
+    Problem,
+    RelayStarted,
+    Started,
+    Stopping,
+    TokenFiles,
+)
+from psyche_core.telemetry.events.replicas import (
+    CheckpointSaved,
+    CheckpointStored,
+    EpochDigest,
+    EpochSigned,
+    ModelContested,
+    ModelLoaded,
+    ModelLoading,
+    ModelLost,
+    ModelSync,
+    ReplicasDiffer,
+    Resumed,
+    Resynced,
+    StateIsOlder,
+    WentBack,
+)
+from psyche_core.telemetry.events.training import (
+    Evaluated,
+    MicroBatchFound,
+    PhaseChanged,
+    PromptAnswered,
+    RunDescribed,
+    StepApplied,
+    StepFigures,
+    StepTrained,
+    Validated,
+)
+
+Event = (
+    Started
+    | RelayStarted
+    | TokenFiles
+    | Stopping
+    | Joined
+    | WaitsForEpoch
+    | Dropped
+    | CameBack
+    | PhaseChanged
+    | ModelLoading
+    | ModelLoaded
+    | Resumed
+    | MicroBatchFound
+    | RunDescribed
+    | StepTrained
+    | StepFigures
+    | StepApplied
+    | WitnessSent
+    | NetworkTotals
+    | PeerPaths
+    | EpochDigest
+    | ReplicasDiffer
+    | Resynced
+    | Validated
+    | Evaluated
+    | PromptAnswered
+    | CheckpointSaved
+    | CheckpointStored
+    | ModelSync
+    | RewardPaid
+    | EpochSigned
+    | StateIsOlder
+    | WentBack
+    | ModelLost
+    | ModelContested
+    | StatementVoided
+    | MemberWithdrew
+    | MemberExited
+    | WitnessReported
+    | Leaving
+    | Problem
+    | Mended
+    | Ended
+)
+
+__all__ = [
+    "CameBack",
+    "CheckpointSaved",
+    "CheckpointStored",
+    "Dropped",
+    "Ended",
+    "EpochDigest",
+    "EpochSigned",
+    "Evaluated",
+    "Event",
+    "Joined",
+    "Leaving",
+    "MemberExited",
+    "MemberWithdrew",
+    "Mended",
+    "MicroBatchFound",
+    "ModelContested",
+    "ModelLoaded",
+    "ModelLoading",
+    "ModelLost",
+    "ModelSync",
+    "NetworkTotals",
+    "PathOfPeer",
+    "PeerPaths",
+    "PhaseChanged",
+    "Problem",
+    "PromptAnswered",
+    "RelayStarted",
+    "ReplicasDiffer",
+    "Resumed",
+    "Resynced",
+    "RewardPaid",
+    "RunDescribed",
+    "Started",
+    "StateIsOlder",
+    "StatementVoided",
+    "StepApplied",
+    "StepFigures",
+    "StepTrained",
+    "Stopping",
+    "TokenFiles",
+    "Validated",
+    "WaitsForEpoch",
+    "WentBack",
+    "WitnessReported",
+    "WitnessSent",
+]

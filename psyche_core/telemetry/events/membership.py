@@ -1,0 +1,124 @@
+"""Who takes part in an epoch, and what members earn: reported by a member of itself, or by the server of all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The coordinator accepted our request to take part. A client joins once its resources are ready; emitted once."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitsForEpoch:
+    """We joined during an epoch and take part from the next one on. Emitted once per epoch.
+
+    Attributes:
+        epoch: the current one.
+    """
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The coordinator dropped us from the current epoch.
+
+    Attributes:
+        height: the round in which this happened.
+        why: the likely reason: `unready` (we were not ready when the first round began), `silent` (we sent no result), `late`
+            (our results arrived much later than all others, protocol F16), `failed` (our own training failed), `unstated` (as a
+            witness we repeatedly did not send our statement in time), `lost` (our connection to the coordinator was lost for too
+            long).
+        returns: whether we may take part again in this epoch, once our model is up to date; otherwise in the next one.
+    """
+
+    epoch: int
+    height: int
+    why: str
+    returns: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CameBack:
+    """We take part again in an epoch from which we were dropped."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberWithdrew:
+    """A member left the epoch cleanly, on request.
+
+    Attributes:
+        member: first digits of its key.
+    """
+
+    epoch: int
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberExited:
+    """The coordinator no longer counts on a member in this epoch. member: first digits of its key.
+
+    why: `unready` (it was not ready when the first round began), `late` (it sent no result, or much later than all others),
+    `ejected` (it signed two different results for one share), `lost` (its connection was lost for too long), `not allowed` (its
+    key is no longer in the list of allowed clients).
+    """
+
+    epoch: int
+    member: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatementVoided:
+    """A witness claimed results of members without a share; its statement is ignored.
+
+    Attributes:
+        member: first digits of its key.
+    """
+
+    epoch: int
+    height: int
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessSent:
+    """The coordinator accepted our witness statement of a round."""
+
+    epoch: int
+    height: int
+    opportunistic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessReported:
+    """Figures of its own training that a witness sent the coordinator with its statement. Nobody has verified them.
+
+    member: first digits of its key. step: of the round before. loss: nats per token.
+    """
+
+    member: str
+    step: int
+    loss: float
+    tokens_per_second: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class RewardPaid:
+    """A member was paid its earnings in the run.
+
+    Attributes:
+        member: its signer's first 8 hex digits.
+        units: smallest units of the token.
+    """
+
+    member: str
+    units: int

@@ -1,0 +1,52 @@
+"""The transport: what it has sent and received, and how members are reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkTotals:
+    """Totals since the start on our side of the transport, and number of connected peers.
+
+    Attributes:
+        broadcasts_sent: messages that we sent to all members.
+        messages_received: messages of other members that we took in.
+        messages_refused: messages that were not what they must be.
+        downloads_started: results of other members that we began to fetch.
+        downloads_finished: of these, complete ones.
+        downloads_failed: of these, ones that no member sent us in time, or not as they were announced.
+        download_bytes: bytes of the complete ones.
+    """
+
+    bytes_sent: int
+    bytes_received: int
+    peers: int
+    broadcasts_sent: int = 0
+    messages_received: int = 0
+    messages_refused: int = 0
+    downloads_started: int = 0
+    downloads_finished: int = 0
+    downloads_failed: int = 0
+    download_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PathOfPeer:
+    """How one member is reached. peer: first digits of its p2p key. path: `direct`, `relayed` (through a relay) or `none`.
+
+    rtt_ms: time of a packet there and back, 0 while unknown. sent_per_second, received_per_second: bytes, since the last report.
+    """
+
+    peer: str
+    path: str
+    rtt_ms: float = 0.0
+    sent_per_second: int = 0
+    received_per_second: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPaths:
+    """How each other member of the epoch is reached. Emitted when that changes, and every half minute."""
+
+    peers: tuple[PathOfPeer, ...]

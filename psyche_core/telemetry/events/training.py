@@ -1,0 +1,164 @@
+"""What is trained: phases, steps and their figures, evaluations of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RunDescribed:
+    """What a run trains, as its coordinator says. A client emits it when it first knows it, and whenever it has changed.
+
+    Attributes:
+        model: its name in the run's configuration.
+        architecture: plugin name of the model.
+        optimizer: plugin name of the optimizer.
+        sequence_length: in tokens.
+        batch_size_start: samples of a step at first.
+        batch_size_end: samples of a step after batch_size_warmup_tokens.
+    """
+
+    run_id: str
+    model: str
+    architecture: str
+    optimizer: str
+    total_steps: int
+    sequence_length: int
+    batch_size_start: int
+    batch_size_end: int
+    batch_size_warmup_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    """The coordinator's phase as seen here.
+
+    While the run waits for members, clients is the number of those waiting, and needed the number that an epoch needs to start.
+
+    Attributes:
+        step: next step to train.
+        clients: number of healthy members of the epoch.
+    """
+
+    phase: str
+    epoch: int
+    step: int
+    clients: int
+    height: int | None = None
+    needed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchFound:
+    """How many sequences per forward pass fit into memory; emitted if the micro batch size is chosen automatically."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrained:
+    """We trained our share of a step.
+
+    Attributes:
+        loss: nats per token.
+        tokens: number in our share.
+        seconds: wall time.
+        payload_bytes: size of our result.
+    """
+
+    epoch: int
+    step: int
+    loss: float
+    tokens: int
+    seconds: float
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """Further figures of a step that we trained; what covers several steps is about the newest ones of this epoch.
+
+    Attributes:
+        learning_rate: of the schedule at this step.
+        perplexity: e to the power of the loss.
+        confidence: 1 - loss / ln(size of the vocabulary): 0 for a model that only guesses, 1 for one that is always right.
+        gradient_norm: L2 norm of our share's gradient, before any clipping.
+        batch_tokens: tokens of all members' shares of this step; None if the coordinator's state no longer says it.
+        total_tokens: tokens that the run has assigned so far.
+        tokens_per_second: trained by all members together; None before our second step.
+        efficiency: part of the time in which we trained, at most 1; None before our second step.
+        wait_seconds: time since our step before, without training and applying; None before our second step.
+    """
+
+    step: int
+    learning_rate: float
+    perplexity: float
+    confidence: float
+    gradient_norm: float
+    batch_tokens: int | None
+    total_tokens: int
+    tokens_per_second: float | None = None
+    efficiency: float | None = None
+    wait_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepApplied:
+    """Results of a step were applied.
+
+    Attributes:
+        accepted: shares that the witnesses accepted.
+        trained: assigned shares.
+    """
+
+    epoch: int
+    step: int
+    accepted: int
+    trained: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """Loss on held-out text, in nats per token, of the weights after `step` trained and applied steps."""
+
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """Score of a benchmark, measured while the client trained.
+
+    Attributes:
+        task: its name in lm-evaluation-harness.
+        metric: the one that stands for the task, such as `acc_norm`.
+        documents: number that was measured; 0 for a group of tasks that does not say.
+        from_step: the last step in the weights that measured the first document.
+        step: the same for the last document; training goes on meanwhile.
+    """
+
+    task: str
+    metric: str
+    value: float
+    documents: int
+    from_step: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptAnswered:
+    """What the model wrote after a prompt.
+
+    Attributes:
+        number: of the prompt, from 0.
+        text: without the prompt.
+        from_step: the last step in the weights that wrote the first token.
+        step: the same for the last token.
+    """
+
+    number: int
+    prompt: str
+    text: str
+    from_step: int
+    step: int
