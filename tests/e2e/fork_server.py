@@ -164,9 +164,11 @@ def become(request: Mapping[str, Any], log: int) -> None:
     os.dup2(log, 2)
     os.close(log)
     os.chdir(request["folder"])
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.path[0] = request["folder"]  # as `python -m`
+    more = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in known]
+    sys.path[:1] = [request["folder"], *more]  # as `python -m`
     sys.argv = ["psyche_core", *request["arguments"]]
 
 
