@@ -15,6 +15,9 @@ SEQUENCES ?= 2000
 JOBS ?= 2
 FUZZ_RUNS ?= 1000000
 
+# Many containers set it: each worker of a test run would rewrite the assertions of every test file anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done

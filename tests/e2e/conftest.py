@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from live_run import live_run, run_keys
+from live_run import fork_server, live_run, run_keys
 from tests.conftest import LocalTestnet
 
-__all__ = ["live_run", "run_keys"]  # fixtures
+__all__ = ["fork_server", "live_run", "run_keys"]  # fixtures
 
 Started = Callable[..., "subprocess.Popen[str]"]
 

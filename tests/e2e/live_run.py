@@ -4,8 +4,10 @@ Every member writes its events to `NAME.jsonl` and everything else to `NAME.log`
 so that the metrics, which are filled afterwards from all files in the order of time, know who was killed, disturbed or asked to
 leave, and holds everybody to the rest.
 
-The fixture `live_run` makes such runs; conftest.py of each folder whose tests use it imports it, with `run_keys` beside it, which
-a module overrides to have its own lengths of epochs.
+Clients are forked from a process that has imported torch (see fork_server.py), unless a command runs them.
+
+The fixture `live_run` makes such runs; conftest.py of each folder whose tests use it imports it, with `fork_server` and
+`run_keys`, which a module overrides to have its own lengths of epochs.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import TypeVar
 import pytest
 from safetensors.torch import load_file
 
+from fork_server import ForkServer, Process
 from psyche_core.storage.checkpoint_names import checkpoints
 from psyche_core.telemetry.events import Event, PhaseChanged, Started, StepTrained, WitnessSent
 from psyche_core.telemetry.sinks import from_json
@@ -36,6 +39,7 @@ from psyche_core.ui.run_metrics import RunMetrics
 from psyche_core.wire.signing import SecretKey
 
 RUN_ID = "local-testnet"
+CLIENT = [sys.executable, "-m", "psyche_core", "client", "train"]
 THREE = ("client-1", "client-2", "client-3")
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
 """Keys of a model's config.json that make it small."""
@@ -72,13 +76,14 @@ class LiveRun:
     """See the module.
 
     config: folder with state.toml and data.toml, two below the folder in which the processes run. port: the server's.
-    host: address the server listens on.
+    host: address the server listens on. forks: what clients that run here are forked from.
     """
 
-    def __init__(self, config: Path, *, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, config: Path, *, port: int, host: str = "127.0.0.1", forks: ForkServer) -> None:
         self.config = config
         self.folder = config.parents[1]
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Process] = {}
+        self._forks = forks
         self._host = host
         self._port = port
         self._commands: dict[str, list[str]] = {}
@@ -126,14 +131,15 @@ class LiveRun:
     def _run(self, name: str, command: list[str]) -> None:
         self._leaving.discard(name)
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PSYCHE_")}
+        environment["OMP_NUM_THREADS"] = "1"
         with (self.folder / f"{name}.log").open("ab") as log:
+            if command[: len(CLIENT)] == CLIENT:
+                self.processes[name] = self._forks.start(
+                    command[CLIENT.index("client") :], folder=self.folder, environment=environment, log=log.fileno()
+                )
+                return
             self.processes[name] = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                env=environment | {"OMP_NUM_THREADS": "1"},
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, env=environment
             )
 
     def kill(self, *names: str) -> None:
@@ -286,9 +292,20 @@ def run_keys() -> Mapping[str, object]:
     return RUN_KEYS
 
 
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """What clients are forked from."""
+    server = ForkServer()
+    yield server
+    server.close()
+
+
 @pytest.fixture
 def live_run(
-    local_testnet: Callable[..., Path], free_port: Callable[[], int], run_keys: Mapping[str, object]
+    local_testnet: Callable[..., Path],
+    free_port: Callable[[], int],
+    run_keys: Mapping[str, object],
+    fork_server: ForkServer,
 ) -> Iterator[StartRun]:
     """A function that makes a small run with keys of its state.toml changed and starts its server; all is killed at the end.
 
@@ -310,7 +327,7 @@ def live_run(
         state = config / "state.toml"
         text = state.read_text().replace('Server = "127.0.0.1:', f'Server = "{host}:')
         state.write_text(text.replace("[model.LLM.optimizer.Distro", f"[model.LLM.optimizer.{optimizer}"))
-        run = LiveRun(config, port=free_port(), host=host)
+        run = LiveRun(config, port=free_port(), host=host, forks=fork_server)
         runs.append(run)
         run.start_server(*server, inside=inside)
         return run

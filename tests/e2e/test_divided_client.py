@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +12,19 @@ import pytest
 
 from live_run import THREE, LiveRun, StartRun
 
-pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(600)]
 
-QUICK = {"total_steps": 8, "rounds_per_epoch": 4, "warmup_steps": 2, "global_batch_size_start": 6, "global_batch_size_end": 6}
+QUICK = {
+    "total_steps": 8,
+    "rounds_per_epoch": 4,
+    "warmup_steps": 2,
+    "global_batch_size_start": 6,
+    "global_batch_size_end": 6,
+    # A rank is a process that imports torch before it has its part of the model. On a busy machine that takes minutes, and who is
+    # not ready in time, or has not trained, is left behind. Both end early when all are done.
+    "warmup_time": 240,
+    "max_round_train_time": 120,
+}
 
 
 def sidecars(run: LiveRun) -> list[int]:
@@ -40,12 +51,12 @@ def test_a_divided_client_trains_with_undivided_ones(live_run: StartRun) -> None
     for name in THREE:
         divided = ("--tensor-parallelism", 2) if name == "client-2" else ()
         run.start_client(name, *divided)
-    run.wait_for_steps("client-2", 1)
-    ranks = sidecars(run)
-    assert len(ranks) == 1
-    run.wait_for_end(seconds=200)
+    (rank,) = run.wait(lambda: sidecars(run))
+    handle = os.pidfd_open(rank)
+    run.wait_for_end()
     run.assert_kept_its_promises(steps=QUICK["total_steps"], finishers=THREE)
-    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks), "its processes end with it"
+    assert select.select([handle], [], [], 60)[0], "its processes end with it"
+    os.close(handle)
 
 
 @pytest.mark.soak

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from live_run import live_run, run_keys
+from live_run import fork_server, live_run, run_keys
 from tests.nat.lab import Lab, missing
 from tests.nat.meeting import Meeting
 
-__all__ = ["live_run", "run_keys"]  # fixtures
+__all__ = ["fork_server", "live_run", "run_keys"]  # fixtures
 
 
 @pytest.fixture

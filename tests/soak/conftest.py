@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from live_run import RUN_KEYS, live_run
+from live_run import RUN_KEYS, fork_server, live_run
 
-__all__ = ["live_run"]  # a fixture
+__all__ = ["fork_server", "live_run"]  # fixtures
 
 
 @pytest.fixture

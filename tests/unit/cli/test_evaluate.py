@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from psyche_core.cli.failures import describe_failure
 from tests.unit.cli.conftest import Psyche
+from tests.unit.evaluation.task_list import known_tasks, read_once
 from tests.unit.evaluation.tiny_checkpoint import make_checkpoint
 
 pytest.importorskip("lm_eval", reason="needs the extra eval")
@@ -23,6 +22,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    read_once(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -41,32 +41,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_scores_are_those_of_lm_eval_by_hand(psyche: Psyche, folder: Path, tasks: Path, tmp_path: Path) -> None:
+def test_scores_are_those_of_lm_eval_by_hand(psyche: Psyche, folder: Path, tasks: Path) -> None:
+    from lm_eval import simple_evaluate
+
     more = ("--fewshot", "2", "--limit", "6", "--seed", "5")
     options = ("--tasks", "psyche_plays", "--include-path", str(tasks), "--device", "cpu")
     ours = psyche("evaluate", folder, *options, *more, "--json")
     assert ours.code == 0, ours.err
     assert ours.err == ""
-    by_hand = [
-        sys.executable,
-        "-m",
-        "lm_eval",
-        "run",
-        "--model",
-        "hf",
-        "--model_args",
-        f"pretrained={folder}",
-        "--batch_size",
-        "1",
-    ]
-    theirs = [word.replace("--fewshot", "--num_fewshot") for word in more]
-    done = subprocess.run(
-        [*by_hand, *options[:2], "--include_path", str(tasks), "--device", "cpu", "--output_path", str(tmp_path), *theirs],
-        capture_output=True, text=True, timeout=100, check=False,
+    theirs = simple_evaluate(
+        model="hf", model_args=f"pretrained={folder}", tasks=["psyche_plays"], task_manager=known_tasks([str(tasks)]),
+        num_fewshot=2, limit=6, batch_size=1, device="cpu",
+        random_seed=5, numpy_random_seed=5, torch_random_seed=5, fewshot_random_seed=5,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    [written] = tmp_path.rglob("results*.json")
-    expected = json.loads(written.read_text())["results"]["psyche_plays"]
+    assert theirs is not None
+    expected = theirs["results"]["psyche_plays"]
     found = json.loads(ours.out)["psyche_plays"]
     assert found["metrics"] == {name: expected[f"{name},none"] for name in ("acc", "acc_norm")}
     assert found["stderr"]["acc"] == pytest.approx(expected["acc_stderr,none"])

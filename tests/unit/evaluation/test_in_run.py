@@ -22,6 +22,7 @@ from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import from_json, to_json
 from psyche_core.training.trainer import Trainer
 from psyche_core.ui.console import describe
+from tests.unit.evaluation.task_list import read_once
 from tests.unit.evaluation.tiny_checkpoint import make_checkpoint
 
 WAIT = 60.0
@@ -115,6 +116,7 @@ def test_evaluations_run_while_training_goes_on_and_change_nothing(
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    read_once(monkeypatch)
     shutil.copy(OURS / "plays.jsonl", tmp_path)
     (tmp_path / "plays.yaml").write_text((OURS / "plays.yaml").read_text().replace("FOLDER", str(tmp_path)))
 
