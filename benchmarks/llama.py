@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psyche_core.builtin.hf_models import create_llama
-from psyche_core.builtin.text_corpus import prepare_text
 from psyche_core.config.run_config import load_data_file
+from psyche_core.data.text_corpus import prepare_text
 from psyche_core.hookspecs import ModelContext
 from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.model import Model

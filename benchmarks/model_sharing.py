@@ -46,6 +46,7 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.p2p.manifest import Manifest, Piece, Table, cut, parameter_table
@@ -215,7 +216,7 @@ async def member(role: str, megabytes: int, folder: Path) -> None:
         say(ready=True, bytes=trainer.byte_count)
         while "end" not in (order := await told()):
             if "share" in order:
-                taken = await exchange.offer(trainer, ev.TakeSnapshot(STEP, TAG), run_id=RUN_ID)
+                taken = await exchange.offer(trainer, act.TakeSnapshot(STEP, TAG), run_id=RUN_ID)
                 assert isinstance(taken, ev.SnapshotTaken), taken
                 say(manifest=taken.manifest_hash.hex(), bytes=taken.manifest_bytes)
             elif "raw" in order:
@@ -225,7 +226,7 @@ async def member(role: str, megabytes: int, folder: Path) -> None:
                 sources = tuple(map(bytes.fromhex, order["sources"]))
                 events.clear()
                 began = time.perf_counter()
-                work = ev.FetchModel(STEP, bytes.fromhex(order["fetch"]), order["bytes"], sources, TAG)
+                work = act.FetchModel(STEP, bytes.fromhex(order["fetch"]), order["bytes"], sources, TAG)
                 fetched = await exchange.fetch(trainer, work, run_id=RUN_ID)
                 ended = time.perf_counter()
                 assert isinstance(fetched, ev.ModelFetched), fetched

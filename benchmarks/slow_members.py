@@ -15,7 +15,7 @@ import json
 import sys
 from typing import Any
 
-from psyche_core.simulator.compare import MOST_STEP, MOST_TIME, cost_of
+from psyche_core.simulator.compare import MAX_STEP_RATIO, MAX_TIME_RATIO, cost_of
 from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.generate import LONE_STEPS
 from psyche_core.simulator.script import LIES, SLOWING_LIES
@@ -44,7 +44,9 @@ def main() -> int:
         "time_ratio_of_8": max((row["time_ratio"] for row in good if row["members"] == 8), default=None),
     }
     if options.json:
-        print(json.dumps({**worst, "goals": {"step_ratio_of_4": MOST_STEP, "time_ratio_of_8": MOST_TIME}, "rows": rows}))
+        print(
+            json.dumps({**worst, "goals": {"step_ratio_of_4": MAX_STEP_RATIO, "time_ratio_of_8": MAX_TIME_RATIO}, "rows": rows})
+        )
     else:
         print(f"worst: {worst}")
     return 0 if len(good) == len(rows) else 1

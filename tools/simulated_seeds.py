@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # when a test loads th
 from compiled_engine import PLACE, CompiledEngineError, built, code_of, in_engine
 from seed_player import Played, PlayerError, Players
 
-from psyche_core.simulator.parallel_runs import Finding, RunOptions, Tally, one_run, run_seeds
+from psyche_core.simulator.parallel_runs import FailureReport, RunOptions, RunTotals, one_run, run_seeds
 from psyche_core.simulator.script import KINDS, to_plain
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,18 +69,18 @@ def passed(engine: str) -> tuple[int, int]:
     return sum(int(row["runs"]) for row in own), sum(int(row["broken"]) for row in own)
 
 
-def _played(seeds: range, *, jobs: int, compiled: Path | None) -> Tally:
+def _played(seeds: range, *, jobs: int, compiled: Path | None) -> RunTotals:
     if compiled is not None:
         return _played_compiled(seeds, jobs=jobs, folder=compiled)
 
-    tally = Tally()
+    tally = RunTotals()
     for tally in run_seeds(RunOptions(kinds=KINDS), seeds, jobs=jobs):
         _progress(tally.runs, seeds)
     return tally
 
 
-def _played_compiled(seeds: range, *, jobs: int, folder: Path) -> Tally:
-    tally = Tally()
+def _played_compiled(seeds: range, *, jobs: int, folder: Path) -> RunTotals:
+    tally = RunTotals()
     started = time.monotonic()
     with Players(jobs, compiled=folder) as players:
         for reply in players.play(seeds):
@@ -89,13 +89,13 @@ def _played_compiled(seeds: range, *, jobs: int, folder: Path) -> Tally:
                 tally.steps += run["steps"]
                 tally.events += run["events"]
                 if run["broken"] is not None:
-                    tally.findings.append(_found_again(run["seed"], run["broken"]))
+                    tally.failures.append(_found_again(run["seed"], run["broken"]))
             _progress(tally.runs, seeds)
     tally.seconds = time.monotonic() - started
     return tally
 
 
-def _found_again(seed: int, broken: str) -> Finding:
+def _found_again(seed: int, broken: str) -> FailureReport:
     """What the source says of a seed that broke on the compiled engine."""
     _, found, _ = one_run(RunOptions(kinds=KINDS), seed)
     if found is None:
@@ -110,13 +110,13 @@ def _progress(runs: int, seeds: range) -> None:
         print(f"  {runs} of {len(seeds)}", end="\r", file=sys.stderr)
 
 
-def _write_down(engine: str, first: int, tally: Tally, *, compiled: bool) -> None:
+def _write_down(engine: str, first: int, tally: RunTotals, *, compiled: bool) -> None:
     known = rows()
     if not known or "compiled" not in known[0]:
         _rewrite(known)
     with RECORD.open("a", newline="", encoding="utf-8") as file:
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        last, broken = first + tally.runs - 1, len(tally.findings)
+        last, broken = first + tally.runs - 1, len(tally.failures)
         row = (today, engine, platform.python_version(), first, last, tally.runs, broken, round(tally.runs_per_minute))
         csv.writer(file, lineterminator="\n").writerow((*row, "yes" if compiled else "no"))
 
@@ -129,7 +129,7 @@ def _rewrite(known: list[dict[str, str]]) -> None:
         writer.writerows(known)
 
 
-def _tell(found: Finding) -> None:
+def _tell(found: FailureReport) -> None:
     print(f"BROKEN {found.invariant}, seed {found.seed}: {found.sentence}\n  {json.dumps(to_plain(found.script))}", flush=True)
 
 
@@ -189,11 +189,11 @@ def _play(runs: int, *, jobs: int, compiled: Path | None) -> int:
         first = _next_seed()
         tally = _played(range(first, first + min(CHUNK, runs - start)), jobs=jobs, compiled=compiled)
         _write_down(engine, first, tally, compiled=compiled is not None)
-        for found in tally.findings:
+        for found in tally.failures:
             _tell(found)
-        broken += len(tally.findings)
+        broken += len(tally.failures)
         pace = f"{tally.runs_per_minute:.0f} a minute"
-        print(f"{first} to {first + tally.runs - 1}: {len(tally.findings)} broken, {pace}", flush=True)
+        print(f"{first} to {first + tally.runs - 1}: {len(tally.failures)} broken, {pace}", flush=True)
 
     all_runs, all_broken = passed(engine)
     print(f"engine {engine}: {all_runs} seeds played, {all_broken} broken")

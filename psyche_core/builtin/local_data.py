@@ -1,7 +1,7 @@
 """The `Local` data location: token files of this machine.
 
-If a folder has a sub-folder `train`, that sub-folder is used (`text_corpus` writes it, beside `validation`). Sample numbers past
-the last wrap around. The disk is used only in a worker thread. The same provider serves a data server's `data.toml`.
+If a folder has a sub-folder `train`, that sub-folder is used (`data.text_corpus` writes it, beside `validation`). Sample numbers
+past the last wrap around. The disk is used only in a worker thread. The same provider serves a data server's `data.toml`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from psyche_core.config.run_config import DataFile
 from psyche_core.data.ordering.data_shuffle import Shuffle, shuffle_seed
-from psyche_core.data.token_files import TokenFiles, TokenSizeName, token_bytes
+from psyche_core.data.token_files import TRAINING_FOLDER, TokenFiles, TokenSizeName, token_bytes
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.types import BatchId, total_samples
-
-TRAINING_FOLDER = "train"
 
 
 class LocalSettings(BaseModel):

@@ -1,7 +1,7 @@
 """The interface that a client machine's surroundings implement: one method for each action, and the only dispatcher of actions.
 
-The runtime carries actions out with real I/O, the simulator in virtual time. If an action is added to `events.Action`, the type
-checker reports that `carry_out` does not handle it, and Python refuses to instantiate a class without the new method.
+The runtime carries actions out with real I/O, the simulator in virtual time. If an action is added to `machine.actions.Action`,
+the type checker reports that `carry_out` does not handle it, and Python refuses to instantiate a class without the new method.
 """
 
 from __future__ import annotations
@@ -9,97 +9,97 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar, assert_never
 
-from psyche_core.client.machine import events as ev
+from psyche_core.client.machine import actions as act
 
 Outcome = TypeVar("Outcome")
 """The result of carrying out an action: None in virtual time, an awaitable with real I/O."""
 
 
 class Actions(ABC, Generic[Outcome]):
-    """Carries out the actions of one machine. The docstring of each action in `events` says how it is answered."""
+    """Carries out the actions of one machine. The docstring of each action says how it is answered."""
 
-    def carry_out(self, action: ev.Action) -> Outcome:
+    def carry_out(self, action: act.Action) -> Outcome:
         """Call the action's method."""
         match action:  # the most frequent first
-            case ev.FetchPayload():
+            case act.FetchPayload():
                 return self._fetch_payload(action)
-            case ev.Tell():
-                return self._tell(action)
-            case ev.Broadcast():
+            case act.Notify():
+                return self._notify(action)
+            case act.Broadcast():
                 return self._broadcast(action)
-            case ev.Send():
+            case act.Send():
                 return self._send(action)
-            case ev.Train() | ev.Apply() | ev.Digest():
+            case act.Train() | act.Apply() | act.Digest():
                 return self._work(action)
-            case ev.KeepResults():
+            case act.KeepResults():
                 return self._keep_results(action)
-            case ev.Prefetch():
+            case act.Prefetch():
                 return self._prefetch(action)
-            case ev.Remind():
-                return self._remind(action)
-            case ev.Expire():
+            case act.SetTimer():
+                return self._set_timer(action)
+            case act.Expire():
                 return self._expire(action)
-            case ev.SetPeers():
+            case act.SetPeers():
                 return self._set_peers(action)
-            case ev.Join():
+            case act.Join():
                 return self._join(action)
-            case ev.Load() | ev.CloseEpoch() | ev.TakeSnapshot() | ev.FetchModel():
+            case act.Load() | act.CloseEpoch() | act.TakeSnapshot() | act.FetchModel():
                 return self._work(action)
-            case ev.Stop():
+            case act.Stop():
                 return self._stop(action)
-            case ev.StoreModel():
+            case act.StoreModel():
                 return self._store_model(action)
             case _:
                 assert_never(action)
 
     @abstractmethod
-    def _join(self, action: ev.Join) -> Outcome:
+    def _join(self, action: act.Join) -> Outcome:
         """Ask the backend for membership of the next epochs."""
 
     @abstractmethod
-    def _send(self, action: ev.Send) -> Outcome:
+    def _send(self, action: act.Send) -> Outcome:
         """Send a command to the coordinator."""
 
     @abstractmethod
-    def _set_peers(self, action: ev.SetPeers) -> Outcome:
+    def _set_peers(self, action: act.SetPeers) -> Outcome:
         """Set the members to communicate with."""
 
     @abstractmethod
-    def _broadcast(self, action: ev.Broadcast) -> Outcome:
+    def _broadcast(self, action: act.Broadcast) -> Outcome:
         """Seal a message and send it to all members."""
 
     @abstractmethod
-    def _fetch_payload(self, action: ev.FetchPayload) -> Outcome:
+    def _fetch_payload(self, action: act.FetchPayload) -> Outcome:
         """Fetch and check a payload."""
 
     @abstractmethod
-    def _expire(self, action: ev.Expire) -> Outcome:
+    def _expire(self, action: act.Expire) -> Outcome:
         """Forget messages and payloads with older tags."""
 
     @abstractmethod
-    def _keep_results(self, action: ev.KeepResults) -> Outcome:
+    def _keep_results(self, action: act.KeepResults) -> Outcome:
         """Write results and their payloads to the journal."""
 
     @abstractmethod
-    def _prefetch(self, action: ev.Prefetch) -> Outcome:
+    def _prefetch(self, action: act.Prefetch) -> Outcome:
         """Start reading the samples of our share."""
 
     @abstractmethod
-    def _remind(self, action: ev.Remind) -> Outcome:
+    def _set_timer(self, action: act.SetTimer) -> Outcome:
         """Answer with Reminded after some seconds."""
 
     @abstractmethod
-    def _store_model(self, action: ev.StoreModel) -> Outcome:
+    def _store_model(self, action: act.StoreModel) -> Outcome:
         """Put a saved checkpoint into the store."""
 
     @abstractmethod
-    def _work(self, action: ev.Work) -> Outcome:
+    def _work(self, action: act.Work) -> Outcome:
         """Begin a piece of work, of which at most one is outstanding."""
 
     @abstractmethod
-    def _tell(self, action: ev.Tell) -> Outcome:
+    def _notify(self, action: act.Notify) -> Outcome:
         """Show an event to people."""
 
     @abstractmethod
-    def _stop(self, action: ev.Stop) -> Outcome:
+    def _stop(self, action: act.Stop) -> Outcome:
         """End the client."""

@@ -69,9 +69,9 @@ def _attested(state: CoordinatorState) -> dict[int, bytes]:
     needed = quorum(min(len(members), MAX_WITNESSES))
     found: dict[int, bytes] = {}
     for before, stored in pairwise(rounds):
-        said = Counter(statement.model_digest for statement in stored.statements)
-        del said[NO_DIGEST]
-        digest, count = max(said.items(), key=lambda item: item[1], default=(NO_DIGEST, 0))
+        counts = Counter(statement.model_digest for statement in stored.statements)
+        del counts[NO_DIGEST]
+        digest, count = max(counts.items(), key=lambda item: item[1], default=(NO_DIGEST, 0))
         if count >= needed and before.step > 1:
             found[before.step - 1] = digest
     return found
@@ -85,7 +85,7 @@ def epoch_digest(state: CoordinatorState, command: EpochDigest) -> Outcome:
 
     Raises CoordinatorError (InvalidRunState, InvalidWitness, DuplicateWitness).
     """
-    if not _hears_digests(state):
+    if not _accepts_digests(state):
         message = f"the end of an epoch is signed after its rounds, the run is in {state.run_state.name}"
         raise CoordinatorError("InvalidRunState", message)
 
@@ -105,7 +105,7 @@ def epoch_digest(state: CoordinatorState, command: EpochDigest) -> Outcome:
     clients = list(state.epoch.clients)
     clients[slot] = replace(clients[slot], end_digest=command.digest)
     state = replace(state, epoch=replace(state.epoch, clients=tuple(clients)))
-    voters = _took_part(state)
+    voters = _participants(state)
     equal = [other for other in voters if clients[other].end_digest == command.digest]
     present = present_end(state)
     if len(equal) < quorum(len(voters)) or present.digest not in (NO_DIGEST, command.digest):
@@ -121,7 +121,7 @@ def epoch_digest(state: CoordinatorState, command: EpochDigest) -> Outcome:
     return replace(state, ends=ends, stored=stored), ((event,) if news else ())
 
 
-def _took_part(state: CoordinatorState) -> list[int]:
+def _participants(state: CoordinatorState) -> list[int]:
     """Return the slots that had accepted results in the epoch or were healthy when its last round began, without ejected ones."""
     last = state.epoch.rounds[-1].slots
     return [
@@ -131,7 +131,7 @@ def _took_part(state: CoordinatorState) -> list[int]:
     ]
 
 
-def _hears_digests(state: CoordinatorState) -> bool:
+def _accepts_digests(state: CoordinatorState) -> bool:
     return (state.run_state is RunState.Cooldown or state.run_state in _AFTERWARDS) and state.current_round is not None
 
 
@@ -152,8 +152,8 @@ def must_go_back(state: CoordinatorState) -> bool:
     """
     healthy, ready = set(state.healthy_slots), set(state.epoch.ready)
     lacking = healthy & set(state.epoch.lacking) - ready
-    spoken = lacking | healthy & ready
-    return not state.from_checkpoint and len(spoken) >= state.config.init_min_clients and len(lacking) >= quorum(len(spoken))
+    reported = lacking | healthy & ready
+    return not state.from_checkpoint and len(reported) >= state.config.init_min_clients and len(lacking) >= quorum(len(reported))
 
 
 def without_model(state: CoordinatorState, now: int) -> Outcome:

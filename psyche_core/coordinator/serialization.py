@@ -42,7 +42,7 @@ VERSION = 5
 
 _LIMIT = 2**32
 _MAX_ROUND_SAMPLES = 2**16
-_MOST_TIMES = 255
+_MAX_TIMES = 255
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 _Conversion = Callable[[Any], Any]
 _STATEMENT_BYTES = {"participants": MAX_CLIENTS // 8, "broadcast_bloom": BLOOM_BYTES, "merkle_root": 32, "model_digest": 32}
@@ -90,7 +90,7 @@ def _writer(kind: Any) -> _Conversion:
     return lambda value: value
 
 
-class _UnlikeError(Exception):
+class _MismatchError(Exception):
     """A value is not as expected. sentence: end of the message. path: steps to the value, the innermost first."""
 
     def __init__(self, sentence: str) -> None:
@@ -103,14 +103,14 @@ def _read(hint: Any, value: Any, *, at: str) -> Any:
     """Read `value` as the type `hint`. at: path of the value, for messages. Raises WireError."""
     try:
         return _reader(hint)(value)
-    except _UnlikeError as error:
+    except _MismatchError as error:
         message = f"{at}{''.join(reversed(error.path))}{error.sentence}"
         raise WireError(message) from error
 
 
 @cache
 def _reader(hint: Any) -> _Conversion:
-    """Return the function that reads values of a type. Cached for each type. The function raises _UnlikeError."""
+    """Return the function that reads values of a type. Cached for each type. The function raises _MismatchError."""
     if isinstance(hint, UnionType):
         (present,) = (option for option in get_args(hint) if option is not NoneType)
         of_present = _reader(present)
@@ -124,18 +124,18 @@ def _reader(hint: Any) -> _Conversion:
     if issubclass(hint, IntEnum):
         members = {int(member): member for member in hint}
         return lambda value: (
-            members[value] if type(value) is int and value in members else _unlike(f"a number of {hint.__name__}", value)
+            members[value] if type(value) is int and value in members else _mismatch(f"a number of {hint.__name__}", value)
         )
     if hint is int:
         return _read_int
 
-    return lambda value: value if type(value) is hint else _unlike(hint.__name__, value)
+    return lambda value: value if type(value) is hint else _mismatch(hint.__name__, value)
 
 
 def _read_int(value: Any) -> Any:
     if type(value) is not int:
-        _unlike("int", value)
-    return value if 0 <= value < 2**64 else _unlike("a number of 64 bits", value)
+        _mismatch("int", value)
+    return value if 0 <= value < 2**64 else _mismatch("a number of 64 bits", value)
 
 
 def _read_table(table: type[BaseModel], value: Any) -> Any:
@@ -143,18 +143,18 @@ def _read_table(table: type[BaseModel], value: Any) -> Any:
         return run_config.from_plain(table, value)
     except ConfigError as error:
         sentence = f" is not a valid configuration: {error}"
-        raise _UnlikeError(sentence) from error
+        raise _MismatchError(sentence) from error
 
 
 def _list_reader(item_reader: _Conversion) -> _Conversion:
     def read(value: Any) -> Any:
         if not isinstance(value, list):
-            _unlike("a list", value)
+            _mismatch("a list", value)
         items: list[Any] = []
         try:
             for item in value:
                 items.append(item_reader(item))  # noqa: PERF401 - the error path needs len(items)
-        except _UnlikeError as error:
+        except _MismatchError as error:
             error.path.append(f"[{len(items)}]")
             raise
         return tuple(items)
@@ -168,27 +168,27 @@ def _fields_reader(table: Any) -> _Conversion:
 
     def read(value: Any) -> Any:
         if not isinstance(value, dict) or value.keys() != names:
-            _unlike(f"the fields {', '.join(names)}", value)
+            _mismatch(f"the fields {', '.join(names)}", value)
         fields: dict[str, Any] = {}
         name = ""
         try:
             for name, reader in readers.items():
                 fields[name] = reader(value[name])
-        except _UnlikeError as error:
+        except _MismatchError as error:
             error.path.append(f".{name}")
             raise
         try:
             return table(**fields)
         except ValueError as error:
             sentence = f": {error}"
-            raise _UnlikeError(sentence) from error
+            raise _MismatchError(sentence) from error
 
     return read
 
 
-def _unlike(expected: str, got: Any) -> NoReturn:
+def _mismatch(expected: str, got: Any) -> NoReturn:
     sentence = f": {_expected(expected, got)}"
-    raise _UnlikeError(sentence)
+    raise _MismatchError(sentence)
 
 
 def _expected(expected: str, got: Any) -> str:
@@ -239,7 +239,7 @@ def _check_epoch(epoch: Epoch) -> None:
         _expect(client.exited_height < _LIMIT, f"{at}.exited_height", "a number of 32 bits", client.exited_height)
         _expect(client.accepted_rounds < _LIMIT, f"{at}.accepted_rounds", "a number of 32 bits", client.accepted_rounds)
         _expect(client.rejoins <= MAX_REJOINS, f"{at}.rejoins", f"at most {MAX_REJOINS}", client.rejoins)
-        _expect(client.missed <= _MOST_TIMES, f"{at}.missed", f"at most {_MOST_TIMES}", client.missed)
+        _expect(client.missed <= _MAX_TIMES, f"{at}.missed", f"at most {_MAX_TIMES}", client.missed)
         _expect(client.lost_rounds < 1 << LOST_ROUND_BITS, f"{at}.lost_rounds", f"{LOST_ROUND_BITS} bits", client.lost_rounds)
         _expect(len(client.end_digest) == 32, f"{at}.end_digest", "32 bytes", client.end_digest)
     _check_slots(epoch.ready, clients, at="state.epoch.ready")
@@ -267,8 +267,8 @@ def _check_history(state: CoordinatorState) -> None:
     signers = [entry.signer for entry in state.unready]
     once = len(signers) == len(set(signers)) and all(len(signer) == 32 for signer in signers)
     _expect(once, "state.unready", "signers of 32 bytes, each once", len(signers))
-    counted = all(1 <= entry.times <= _MOST_TIMES for entry in state.unready)
-    _expect(counted, "state.unready", f"1 to {_MOST_TIMES} times", signers)
+    counted = all(1 <= entry.times <= _MAX_TIMES for entry in state.unready)
+    _expect(counted, "state.unready", f"1 to {_MAX_TIMES} times", signers)
 
 
 def _check_end(end: EpochEnd, *, at: str) -> None:

@@ -26,6 +26,9 @@ from psyche_core.errors import DataError, InputError
 
 EXTENSIONS = (".bin", ".ds", ".npy")
 
+TRAINING_FOLDER = "train"
+"""The folder of the training tokens where a folder holds others, too."""
+
 TokenSizeName = Literal["TwoBytes", "FourBytes"]
 """The size of a token, as a run configuration spells it."""
 

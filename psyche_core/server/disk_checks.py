@@ -13,10 +13,10 @@ from pathlib import Path
 
 from psyche_core.builtin.local_data import LocalSettings, token_place
 from psyche_core.builtin.preprocessed_data import PreprocessedSettings, is_hub_data_set
-from psyche_core.builtin.text_corpus import check_text
 from psyche_core.config.run_config import DataFile, LLMConfig
 from psyche_core.data.parquet.files import parquet_paths
 from psyche_core.data.text.tokenizing import DESCRIPTION, described
+from psyche_core.data.text_corpus import check_text
 from psyche_core.data.token_files import count_sequences, token_bytes
 from psyche_core.errors import DataError, ModelError
 from psyche_core.server.run_files import RunFiles

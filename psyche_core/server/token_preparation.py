@@ -8,8 +8,8 @@ from collections.abc import Callable
 import anyio.from_thread
 import anyio.to_thread
 
-from psyche_core.builtin.text_corpus import PreparedText, TextProgress, prepare_text
 from psyche_core.config.run_config import DataFile
+from psyche_core.data.text_corpus import PreparedText, TextProgress, prepare_text
 from psyche_core.errors import UserError
 from psyche_core.telemetry.events import Event, TokenFiles
 

@@ -14,10 +14,10 @@ from psyche_core.simulator.generate import LONE_STEPS, lone_liar
 from psyche_core.simulator.script import Script
 from psyche_core.simulator.world import RunResult, run_script
 
-MOST_TIME = 1.3
+MAX_TIME_RATIO = 1.3
 """A run with one liar among eight members takes at most this many times as long as without it."""
 
-MOST_STEP = 1.2
+MAX_STEP_RATIO = 1.2
 """The same limit for the median step with one liar among four, after the first ten steps."""
 
 
@@ -80,7 +80,7 @@ def too_slow(script: Script, result: RunResult) -> SimFailure | None:
         return None
 
     cost = compared(result, _played(without_faults(script)))
-    if cost.time_ratio <= MOST_TIME:
+    if cost.time_ratio <= MAX_TIME_RATIO:
         return None
 
     sentence = f"{script.faults[0].kind} made the run take {cost.time:.0f} s, {cost.time_ratio:.2f} times as long as without it"

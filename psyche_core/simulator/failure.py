@@ -32,7 +32,7 @@ def _failure(invariant: str, time: float, sentence: str, script: Script) -> SimF
     return SimFailure(invariant=invariant, time=time, sentence=sentence, script=script)
 
 
-class Broken(Exception):
+class InvariantViolation(Exception):
     """Raised by a check that does not know the run; `World.run` turns it into a SimFailure."""
 
     def __init__(self, invariant: str, sentence: str) -> None:

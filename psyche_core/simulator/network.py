@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from psyche_core.client.machine.events import FetchPayload, MessageSeen, PayloadChecked, PayloadMissing, PeersSeen
+from psyche_core.client.machine.actions import FetchPayload
+from psyche_core.client.machine.events import MessageSeen, PayloadChecked, PayloadMissing, PeersSeen
 from psyche_core.simulator.clock import Clock
 from psyche_core.simulator.replicas.replica import Payload
 from psyche_core.simulator.script import SERVER, Fault
@@ -24,28 +25,28 @@ if TYPE_CHECKING:
     from psyche_core.simulator.members.node import Node
     from psyche_core.simulator.members.process import Process
 
-RETRANSMIT = 0.4
+RETRANSMIT_SECONDS = 0.4
 """Seconds until a lost message is sent again."""
 
-CONNECT = 0.1
+CONNECT_SECONDS = 0.1
 """Seconds to make a connection."""
 
-UNANSWERED = 10.0
+FETCH_TIMEOUT = 10.0
 """Seconds until a fetch gives up on members that accept the request and send nothing."""
 
-AGAIN = 1.0
+ASK_AGAIN_AFTER = 1.0
 """Seconds until members that did not have the blob are asked again, while others send nothing."""
 
-HEDGE = 0.5
+HEDGE_DELAY = 0.5
 """Seconds until the next source is asked beside one that sends nothing, as the QUIC transport does."""
 
 
-GOSSIP = 0.1
+GOSSIP_SECONDS = 0.1
 """Most seconds until members tell others the ids of received messages: the QUIC transport's 0.05 and some load."""
 
 
 @dataclass(slots=True)
-class Letter:
+class Packet:
     """A message on its way to many receivers.
 
     number: the same for equal messages of one author. Transports know a message by its bytes: a process that has had one is not
@@ -60,13 +61,13 @@ class Letter:
 
 
 class Network:
-    """Links between the nodes, and between each node and the server. chance: the network's own random stream."""
+    """Links between the nodes, and between each node and the server. rng: the network's own random stream."""
 
-    def __init__(self, clock: Clock, chance: random.Random, *, seconds: float, counts: Counter[str]) -> None:
+    def __init__(self, clock: Clock, rng: random.Random, *, seconds: float, counts: Counter[str]) -> None:
         self.nodes: list[Node] = []
         self.counts = counts
         self._clock = clock
-        self._chance = chance.random
+        self._draw = rng.random
         self._seconds = seconds
         self._effects: list[Fault] = []
         self._cuts: list[Fault] = []
@@ -112,12 +113,12 @@ class Network:
 
     def gossip_delay(self) -> float:
         """Seconds until a member that an author left out has its message from others: announced, requested, sent."""
-        return GOSSIP * self._chance() + 3 * self._seconds
+        return GOSSIP_SECONDS * self._draw() + 3 * self._seconds
 
     def delay(self, source: int, target: int) -> float:
         """Seconds that one message takes, with retransmissions."""
-        chance = self._chance
-        seconds = self._seconds * (0.5 + chance())
+        draw = self._draw
+        seconds = self._seconds * (0.5 + draw())
         for fault in self._effects:
             if fault.nodes and source not in fault.nodes and target not in fault.nodes:
                 continue
@@ -125,21 +126,21 @@ class Network:
             match fault.kind:
                 case "delay":
                     self.counts["delay"] += 1
-                    seconds += fault.amount * (0.5 + chance())
-                case "reorder" if chance() < fault.amount:
+                    seconds += fault.amount * (0.5 + draw())
+                case "reorder" if draw() < fault.amount:
                     self.counts["reorder"] += 1
-                    seconds += 10 * self._seconds * chance()
+                    seconds += 10 * self._seconds * draw()
                 case "drop":
-                    while chance() < fault.amount and seconds < 30.0:
+                    while draw() < fault.amount and seconds < 30.0:
                         self.counts["drop"] += 1
-                        seconds += RETRANSMIT
+                        seconds += RETRANSMIT_SECONDS
         return seconds
 
-    def strikes(self, kind: str, source: int, target: int) -> bool:
+    def hits(self, kind: str, source: int, target: int) -> bool:
         """Whether a fault of this kind randomly hits one message."""
         for fault in self._effects:
             on_path = not fault.nodes or source in fault.nodes or target in fault.nodes
-            if fault.kind == kind and on_path and self._chance() < fault.amount:
+            if fault.kind == kind and on_path and self._draw() < fault.amount:
                 self.counts[kind] += 1
                 return True
 
@@ -151,12 +152,12 @@ class Network:
         """The set of possible links has changed: broken links end at once, new ones take a moment."""
         self._version += 1
         for node in self.nodes:
-            if node.out:
+            if node.links:
                 wanted = self._wanted(node)
-                if not node.out <= wanted:
-                    node.out &= wanted
-                    self._tell_peers(node)
-        self._clock.after(CONNECT * (0.5 + self._chance()), self._connect, self._version)
+                if not node.links <= wanted:
+                    node.links &= wanted
+                    self._notify_peers(node)
+        self._clock.after(CONNECT_SECONDS * (0.5 + self._draw()), self._connect, self._version)
 
     def _wanted(self, node: Node) -> set[int]:
         if not node.running:
@@ -177,88 +178,88 @@ class Network:
 
         for node in self.nodes:
             wanted = self._wanted(node)
-            fresh = wanted - node.out
-            node.out |= fresh
+            fresh = wanted - node.links
+            node.links |= fresh
             for other in sorted(fresh):
-                self._compare(node, self.nodes[other])
+                self._exchange_missing(node, self.nodes[other])
         for node in self.nodes:
-            self._tell_peers(node)
+            self._notify_peers(node)
 
-    def _tell_peers(self, node: Node) -> None:
-        peers = frozenset(self.nodes[other].identity.p2p for other in node.out if node.index in self.nodes[other].out)
-        if peers != node.told_peers and node.running:
-            node.told_peers = peers
-            self._clock.after(0.05, node.receive, node.life, PeersSeen(peers))
+    def _notify_peers(self, node: Node) -> None:
+        peers = frozenset(self.nodes[other].identity.p2p for other in node.links if node.index in self.nodes[other].links)
+        if peers != node.notified_peers and node.running:
+            node.notified_peers = peers
+            self._clock.after(0.05, node.receive, node.incarnation, PeersSeen(peers))
 
-    def _compare(self, source: Node, target: Node) -> None:
+    def _exchange_missing(self, source: Node, target: Node) -> None:
         """Two members exchange what the other lacks when they connect."""
-        for letter in list(source.letters.values()):
-            if letter.number not in target.seen:
-                self._post(letter, source, target)
+        for packet in list(source.packets.values()):
+            if packet.number not in target.seen:
+                self._transmit(packet, source, target)
 
     # ------------------------------------------------------------------------------------ messages
 
     def broadcast(self, node: Node, message: Message, tag: int, *, held_back: dict[int, float] | None = None) -> None:
         """Send a message to all members."""
         number = self._numbers.setdefault((node.index, message), len(self._numbers))
-        letter = Letter(number, node.index, MessageSeen(node.identity.p2p, message), tag, held_back or {})
-        node.seen.add(letter.number)
-        node.letters[letter.number] = letter
-        for other in node.out:
-            self._post(letter, node, self.nodes[other])
+        packet = Packet(number, node.index, MessageSeen(node.identity.p2p, message), tag, held_back or {})
+        node.seen.add(packet.number)
+        node.packets[packet.number] = packet
+        for other in node.links:
+            self._transmit(packet, node, self.nodes[other])
 
-    def _post(self, letter: Letter, source: Node, target: Node) -> None:
-        if letter.number in target.seen:
+    def _transmit(self, packet: Packet, source: Node, target: Node) -> None:
+        if packet.number in target.seen:
             return
 
-        seconds = self.delay(source.index, target.index) if self._effects else self._seconds * (0.5 + self._chance())
-        if letter.held_back:
-            seconds += letter.held_back.get(target.index, 0.0)
-        self._clock.after(seconds, self._arrive, letter, source, target, target.life)
-        if self._effects and self.strikes("duplicate", source.index, target.index):
-            self._clock.after(2 * seconds, self._arrive_again, letter, target, target.life)
+        seconds = self.delay(source.index, target.index) if self._effects else self._seconds * (0.5 + self._draw())
+        if packet.held_back:
+            seconds += packet.held_back.get(target.index, 0.0)
+        self._clock.after(seconds, self._arrive, packet, source, target, target.incarnation)
+        if self._effects and self.hits("duplicate", source.index, target.index):
+            self._clock.after(2 * seconds, self._deliver_duplicate, packet, target, target.incarnation)
 
-    def _arrive(self, letter: Letter, source: Node, target: Node, life: int) -> None:
-        if target.life != life or letter.number in target.seen:
+    def _arrive(self, packet: Packet, source: Node, target: Node, incarnation: int) -> None:
+        if target.incarnation != incarnation or packet.number in target.seen:
             return
-        if target.index not in source.out:
-            self._pass_on(letter, target)
-            return
-
-        if letter.tag < target.expired_before:
+        if target.index not in source.links:
+            self._relay(packet, target)
             return
 
-        target.seen.add(letter.number)
-        target.letters[letter.number] = letter
-        target.receive(life, letter.event)
+        if packet.tag < target.expired_before:
+            return
+
+        target.seen.add(packet.number)
+        target.packets[packet.number] = packet
+        target.receive(incarnation, packet.event)
         if self._cuts:
-            for other in target.out:
-                self._post(letter, target, self.nodes[other])
+            for other in target.links:
+                self._transmit(packet, target, self.nodes[other])
 
-    def _pass_on(self, letter: Letter, target: Node) -> None:
-        """The sender is out of reach: another member that has the letter passes it on, or it is sent at their next connection."""
-        for other in sorted(target.out):
+    def _relay(self, packet: Packet, target: Node) -> None:
+        """The sender is out of reach: another member that has the packet relays it, or it is sent at their next connection."""
+        for other in sorted(target.links):
             holder = self.nodes[other]
-            if letter.number in holder.letters and target.index in holder.out:
+            if packet.number in holder.packets and target.index in holder.links:
                 seconds = self.delay(holder.index, target.index)
-                self._clock.after(seconds, self._arrive, letter, holder, target, target.life)
+                self._clock.after(seconds, self._arrive, packet, holder, target, target.incarnation)
                 return
 
-    def _arrive_again(self, letter: Letter, target: Node, life: int) -> None:
+    def _deliver_duplicate(self, packet: Packet, target: Node, incarnation: int) -> None:
         """Worse than the contract allows: a process gets the same message twice, as if its list of old ones was full."""
-        if target.life == life and letter.number in target.seen:
-            target.receive(life, letter.event)
+        if target.incarnation == incarnation and packet.number in target.seen:
+            target.receive(incarnation, packet.event)
 
     # ------------------------------------------------------------------------------------ blobs
 
-    def peers_in_order(self, node: Node, first: Iterable[bytes]) -> Iterator[Node]:
+    def peers_in_order(self, node: Process, first: Iterable[bytes]) -> Iterator[Node]:
         """Connected members, those in `first` first."""
         named = [self._by_key[key] for key in first if key in self._by_key]
-        for index in chain(named, (other for other in sorted(node.out) if other not in named)):
-            if index in node.out and node.index in self.nodes[index].out:
+        for index in chain(named, (other for other in sorted(node.links) if other not in named)):
+            if index in node.links and node.index in self.nodes[index].links:
                 yield self.nodes[index]
 
-    def find(self, node: Node, first: Iterable[bytes], has: Callable[[Node], bool | None]) -> tuple[Node | None, float]:
+    def find(self, node: Process, first: Iterable[bytes], has: Callable[[Node], bool | None]) -> tuple[Node | None, float]:
         """The connected member that answers with a blob, and how long the answer takes.
 
         has: False means an immediate no, None means no answer at all.
@@ -271,25 +272,27 @@ class Network:
                 return other, seconds
 
             if answer is None:
-                seconds += HEDGE
+                seconds += HEDGE_DELAY
         return None, seconds + self._seconds
 
     def fetch(self, node: Node, action: FetchPayload) -> None:
         """Fetch a payload for a node."""
         payload_hash = action.payload_hash
         if payload_hash in node.payloads:
-            self._clock.after(0.0, self._check, node, node.life, action, node.payloads[payload_hash][1])
+            self._clock.after(0.0, self._check, node, node.incarnation, action, node.payloads[payload_hash][1])
             return
 
-        self._seek(node, node.life, action, set(), set(), self._clock.now + UNANSWERED)
+        self._ask_in_turn(node, node.incarnation, action, set(), set(), self._clock.now + FETCH_TIMEOUT)
 
-    def _seek(self, node: Node, life: int, action: FetchPayload, asked: set[int], silent: set[int], until: float) -> None:
+    def _ask_in_turn(
+        self, node: Node, incarnation: int, action: FetchPayload, asked: set[int], unresponsive: set[int], until: float
+    ) -> None:
         """Ask one member after the other, as a transport does.
 
-        asked: members asked in this pass. silent: members that do not answer; after HEDGE the next one is asked. In the end,
-        while one may still answer, members that had nothing are asked again. until: virtual seconds.
+        asked: members asked in this pass. unresponsive: members that do not answer; after HEDGE_DELAY the next one is asked. In
+        the end, while one may still answer, members that had nothing are asked again. until: virtual seconds.
         """
-        if node.life != life:
+        if node.incarnation != incarnation:
             return
 
         payload_hash, seconds = action.payload_hash, 0.0
@@ -301,28 +304,30 @@ class Network:
             answer = None if other.paused else other.serves(payload_hash, node.index)
             if answer:
                 seconds += node.seconds_to_receive()
-                self._clock.after(seconds, self._check, node, life, action, other.payloads[payload_hash][1])
+                self._clock.after(seconds, self._check, node, incarnation, action, other.payloads[payload_hash][1])
                 return
             if answer is None:
-                silent.add(other.index)
-                self._clock.after(seconds + HEDGE, self._seek, node, life, action, asked, silent, until)
+                unresponsive.add(other.index)
+                self._clock.after(seconds + HEDGE_DELAY, self._ask_in_turn, node, incarnation, action, asked, unresponsive, until)
                 return
 
-        if silent and self._clock.now + AGAIN < until:
-            self._clock.after(seconds + AGAIN, self._seek, node, life, action, set(silent), silent, until)
+        if unresponsive and self._clock.now + ASK_AGAIN_AFTER < until:
+            self._clock.after(
+                seconds + ASK_AGAIN_AFTER, self._ask_in_turn, node, incarnation, action, set(unresponsive), unresponsive, until
+            )
         else:
             self.counts["payload missing"] += 1
-            self._clock.after(seconds + self._seconds + 0.1, node.receive, life, PayloadMissing(payload_hash))
+            self._clock.after(seconds + self._seconds + 0.1, node.receive, incarnation, PayloadMissing(payload_hash))
 
-    def _check(self, node: Node, life: int, action: FetchPayload, payload: Payload) -> None:
-        if node.life != life:
+    def _check(self, node: Node, incarnation: int, action: FetchPayload, payload: Payload) -> None:
+        if node.incarnation != incarnation:
             return
 
         valid = node.replica.check(payload)
         if valid and action.tag >= node.expired_before:
             known, _ = node.payloads.get(payload.hash, (action.tag, payload))
             node.payloads[payload.hash] = (max(known, action.tag), payload)  # as stores do: an older fetch shortens nothing
-        node.receive(life, PayloadChecked(payload.hash, valid, action.tag))
+        node.receive(incarnation, PayloadChecked(payload.hash, valid, action.tag))
 
     # ------------------------------------------------------------------------------------ the server's links
 
@@ -338,4 +343,4 @@ class Network:
         if self._cuts and self.is_cut(source, target):
             return None
 
-        return self.delay(source, target) if self._effects else self._seconds * (0.5 + self._chance())
+        return self.delay(source, target) if self._effects else self._seconds * (0.5 + self._draw())

@@ -22,7 +22,7 @@ from psyche_core.simulator.script import Script, Trainer
 from psyche_core.simulator.shrink import ATTEMPTS, shrunk
 from psyche_core.simulator.world import RunResult, run_script
 
-Done = tuple[RunResult, "Finding | None", "RunTimes | None"]
+Done = tuple[RunResult, "FailureReport | None", "RunTimes | None"]
 """One run: its result, what broke, how long it took."""
 
 CHUNK = 8
@@ -50,7 +50,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FailureReport:
     """A failure in a form that processes can exchange. script: as small as it could be made; original: as generated."""
 
     seed: int
@@ -75,7 +75,7 @@ class RunTimes:
 
 
 @dataclass(slots=True)
-class Tally:
+class RunTotals:
     """Results so far. counts: how often each fault struck, summed over the runs; steps: trained in all runs.
 
     run_times: of the runs in which nothing broke; in the end ordered by seed.
@@ -85,7 +85,7 @@ class Tally:
     steps: int = 0
     events: int = 0
     seconds: float = 0.0
-    findings: list[Finding] = field(default_factory=list)
+    failures: list[FailureReport] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     run_times: list[RunTimes] = field(default_factory=list)
 
@@ -95,7 +95,7 @@ class Tally:
         return 60.0 * self.runs / self.seconds if self.seconds else 0.0
 
 
-def one_run(options: RunOptions, seed: int) -> tuple[RunResult, Finding | None, RunTimes | None]:
+def one_run(options: RunOptions, seed: int) -> tuple[RunResult, FailureReport | None, RunTimes | None]:
     """Run a seed; shrink its failure."""
     script = options.script(seed)
     try:
@@ -104,19 +104,19 @@ def one_run(options: RunOptions, seed: int) -> tuple[RunResult, Finding | None, 
         where = traceback.format_exc().strip().splitlines()[-3:]
         failure = SimFailure(invariant="simulator-raises", time=0.0, sentence=" / ".join(where), script=script)
         failure.__cause__ = error
-        return RunResult(seed, None, 0.0, 0, 0, 0, 0), finding(failure, original=script), None
+        return RunResult(seed, None, 0.0, 0, 0, 0, 0), failure_report(failure, original=script), None
 
     try:
         slow = too_slow(script, result)
     except SimFailure as failure:  # of the same run with everybody honest
-        return result, finding(failure, original=failure.script), None
+        return result, failure_report(failure, original=failure.script), None
     if slow is not None:
-        return result, finding(slow, original=script), None
+        return result, failure_report(slow, original=script), None
     if result.failure is None:
         return result, None, run_times(script, result, compare=options.compare)
 
     small = shrunk(result.failure, attempts=options.shrink) if options.shrink else result.failure
-    return replace(result, failure=None), finding(small, original=script), None
+    return replace(result, failure=None), failure_report(small, original=script), None
 
 
 def run_times(script: Script, result: RunResult, *, compare: bool) -> RunTimes:
@@ -125,14 +125,14 @@ def run_times(script: Script, result: RunResult, *, compare: bool) -> RunTimes:
     return RunTimes(script.seed, result.finished_at, result.step_seconds, beside)
 
 
-def finding(failure: SimFailure, *, original: Script) -> Finding:
+def failure_report(failure: SimFailure, *, original: Script) -> FailureReport:
     """A failure in a form that processes can exchange."""
-    return Finding(failure.seed, failure.invariant, failure.time, failure.sentence, failure.script, original)
+    return FailureReport(failure.seed, failure.invariant, failure.time, failure.sentence, failure.script, original)
 
 
-def run_seeds(options: RunOptions, seeds: Sequence[int], *, jobs: int = 1) -> Iterator[Tally]:
+def run_seeds(options: RunOptions, seeds: Sequence[int], *, jobs: int = 1) -> Iterator[RunTotals]:
     """Run all seeds; yields the growing tally after each chunk. Closing the iterator ends the workers."""
-    tally = Tally()
+    tally = RunTotals()
     started = time.monotonic()
     for done in _chunks_done(options, seeds, jobs=jobs):
         for result, found, took in done:
@@ -141,7 +141,7 @@ def run_seeds(options: RunOptions, seeds: Sequence[int], *, jobs: int = 1) -> It
             tally.events += result.events
             tally.counts.update(result.counts)
             if found is not None:
-                tally.findings.append(found)
+                tally.failures.append(found)
             if took is not None:
                 tally.run_times.append(took)
         tally.seconds = time.monotonic() - started

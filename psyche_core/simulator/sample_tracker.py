@@ -11,7 +11,7 @@ from psyche_core.coordinator.commands import Equivocation, RoundSettled
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.simulator.failure import Broken
+from psyche_core.simulator.failure import InvariantViolation
 from psyche_core.types import MAX_WITNESSES, BatchId, RunState
 
 
@@ -27,17 +27,17 @@ class SampleTracker:
     """The state of every sample. honest: signers of members that never lie.
 
     accepted: by (height, step) of a round, its accepted samples, once per settled round; of_liars: those of them that are
-    liars'. last: rounds settled when their epoch ended; evidence about them is accepted in the cooldown only. unheard: rounds
-    stored when all members died at once, and with them the evidence that only they had. vetoed: rounds attested by a
-    committee whose honest witnesses alone were no quorum, so that a liar could void any part of them.
+    liars'. last: rounds settled when their epoch ended; evidence about them is accepted in the cooldown only. evidence_lost:
+    rounds stored when all members died at once, and with them the evidence that only they had. without_honest_quorum: rounds
+    attested by a committee whose honest witnesses alone were no quorum, so that a liar could void any part of them.
     """
 
     def __init__(self, *, honest: frozenset[bytes]) -> None:
         self.accepted: dict[tuple[int, int], list[int]] = {}
         self.of_liars: dict[tuple[int, int], int] = {}
         self.last: set[tuple[int, int]] = set()
-        self.unheard: set[tuple[int, int]] = set()
-        self.vetoed: set[tuple[int, int]] = set()
+        self.evidence_lost: set[tuple[int, int]] = set()
+        self.without_honest_quorum: set[tuple[int, int]] = set()
         self._honest = honest
         self._accepted_ever = 0
         self._settled_height = -1
@@ -69,14 +69,18 @@ class SampleTracker:
 
     def all_died(self, state: CoordinatorState) -> None:
         """All members died at once: evidence about the stored rounds may be gone."""
-        self.unheard.update((stored.height, stored.step) for stored in state.epoch.rounds)
+        self.evidence_lost.update((stored.height, stored.step) for stored in state.epoch.rounds)
 
     def copy(self) -> SampleTracker:
         """A copy, to continue from later."""
         other = SampleTracker(honest=self._honest)
         other.accepted = {key: list(known) for key, known in self.accepted.items()}
         other.of_liars = dict(self.of_liars)
-        other.last, other.unheard, other.vetoed = set(self.last), set(self.unheard), set(self.vetoed)
+        other.last, other.evidence_lost, other.without_honest_quorum = (
+            set(self.last),
+            set(self.evidence_lost),
+            set(self.without_honest_quorum),
+        )
         other._accepted_ever = self._accepted_ever
         other._settled_height, other._epoch = self._settled_height, self._epoch
         other._at_step = dict(self._at_step)
@@ -84,10 +88,10 @@ class SampleTracker:
         return other
 
     def of_honest_before(self, step: int) -> int:
-        """The samples of honest members accepted before this step, in rounds without a liars' veto."""
+        """The samples of honest members accepted before this step, in rounds with an honest quorum."""
         found = 0
         for key, known in self.accepted.items():
-            if key[1] < step and key not in self.vetoed:
+            if key[1] < step and key not in self.without_honest_quorum:
                 for samples in known:
                     found |= samples & ~self.of_liars[key]
         return found
@@ -96,29 +100,29 @@ class SampleTracker:
         """A round is decided. Recounts its acceptance: two thirds of the elected witnesses (F5, F6)."""
         round_ = state.round_at(event.height)
         if round_ is None:
-            raise Broken("settled-rounds-are-stored", f"round {event.height} was settled and is not stored")
+            raise InvariantViolation("settled-rounds-are-stored", f"round {event.height} was settled and is not stored")
 
-        dealt = shares(state, round_)
+        assigned = shares(state, round_)
         attesting = state.round_at(event.height + 1)
         statements = attesting.statements if attesting is not None else ()
         elected = min(len(attesting.slots), state.config.witness_nodes or MAX_WITNESSES) if attesting is not None else 0
         rightly = []
-        for slot in sorted(dealt):
-            votes = sum(said.participants[slot // 8] >> (slot % 8) & 1 for said in statements)
+        for slot in sorted(assigned):
+            votes = sum(statement.participants[slot // 8] >> (slot % 8) & 1 for statement in statements)
             if votes and 3 * votes >= 2 * elected and slot not in round_.voided:
                 rightly.append(slot)
         if rightly != sorted(event.accepted):
             sentence = f"of round {event.height} slots {event.accepted} were accepted, {rightly} had their quorum"
-            raise Broken("two-thirds-of-the-witnesses-accept", sentence)
+            raise InvariantViolation("two-thirds-of-the-witnesses-accept", sentence)
 
         taken = of_liars = 0
         for slot in event.accepted:
-            taken |= bits(dealt[slot])
+            taken |= bits(assigned[slot])
             if state.epoch.clients[slot].id.signer not in self._honest:
-                of_liars |= bits(dealt[slot])
+                of_liars |= bits(assigned[slot])
         if self._accepted_ever & taken:
             sentence = f"round {event.height} of epoch {event.epoch} accepted samples that were accepted before"
-            raise Broken("no-sample-accepted-twice", sentence)
+            raise InvariantViolation("no-sample-accepted-twice", sentence)
 
         self._accepted_ever |= taken
         key = (event.height, event.step)
@@ -130,11 +134,11 @@ class SampleTracker:
             committee = witness_slots(state, attesting)
             honest = sum(state.epoch.clients[slot].id.signer in self._honest for slot in committee)
             if 3 * honest < 2 * elected:
-                self.vetoed.add(key)
+                self.without_honest_quorum.add(key)
         self._epoch, self._settled_height = event.epoch, event.height
 
     def evidence(self, old: CoordinatorState, new: CoordinatorState, command: Equivocation) -> None:
-        """A trainer provably signed two results: its share of a settled round may become void (and dealt again) or lost."""
+        """A trainer provably signed two results: its share of a settled round may become void (and assigned again) or lost."""
         before, after = old.round_at(command.height), new.round_at(command.height)
         if before is None or after is None:
             return
@@ -144,7 +148,7 @@ class SampleTracker:
         share = bits(shares(old, before).get(command.index, ()))
         if voided and lost < 0:  # a proof with a third result: samples that were counted as lost are in the queue now
             if share.bit_count() != -lost or share & ~bits(new.requeue):
-                raise Broken(
+                raise InvariantViolation(
                     "found-samples-are-queued", f"{-lost} lost samples were found again, of a share of {share.bit_count()}"
                 )
         elif not share & self._accepted_ever or not (voided or lost):
@@ -160,21 +164,21 @@ class SampleTracker:
 
     def balance(self, state: CoordinatorState) -> None:
         """Each sample assigned so far is accepted, queued again, in a round not settled yet, or counted as lost."""
-        waiting, flying = bits(state.requeue), self._flying(state)
+        waiting, in_progress = bits(state.requeue), self._in_progress(state)
         assigned = (1 << state.progress.data_index) - 1
-        placed = self._accepted_ever | waiting | flying
-        doubled = (self._accepted_ever & waiting) | (self._accepted_ever & flying) | (waiting & flying)
+        placed = self._accepted_ever | waiting | in_progress
+        doubled = (self._accepted_ever & waiting) | (self._accepted_ever & in_progress) | (waiting & in_progress)
         if doubled or placed & ~assigned:
             strange = (placed & ~assigned).bit_count()
-            sentence = f"{doubled.bit_count()} samples are in two places of the ledger, {strange} were never assigned"
-            raise Broken("no-sample-in-two-places", sentence)
+            sentence = f"{doubled.bit_count()} samples are in two places, {strange} were never assigned"
+            raise InvariantViolation("no-sample-in-two-places", sentence)
 
         missing = (assigned & ~placed).bit_count()
         if missing != state.lost_samples - self._found_again:
-            sentence = f"{missing} samples are nowhere in the ledger and {state.lost_samples} are counted as lost"
-            raise Broken("no-sample-skipped", sentence)
+            sentence = f"{missing} samples are in no place and {state.lost_samples} are counted as lost"
+            raise InvariantViolation("no-sample-skipped", sentence)
 
-    def _flying(self, state: CoordinatorState) -> int:
+    def _in_progress(self, state: CoordinatorState) -> int:
         """Samples of rounds in progress: the current one and, unless it is settled, the one before."""
         if state.run_state not in (RunState.RoundTrain, RunState.RoundWitness):
             return 0

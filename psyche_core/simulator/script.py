@@ -141,7 +141,7 @@ class Script:
         return frozenset(node for fault in self.faults if fault.kind in LIES for node in fault.nodes)
 
     @property
-    def calm_after(self) -> float:
+    def excused_until(self) -> float:
         """When the last fault ends that excuses a member. A crash ends at once."""
         return max((fault.end for fault in self.faults if fault.kind not in NO_EXCUSE), default=0.0)
 

@@ -20,8 +20,8 @@ from psyche_core.coordinator.serialization import from_plain, to_plain
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError
 from psyche_core.simulator.clock import Clock
-from psyche_core.simulator.failure import Broken
-from psyche_core.simulator.invariants.coordinator_watch import CoordinatorWatch
+from psyche_core.simulator.failure import InvariantViolation
+from psyche_core.simulator.invariants.coordinator_checker import CoordinatorChecker
 from psyche_core.simulator.network import Network
 from psyche_core.simulator.sample_tracker import SampleTracker
 from psyche_core.types import RunState
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from psyche_core.simulator.members.process import Process
 
-EPOCH_OF_TIME = 1_800_000_000
+START_TIME = 1_800_000_000
 """The unix second at which every simulated run begins."""
 
 TICK = 1.0
@@ -74,8 +74,8 @@ class Server:
         clock: Clock,
         network: Network,
         *,
-        chance: random.Random,
-        watch: CoordinatorWatch,
+        rng: random.Random,
+        watch: CoordinatorChecker,
         counts: Counter[str],
         sealed: bool,
         withdraw_after: float,
@@ -93,21 +93,21 @@ class Server:
         self.version: int = 0
         self._clock = clock
         self._network = network
-        self._chance = chance
+        self._rng = rng
         self._watch = watch
         self._counts = counts
         self._sealed = sealed
         self._withdraw_after = withdraw_after
-        self._told = (-1, StateSeen(state))
-        self._life = 0
+        self._last_seen = (-1, StateSeen(state))
+        self._incarnation = 0
         self._lost_since: dict[int, float] = {}
         self._went_down = 0.0
-        clock.after(chance.random(), self._tick, 0)
+        clock.after(rng.random(), self._tick, 0)
 
     @property
     def now(self) -> int:
         """Unix seconds."""
-        return EPOCH_OF_TIME + int(self._clock.now)
+        return START_TIME + int(self._clock.now)
 
     # ------------------------------------------------------------------------------------ life
 
@@ -115,19 +115,19 @@ class Server:
         """Go down; every state is on disk and stays there."""
         self.up = False
         self._went_down = self._clock.now
-        self._life += 1
+        self._incarnation += 1
         self._counts["server-restart"] += 1
 
     def restart(self, *, older: float = 0.0) -> None:
         """Come up with the state on disk, or one from `older` seconds before; members reconnect one by one."""
         if older:
-            self._take_older(older)
+            self._restore_older(older)
         self.up = True
-        self._clock.after(TICK, self._tick, self._life)
+        self._clock.after(TICK, self._tick, self._incarnation)
         for node in self._network.nodes:
             self.reconnect(node)
 
-    def _take_older(self, seconds: float) -> None:
+    def _restore_older(self, seconds: float) -> None:
         """Continue from a state that long before the crash, or the oldest kept; later states are lost."""
         wanted = self._went_down - seconds
         kept = next(
@@ -143,9 +143,9 @@ class Server:
         self._watch.restored(self.state, kept.tracker)
         if self.went_back is not None:
             self.went_back(self.lineage, before, self.state, of=kept.lineage)
-        self._keep()
+        self._record_state()
 
-    def _keep(self) -> None:
+    def _record_state(self) -> None:
         """Keep the current state, to show it later as an older one."""
         tracker = self._watch.sample_tracker.copy() if self._with_tracker else None
         history = self._history
@@ -155,23 +155,23 @@ class Server:
 
     def reconnect(self, node: Process) -> None:
         """A member's connection returns after a moment: it sees the newest state, and its join is repeated."""
-        self._clock.after(0.2 + self._chance.random(), self._connected, node, node.life)
+        self._clock.after(0.2 + self._rng.random(), self._connected, node, node.incarnation)
 
-    def _connected(self, node: Process, life: int) -> None:
-        if node.life == life and node.running and self.up:
+    def _connected(self, node: Process, incarnation: int) -> None:
+        if node.incarnation == incarnation and node.running and self.up:
             if node.joined:
-                self.ask(node, node.join_command())
-            self.tell(node)
+                self.submit(node, node.join_command())
+            self.notify(node)
 
-    def _tick(self, life: int) -> None:
-        if not self.up or life != self._life:
+    def _tick(self, incarnation: int) -> None:
+        if not self.up or incarnation != self._incarnation:
             return
 
         if not self.state.run_state.halted:
-            self.take(Tick())
+            self.apply(Tick())
         if self._withdraw_after:
             self._withdraw_lost()
-        self._clock.after(TICK, self._tick, life)
+        self._clock.after(TICK, self._tick, incarnation)
 
     def _withdraw_lost(self) -> None:
         for node in self._network.nodes:
@@ -179,49 +179,49 @@ class Server:
                 self._lost_since.pop(node.index, None)
             elif self._clock.now - self._lost_since.setdefault(node.index, self._clock.now) >= self._withdraw_after:
                 self._lost_since[node.index] = self._clock.now
-                self.take(Withdraw(node.identity))
+                self.apply(Withdraw(node.identity))
 
     # ------------------------------------------------------------------------------------ commands
 
-    def ask(self, node: Process, command: Command, attempt: int = 1) -> None:
+    def submit(self, node: Process, command: Command, attempt: int = 1) -> None:
         """A node sends a command."""
         seconds = self._network.to_server(node)
-        lost = seconds is None or not self.up or self._network.strikes("drop", node.index, -1) or self._fails(node)
+        lost = seconds is None or not self.up or self._network.hits("drop", node.index, -1) or self._rpc_fails(node)
         if lost or seconds is None:
-            self._clock.after(ANSWER_TIMEOUT, self._ask_again, node, node.life, command, attempt)
+            self._clock.after(ANSWER_TIMEOUT, self._submit_again, node, node.incarnation, command, attempt)
             return
 
-        self._clock.after(seconds, self._arrive, node, node.life, command, attempt, self._life)
-        if self._network.strikes("duplicate", node.index, -1):
-            self._clock.after(2.0 * seconds, self._arrive, node, node.life, command, ATTEMPTS, self._life)
+        self._clock.after(seconds, self._arrive, node, node.incarnation, command, attempt, self._incarnation)
+        if self._network.hits("duplicate", node.index, -1):
+            self._clock.after(2.0 * seconds, self._arrive, node, node.incarnation, command, ATTEMPTS, self._incarnation)
 
-    def _ask_again(self, node: Process, life: int, command: Command, attempt: int) -> None:
-        if node.life == life and node.running and attempt < ATTEMPTS:
+    def _submit_again(self, node: Process, incarnation: int, command: Command, attempt: int) -> None:
+        if node.incarnation == incarnation and node.running and attempt < ATTEMPTS:
             self._counts["command repeated"] += 1
-            self.ask(node, command, attempt + 1)
+            self.submit(node, command, attempt + 1)
 
-    def _arrive(self, node: Process, life: int, command: Command, attempt: int, own_life: int) -> None:
-        if not self.up or own_life != self._life:
-            self._clock.after(ANSWER_TIMEOUT, self._ask_again, node, life, command, attempt)
+    def _arrive(self, node: Process, incarnation: int, command: Command, attempt: int, own_incarnation: int) -> None:
+        if not self.up or own_incarnation != self._incarnation:
+            self._clock.after(ANSWER_TIMEOUT, self._submit_again, node, incarnation, command, attempt)
             return
 
-        code = self.take(command)
+        code = self.apply(command)
         seconds = self._network.from_server(node)
         if seconds is None:
-            self._clock.after(ANSWER_TIMEOUT, self._ask_again, node, life, command, attempt)
+            self._clock.after(ANSWER_TIMEOUT, self._submit_again, node, incarnation, command, attempt)
         elif not isinstance(command, Join):
-            self._clock.after(seconds, node.receive, life, CommandAnswered(command, code))
+            self._clock.after(seconds, node.receive, incarnation, CommandAnswered(command, code))
 
-    def take(self, command: Command) -> str | None:
+    def apply(self, command: Command) -> str | None:
         """Apply a command to the state; returns the code of a refusal."""
         before = self.state
         try:
-            state, events = apply(before, command, self.now, self._chance.getrandbits(64))
+            state, events = apply(before, command, self.now, self._rng.getrandbits(64))
         except CoordinatorError as error:
             self._counts[f"refused {error.name}"] += 1
             return error.name
         except Exception as error:
-            raise Broken("nothing-raises", f"apply({command!r:.300}) raised {error!r}") from error
+            raise InvariantViolation("nothing-raises", f"apply({command!r:.300}) raised {error!r}") from error
 
         if state is not before:
             self.state = state
@@ -234,14 +234,14 @@ class Server:
             if self.changed is not None and (state.progress is not before.progress or state.run_state is not before.run_state):
                 self.changed(state, self._clock.now)
             if self._remember:
-                self._keep()
+                self._record_state()
             for node in self._network.nodes:
-                self.tell(node)
+                self.notify(node)
         return None
 
     # ------------------------------------------------------------------------------------ states
 
-    def tell(self, node: Process) -> None:
+    def notify(self, node: Process) -> None:
         """Tell a node that there is a newer state; it reads the newest when its turn comes."""
         if node.state_due or not node.running:
             return
@@ -249,55 +249,55 @@ class Server:
         seconds = self._network.from_server(node)
         if seconds is not None and self.up:
             node.state_due = True
-            self._clock.after(seconds, self._deliver, node, node.life, self._life)
+            self._clock.after(seconds, self._deliver, node, node.incarnation, self._incarnation)
 
-    def _deliver(self, node: Process, life: int, own_life: int) -> None:
-        if node.life != life:
+    def _deliver(self, node: Process, incarnation: int, own_incarnation: int) -> None:
+        if node.incarnation != incarnation:
             return
 
         node.state_due = False
-        if own_life != self._life:
-            self.tell(node)
+        if own_incarnation != self._incarnation:
+            self.notify(node)
             return
         if node.version == self.version or self._network.is_cut(-1, node.index):
             return
 
         lag = max(node.rpc_lags, default=0.0)
-        if lag or self._fails(node):
-            self._shown(node, lag)
+        if lag or self._rpc_fails(node):
+            self._deliver_stale(node, lag)
             return
 
         node.version = self.version
-        node.receive(life, self._seen(), lineage=self.lineage)
+        node.receive(incarnation, self._seen(), lineage=self.lineage)
 
-    def _fails(self, node: Process) -> bool:
+    def _rpc_fails(self, node: Process) -> bool:
         """Whether a call of the member's provider fails."""
-        failing = bool(node.rpc_fails) and self._chance.random() < max(node.rpc_fails)
+        failing = bool(node.rpc_fails) and self._rng.random() < max(node.rpc_fails)
         if failing:
             self._counts["failing-rpc"] += 1
         return failing
 
-    def _shown(self, node: Process, lag: float) -> None:
+    def _deliver_stale(self, node: Process, lag: float) -> None:
         """A provider shows nothing or a state that is behind, but never one older than it showed before."""
         if lag:
             self._counts["slow-rpc"] += 1
-            wanted = self._clock.now - lag * (0.5 + self._chance.random())
+            wanted = self._clock.now - lag * (0.5 + self._rng.random())
             kept = next((item for item in reversed(self._history) if item.time <= wanted), None)
             if kept is not None and kept.version > node.version:
                 node.version = kept.version
-                node.receive(node.life, kept.seen, lineage=kept.lineage)
+                node.receive(node.incarnation, kept.seen, lineage=kept.lineage)
         node.state_due = True  # it asks again
-        self._clock.after(0.3 + self._chance.random(), self._deliver, node, node.life, self._life)
+        self._clock.after(0.3 + self._rng.random(), self._deliver, node, node.incarnation, self._incarnation)
 
     def _seen(self) -> StateSeen:
-        if self._told[0] != self.version:
+        if self._last_seen[0] != self.version:
             state = self.state
             if self._sealed:
                 state = from_plain(decode(encode(to_plain(state)), max_bytes=2**24, max_depth=16))
                 if state != self.state:
-                    raise Broken("states-travel-whole", "a state read back from its plain form is another one")
-            self._told = (self.version, StateSeen(state))
-        return self._told[1]
+                    raise InvariantViolation("states-travel-whole", "a state read back from its plain form is another one")
+            self._last_seen = (self.version, StateSeen(state))
+        return self._last_seen[1]
 
     @property
     def finished(self) -> bool:

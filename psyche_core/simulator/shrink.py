@@ -60,7 +60,7 @@ def _smaller(script: Script) -> Iterator[Script]:
     yield from _fewer_members(script)
     if script.sealed:
         yield replace(script, sealed=False)
-    yield from _plainer(script)
+    yield from _with_defaults(script)
     for place, fault in enumerate(faults):
         for smaller in _smaller_fault(fault):
             yield replace(script, faults=(*faults[:place], smaller, *faults[place + 1 :]))
@@ -84,7 +84,7 @@ def _fewer_members(script: Script) -> Iterator[Script]:
     yield replace(script, clients=last, shape=most)
 
 
-def _plainer(script: Script) -> Iterator[Script]:
+def _with_defaults(script: Script) -> Iterator[Script]:
     """With one setting of the run changed to its default."""
     usual = Shape()
     shape = script.shape

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from psyche_core.builtin.text_corpus import VALIDATION_FOLDER
 from psyche_core.config.options.testnet import TestnetSettings
 from psyche_core.config.run_config import DataFile
+from psyche_core.data.text_corpus import VALIDATION_FOLDER
 
 HOST = "127.0.0.1"
 

@@ -20,7 +20,7 @@ from psyche_core.errors import WireError
 MAX_DEPTH = 16
 MAX_ITEMS = 100_000
 
-_WELCOME = frozenset({type(None), bool, str, bytes})
+_ALWAYS_ALLOWED = frozenset({type(None), bool, str, bytes})
 """Types whose values are all allowed. They are checked first, because most values have one of these types."""
 
 
@@ -36,7 +36,7 @@ def encode(value: Any) -> bytes:
 
 def _check(value: Any) -> None:
     """Raise for values that `decode` would reject, so that a message that nobody can read fails at its sender."""
-    if type(value) in _WELCOME:
+    if type(value) in _ALWAYS_ALLOWED:
         return
 
     if isinstance(value, dict):

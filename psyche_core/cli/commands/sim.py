@@ -17,7 +17,7 @@ from psyche_core.errors import UserError
 from psyche_core.regular_files import expect_regular
 
 if TYPE_CHECKING:
-    from psyche_core.simulator.parallel_runs import Finding, RunOptions, Tally
+    from psyche_core.simulator.parallel_runs import FailureReport, RunOptions, RunTotals
 
 MOST_RUNS_SHOWN = 1_000
 """With more runs than this, `--json` prints only their combined figures."""
@@ -191,16 +191,16 @@ def _read(path: Path) -> Any:
 
 
 def _play_script(script: Any, *, trace: bool, compare: bool, as_json: bool) -> int:
-    from psyche_core.simulator.parallel_runs import Tally, finding, run_times
+    from psyche_core.simulator.parallel_runs import RunTotals, failure_report, run_times
     from psyche_core.simulator.world import run_script
 
     timeline: list[tuple[float, str, str]] | None = [] if trace else None
     result = run_script(script, timeline=timeline)
     for moment, who, what in timeline or ():
         click.echo(f"{moment:9.3f}  {who:<11} {what}", err=as_json)
-    tally = Tally(runs=1, steps=result.steps, events=result.events)
+    tally = RunTotals(runs=1, steps=result.steps, events=result.events)
     if result.failure is not None:
-        tally.findings.append(finding(result.failure, original=script))
+        tally.failures.append(failure_report(result.failure, original=script))
     else:
         tally.run_times.append(run_times(script, result, compare=compare))
     if as_json:
@@ -208,15 +208,15 @@ def _play_script(script: Any, *, trace: bool, compare: bool, as_json: bool) -> i
     else:
         ended = f"{result.steps} steps in {result.epochs} epochs, {result.seconds:.1f} virtual seconds, mark {result.mark:016x}"
         click.echo(f"seed {script.seed}: {ended}")
-        for found in tally.findings:
+        for found in tally.failures:
             click.echo(f"BROKEN {found.invariant} at {found.time:.2f} s: {found.sentence}")
-    return 1 if tally.findings else 0
+    return 1 if tally.failures else 0
 
 
 # ------------------------------------------------------------------------------------ many runs
 
 
-def as_figures(tally: Tally) -> dict[str, Any]:
+def as_figures(tally: RunTotals) -> dict[str, Any]:
     """The figures of a run or of many, as `--json` prints them."""
     from psyche_core.simulator.script import to_plain
 
@@ -228,13 +228,13 @@ def as_figures(tally: Tally) -> dict[str, Any]:
             "sentence": found.sentence,
             "script": to_plain(found.script),
         }
-        for found in tally.findings
+        for found in tally.failures
     ]
     rate = round(tally.runs_per_minute, 1)
     return {"runs": tally.runs, "runs_per_minute": rate, **_paces(tally), "failures": failures}
 
 
-def _paces(tally: Tally) -> dict[str, Any]:
+def _paces(tally: RunTotals) -> dict[str, Any]:
     """Virtual seconds of runs and of their median steps after the first ten: over all runs and, for few runs, of each run."""
     run_times = sorted(tally.run_times, key=lambda one: one.seed)
     over_all: dict[str, Any] = {}
@@ -256,9 +256,9 @@ def _paces(tally: Tally) -> dict[str, Any]:
 
 
 def _run_seeds(run_options: RunOptions, seeds: Sequence[int], *, jobs: int, as_json: bool) -> int:
-    from psyche_core.simulator.parallel_runs import Tally, run_seeds
+    from psyche_core.simulator.parallel_runs import RunTotals, run_seeds
 
-    tally = Tally()
+    tally = RunTotals()
     interrupted = False
     try:
         for current in _shown(run_seeds(run_options, seeds, jobs=jobs), len(seeds)):
@@ -271,12 +271,12 @@ def _run_seeds(run_options: RunOptions, seeds: Sequence[int], *, jobs: int, as_j
         click.echo(json.dumps(as_figures(tally)))
     else:
         _print(tally, run_options)
-    if tally.findings:
+    if tally.failures:
         return 1
     return 130 if interrupted else 0
 
 
-def _shown(tallies: Iterator[Tally], total: int) -> Iterator[Tally]:
+def _shown(tallies: Iterator[RunTotals], total: int) -> Iterator[RunTotals]:
     """The same tallies, with a progress bar on a terminal."""
     if not sys.stderr.isatty():
         yield from tallies
@@ -289,22 +289,22 @@ def _shown(tallies: Iterator[Tally], total: int) -> Iterator[Tally]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("runs", total=total, rate="")
         for tally in tallies:
-            rate = f"{tally.runs_per_minute:.0f} runs a minute, {len(tally.findings)} broken"
+            rate = f"{tally.runs_per_minute:.0f} runs a minute, {len(tally.failures)} broken"
             progress.update(task, completed=tally.runs, rate=rate)
             yield tally
 
 
-def _print(tally: Tally, run_options: RunOptions) -> None:
+def _print(tally: RunTotals, run_options: RunOptions) -> None:
     struck = sum(count for kind, count in tally.counts.items() if kind in run_options.kinds)
     click.echo(
         f"{tally.runs} runs in {tally.seconds:.1f} s ({tally.runs_per_minute:.0f} a minute), {tally.steps} steps trained, "
-        f"{struck} faults occurred, {len(tally.findings)} runs broke an invariant"
+        f"{struck} faults occurred, {len(tally.failures)} runs broke an invariant"
     )
-    for found in tally.findings:
-        _print_finding(found, run_options)
+    for found in tally.failures:
+        _print_failure(found, run_options)
 
 
-def _print_finding(found: Finding, run_options: RunOptions) -> None:
+def _print_failure(found: FailureReport, run_options: RunOptions) -> None:
     from psyche_core.simulator.script import KINDS, to_plain
 
     kinds = "all" if run_options.kinds == KINDS else ",".join(run_options.kinds) or "none"

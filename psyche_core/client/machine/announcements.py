@@ -1,14 +1,14 @@
-"""What a member says and when: readiness, Finished, witness statements, health checks, coming back (protocol sections 3 and 5).
+"""What a member announces: readiness, Finished, witness statements, health checks, coming back (protocol sections 3 and 5).
 
-Each function returns the actions that are due and marks them as said in the epoch's notes, so that each is said once.
+Each function returns the actions that are due and marks them as sent in the epoch's notes, so that each is sent once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psyche_core.client.machine.actions import Action, Broadcast, KeepResults, KeptResult, Send
 from psyche_core.client.machine.epoch import ENTERABLE, PLAYING, EpochNotes
-from psyche_core.client.machine.events import Action, Broadcast, KeepResults, KeptResult, Send
 from psyche_core.client.machine.rounds.round import NO_DIGEST, RoundRecord, statement_about
 from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.commands import HealthCheck, WarmupWitness, Witness
@@ -45,7 +45,7 @@ def _ready(identity: NodeIdentity, notes: EpochNotes, slot: int) -> list[Action]
     notes.ready_sent = True
     digest = notes.digests.ours
     seed = notes.seed
-    notes.digests.note_own(slot, ended=False, seed=seed)
+    notes.digests.record_own(slot, ended=False, seed=seed)
     return [
         Broadcast(ModelDigest(notes.number, False, digest, seed), notes.tag(0)),
         Send(WarmupWitness(identity, notes.number, slot, digest)),
@@ -81,32 +81,32 @@ def in_round(
     """Everything that is due in the current round. healthy: the slots healthy in `state`."""
     current = state.current_round
     record = notes.records.get(current.height) if current is not None else None
-    if record is None or record.all_said or notes.slot is None or state.run_state not in PLAYING:
+    if record is None or record.all_sent or notes.slot is None or state.run_state not in PLAYING:
         return []
 
-    said: list[Action] = []
+    actions: list[Action] = []
     before = notes.records.get(record.height - 1)
     trained = record.own_done or record.nearly_done or notes.slot not in record.shares
     ready = trained and record.digest != NO_DIGEST
     if not record.finished_sent and ready and _holds_results(before, record, notes, healthy=healthy, now=now):
         record.finished_sent = True
         record.finished.setdefault(notes.slot, now)
-        said += keep_verified(before, notes)
-        said.append(Broadcast(Finished(notes.number, record.height, record.round.seed), notes.tag(record.height)))
+        actions += keep_verified(before, notes)
+        actions.append(Broadcast(Finished(notes.number, record.height, record.round.seed), notes.tag(record.height)))
 
     if not record.statement_sent and notes.slot in record.witnesses and _due(state, notes, record, healthy=healthy, now=now):
         record.statement_sent = True
-        said += keep_verified(before, notes)
+        actions += keep_verified(before, notes)
         statement = statement_about(before, playing=record, index=notes.slot)
         metadata = WitnessMetadata(record.round.step, figures.tokens_per_second, figures.bytes_per_second, figures.loss)
-        said.append(Send(Witness(identity, statement, metadata)))
+        actions.append(Send(Witness(identity, statement, metadata)))
 
     if not record.health_sent:
-        said += _health(identity, notes, record, healthy=healthy)
-    record.all_said = (
+        actions += _health(identity, notes, record, healthy=healthy)
+    record.all_sent = (
         record.finished_sent and record.health_sent and (record.statement_sent or notes.slot not in record.witnesses)
     )
-    return said
+    return actions
 
 
 def keep_verified(record: RoundRecord | None, notes: EpochNotes) -> list[Action]:
@@ -136,7 +136,7 @@ def _holds_results(
     if before is None or before.holds_all(healthy):
         return True
 
-    return before.holds_all(notes.delivering(record, healthy, now=now)) or notes.waits_alone(record, healthy, now=now)
+    return before.holds_all(notes.delivering(record, healthy, now=now)) or notes.should_stop_waiting(record, healthy, now=now)
 
 
 def _due(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int], now: float) -> bool:
@@ -152,17 +152,17 @@ def _due(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, *, hea
 
 def _health(identity: NodeIdentity, notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int]) -> list[Action]:
     """As a witness of the last round, report trainers of the round before it whose work no quorum saw."""
-    last, judged = notes.records.get(record.height - 1), notes.records.get(record.height - 2)
-    if last is None or judged is None or notes.slot not in last.witnesses:
+    last, attested = notes.records.get(record.height - 1), notes.records.get(record.height - 2)
+    if last is None or attested is None or notes.slot not in last.witnesses:
         record.health_sent = True  # not for us to send: rounds are seen in order of height
         return []
-    if judged.settled_by is None:
+    if attested.settled_by is None:
         return []
 
     record.health_sent = True
-    stored = judged.settled_by.round_at(last.height)
+    stored = attested.settled_by.round_at(last.height)
     if stored is None or len(stored.statements) < witness.quorum(len(last.witnesses)):
-        return []  # too few statements to judge anybody
+        return []  # too few statements to decide about anybody
 
-    absent = tuple(slot for slot in sorted(judged.shares) if slot in healthy and slot not in judged.accepted)
+    absent = tuple(slot for slot in sorted(attested.shares) if slot in healthy and slot not in attested.accepted)
     return [Send(HealthCheck(identity, absent))] if absent else []

@@ -37,12 +37,12 @@ class PayloadBuffer:
     def __init__(self) -> None:
         self.valid: dict[bytes, int] = {}
         self.invalid: set[bytes] = set()
-        self._asked: dict[bytes, int] = {}
-        self._unjudged: Counter[bytes] = Counter()
+        self._requested: dict[bytes, int] = {}
+        self._check_failures: Counter[bytes] = Counter()
         self._expired_before = -1
 
     def __len__(self) -> int:
-        return len(self.valid) + len(self.invalid) + len(self._asked) + len(self._unjudged)
+        return len(self.valid) + len(self.invalid) + len(self._requested) + len(self._check_failures)
 
     def live(self, tag: int) -> int:
         """The tag under which to keep something of `tag`: that one, or the lowest that has not expired."""
@@ -57,33 +57,37 @@ class PayloadBuffer:
 
         Also for a payload that is here but expires before `tag`: fetching it again, from our own store, keeps it longer.
         """
-        if payload_hash in self.invalid or self._unjudged.get(payload_hash, 0) >= MAX_CHECKS or self.holds(payload_hash, tag=tag):
+        if (
+            payload_hash in self.invalid
+            or self._check_failures.get(payload_hash, 0) >= MAX_CHECKS
+            or self.holds(payload_hash, tag=tag)
+        ):
             return False
-        if self._asked.get(payload_hash, -1) >= tag:
+        if self._requested.get(payload_hash, -1) >= tag:
             return False
 
-        self._asked[payload_hash] = tag
+        self._requested[payload_hash] = tag
         return True
 
     def fetch_failed(self, payload_hash: bytes) -> None:
         """Allow the payload to be requested again."""
-        self._asked.pop(payload_hash, None)
+        self._requested.pop(payload_hash, None)
 
     def check_failed(self, payload_hash: bytes) -> None:
         """Our check of a payload failed without a result: it may be requested again, a few times."""
-        self._asked.pop(payload_hash, None)
-        self._unjudged[payload_hash] += 1
+        self._requested.pop(payload_hash, None)
+        self._check_failures[payload_hash] += 1
 
     def lost(self, payload_hash: bytes) -> None:
         """The bytes of a payload are missing after all; it may be requested again."""
-        self._asked.pop(payload_hash, None)
+        self._requested.pop(payload_hash, None)
         self.valid.pop(payload_hash, None)
 
     def checked(self, payload_hash: bytes, *, valid: bool, tag: int) -> None:
         """A payload arrived and was checked. tag: it is kept until that expires."""
-        if self._asked.get(payload_hash, -1) <= tag:
-            self._asked.pop(payload_hash, None)
-        self._unjudged.pop(payload_hash, None)
+        if self._requested.get(payload_hash, -1) <= tag:
+            self._requested.pop(payload_hash, None)
+        self._check_failures.pop(payload_hash, None)
         if not valid:
             self.invalid.add(payload_hash)
         elif tag >= self._expired_before:
@@ -104,26 +108,26 @@ class EarlyMessages:
 
     def __init__(self) -> None:
         self._members: dict[bytes, list[Message]] = {}
-        self._strangers: dict[bytes, list[Message]] = {}
+        self._unknown_senders: dict[bytes, list[Message]] = {}
 
-    def hold(self, origin: bytes, message: Message, *, member: bool) -> None:
+    def add(self, origin: bytes, message: Message, *, member: bool) -> None:
         """Keep a message; silently drops it if the sender has no share left. member: whether our state names the sender."""
-        held = self._members if member or origin in self._members else self._strangers
+        held = self._members if member or origin in self._members else self._unknown_senders
         if origin not in held:
             if len(held) >= MAX_EARLY_SENDERS:
                 del held[next(iter(held))]
-            held[origin] = self._strangers.pop(origin, [])
+            held[origin] = self._unknown_senders.pop(origin, [])
         waiting = held[origin]
         if len(waiting) < MAX_EARLY_PER_SENDER and message not in waiting:
             waiting.append(message)
 
     def __len__(self) -> int:
-        return sum(len(waiting) for held in (self._members, self._strangers) for waiting in held.values())
+        return sum(len(waiting) for held in (self._members, self._unknown_senders) for waiting in held.values())
 
     def take(self, epoch: int, height: int | None) -> list[tuple[bytes, Message]]:
         """Remove and return the messages for this round (height None: for this epoch as a whole), and drop older ones."""
         due: list[tuple[bytes, Message]] = []
-        for held in (self._members, self._strangers):
+        for held in (self._members, self._unknown_senders):
             for origin, waiting in list(held.items()):
                 due.extend((origin, message) for message in waiting if _place(message) == (epoch, height))
                 waiting[:] = [message for message in waiting if message.epoch >= epoch and _place(message) != (epoch, height)]

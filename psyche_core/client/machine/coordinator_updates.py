@@ -1,4 +1,4 @@
-"""Follow the coordinator: enter epochs, see rounds and how they were settled, keep the membership.
+"""Follow the coordinator: enter epochs, update rounds and how they were settled, keep and report the membership.
 
 - The client joins once per process, which also publishes its address, and again whenever it is no longer expected.
 - An epoch that can be finished is finished before the next one is entered.
@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.client.machine import scheduler
+from psyche_core.client.machine.actions import Expire, Join, Prefetch, Send, SetPeers
 from psyche_core.client.machine.epoch import ENTERABLE, PLAYING, EpochNotes, epoch_key
-from psyche_core.client.machine.events import Expire, Join, Prefetch, Send, SetPeers
-from psyche_core.client.machine.own_membership import report_own_membership
-from psyche_core.client.machine.peer_messages import hear_early, repeat_evidence
+from psyche_core.client.machine.peer_messages import receive_early, repeat_evidence
 from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.rounds.settled_rounds import epoch_of_rounds
 from psyche_core.client.machine.state import MachineState
 from psyche_core.coordinator.commands import Withdraw
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.membership.missed_duties import MAX_MISSED
+from psyche_core.coordinator.state import MAX_REJOINS, Client, CoordinatorState
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import ClientState, RunState
 
@@ -29,7 +29,7 @@ _ANOTHER_RUN = "the coordinator hosts another run under this run's name now; sta
 _EJECTED = "the coordinator ejected this client: it was proven to have signed two results for one share"
 
 
-def see_state(client: MachineState, state: CoordinatorState) -> None:
+def receive_state(client: MachineState, state: CoordinatorState) -> None:
     """Handle a newer state."""
     previous, client.state = client.state, state
     client.results.instance = state.instance
@@ -43,19 +43,19 @@ def see_state(client: MachineState, state: CoordinatorState) -> None:
         if members != client.members:
             client.members = members
             if client.notes is not None:
-                client.notes.judge = True  # the size of a majority has changed
-            client.do(SetPeers(members))
-    _tell_phase(client, previous, state)
+                client.notes.compare_due = True  # the size of a majority has changed
+            client.emit(SetPeers(members))
+    _notify_phase(client, previous, state)
     if previous is not None and _went_back(previous, state):
         # Nothing in memory matches the older state; what is on our disk is read up to its step.
-        forgot = _forgotten(previous, state)
+        reason = _forgotten(previous, state)
         if client.leaving is not None:
             if client.takes_part:
-                client.do(Send(Withdraw(client.identity)))  # the older state may expect us again
-            client.stop(f"left the run as asked, when {forgot}", success=True)
+                client.emit(Send(Withdraw(client.identity)))  # the older state may expect us again
+            client.stop(f"left the run as asked, when {reason}", success=True)
             return
 
-        client.stop(forgot, success=False, again=True)
+        client.stop(reason, success=False, again=True)
         return
 
     follow(client, state)
@@ -105,15 +105,15 @@ def _last_round(state: CoordinatorState) -> tuple[int, int, bool]:
     return epoch_of_rounds(state), rounds[-1].height if rounds else -1, state.run_state not in PLAYING
 
 
-def _tell_phase(client: MachineState, previous: CoordinatorState | None, state: CoordinatorState) -> None:
+def _notify_phase(client: MachineState, previous: CoordinatorState | None, state: CoordinatorState) -> None:
     height, progress = _playing_height(state), state.progress
     if state.run_state is RunState.WaitingForMembers:
         waiting, needed = len(state.pending), state.config.init_min_clients
         if previous is None or previous.run_state is not state.run_state or len(previous.pending) != waiting:
-            client.tell(telemetry.PhaseChanged(state.run_state.name, progress.epoch, progress.step, waiting, needed=needed))
+            client.notify(telemetry.PhaseChanged(state.run_state.name, progress.epoch, progress.step, waiting, needed=needed))
     elif previous is None or previous.run_state is not state.run_state or _playing_height(previous) != height:
         name, clients = state.run_state.name, len(client.healthy)
-        client.tell(telemetry.PhaseChanged(name, progress.epoch, progress.step, clients, height))
+        client.notify(telemetry.PhaseChanged(name, progress.epoch, progress.step, clients, height))
 
 
 def _playing_height(state: CoordinatorState) -> int | None:
@@ -122,7 +122,7 @@ def _playing_height(state: CoordinatorState) -> int | None:
 
 def follow(client: MachineState, state: CoordinatorState) -> None:
     """Enter a new epoch, handle its rounds, keep our membership."""
-    if _is_elsewhere(client, state):
+    if _is_new_epoch(client, state):
         _open_epoch(client, state)
     notes = client.notes
     if notes is not None and notes.slot is not None and notes.describes(state):
@@ -130,11 +130,11 @@ def follow(client: MachineState, state: CoordinatorState) -> None:
             client.stop(_EJECTED, success=False)
             return
 
-        _see_rounds(client, state, notes)
+        _update_rounds(client, state, notes)
     keep_membership(client, state)
 
 
-def _is_elsewhere(client: MachineState, state: CoordinatorState) -> bool:
+def _is_new_epoch(client: MachineState, state: CoordinatorState) -> bool:
     """Whether the state is about an epoch to enter; also the last one of the run, whose model we may still get."""
     if client.notes is None:
         return state.run_state in ENTERABLE
@@ -149,12 +149,12 @@ def keep_membership(client: MachineState, state: CoordinatorState) -> None:
     if state.run_state is RunState.Finished or client.leaving is not None:
         return
 
-    if client.introduced and client.pending:
-        client.join_asked = None
-    elif client.join_asked is None or client.now - client.join_asked > client.timeouts.answer:
-        client.introduced = True
-        client.join_asked = client.now
-        client.do(Join())
+    if client.joined and client.pending:
+        client.join_sent_at = None
+    elif client.join_sent_at is None or client.now - client.join_sent_at > client.timeouts.answer:
+        client.joined = True
+        client.join_sent_at = client.now
+        client.emit(Join())
 
 
 def leave(client: MachineState) -> None:
@@ -162,7 +162,7 @@ def leave(client: MachineState) -> None:
     if client.leaving is None:
         client.leaving = client.now
         if client.takes_part:
-            client.do(Send(Withdraw(client.identity)))
+            client.emit(Send(Withdraw(client.identity)))
         if client.state is None:
             client.stop("left before the coordinator was heard of", success=True)
 
@@ -172,9 +172,9 @@ def _open_epoch(client: MachineState, state: CoordinatorState) -> None:
     if old is not None and client.work is not None:
         return  # work must be answered in the epoch in which it began
     if old is not None and old.slot is not None and not old.done and client.model_ready:
-        _see_how_it_ended(client, state, old)
+        _update_last_rounds(client, state, old)
     if old is not None and old.slot is not None and not old.done and old.decided and client.model_ready:
-        blocked = scheduler.obstacle(state, old, masters_at=client.masters_at, now=client.now, timeouts=client.timeouts)
+        blocked = scheduler.blocking_reason(state, old, masters_at=client.masters_at, now=client.now, timeouts=client.timeouts)
         if blocked is None:
             return  # the last epoch is finished first
 
@@ -184,17 +184,18 @@ def _open_epoch(client: MachineState, state: CoordinatorState) -> None:
     notes = client.notes = EpochNotes(epoch_key(state), state.progress.epoch, clients, slot, client.now, opened_at=playing)
     notes.digests.ours = client.model_digest
     if old is None:
-        client.do(Expire(notes.tag(0)))  # this process needs nothing of earlier epochs, and does not know what others read of it
-    hear_early(client, notes.number, None)
+        # This process needs nothing of earlier epochs, and does not know what others read of it.
+        client.emit(Expire(notes.tag(0)))
+    receive_early(client, notes.number, None)
 
 
-def _see_how_it_ended(client: MachineState, state: CoordinatorState, old: EpochNotes) -> None:
+def _update_last_rounds(client: MachineState, state: CoordinatorState, old: EpochNotes) -> None:
     """Until an epoch's first round, the state still holds the last rounds of the epoch before: handle what we missed of them."""
     if state.epoch.unplayed and state.progress.epoch == old.number + 1 and not old.decided:
-        _see_rounds(client, replace(state, run_state=RunState.Cooldown, epoch=replace(state.epoch, unplayed=False)), old)
+        _update_rounds(client, replace(state, run_state=RunState.Cooldown, epoch=replace(state.epoch, unplayed=False)), old)
 
 
-def _see_rounds(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
+def _update_rounds(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
     current = state.current_round
     if current is None:
         return
@@ -206,13 +207,13 @@ def _see_rounds(client: MachineState, state: CoordinatorState, notes: EpochNotes
 
     over = state.run_state not in PLAYING
     for record in notes.records.values():
-        if record.settled_by is None and not record.lost and (over or record.height + 2 <= current.height):
+        if record.settled_by is None and not record.missed and (over or record.height + 2 <= current.height):
             decided, attesting = state.round_at(record.height), state.round_at(record.height + 1)
             if decided is None or (record.height < current.height and attesting is None):
-                record.lost = True  # its statements and voided shares are no longer stored
+                record.missed = True  # its statements and voided shares are no longer stored
             else:
                 record.settle(decided, state)
-                notes.judge = True
+                notes.compare_due = True
 
 
 def _open_round(client: MachineState, notes: EpochNotes, record: RoundRecord) -> None:
@@ -229,8 +230,46 @@ def _open_round(client: MachineState, notes: EpochNotes, record: RoundRecord) ->
     if height >= KEPT_ROUNDS:
         before = notes.tag(min(height - KEPT_ROUNDS, oldest.height))  # keep what we still have to apply
         notes.payloads.expire(before)
-        client.do(Expire(before))
+        client.emit(Expire(before))
     share = record.shares.get(notes.slot) if notes.slot is not None else None
     if share and client.model_ready and height > notes.opened_at:
-        client.do(Prefetch(share))
-    hear_early(client, notes.number, height)
+        client.emit(Prefetch(share))
+    receive_early(client, notes.number, height)
+
+
+def report_own_membership(client: MachineState, previous: CoordinatorState | None, state: CoordinatorState) -> None:
+    """Report what a newer state says about us. Decides nothing."""
+    notes = client.notes
+    if notes is None or not notes.describes(state) or client.leaving is not None:
+        return
+
+    if notes.slot is None:
+        if client.pending and not notes.waiting_notified and state.run_state in ENTERABLE:
+            notes.waiting_notified = True
+            client.notify(telemetry.WaitsForEpoch(notes.number))
+        return
+
+    if previous is None or not notes.describes(previous):
+        return
+
+    was, now = previous.epoch.clients[notes.slot].state, state.epoch.clients[notes.slot]
+    if was is ClientState.Healthy and now.state in (ClientState.Dropped, ClientState.Withdrawn):
+        returns = state.run_state in ENTERABLE and now.rejoins < MAX_REJOINS and not notes.rejoin_refused
+        client.notify(
+            telemetry.Dropped(notes.number, now.exited_height, _exit_reason(state, notes, notes.slot, now), returns=returns)
+        )
+    elif was is not ClientState.Healthy and now.state is ClientState.Healthy:
+        client.notify(telemetry.CameBack(notes.number))
+
+
+def _exit_reason(state: CoordinatorState, notes: EpochNotes, slot: int, ours: Client) -> str:
+    """The likely reason, see `telemetry.Dropped`."""
+    if ours.state is ClientState.Withdrawn:
+        return "lost"
+    if slot not in state.epoch.ready:
+        return "unready"
+    if ours.missed >= MAX_MISSED:
+        return "unstated"
+
+    attested = notes.records.get(ours.exited_height - 2)  # the round that a health check is about
+    return "late" if attested is not None and attested.own_started else "silent"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from psyche_core.client.machine.buffers import PayloadBuffer
-from psyche_core.client.machine.replica.digests import DigestBook
+from psyche_core.client.machine.replica.digests import DigestTracker
 from psyche_core.client.machine.replica.resync_state import Resync, SnapshotRequests
 from psyche_core.client.machine.rounds.round import RoundRecord
-from psyche_core.client.machine.rounds.waiting import Awaited, WaitingBudget, fewest
+from psyche_core.client.machine.rounds.waiting import Awaited, WaitingBudget, min_finished
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import ClientState, NodeIdentity, RunState
 from psyche_core.wire.messages import Finished, Message, ModelDigest, Result
@@ -76,11 +76,11 @@ class EpochNotes:
     slot: ours, None when we are not a member. since: when we first saw the epoch. opened_at: the newest height then, -1 before
     the first round: what an earlier process of ours may have trained is not trained again, since two results for one share
     prove equivocation (F7). saved: we have a checkpoint of its end; passed_on: when we last reported that we cannot store it.
-    judge: digests must be compared again. waiting: how long we may still wait for each slot's results and Finished. reloaded:
-    we looked on our disk for the model this epoch starts with; lacking_said: when we last told the coordinator that we cannot
-    get it. loaded_stored: we loaded the stored checkpoint instead; stored_told: people were told that it is a wrong one.
-    waits_told: people were told that we take part from the next epoch on. own_offer: step and manifest of the masters that we
-    offered last.
+    compare_due: digests must be compared again. waiting: how long we may still wait for each slot's results and Finished.
+    reloaded: we looked on our disk for the model this epoch starts with; missing_reported_at: when we last told the coordinator
+    that we cannot get it. loaded_stored: we loaded the stored checkpoint instead; stored_notified: people were told that it is a
+    wrong one. waiting_notified: people were told that we take part from the next epoch on. own_offer: step and manifest of the
+    masters that we offered last.
     """
 
     key: tuple[int, int]
@@ -91,7 +91,7 @@ class EpochNotes:
     opened_at: int = -1
     records: dict[int, RoundRecord] = field(default_factory=dict)
     payloads: PayloadBuffer = field(default_factory=PayloadBuffer)
-    digests: DigestBook = field(default_factory=DigestBook)
+    digests: DigestTracker = field(default_factory=DigestTracker)
     resync: Resync = field(default_factory=Resync)
     snapshot_requests: SnapshotRequests = field(default_factory=SnapshotRequests)
     newest: int = -1
@@ -100,15 +100,15 @@ class EpochNotes:
     closed_at: float = 0.0
     saved: bool = False
     passed_on: float | None = None
-    judge: bool = False
+    compare_due: bool = False
     rejoin_asked: float | None = None
     rejoin_refused: bool = False
     waiting: WaitingBudget = field(default_factory=WaitingBudget)
     reloaded: bool = False
-    lacking_said: float | None = None
+    missing_reported_at: float | None = None
     loaded_stored: bool = False
-    stored_told: bool = False
-    waits_told: bool = False
+    stored_notified: bool = False
+    waiting_notified: bool = False
     own_offer: tuple[int, bytes] | None = None
     slots: dict[bytes, int] = field(init=False)
 
@@ -123,8 +123,8 @@ class EpochNotes:
     @property
     def decided(self) -> bool:
         """Whether everything trained in this epoch is decided and known to us, so that it can be finished in any case."""
-        return not self.resync.astray and all(
-            record.applied or (record.settled_by is not None and not record.lost) for record in self.records.values()
+        return not self.resync.diverged and all(
+            record.applied or (record.settled_by is not None and not record.missed) for record in self.records.values()
         )
 
     @property
@@ -152,11 +152,11 @@ class EpochNotes:
         The run's later progress does not matter for an epoch that we finish late.
         """
         rounds = self.records.values()
-        return max((kept.round.step - (kept.round.drain or kept.cut) for kept in rounds), default=state.progress.step - 1)
+        return max((kept.round.step - (kept.round.drain or kept.unattested) for kept in rounds), default=state.progress.step - 1)
 
     def waited_for(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> frozenset[int]:
         """Healthy slots whose Finished of a round is worth waiting for (protocol F16)."""
-        if len(record.finished) < fewest(len(record.trainers)):
+        if len(record.finished) < min_finished(len(record.trainers)):
             return healthy  # called at almost every event, mostly this early
 
         done = healthy.intersection(record.finished)
@@ -171,7 +171,7 @@ class EpochNotes:
         done = healthy.intersection(results.times)
         return done | self.waiting.waited_for(healthy - done, results, opened=record.opened_at, now=now)
 
-    def waits_alone(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> bool:
+    def should_stop_waiting(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> bool:
         """Whether we should continue without results that we lack, because nobody else waits for them (protocol F16).
 
         Only without results of slots that have delayed us for long, as a member that withholds a result does. Not if the last
@@ -186,7 +186,7 @@ class EpochNotes:
         trainers = [slot for slot in record.trainers if slot in healthy]
         finished = Awaited("finished", record.finished, trainers)
         witnesses = len(record.witnesses)
-        return self.waiting.waits_alone(
+        return self.waiting.should_stop_waiting(
             healthy.difference(results.times).intersection(results.expected),
             results,
             finished,
@@ -222,7 +222,7 @@ class EpochNotes:
     def masters_replaced(self, step: int) -> None:
         """Our masters are now those after `step`: older rounds are done, newer ones must be applied (again)."""
         for record in self.records.values():
-            record.applied = record.round.step <= step and not record.cut
+            record.applied = record.round.step <= step and not record.unattested
             record.waiting_since = None
             record.digest, record.digest_asked = bytes(32), False
 

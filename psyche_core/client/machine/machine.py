@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import announcements, coordinator_updates, peer_messages, scheduler, work_results
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.epoch import ENTERABLE_OR_OVER, LOADABLE, PLAYING, EpochNotes, masters_due
-from psyche_core.client.machine.replica import checkpoint_upload, contest, resync
+from psyche_core.client.machine.replica import checkpoint_upload, contested_model, resync
 from psyche_core.client.machine.rounds.results import ResultTracker, Verify
 from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.state import MachineState
@@ -63,7 +64,7 @@ class ClientMachine:
         return self._state.state
 
     @property
-    def stopped(self) -> ev.Stop | None:
+    def stopped(self) -> act.Stop | None:
         """How it ended, None while it runs."""
         return self._state.stopped
 
@@ -73,18 +74,18 @@ class ClientMachine:
         return self._state.masters_at
 
     @property
-    def masters_are_sound(self) -> bool:
+    def masters_are_valid(self) -> bool:
         """Whether our masters seem right, so that they need not be replaced by the others'."""
-        return not self._state.doubtful and (self._state.notes is None or self._state.notes.resync.reason is None)
+        return not self._state.masters_invalid and (self._state.notes is None or self._state.notes.resync.reason is None)
 
     @property
     def model_awaited(self) -> bool:
-        """Whether a member that asked for our model has not said yet that it has one."""
+        """Whether a member that asked for our model has not announced yet that it has one."""
         client, notes = self._state, self._state.notes
         if notes is None or client.masters_at is None:
             return False
 
-        return notes.snapshot_requests.awaited_by(_silent(client, notes), client.masters_at)
+        return notes.snapshot_requests.awaited_by(_without_end_digest(client, notes), client.masters_at)
 
     @property
     def notes(self) -> EpochNotes | None:
@@ -101,40 +102,40 @@ class ClientMachine:
             "payloads": len(notes.payloads) if notes is not None else 0,
             "early_messages": len(self._state.early),
             "offers": sum(map(len, notes.resync.offers.values())) if notes is not None else 0,
-            "wanted_snapshots": len(notes.snapshot_requests.asked) if notes is not None else 0,
+            "wanted_snapshots": len(notes.snapshot_requests.requested) if notes is not None else 0,
         }
 
-    def handle(self, event: ev.Event, now: float) -> list[ev.Action]:
+    def handle(self, event: ev.Event, now: float) -> list[act.Action]:
         """Handle one event; returns the actions to carry out, in order. Nothing is returned after a Stop."""
         client = self._state
         if client.stopped is not None:
             return []
 
         client.actions = []
-        client.wake(now)
-        self._take(client, event)
+        client.advance_clock(now)
+        self._dispatch(client, event)
         if client.state is None or isinstance(event, ev.CommandAnswered):
             return client.actions
 
         message = event.message if isinstance(event, ev.MessageSeen) else None
         if isinstance(message, Finished):
-            _speak_in_round(client, client.state)  # most events are these two, and nothing else can be due after them
+            _announce_if_in_round(client, client.state)  # most events are these two, and nothing else can be due after them
         elif not isinstance(message, Result):
             _advance(client, client.state)
         return _up_to_stop(client)
 
-    def _take(self, client: MachineState, event: ev.Event) -> None:
+    def _dispatch(self, client: MachineState, event: ev.Event) -> None:
         match event:
             case ev.MessageSeen():
-                peer_messages.hear(client, event.origin, event.message)
+                peer_messages.receive(client, event.origin, event.message)
             case ev.StateSeen():
-                coordinator_updates.see_state(client, event.state)
+                coordinator_updates.receive_state(client, event.state)
             case ev.PayloadChecked():
                 peer_messages.payload_checked(client, event.payload_hash, valid=event.valid, tag=event.tag)
-            case ev.PayloadUnjudged():
-                peer_messages.payload_unjudged(client, event)
+            case ev.PayloadCheckFailed():
+                peer_messages.payload_check_failed(client, event)
             case ev.TimePassed():
-                peer_messages.ask_again(client)
+                peer_messages.retry_requests(client)
                 if client.state is not None:
                     coordinator_updates.keep_membership(client, client.state)
             case ev.CommandAnswered():
@@ -149,10 +150,10 @@ class ClientMachine:
                 checkpoint_upload.model_stored(client, event)
             case ev.StoreFailed():
                 checkpoint_upload.store_failed(client, event)
-            case ev.LeaveAsked():
+            case ev.LeaveRequested():
                 coordinator_updates.leave(client)
-            case ev.Reminded():
-                work_results.reminded(client, event)
+            case ev.TimerExpired():
+                work_results.timer_expired(client, event)
             case ev.ModelReady() | ev.SourceMissing() | ev.Trained() | ev.TrainFailed() | ev.Applied() | ev.PayloadsLost():
                 work_results.work_done(client, event, sign=self._sign)
             case ev.Digested() | ev.EpochClosed() | ev.SnapshotTaken() | ev.SnapshotFailed():
@@ -163,7 +164,7 @@ class ClientMachine:
                 assert_never(event)
 
 
-def _up_to_stop(client: MachineState) -> list[ev.Action]:
+def _up_to_stop(client: MachineState) -> list[act.Action]:
     """The actions up to a Stop: nobody would carry out the later ones."""
     if client.stopped is None:
         return client.actions
@@ -182,12 +183,12 @@ def _advance(client: MachineState, state: CoordinatorState) -> None:
     if notes is not None and notes.slot is not None and (client.model_ready or client.source_missing) and described:
         resync.check_masters(client, state, notes)
         if client.stopped is None and client.model_ready:
-            _speak(client, state, notes)
+            _announce(client, state, notes)
     if client.stopped is not None:
         return
 
     if client.upload is not None or state.run_state in OPEN:
-        checkpoint_upload.consider(client, state)
+        checkpoint_upload.update(client, state)
     if client.leaving is not None:
         _finish_leaving(client, state, since=client.leaving)
         return
@@ -203,45 +204,45 @@ def _advance(client: MachineState, state: CoordinatorState) -> None:
         client.stop(f"the run finished after {state.progress.step - 1} steps", success=True)
 
 
-def _speak_in_round(client: MachineState, state: CoordinatorState) -> None:
+def _announce_if_in_round(client: MachineState, state: CoordinatorState) -> None:
     notes = client.notes
     if notes is None or not client.model_ready or state.run_state not in PLAYING or notes.slot not in client.healthy:
         return
     if notes.describes(state):
-        _say_in_round(client, state, notes)
+        _announce_in_round(client, state, notes)
 
 
-def _say_in_round(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
+def _announce_in_round(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
     for action in announcements.in_round(client.identity, state, notes, client.figures, healthy=client.healthy, now=client.now):
-        client.do(action)
-        if isinstance(action, ev.Broadcast) and isinstance(action.message, Finished):
-            client.finish_estimator.said_finished(action.tag, now=client.now)
+        client.emit(action)
+        if isinstance(action, act.Broadcast) and isinstance(action.message, Finished):
+            client.finish_estimator.finished_sent(action.tag, now=client.now)
 
 
-def _speak(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
+def _announce(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
     """Send what is due: readiness, coming back, Finished, statements, health checks."""
     healthy = notes.slot in client.healthy
     if healthy and state.run_state in PLAYING:
-        _say_in_round(client, state, notes)
+        _announce_in_round(client, state, notes)
     elif notes.resync.reason is not None or client.leaving is not None or client.work is not None:
         return
     elif healthy and state.run_state is RunState.Warmup:
-        if contest.keeps_silent(client, state, notes):
+        if contested_model.defers_readiness(client, state, notes):
             return
         waited = client.now - notes.since > client.timeouts.peers
-        said = announcements.in_warmup(client.identity, state, notes, peers=client.peers, waited_enough=waited)
-        notes.judge = notes.judge or bool(said)
-        client.do(*said)
+        actions = announcements.in_warmup(client.identity, state, notes, peers=client.peers, waited_enough=waited)
+        notes.compare_due = notes.compare_due or bool(actions)
+        client.emit(*actions)
     elif not healthy and client.masters_at == masters_due(state):
-        client.do(*announcements.coming_back(client.identity, state, notes, now=client.now, timeouts=client.timeouts))
+        client.emit(*announcements.coming_back(client.identity, state, notes, now=client.now, timeouts=client.timeouts))
 
 
 def _choose_work(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
     if not client.model_ready:
         if client.source_missing and scheduler.starts_from_members(state):
-            _fetch_everything(client, state, notes)
+            _fetch_whole_model(client, state, notes)
         elif state.run_state in LOADABLE and notes.describes(state):
-            client.start(ev.Load(state))
+            client.start(act.Load(state))
         return
 
     work = scheduler.next_work(
@@ -251,18 +252,18 @@ def _choose_work(client: MachineState, state: CoordinatorState, notes: EpochNote
         _apply(client, notes, work)
     elif work is not None:
         client.start(work)
-        if isinstance(work, ev.Train):
-            _be_reminded(client, work)
+        if isinstance(work, act.Train):
+            _set_timer(client, work)
 
 
-def _be_reminded(client: MachineState, work: ev.Train) -> None:
+def _set_timer(client: MachineState, work: act.Train) -> None:
     """Request a reminder for when our training should be almost done, if that can be estimated."""
-    seconds = client.finish_estimator.begins(work.tag, samples=sum(len(batch) for batch in work.share), now=client.now)
+    seconds = client.finish_estimator.training_started(work.tag, samples=sum(len(batch) for batch in work.share), now=client.now)
     if seconds is not None:
-        client.do(ev.Remind(work.tag, seconds))
+        client.emit(act.SetTimer(work.tag, seconds))
 
 
-def _fetch_everything(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
+def _fetch_whole_model(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
     """Fetch the whole model from others, including how it is built."""
     if notes.resync.reason is not None and notes.describes(state):
         work = scheduler.fetch(state, notes, healthy=client.healthy, now=client.now, timeouts=client.timeouts, build=True)
@@ -276,7 +277,7 @@ def _apply(client: MachineState, notes: EpochNotes, record: RoundRecord) -> None
     commitments: list[bytes] = []
     tag = notes.tag(record.height)
     for slot in sorted(record.accepted):
-        result = record.judged(slot)
+        result = record.decided_result(slot)
         if result == "void":
             continue  # everybody omits it; the evidence against its trainer returns the samples to the queue
         if result is not None and result.payload_hash in notes.payloads.invalid:
@@ -292,14 +293,14 @@ def _apply(client: MachineState, notes: EpochNotes, record: RoundRecord) -> None
 
         record.waiting_since = client.now if record.waiting_since is None else record.waiting_since
         if result is not None:
-            client.do(*client.results.fetch(notes, record, result, notes.clients[slot].p2p))
+            client.emit(*client.results.fetch(notes, record, result, notes.clients[slot].p2p))
         return
 
     assert record.settled_by is not None
     attesting = record.settled_by.round_at(record.height + 1)
-    client.do(*announcements.keep_verified(record, notes))
+    client.emit(*announcements.keep_verified(record, notes))
     client.start(
-        ev.Apply(
+        act.Apply(
             record.height,
             record.round.step,
             tuple(payloads),
@@ -336,15 +337,15 @@ def _nothing_left(client: MachineState, state: CoordinatorState, notes: EpochNot
         # Others may still give us the whole model; `resync` stops us when nobody can.
         return not (client.source_missing and scheduler.starts_from_members(state) and notes.describes(state))
 
-    silent = _silent(client, notes)
+    missing = _without_end_digest(client, notes)
     # A member that asked for our model needs us until it has chosen our offer; the runtime serves what it then fetches. Not
-    # longer, because a liar that asks and never says its digest would hold everybody.
+    # longer, because a liar that asks and never sends its digest would hold everybody.
     began = client.now - client.timeouts.offers - client.timeouts.leaving
-    asked = client.masters_at is not None and notes.snapshot_requests.awaited_by(silent, client.masters_at, since=began)
+    asked = client.masters_at is not None and notes.snapshot_requests.awaited_by(missing, client.masters_at, since=began)
     timeout = client.timeouts.payload if asked else client.timeouts.leaving
-    return notes.closed and (not silent or client.now - notes.closed_at > timeout)
+    return notes.closed and (not missing or client.now - notes.closed_at > timeout)
 
 
-def _silent(client: MachineState, notes: EpochNotes) -> frozenset[int]:
-    """The other healthy slots that have not said with which model they ended."""
-    return client.healthy.difference((notes.slot,), notes.digests.heard(ended=True))
+def _without_end_digest(client: MachineState, notes: EpochNotes) -> frozenset[int]:
+    """The other healthy slots that have not sent the digest of the model they ended with."""
+    return client.healthy.difference((notes.slot,), notes.digests.senders(ended=True))

@@ -1,6 +1,6 @@
-"""Take in what other members say: results, Finished, digests, requests for models and offers of them; and payloads.
+"""Receive what other members send: results, Finished, digests, requests for models and offers of them; and payloads.
 
-Only members of the epoch are heard, identified by the key that signed. Messages about rounds or epochs to come wait in a bounded
+Only members of the epoch count, identified by the key that signed. Messages about rounds or epochs to come wait in a bounded
 buffer. The only reactions here are to ask for payloads and to report proof of equivocation.
 """
 
@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from psyche_core.client.machine.buffers import ABOUT_A_ROUND, MAX_EARLY_EPOCHS
 from psyche_core.client.machine.epoch import EpochNotes
-from psyche_core.client.machine.events import PayloadUnjudged
+from psyche_core.client.machine.events import PayloadCheckFailed
 from psyche_core.client.machine.state import MachineState
 from psyche_core.telemetry import events as telemetry
 from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result
 
 
-def hear(client: MachineState, origin: bytes, message: Message) -> None:
+def receive(client: MachineState, origin: bytes, message: Message) -> None:
     """Handle a message whose envelope was verified. origin: p2p key of the signer."""
     notes = client.notes
     if notes is None or not _is_current(notes, message):
         if notes is None or _may_come(notes, message):
-            _hold(client, origin, message)
+            _buffer(client, origin, message)
         return
 
     slot = notes.slots.get(origin)
@@ -30,14 +30,14 @@ def hear(client: MachineState, origin: bytes, message: Message) -> None:
         case Finished():
             notes.records[message.height].finished.setdefault(slot, client.now)
         case Result():
-            client.do(*client.results.announced(notes, slot=slot, result=message, now=client.now))
+            client.emit(*client.results.receive(notes, slot=slot, result=message, now=client.now))
         case ModelDigest():
             notes.digests.add(slot, message)
-            notes.judge = True
+            notes.compare_due = True
         case ModelWanted():
-            notes.snapshot_requests.want(slot, message.step, now=client.now)
+            notes.snapshot_requests.add(slot, message.step, now=client.now)
         case ModelOffer():
-            notes.resync.offered(slot, message)
+            notes.resync.add_offer(slot, message)
 
 
 def _is_current(notes: EpochNotes, message: Message) -> bool:
@@ -63,20 +63,20 @@ def _may_come(notes: EpochNotes, message: Message) -> bool:
     return not isinstance(message, ABOUT_A_ROUND) or message.height > notes.newest or message.height in notes.records
 
 
-def _hold(client: MachineState, origin: bytes, message: Message) -> None:
+def _buffer(client: MachineState, origin: bytes, message: Message) -> None:
     """Keep a message that came too early. Without a state everything is kept that there is room for."""
     state = client.state
     if state is not None and message.epoch > state.progress.epoch + MAX_EARLY_EPOCHS:
         return
 
     expected = () if state is None else (*client.members, *state.pending)
-    client.early.hold(origin, message, member=any(member.p2p == origin for member in expected))
+    client.early.add(origin, message, member=any(member.p2p == origin for member in expected))
 
 
-def hear_early(client: MachineState, epoch: int, height: int | None) -> None:
+def receive_early(client: MachineState, epoch: int, height: int | None) -> None:
     """Handle messages that came before their round (height None: before their epoch)."""
     for origin, message in client.early.take(epoch, height):
-        hear(client, origin, message)
+        receive(client, origin, message)
 
 
 def payload_checked(client: MachineState, payload_hash: bytes, *, valid: bool, tag: int) -> None:
@@ -94,7 +94,7 @@ def payload_missing(client: MachineState, payload_hash: bytes) -> None:
         client.notes.payloads.fetch_failed(payload_hash)
 
 
-def payload_unjudged(client: MachineState, event: PayloadUnjudged) -> None:
+def payload_check_failed(client: MachineState, event: PayloadCheckFailed) -> None:
     """Our check failed on a payload, so its validity is unknown: we neither attest to it nor omit what others accept.
 
     If every member's check fails, nobody attests, and the share is trained again. If only ours fails, the others accept the
@@ -102,13 +102,13 @@ def payload_unjudged(client: MachineState, event: PayloadUnjudged) -> None:
     """
     if client.notes is not None:
         client.notes.payloads.check_failed(event.payload_hash)
-        client.tell(telemetry.Problem("error", event.reason))
+        client.notify(telemetry.Problem("error", event.reason))
 
 
-def ask_again(client: MachineState) -> None:
+def retry_requests(client: MachineState) -> None:
     """Request announced payloads that are missing again, and repeat unanswered proofs."""
     if client.notes is not None:
-        client.do(*client.results.fetch_missing(client.notes))
+        client.emit(*client.results.fetch_missing(client.notes))
         repeat_evidence(client)
 
 
@@ -116,4 +116,4 @@ def repeat_evidence(client: MachineState) -> None:
     """Repeat proofs that the coordinator did not answer."""
     notes = client.notes
     if notes is not None and client.state is not None and notes.describes(client.state):
-        client.do(*client.results.repeat_evidence(notes, client.state, now=client.now, timeout=client.timeouts.evidence))
+        client.emit(*client.results.repeat_evidence(notes, client.state, now=client.now, timeout=client.timeouts.evidence))

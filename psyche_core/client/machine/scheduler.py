@@ -6,8 +6,8 @@ first; the digest of the masters; our share of the current round; the end of the
 
 from __future__ import annotations
 
+from psyche_core.client.machine.actions import CloseEpoch, Digest, FetchModel, TakeSnapshot, Train, Work
 from psyche_core.client.machine.epoch import PLAYING, EpochNotes, masters_due
-from psyche_core.client.machine.events import CloseEpoch, Digest, FetchModel, TakeSnapshot, Train, Work
 from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
@@ -16,7 +16,7 @@ from psyche_core.types import ClientState, RunState
 SNAPSHOT_ROUNDS = 8
 """Rounds a snapshot of our masters is offered for."""
 
-_LAST_CHANCE = (RunState.Warmup, RunState.Finished)
+_PLURALITY_STATES = (RunState.Warmup, RunState.Finished)
 """States in which a plurality for a model is enough, because no further member can get it."""
 
 _FROM_PEERS = ("P2P", "P2PGcs")
@@ -27,7 +27,9 @@ def starts_from_members(state: CoordinatorState) -> bool:
     return state.model.LLM.checkpoint.name in _FROM_PEERS
 
 
-def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | None, now: float, timeouts: Timeouts) -> str | None:
+def blocking_reason(
+    state: CoordinatorState, notes: EpochNotes, *, masters_at: int | None, now: float, timeouts: Timeouts
+) -> str | None:
     """Why our masters cannot be brought up to date with what we know, None when they can.
 
     masters_at: the step whose results they include. Source: protocol F11 and section 5.
@@ -39,30 +41,31 @@ def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | No
         return f"this client holds the model after step {masters_at}, and the run is at step {due}"
     if masters_at is None:
         return f"this client has to begin with the model after step {start}, which it does not have"
-    judged = notes.done and state.run_state in _LAST_CHANCE and masters_at == due  # before its end is closed, the digest is older
-    if judged and signed_otherwise(state, due, notes.digests.ours):
+    # Before the epoch's end is closed, the digest is older.
+    comparable = notes.done and state.run_state in _PLURALITY_STATES and masters_at == due
+    if comparable and differs_from_signed(state, due, notes.digests.ours):
         return f"this client's model after step {due} is not the one that the run's members signed"
     if masters_at < start and (record is None or record.round.step > masters_at + 1):
         return f"this client has to begin with the model after step {start} and holds that after step {masters_at}"
     if record is None:
         return None
-    if record.lost:
+    if record.missed:
         return f"what was decided about step {record.round.step} was missed"
     if record.round.step > masters_at + 1:
         return f"the rounds after step {masters_at} were missed"
-    if record.waiting_since is not None and now - record.waiting_since > _payload_patience(state, notes, record, timeouts):
+    if record.waiting_since is not None and now - record.waiting_since > _payload_timeout(state, notes, record, timeouts):
         return f"nobody could give us an accepted result of step {record.round.step}"
 
     return None
 
 
-def signed_otherwise(state: CoordinatorState, step: int, digest: bytes) -> bool:
+def differs_from_signed(state: CoordinatorState, step: int, digest: bytes) -> bool:
     """Whether the run's members signed another digest for the model after a step."""
     signed = next((end.digest for end in state.ends if end.step == step), None)
     return signed is not None and digest not in (signed, NO_DIGEST)
 
 
-def _payload_patience(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, timeouts: Timeouts) -> float:
+def _payload_timeout(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, timeouts: Timeouts) -> float:
     """Seconds to wait for a payload.
 
     Shorter for rounds in progress when we came, because earlier announcements may not be repeated, least of all those of our
@@ -74,7 +77,7 @@ def _payload_patience(state: CoordinatorState, notes: EpochNotes, record: RoundR
     return min(timeouts.payload, max(timeouts.leaving / 2, state.config.cooldown_time / 4))
 
 
-def offers_patience(state: CoordinatorState, timeouts: Timeouts) -> float:
+def offers_timeout(state: CoordinatorState, timeouts: Timeouts) -> float:
     """Seconds to wait for more offers of the model; in a warmup, short enough to leave time for fetching it."""
     if state.run_state is not RunState.Warmup:
         return timeouts.offers
@@ -98,8 +101,8 @@ def next_work(
     if notes.resync.reason is not None:
         return fetch(state, notes, healthy=healthy, now=now, timeouts=timeouts)
 
-    if notes.snapshot_requests.asked and masters_at is not None and notes.snapshot_requests.due(masters_at):
-        notes.snapshot_requests.given[masters_at] = now
+    if notes.snapshot_requests.requested and masters_at is not None and notes.snapshot_requests.due(masters_at):
+        notes.snapshot_requests.offered_at[masters_at] = now
         return TakeSnapshot(masters_at, notes.tag(max(notes.newest, 0) + SNAPSHOT_ROUNDS))
 
     record = notes.next_to_apply()
@@ -110,7 +113,7 @@ def next_work(
     if newest is None:
         return None
     if notes.describes(state) and state.run_state in PLAYING:
-        return _play(newest, notes, state)
+        return _round_work(newest, notes, state)
     if record is None and not notes.closed:
         return CloseEpoch(notes.number, notes.last_step(state), state.progress.data_index, state.generation)
 
@@ -129,21 +132,21 @@ def fetch(
     """The masters to fetch from others, None while there is no choice. build: whether the model itself must be built first."""
     repair = notes.resync
     members = frozenset(slot for slot, client in enumerate(state.epoch.clients) if client.state is not ClientState.Ejected)
-    waited = repair.waited(now, seconds=offers_patience(state, timeouts))
-    asked_long_ago = now - repair.asked_at > offers_patience(state, timeouts) or state.run_state is RunState.Warmup
-    choice = repair.choice(
+    waited = repair.waited(now, seconds=offers_timeout(state, timeouts))
+    asked_long_ago = now - repair.asked_at > offers_timeout(state, timeouts) or state.run_state is RunState.Warmup
+    choice = repair.choose(
         healthy - {notes.slot},
         members - {notes.slot},
         now=now,
         waited=waited,
-        settle_for_fewer=waited and asked_long_ago and state.run_state in _LAST_CHANCE,
+        plurality_suffices=waited and asked_long_ago and state.run_state in _PLURALITY_STATES,
         signed=frozenset(end.step for end in state.ends),
-        unchecked=state.run_state not in _LAST_CHANCE,
+        unchecked=state.run_state not in _PLURALITY_STATES,
     )
     if choice is None:
         return None
 
-    repair.takes(choice)
+    repair.begin_attempt(choice)
     sources = tuple(notes.clients[slot].p2p for slot in choice.slots)
     tag = notes.tag(max(notes.newest, 0) + SNAPSHOT_ROUNDS)
     return FetchModel(
@@ -161,7 +164,7 @@ def fetch(
     )
 
 
-def _play(record: RoundRecord, notes: EpochNotes, state: CoordinatorState) -> Work | None:
+def _round_work(record: RoundRecord, notes: EpochNotes, state: CoordinatorState) -> Work | None:
     share = record.shares.get(notes.slot) if notes.slot is not None else None
     if not record.digest_asked:
         record.digest_asked = True

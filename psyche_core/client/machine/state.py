@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from psyche_core.client.machine.actions import Action, Notify, Send, Stop, Work
 from psyche_core.client.machine.announcements import Figures
 from psyche_core.client.machine.buffers import EarlyMessages
 from psyche_core.client.machine.epoch import EpochNotes
-from psyche_core.client.machine.events import Action, Send, Stop, Tell, Work
 from psyche_core.client.machine.rounds.finish_estimator import FinishEstimator
 from psyche_core.client.machine.rounds.results import ResultTracker
 from psyche_core.client.machine.timeouts import Timeouts
@@ -21,17 +21,17 @@ from psyche_core.types import NodeIdentity
 class Upload:
     """The upload of one epoch's model to the store. key: of the epoch. location: where it is; None while it is being stored.
 
-    told_at: when the coordinator was last told, None before; told: how often. over: it has answered, or it is too late, or
-    storing failed.
+    reported_at: when the coordinator was last told, None before; reports: how often. closed: it has answered, or it is too late,
+    or storing failed.
     """
 
     key: tuple[int, int]
     step: int
     location: object = None
-    told_at: float | None = None
-    told: int = 0
+    reported_at: float | None = None
+    reports: int = 0
     failed: bool = False
-    over: bool = False
+    closed: bool = False
 
 
 @dataclass(slots=True)
@@ -39,15 +39,15 @@ class MachineState:
     """See the module. now: seconds that we were awake; clock: the last time of the caller's clock.
 
     notes: of the epoch we are in, or are finishing; None before the first. healthy: slots healthy in `state`. members: the
-    transport's peers as last set; peers: p2p keys connected. introduced: whether this process joined; join_asked: when we last
+    transport's peers as last set; peers: p2p keys connected. joined: whether this process joined; join_sent_at: when we last
     did, None once a state answers it. source_missing: nothing here says how the model is built, so all of it comes from others.
-    leaving: when we began to leave. masters_at: the step whose results are in our masters, None when unknown; doubtful: work on
-    them failed, so their content is unknown. model_digest: their last full digest; digest_at: the step of that digest, None
-    when unknown. journalled: we keep a journal. loaded_generation: of the run when we last loaded a model. held: steps and full
-    digests of signed epoch ends on our disk. contested: generation and step of a model that an epoch starts with and of which
-    members offered different ones, and the key of the first epoch in which they did. work: what the trainer is doing. can_store:
-    whether there is a store for models of epoch ends; upload: the one in progress. finish_estimator: durations of our trainings
-    and of the gaps between rounds.
+    leaving: when we began to leave. masters_at: the step whose results are in our masters, None when unknown; masters_invalid:
+    work on them failed, so their content is unknown. model_digest: their last full digest; digest_at: the step of that digest,
+    None when unknown. journalled: we keep a journal. loaded_generation: of the run when we last loaded a model. held: steps and
+    full digests of signed epoch ends on our disk. contested: generation and step of a model that an epoch starts with and of
+    which members offered different ones, and the key of the first epoch in which they did. work: what the trainer is doing.
+    can_store: whether there is a store for models of epoch ends; upload: the one in progress. finish_estimator: durations of our
+    trainings and of the gaps between rounds.
     """
 
     identity: NodeIdentity
@@ -63,8 +63,8 @@ class MachineState:
     healthy: frozenset[int] = frozenset()
     members: tuple[NodeIdentity, ...] = ()
     peers: frozenset[bytes] = frozenset()
-    introduced: bool = False
-    join_asked: float | None = None
+    joined: bool = False
+    join_sent_at: float | None = None
     leaving: float | None = None
     model_ready: bool = False
     source_missing: bool = False
@@ -75,7 +75,7 @@ class MachineState:
     loaded_generation: int = 0
     contested: tuple[int, int, tuple[int, int]] | None = None
     journalled: bool = False
-    doubtful: bool = False
+    masters_invalid: bool = False
     work: Work | None = None
     can_store: bool = False
     upload: Upload | None = None
@@ -83,7 +83,7 @@ class MachineState:
     finish_estimator: FinishEstimator = field(default_factory=FinishEstimator)
     actions: list[Action] = field(default_factory=list)
 
-    def wake(self, clock: float) -> None:
+    def advance_clock(self, clock: float) -> None:
         """Time has passed. After a suspension, old messages are handled before timeouts end."""
         if self.clock is None:
             self.now = clock
@@ -91,13 +91,13 @@ class MachineState:
             self.now += min(clock - self.clock, self.timeouts.absence)
         self.clock = clock
 
-    def do(self, *actions: Action) -> None:
+    def emit(self, *actions: Action) -> None:
         """Add actions."""
         self.actions.extend(actions)
 
-    def tell(self, event: telemetry.Event) -> None:
+    def notify(self, event: telemetry.Event) -> None:
         """Show something to people."""
-        self.actions.append(Tell(event))
+        self.actions.append(Notify(event))
 
     def start(self, work: Work) -> None:
         """Start trainer work; the trainer must be idle."""
@@ -113,7 +113,7 @@ class MachineState:
     def give_up(self, reason: str) -> None:
         """Withdraw, then stop."""
         if self.takes_part:
-            self.do(Send(Withdraw(self.identity)))
+            self.emit(Send(Withdraw(self.identity)))
         self.stop(reason, success=False)
 
     @property

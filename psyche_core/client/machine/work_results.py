@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import coordinator_updates
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.epoch import EpochNotes
-from psyche_core.client.machine.peer_messages import ask_again, payload_checked
+from psyche_core.client.machine.peer_messages import payload_checked, retry_requests
 from psyche_core.client.machine.replica import checkpoint_upload, resync
 from psyche_core.client.machine.state import MachineState
 from psyche_core.coordinator.commands import Checkpoint, EpochDigest, Equivocation, WarmupWitness, Witness
@@ -36,7 +37,7 @@ def work_done(client: MachineState, event: ev.WorkDone, *, sign: Callable[[bytes
             _model_ready(client, event)
         case ev.SourceMissing():
             client.source_missing = True
-            client.tell(telemetry.Problem("warning", f"{event.reason}; asking the other members"))
+            client.notify(telemetry.Problem("warning", f"{event.reason}; asking the other members"))
         case ev.TrainFailed():
             _train_failed(client, event)
         case ev.EpochClosed():
@@ -66,7 +67,7 @@ def command_answered(client: MachineState, event: ev.CommandAnswered) -> None:
     if isinstance(command, Witness) and event.code is None:
         record = notes.records.get(command.statement.height)
         if record is not None:
-            client.tell(telemetry.WitnessSent(record.epoch, record.height, record.all_finished(client.healthy)))
+            client.notify(telemetry.WitnessSent(record.epoch, record.height, record.all_finished(client.healthy)))
     elif isinstance(command, Checkpoint):
         checkpoint_upload.answered(client, command, event.code)
     elif isinstance(command, Equivocation):
@@ -86,14 +87,14 @@ def _model_ready(client: MachineState, event: ev.ModelReady) -> None:
     client.masters_at = client.digest_at = event.step
     client.held |= dict(event.held)
     client.journalled = event.journalled
-    client.doubtful = False
+    client.masters_invalid = False
     client.results.max_payload_bytes = event.max_payload_bytes
     if client.notes is None or client.state is None:
         return
 
     client.loaded_generation = client.state.generation
     client.notes.digests.ours = event.digest
-    client.notes.judge = True
+    client.notes.compare_due = True
     if event.step is not None:
         client.notes.masters_replaced(event.step)
         _compare_start(client, client.notes, client.state)
@@ -103,10 +104,10 @@ def _model_ready(client: MachineState, event: ev.ModelReady) -> None:
         )  # the epoch begins with the model its checkpoint names
     if client.source_missing:
         client.source_missing = False
-        if event.step is None or not resync.refuted(client, client.notes, event.step, digest=event.digest):
-            client.notes.resync.over()
-            client.tell(telemetry.Resynced(client.notes.number, event.step or 0))
-    ask_again(client)
+        if event.step is None or not resync.rejects_fetched(client, client.notes, event.step, digest=event.digest):
+            client.notes.resync.end()
+            client.notify(telemetry.Resynced(client.notes.number, event.step or 0))
+    retry_requests(client)
 
 
 def _compare_start(client: MachineState, notes: EpochNotes, state: CoordinatorState) -> None:
@@ -117,7 +118,7 @@ def _compare_start(client: MachineState, notes: EpochNotes, state: CoordinatorSt
     """
     late = not state.epoch.unplayed and notes.slot is not None and notes.describes(state)
     if late and client.masters_at == state.epoch.start_step - 1:
-        notes.digests.note_own(notes.slot, ended=False, seed=notes.seed)
+        notes.digests.record_own(notes.slot, ended=False, seed=notes.seed)
 
 
 def _trained(client: MachineState, event: ev.Trained, *, sign: Callable[[bytes], bytes]) -> None:
@@ -130,20 +131,20 @@ def _trained(client: MachineState, event: ev.Trained, *, sign: Callable[[bytes],
         return
 
     record.own_done, record.own_done_at = True, client.now
-    client.finish_estimator.trained(notes.tag(event.height), now=client.now)
+    client.finish_estimator.training_finished(notes.tag(event.height), now=client.now)
     step, share, size = record.round.step, record.shares[notes.slot], event.payload_bytes
-    client.tell(telemetry.StepTrained(notes.number, step, event.loss, event.tokens, event.seconds, size))
+    client.notify(telemetry.StepTrained(notes.number, step, event.loss, event.tokens, event.seconds, size))
     commitment = client.results.commitment(record, share=share, trainer=client.identity.signer, payload_hash=event.payload_hash)
     about = (notes.number, event.height, step, record.round.seed)
     result = Result(*about, share, event.payload_hash, size, commitment, sign(commitment))
     record.add(notes.slot, result)
     payload_checked(client, event.payload_hash, valid=True, tag=notes.tag(event.height))
-    client.do(ev.Broadcast(result, notes.tag(event.height)))
+    client.emit(act.Broadcast(result, notes.tag(event.height)))
 
 
-def reminded(client: MachineState, event: ev.Reminded) -> None:
+def timer_expired(client: MachineState, event: ev.TimerExpired) -> None:
     """Our training should be almost done; ignored when it is done, was not begun, or another is running."""
-    if client.notes is not None and isinstance(client.work, ev.Train) and client.work.tag == event.tag:
+    if client.notes is not None and isinstance(client.work, act.Train) and client.work.tag == event.tag:
         record = client.notes.records.get(client.work.height)
         if record is not None:
             record.nearly_done, record.nearly_done_at = True, client.now
@@ -159,40 +160,40 @@ def _payloads_lost(client: MachineState, event: ev.PayloadsLost) -> None:
 def _work_failed(client: MachineState, event: ev.WorkFailed) -> None:
     """After a failure of work that only reads the masters they are still valid; after any other failure they are not."""
     work = event.work
-    if isinstance(work, ev.Train):
+    if isinstance(work, act.Train):
         _train_failed(client, ev.TrainFailed(work.height, event.reason))
-    elif isinstance(work, ev.TakeSnapshot):
-        client.tell(telemetry.Problem("error", event.reason))
-    elif isinstance(work, ev.Load):
+    elif isinstance(work, act.TakeSnapshot):
+        client.notify(telemetry.Problem("error", event.reason))
+    elif isinstance(work, act.Load):
         client.give_up(event.reason)  # a client cannot continue without a model
     else:
         if client.notes is not None and client.notes.resync.reason is not None:
-            client.tell(telemetry.Problem("warning", event.reason))  # the reason why we need the others' masters is already set
-        resync.masters_doubtful(client, event.reason)
+            client.notify(telemetry.Problem("warning", event.reason))  # the reason why we need the others' masters is already set
+        resync.invalidate_masters(client, event.reason)
 
 
 def _train_failed(client: MachineState, event: ev.TrainFailed) -> None:
     if client.notes is not None and event.height in client.notes.records:
         client.notes.records[event.height].own_done = True
-    client.tell(telemetry.Problem("warning" if event.passing else "error", event.reason))
+    client.notify(telemetry.Problem("warning" if event.passing else "error", event.reason))
 
 
 def _applied(client: MachineState, event: ev.Applied) -> None:
     record = client.notes.records.get(event.height) if client.notes is not None else None
     if record is not None:
         record.applied = True
-        if not record.cut:
+        if not record.unattested:
             client.masters_at = record.round.step
         accepted, trained = len(record.accepted), len(record.shares)
-        client.tell(telemetry.StepApplied(record.epoch, record.round.step, accepted, trained, event.seconds))
+        client.notify(telemetry.StepApplied(record.epoch, record.round.step, accepted, trained, event.seconds))
 
 
 def _digested(client: MachineState, event: ev.Digested) -> None:
     record = client.notes.records.get(event.height) if client.notes is not None else None
     if client.notes is not None and record is not None and record.digest_asked:
         record.digest = event.digest
-        client.notes.judge = True
-        if not client.doubtful:
+        client.notes.compare_due = True
+        if not client.masters_invalid:
             client.model_digest, client.digest_at = event.digest, client.masters_at
 
 
@@ -201,25 +202,25 @@ def _epoch_closed(client: MachineState, event: ev.EpochClosed) -> None:
     if notes is None or state is None:
         return
 
-    notes.closed = notes.judge = True
+    notes.closed = notes.compare_due = True
     notes.saved = event.saved
     notes.closed_at = client.now
     client.model_digest = notes.digests.ours = event.digest
     client.digest_at = client.masters_at
     seed = notes.last_seed
-    notes.digests.note_own(notes.slot, ended=True, seed=seed)
-    client.tell(telemetry.EpochDigest(notes.number, notes.last_step(state), event.digest.hex()))
-    client.do(ev.Broadcast(ModelDigest(notes.number, True, event.digest, seed), notes.tag(max(notes.newest, 0))))
+    notes.digests.record_own(notes.slot, ended=True, seed=seed)
+    client.notify(telemetry.EpochDigest(notes.number, notes.last_step(state), event.digest.hex()))
+    client.emit(act.Broadcast(ModelDigest(notes.number, True, event.digest, seed), notes.tag(max(notes.newest, 0))))
     if event.saved and client.masters_at is not None:
         client.held[client.masters_at] = event.digest
     if notes.slot in client.healthy and notes.describes(state):
         assert notes.slot is not None
-        client.do(ev.Send(EpochDigest(client.identity, notes.number, notes.slot, event.digest)))
+        client.emit(act.Send(EpochDigest(client.identity, notes.number, notes.slot, event.digest)))
     coordinator_updates.follow(client, state)
 
 
 def _snapshot_taken(client: MachineState, event: ev.SnapshotTaken) -> None:
-    if client.notes is not None and not resync.changed_unasked(client, event):
+    if client.notes is not None and not resync.is_corrupted(client, event):
         offer = ModelOffer(
             client.notes.number,
             event.step,
@@ -230,4 +231,4 @@ def _snapshot_taken(client: MachineState, event: ev.SnapshotTaken) -> None:
             event.description_bytes,
         )
         client.notes.own_offer = event.step, event.manifest_hash
-        client.do(ev.Broadcast(offer, client.notes.tag(max(client.notes.newest, 0) + coordinator_updates.KEPT_ROUNDS)))
+        client.emit(act.Broadcast(offer, client.notes.tag(max(client.notes.newest, 0) + coordinator_updates.KEPT_ROUNDS)))

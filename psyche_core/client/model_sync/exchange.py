@@ -24,14 +24,8 @@ from typing import Protocol, TypeVar
 import anyio
 import anyio.to_thread
 
-from psyche_core.client.machine.events import (
-    FetchModel,
-    ModelFetched,
-    ModelFetchFailed,
-    SnapshotFailed,
-    SnapshotTaken,
-    TakeSnapshot,
-)
+from psyche_core.client.machine.actions import FetchModel, TakeSnapshot
+from psyche_core.client.machine.events import ModelFetched, ModelFetchFailed, SnapshotFailed, SnapshotTaken
 from psyche_core.client.model_sync.multi_source import fetch_timeout, gather
 from psyche_core.errors import ModelError, ModelHalfReplaced, TransportError, WireError
 from psyche_core.interfaces import Transport

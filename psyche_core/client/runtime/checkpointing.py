@@ -22,7 +22,7 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 
-from psyche_core.client.machine.events import Apply, CloseEpoch, FetchModel, KeepResults
+from psyche_core.client.machine.actions import Apply, CloseEpoch, FetchModel, KeepResults
 from psyche_core.client.runtime.payloads import PayloadStore
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.errors import ModelError, RanksLost

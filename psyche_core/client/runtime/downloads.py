@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from psyche_core.client.machine.events import FetchPayload, PayloadChecked, PayloadMissing, PayloadUnjudged
+from psyche_core.client.machine.actions import FetchPayload
+from psyche_core.client.machine.events import PayloadChecked, PayloadCheckFailed, PayloadMissing
 from psyche_core.client.runtime.reports.network_reporter import NetworkReporter
 from psyche_core.client.runtime.worker import Worker
 from psyche_core.errors import BlobRejected, TransportError
@@ -80,7 +81,7 @@ class PayloadDownloads:
         self._limiter = Limiter(at_once, seconds=DOWNLOAD_TURN)
         self._explain = explain
 
-    async def fetch(self, action: FetchPayload) -> PayloadChecked | PayloadUnjudged | PayloadMissing:
+    async def fetch(self, action: FetchPayload) -> PayloadChecked | PayloadCheckFailed | PayloadMissing:
         """Fetch and check one payload. Raises RanksLost."""
         limit = self._worker.resources.trainer.max_payload_bytes
         self._network.count(downloads_started=1)

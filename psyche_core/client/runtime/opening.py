@@ -8,7 +8,7 @@ from time import perf_counter
 
 import anyio
 
-from psyche_core.client.machine.events import Load
+from psyche_core.client.machine.actions import Load
 from psyche_core.client.machine.scheduler import starts_from_members
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.config.run_config import ModelConfig

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from filelock import BaseFileLock
 
 from psyche_core.client.machine.epoch import masters_due
-from psyche_core.client.machine.rounds.settled_rounds import decided_otherwise, settled_rounds
+from psyche_core.client.machine.rounds.settled_rounds import first_conflicting_step, settled_rounds
 from psyche_core.coordinator.history import signed_digests
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ModelError
@@ -192,7 +192,7 @@ class Restorer:
                 reach = range(header.base_step, min(due, rounds[-1].step if rounds else header.base_step) + 1)
                 return base > due and any(step in reach for step in signed_ends(state))
 
-            anew = decided_otherwise(state, rounds)
+            anew = first_conflicting_step(state, rounds)
             if anew is not None:
                 up_to = min(up_to, anew - 1)
             return up_to < base
@@ -341,7 +341,7 @@ def _until(header: Header, rounds: Sequence[AppliedRound], state: CoordinatorSta
     """The last step to replay; None if the journal's history shares no signed step with the run's."""
     due = masters_due(state)
     if header.generation == state.generation:
-        anew = decided_otherwise(state, rounds)
+        anew = first_conflicting_step(state, rounds)
         return due if anew is None else min(due, anew - 1)
 
     reach = range(header.base_step, min(due, header.base_step + len(rounds)) + 1)

@@ -21,6 +21,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from psyche_core.client.actions import Actions
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.epoch import possible_tags
 from psyche_core.client.machine.machine import ClientMachine, Timeouts
@@ -129,7 +130,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._figures = StepFigureMaker()
         self._described: telemetry.RunDescribed | None = None
         self._members: tuple[NodeIdentity, ...] = ()
-        self._stopped: ev.Stop | None = None
+        self._stopped: act.Stop | None = None
         self._failure: PsycheError | None = None
         self._leave_asked = False
         self._left = False
@@ -183,17 +184,17 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._report(ended)
         return ended
 
-    async def _take_part(self) -> ev.Stop | None:
+    async def _take_part(self) -> act.Stop | None:
         """Run until the machine stops us; None when something failed."""
         async with contextlib.aclosing(self._worker):
             stop = await self._follow()
-            if stop is not None and self._left and self._machine.masters_are_sound:
+            if stop is not None and self._left and self._machine.masters_are_valid:
                 await self._worker.save_on_leaving()
             if stop is not None and stop.success and not self._left and self._at_end is not None:
                 await self._at_end()
         return stop
 
-    async def _follow(self) -> ev.Stop | None:
+    async def _follow(self) -> act.Stop | None:
         """Turn events into actions, see `_take_part`."""
         async with self._events, self._inbox, anyio.create_task_group() as tasks:
             self._tasks = tasks
@@ -203,7 +204,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
                 actions = self._machine.handle(event, anyio.current_time())
                 if self._leave_asked:
                     self._leave_asked, self._left = False, True
-                    actions = [*actions, *self._machine.handle(ev.LeaveAsked(), anyio.current_time())]
+                    actions = [*actions, *self._machine.handle(ev.LeaveRequested(), anyio.current_time())]
                 await self._carry_out_all(actions)
                 if self._stopped is not None or self._failure is not None:
                     break
@@ -335,59 +336,59 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
     # -------------------------------------------------------------------------------------------- actions into I/O
 
-    async def _carry_out_all(self, actions: list[ev.Action]) -> None:
+    async def _carry_out_all(self, actions: list[act.Action]) -> None:
         for action in actions:
             await self.carry_out(action)
             if self._stopped is not None:
                 return
 
-    async def _stop(self, action: ev.Stop) -> None:
+    async def _stop(self, action: act.Stop) -> None:
         self._stopped = action
 
-    async def _tell(self, action: ev.Tell) -> None:
+    async def _notify(self, action: act.Notify) -> None:
         event = action.event
         if isinstance(event, telemetry.Dropped) and event.why in ("late", "silent") and self._worker.training_fails:
             event = replace(event, why="failed")  # the machine sees that no result came, and only the worker why
         self._report(event)
 
-    async def _join(self, action: ev.Join) -> None:  # noqa: ARG002 - carries nothing
+    async def _join(self, action: act.Join) -> None:  # noqa: ARG002 - carries nothing
         self._tasks.start_soon(self._become_member)
 
-    async def _send(self, action: ev.Send) -> None:
+    async def _send(self, action: act.Send) -> None:
         if isinstance(action.command, Withdraw):
             self._withdrawn = anyio.Event()
             self._tasks.start_soon(self._withdraw, action.command, self._withdrawn)
         else:
             self._tasks.start_soon(self._ask, action.command)
 
-    async def _set_peers(self, action: ev.SetPeers) -> None:
+    async def _set_peers(self, action: act.SetPeers) -> None:
         self._members = action.members
         await self._connect()
 
-    async def _broadcast(self, action: ev.Broadcast) -> None:
+    async def _broadcast(self, action: act.Broadcast) -> None:
         self._network.count(broadcasts_sent=1)
         await self._transport.broadcast(seal(self._key, self.state.instance, action.message), tag=action.tag)
 
-    async def _fetch_payload(self, action: ev.FetchPayload) -> None:
+    async def _fetch_payload(self, action: act.FetchPayload) -> None:
         self._tasks.start_soon(self._fetch, action)
 
-    async def _expire(self, action: ev.Expire) -> None:
+    async def _expire(self, action: act.Expire) -> None:
         self._tasks.start_soon(self._worker.expire, action.before)
         self._tasks.start_soon(self._transport.expire, action.before)
 
-    async def _keep_results(self, action: ev.KeepResults) -> None:
+    async def _keep_results(self, action: act.KeepResults) -> None:
         await self._worker.keep(action)
 
-    async def _prefetch(self, action: ev.Prefetch) -> None:
+    async def _prefetch(self, action: act.Prefetch) -> None:
         self._tasks.start_soon(self._worker.prefetch, action.share)
 
-    async def _remind(self, action: ev.Remind) -> None:
+    async def _set_timer(self, action: act.SetTimer) -> None:
         self._tasks.start_soon(self._wait_and_remind, action)
 
-    async def _store_model(self, action: ev.StoreModel) -> None:
+    async def _store_model(self, action: act.StoreModel) -> None:
         self._tasks.start_soon(self._store, action)
 
-    async def _work(self, action: ev.Work) -> None:
+    async def _work(self, action: act.Work) -> None:
         self._tasks.start_soon(self._do, action)
 
     # -------------------------------------------------------------------------------------------- I/O that waits, in tasks
@@ -397,7 +398,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         peers = {member.p2p: self._addresses.get(member.signer, b"") for member in self._members if member.p2p != ours}
         await self._transport.set_peers(peers)
 
-    async def _do(self, work: ev.Work) -> None:
+    async def _do(self, work: act.Work) -> None:
         try:
             done = await self._worker.do(work)
         except PsycheError as error:
@@ -415,11 +416,11 @@ class ClientRuntime(Actions[Awaitable[None]]):
         elif isinstance(done, ev.Trained) and newest is not None:
             self._report(self._figures.trained(newest, self.state, now=anyio.current_time()))
 
-    async def _wait_and_remind(self, action: ev.Remind) -> None:
+    async def _wait_and_remind(self, action: act.SetTimer) -> None:
         await anyio.sleep(action.seconds)
-        await self._put(ev.Reminded(action.tag))
+        await self._put(ev.TimerExpired(action.tag))
 
-    async def _store(self, action: ev.StoreModel) -> None:
+    async def _store(self, action: act.StoreModel) -> None:
         await self._put(await self._worker.store(action))
 
     async def _become_member(self) -> None:
@@ -455,7 +456,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         if answer is not None:
             await self._put(answer)
 
-    async def _fetch(self, action: ev.FetchPayload) -> None:
+    async def _fetch(self, action: act.FetchPayload) -> None:
         try:
             await self._put(await self._downloads.fetch(action))
         except PsycheError as error:  # ranks are lost

@@ -6,7 +6,7 @@ remembers which failures people are told of.
 
 from __future__ import annotations
 
-from psyche_core.client.machine.events import (
+from psyche_core.client.machine.actions import (
     Applied,
     Apply,
     CloseEpoch,

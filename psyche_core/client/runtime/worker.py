@@ -18,33 +18,35 @@ from time import perf_counter
 import anyio
 import anyio.to_thread
 
-from psyche_core.client.machine.events import (
-    Applied,
+from psyche_core.client.machine.actions import (
     Apply,
     CloseEpoch,
     Digest,
-    Digested,
-    EpochClosed,
     FetchModel,
     KeepResults,
     Load,
+    StoreModel,
+    TakeSnapshot,
+    Train,
+    Work,
+)
+from psyche_core.client.machine.events import (
+    Applied,
+    Digested,
+    EpochClosed,
     ModelFetched,
     ModelFetchFailed,
     ModelReady,
     ModelStored,
     PayloadChecked,
+    PayloadCheckFailed,
     PayloadsLost,
-    PayloadUnjudged,
     SnapshotFailed,
     SnapshotTaken,
     SourceMissing,
     StoreFailed,
-    StoreModel,
-    TakeSnapshot,
-    Train,
     Trained,
     TrainFailed,
-    Work,
     WorkDone,
     WorkFailed,
 )
@@ -339,7 +341,7 @@ class Worker:
         self._payloads.put(payload_hash, done.payload, tag=work.tag)
         return Trained(work.height, loss, done.tokens, done.seconds, payload_hash, len(done.payload))
 
-    async def receive(self, payload_hash: bytes, payload: bytes, *, tag: int) -> PayloadChecked | PayloadUnjudged:
+    async def receive(self, payload_hash: bytes, payload: bytes, *, tag: int) -> PayloadChecked | PayloadCheckFailed:
         """Keep a fetched payload if it fits our parameter table; returns whether it does. Raises RanksLost.
 
         If the check raises anything but PayloadRejected, the payload's validity is unknown.
@@ -353,7 +355,7 @@ class Worker:
             raise
         except Exception as error:
             logger.debug("a payload's check failed", exc_info=error)
-            return PayloadUnjudged(payload_hash, f"a peer's result could not be checked: {self._explain(error)}")
+            return PayloadCheckFailed(payload_hash, f"a peer's result could not be checked: {self._explain(error)}")
 
         self._payloads.put(payload_hash, payload, tag=tag)
         return PayloadChecked(payload_hash, True, tag)

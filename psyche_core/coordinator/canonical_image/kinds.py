@@ -44,11 +44,11 @@ def dotted(path: Path) -> str:
 class Kind(ABC):
     """How a value is stored in bytes.
 
-    size, alignment: in bytes. title: for the documentation. parts: the fields inside, empty for a plain value. silent: True if
-    the bytes contain no value, as in padding.
+    size, alignment: in bytes. title: for the documentation. parts: the fields inside, empty for a plain value. without_value:
+    True if the bytes contain no value, as in padding.
     """
 
-    silent = False
+    without_value = False
 
     def __init__(self, *, size: int, alignment: int = 1, title: str, parts: tuple[Part, ...] = ()) -> None:
         self.size = size
@@ -248,7 +248,7 @@ class Bitmap(Kind):
 class Padding(Kind):
     """Zero bytes before a field, for its alignment. They have no value."""
 
-    silent = True
+    without_value = True
 
     def __init__(self, size: int) -> None:
         super().__init__(size=size, title=f"{size} zero bytes" if size > 1 else "zero byte")
@@ -265,7 +265,7 @@ class Padding(Kind):
 class Constant(Kind):
     """Bytes that are the same in every image. mismatch: end of the error message about other bytes."""
 
-    silent = True
+    without_value = True
 
     def __init__(self, kind: Kind, value: Any, *, mismatch: str) -> None:
         super().__init__(size=kind.size, alignment=kind.alignment, title=f"{kind.title} = {shown(value)}")

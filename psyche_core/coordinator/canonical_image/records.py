@@ -165,7 +165,7 @@ class Record(Kind):
         written = []
         for part in self.parts:
             item = None
-            if not part.kind.silent:
+            if not part.kind.without_value:
                 item = getattr(value, part.name) if values is None else values[part.name]
             try:
                 written.append(part.kind.write(item))
@@ -178,7 +178,7 @@ class Record(Kind):
     def read(self, image: bytes, at: int) -> Any:
         """Return the value that `build` makes from the fields. Raises FieldError."""
         found = {part.name: _read_part(part, image, at) for part in self.parts}
-        values = {part.name: found[part.name] for part in self.parts if not part.kind.silent}
+        values = {part.name: found[part.name] for part in self.parts if not part.kind.without_value}
         try:
             return self._build(**values)
         except FieldError:

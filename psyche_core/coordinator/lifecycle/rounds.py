@@ -15,7 +15,7 @@ from psyche_core.coordinator.lifecycle.round_timing import training_time_is_over
 from psyche_core.coordinator.membership.missed_duties import (
     dropped_for_missing,
     silent_witnesses,
-    unseen_by_some,
+    split_vote_trainers,
     with_missed_duties,
 )
 from psyche_core.coordinator.phases import active_round, due, entered
@@ -93,7 +93,7 @@ def finish_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     state = with_missed_duties(state, silent)
     state, events = _settled(state, before, unpaid=silent) if before is not None else (state, ())
     if before is not None:
-        state = with_missed_duties(state, unseen_by_some(state, before))
+        state = with_missed_duties(state, split_vote_trainers(state, before))
     state, dropped = dropped_for_missing(state, now)
     events = (*events, *dropped)
     if not state.healthy_slots or not current.statements:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from psyche_core.coordinator.commands import Outcome, StatementVoided, WarmupWitness, Witness
 from psyche_core.coordinator.lifecycle.round_timing import everybody_stated
 from psyche_core.coordinator.lifecycle.rounds import finish_round
-from psyche_core.coordinator.lifecycle.warmup import came_back_in_warmup, check_who_comes_back, spoken_in_warmup
+from psyche_core.coordinator.lifecycle.warmup import check_returning_model, reported_in_warmup, returned_in_warmup
 from psyche_core.coordinator.membership.members import returned
 from psyche_core.coordinator.membership.missed_duties import WAITED_MISSES, with_missed, with_statement
 from psyche_core.coordinator.phases import active_round, entered
@@ -42,15 +42,15 @@ def warmup_witness(state: CoordinatorState, command: WarmupWitness, now: int, *,
 
     warming_up = state.run_state is RunState.Warmup
     if state.epoch.clients[slot].state is ClientState.Healthy:
-        return spoken_in_warmup(state, command, now, seed=seed) if warming_up else (state, ())
+        return reported_in_warmup(state, command, now, seed=seed) if warming_up else (state, ())
 
     if warming_up:
-        check_who_comes_back(state, command)
+        check_returning_model(state, command)
     state, events = returned(state, slot)
     if not warming_up:
         return state, events
 
-    state, started = came_back_in_warmup(state, now, seed=seed)
+    state, started = returned_in_warmup(state, now, seed=seed)
     return state, (*events, *started)
 
 
@@ -67,7 +67,7 @@ def witness(state: CoordinatorState, command: Witness, now: int, *, seed: int) -
     elected = witness_slots(state, current)
     _check_statement(state, current, command.sender, statement, elected)
     stated = any(stored.index == statement.index for stored in current.statements)
-    if not stated and _names_strangers(state, current, statement):
+    if not stated and _claims_unassigned_slots(state, current, statement):
         return _voided(state, current, statement, now, seed=seed)
     if stated:
         raise CoordinatorError("DuplicateWitness", f"slot {statement.index} has already stated in round {current.height}")
@@ -128,7 +128,7 @@ def _check_statement(
             raise CoordinatorError("InvalidWitness", f"{name} must be {expected} bytes, got {got}")
 
 
-def _names_strangers(state: CoordinatorState, current: Round, statement: WitnessStatement) -> bool:
+def _claims_unassigned_slots(state: CoordinatorState, current: Round, statement: WitnessStatement) -> bool:
     """Whether a statement claims results of slots that had no share in the round it is about."""
     before = state.round_at(current.height - 1)
     assigned = shares(state, before) if before is not None else {}

@@ -21,14 +21,14 @@ from psyche_core.coordinator.state import MAX_UNREADY, MAX_UNREADY_WAITS, NO_DIG
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import ClientState
 
-_MOST_TIMES = 255
+_MAX_TIMES = 255
 
 
 def tick_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     """Start the first round, go back, or abandon the epoch if that is due at `now` (unix seconds)."""
-    gone_on = _gone_on(state, now, seed=seed)
-    if gone_on is not None:
-        return gone_on
+    outcome = _warmup_outcome(state, now, seed=seed)
+    if outcome is not None:
+        return outcome
 
     timed_out = due(state.since, now, state.config.warmup_time)
     if not timed_out and len(state.healthy_slots) >= state.config.min_clients:
@@ -40,7 +40,7 @@ def tick_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     return wait_for_members(state, now), (*events, EpochEnded(epoch=state.progress.epoch, success=False))
 
 
-def spoken_in_warmup(state: CoordinatorState, command: WarmupWitness, now: int, *, seed: int) -> Outcome:
+def reported_in_warmup(state: CoordinatorState, command: WarmupWitness, now: int, *, seed: int) -> Outcome:
     """Count a healthy slot as ready, or as one that lacks the model. End the warmup if no other slot is waited for.
 
     Raises CoordinatorError: DuplicateWitness, or InvalidWitness if its model is not the one that the epoch starts with.
@@ -62,7 +62,7 @@ def spoken_in_warmup(state: CoordinatorState, command: WarmupWitness, now: int, 
         lacking = tuple(other for other in epoch.lacking if other != slot)
         epoch = replace(epoch, ready=ready, lacking=lacking)
     state = _with_ready_since(replace(state, epoch=epoch), now)
-    return _gone_on(state, now, seed=seed) or (state, ())
+    return _warmup_outcome(state, now, seed=seed) or (state, ())
 
 
 def _step_of(state: CoordinatorState, held: bytes) -> int | None:
@@ -80,7 +80,7 @@ def _check_model(state: CoordinatorState, slot: int, digest: bytes) -> None:
         raise CoordinatorError("InvalidWitness", message)
 
 
-def check_who_comes_back(state: CoordinatorState, command: WarmupWitness) -> None:
+def check_returning_model(state: CoordinatorState, command: WarmupWitness) -> None:
     """Raise CoordinatorError (InvalidWitness) if a slot wants to return in warmup without the model the epoch starts with."""
     if command.model_digest == NO_DIGEST or _step_of(state, command.model_digest) is not None:
         message = f"slot {command.index} comes back with the model or not at all; get it from the other members first"
@@ -89,10 +89,10 @@ def check_who_comes_back(state: CoordinatorState, command: WarmupWitness) -> Non
     _check_model(state, command.index, command.model_digest)
 
 
-def came_back_in_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
+def returned_in_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     """End the warmup if that is possible now that another slot is healthy and ready."""
     state = _with_ready_since(state, now)
-    return _gone_on(state, now, seed=seed) or (state, ())
+    return _warmup_outcome(state, now, seed=seed) or (state, ())
 
 
 def _with_ready_since(state: CoordinatorState, now: int) -> CoordinatorState:
@@ -103,13 +103,13 @@ def _with_ready_since(state: CoordinatorState, now: int) -> CoordinatorState:
     return replace(state, epoch=replace(state.epoch, ready_since=now))
 
 
-def _gone_on(state: CoordinatorState, now: int, *, seed: int) -> Outcome | None:
+def _warmup_outcome(state: CoordinatorState, now: int, *, seed: int) -> Outcome | None:
     """Return the outcome if the run goes back or the first round starts, or None if warmup continues."""
     timed_out = due(state.since, now, state.config.warmup_time)
     ready, waited = _ready(state), _waited_for(state)
     # As long as one member has the model, the others may still get it from that member.
-    all_spoke = not ready and waited <= set(state.epoch.lacking)
-    if (timed_out or all_spoke) and must_go_back(state):
+    all_reported = not ready and waited <= set(state.epoch.lacking)
+    if (timed_out or all_reported) and must_go_back(state):
         return without_model(state, now)
 
     enough = len(ready) >= state.config.min_clients
@@ -127,8 +127,8 @@ def _ready(state: CoordinatorState) -> set[int]:
 
 def _waited_for(state: CoordinatorState) -> set[int]:
     """Return the healthy slots without those whose signer was not ready in MAX_UNREADY_WAITS successive warmups."""
-    left_alone = {entry.signer for entry in state.unready if entry.times >= MAX_UNREADY_WAITS}
-    return {slot for slot in state.healthy_slots if state.epoch.clients[slot].id.signer not in left_alone}
+    not_waited_for = {entry.signer for entry in state.unready if entry.times >= MAX_UNREADY_WAITS}
+    return {slot for slot in state.healthy_slots if state.epoch.clients[slot].id.signer not in not_waited_for}
 
 
 def _grace_is_over(state: CoordinatorState, now: int) -> bool:
@@ -144,16 +144,16 @@ def _unready_dropped(state: CoordinatorState, now: int) -> tuple[CoordinatorStat
     """
     ready = _ready(state)
     late = set(state.healthy_slots) - ready
-    state = _with_late_noted(state, late=late - set(state.epoch.lacking), ready=ready)
+    state = _with_unready_recorded(state, late=late - set(state.epoch.lacking), ready=ready)
     return exited(state, late, ClientState.Dropped, now)
 
 
-def _with_late_noted(state: CoordinatorState, *, late: Iterable[int], ready: Iterable[int]) -> CoordinatorState:
+def _with_unready_recorded(state: CoordinatorState, *, late: Iterable[int], ready: Iterable[int]) -> CoordinatorState:
     clients = state.epoch.clients
     late_signers = [clients[slot].id.signer for slot in sorted(late)]
-    spoken_of = {*late_signers, *(clients[slot].id.signer for slot in ready)}
+    reported = {*late_signers, *(clients[slot].id.signer for slot in ready)}
     times = {entry.signer: entry.times for entry in state.unready}
-    kept = [entry for entry in state.unready if entry.signer not in spoken_of]
-    noted = [Unready(signer, min(times.get(signer, 0) + 1, _MOST_TIMES)) for signer in late_signers]
+    kept = [entry for entry in state.unready if entry.signer not in reported]
+    noted = [Unready(signer, min(times.get(signer, 0) + 1, _MAX_TIMES)) for signer in late_signers]
     unready = tuple([*kept, *noted][-MAX_UNREADY:])
     return state if unready == state.unready else replace(state, unready=unready)

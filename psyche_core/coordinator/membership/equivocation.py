@@ -41,16 +41,16 @@ def equivocation(state: CoordinatorState, command: Equivocation, now: int) -> Ou
         message = f"evidence is heard while rounds or the cooldown are played, not in {state.run_state.name}"
         raise CoordinatorError("InvalidRunState", message)
 
-    judged = state.round_at(command.height)
-    if judged is None:
+    round_ = state.round_at(command.height)
+    if round_ is None:
         raise CoordinatorError("InvalidEvidence", f"round {command.height} is not stored (any more)")
 
-    problem = _problem(state, command, judged)
+    problem = _problem(state, command, round_)
     if problem is not None:
         raise CoordinatorError("InvalidEvidence", problem)
 
     news = state.epoch.clients[command.index].state is not ClientState.Ejected
-    after, events = _share_judged(state, command, judged)
+    after, events = _share_decided(state, command, round_)
     if news:
         after, ejected = _ejected(_undecided_voided(after, command.index), command.index, now)
         return after, (*ejected, *events)
@@ -60,17 +60,17 @@ def equivocation(state: CoordinatorState, command: Equivocation, now: int) -> Ou
     return after, events
 
 
-def _share_judged(state: CoordinatorState, command: Equivocation, judged: Round) -> Outcome:
+def _share_decided(state: CoordinatorState, command: Equivocation, round_: Round) -> Outcome:
     """Decide about the share; returns the same state object if nothing changes."""
     slot, current = command.index, state.current_round
     if state.run_state in _PLAYING and current is not None and current.height <= command.height + 1:
-        return _voided(state, judged, slot), ()
-    if slot not in accepted_slots(state, judged):
+        return _voided(state, round_, slot), ()
+    if slot not in accepted_slots(state, round_):
         return state, ()
 
-    share = shares(state, judged)[slot]
-    verdict = judge(state, judged, slot, _commitments(state, command, judged))
-    known_lost = bool(state.epoch.clients[slot].lost_rounds & _lost_bit(judged))
+    share = shares(state, round_)[slot]
+    verdict = judge(state, round_, slot, _commitments(state, command, round_))
+    known_lost = bool(state.epoch.clients[slot].lost_rounds & _lost_bit(round_))
     if verdict.chosen is not None or (known_lost and not verdict.void):
         return state, ()
 
@@ -82,19 +82,19 @@ def _share_judged(state: CoordinatorState, command: Equivocation, judged: Round)
         queue, lost = state.requeue, total_samples(share)
     state = replace(
         state,
-        epoch=replace(state.epoch, clients=_uncredited(state, judged, slot, credited=not known_lost, lost=not verdict.void)),
+        epoch=replace(state.epoch, clients=_uncredited(state, round_, slot, credited=not known_lost, lost=not verdict.void)),
         requeue=queue,
         lost_samples=max(state.lost_samples + lost, 0),
     )
-    event = ShareVoided(epoch=state.progress.epoch, height=judged.height, slot=slot, requeued=verdict.void)
-    return (_voided(state, judged, slot) if verdict.void else state), (event,)
+    event = ShareVoided(epoch=state.progress.epoch, height=round_.height, slot=slot, requeued=verdict.void)
+    return (_voided(state, round_, slot) if verdict.void else state), (event,)
 
 
-def _uncredited(state: CoordinatorState, judged: Round, slot: int, *, credited: bool, lost: bool) -> tuple[Client, ...]:
+def _uncredited(state: CoordinatorState, round_: Round, slot: int, *, credited: bool, lost: bool) -> tuple[Client, ...]:
     """Return the clients with the slot's share of the round marked as lost or not. credited: whether the round counts for it."""
     clients = list(state.epoch.clients)
     client = clients[slot]
-    bit = _lost_bit(judged)
+    bit = _lost_bit(round_)
     clients[slot] = replace(
         client,
         accepted_rounds=max(client.accepted_rounds - credited, 0),
@@ -103,9 +103,9 @@ def _uncredited(state: CoordinatorState, judged: Round, slot: int, *, credited: 
     return tuple(clients)
 
 
-def _lost_bit(judged: Round) -> int:
+def _lost_bit(round_: Round) -> int:
     """Return the bit of a round in `Client.lost_rounds`. An ejected client gets no new share, so no two rounds share a bit."""
-    return 1 << judged.height % LOST_ROUND_BITS
+    return 1 << round_.height % LOST_ROUND_BITS
 
 
 def _undecided_voided(state: CoordinatorState, slot: int) -> CoordinatorState:
@@ -120,22 +120,22 @@ def _undecided_voided(state: CoordinatorState, slot: int) -> CoordinatorState:
     return state
 
 
-def _voided(state: CoordinatorState, judged: Round, slot: int) -> CoordinatorState:
-    marked = replace(judged, voided=tuple(sorted({*judged.voided, slot})))
-    rounds = tuple(marked if stored.height == judged.height else stored for stored in state.epoch.rounds)
+def _voided(state: CoordinatorState, round_: Round, slot: int) -> CoordinatorState:
+    marked = replace(round_, voided=tuple(sorted({*round_.voided, slot})))
+    rounds = tuple(marked if stored.height == round_.height else stored for stored in state.epoch.rounds)
     return replace(state, epoch=replace(state.epoch, rounds=rounds))
 
 
-def _commitments(state: CoordinatorState, command: Equivocation, judged: Round) -> tuple[bytes, bytes]:
+def _commitments(state: CoordinatorState, command: Equivocation, round_: Round) -> tuple[bytes, bytes]:
     """Compute the two commitments (32 bytes each) from the state and the payload hashes of the proof."""
 
     def commitment(result: SignedResult) -> bytes:
         return commitment_hash(
             state.instance,
             epoch=command.epoch,
-            step=judged.step,
-            seed=judged.seed,
-            share=shares(state, judged)[command.index],
+            step=round_.step,
+            seed=round_.seed,
+            share=shares(state, round_)[command.index],
             trainer=state.epoch.clients[command.index].id.signer,
             payload_hash=result.payload_hash,
         )
@@ -143,7 +143,7 @@ def _commitments(state: CoordinatorState, command: Equivocation, judged: Round) 
     return commitment(command.first), commitment(command.second)
 
 
-def _problem(state: CoordinatorState, command: Equivocation, judged: Round) -> str | None:
+def _problem(state: CoordinatorState, command: Equivocation, round_: Round) -> str | None:
     """Return what is wrong with a proof, or None if it is valid. Cheap checks come first."""
     sender = state.slot_of(command.sender)
     if sender is None or state.epoch.clients[sender].state is not ClientState.Healthy:
@@ -151,9 +151,9 @@ def _problem(state: CoordinatorState, command: Equivocation, judged: Round) -> s
     if command.epoch != state.progress.epoch:
         return f"this is epoch {state.progress.epoch}, the evidence is about epoch {command.epoch}"
 
-    if command.index not in shares(state, judged):
+    if command.index not in shares(state, round_):
         return f"slot {command.index} had no samples in round {command.height}"
-    if command.index in judged.voided:
+    if command.index in round_.voided:
         return f"the share of slot {command.index} in round {command.height} is void already"
 
     accused = state.epoch.clients[command.index]
@@ -163,7 +163,7 @@ def _problem(state: CoordinatorState, command: Equivocation, judged: Round) -> s
     if command.first.payload_hash == command.second.payload_hash:
         return "both results are the same one"
 
-    commitments = _commitments(state, command, judged)
+    commitments = _commitments(state, command, round_)
     for name, result, commitment in zip(("first", "second"), results, commitments, strict=True):
         if not is_commitment_of(accused.id.p2p, commitment, result.signature, run=state.instance):
             return f"the {name} result is not signed by slot {command.index} for its share of round {command.height}"
@@ -174,14 +174,14 @@ def _problem(state: CoordinatorState, command: Equivocation, judged: Round) -> s
 def _ejected(state: CoordinatorState, slot: int, now: int) -> Outcome:
     """Eject the slot, whatever its health was, and remove its member from the pending list."""
     clients = list(state.epoch.clients)
-    clients[slot] = _convicted(clients[slot], height=0 if state.current_round is None else state.current_round.height)
+    clients[slot] = _as_ejected(clients[slot], height=0 if state.current_round is None else state.current_round.height)
     signer = clients[slot].id.signer
     state = replace(state, epoch=replace(state.epoch, clients=tuple(clients)))
     state = with_pending(state, tuple(member for member in state.pending if member.signer != signer), now)
     return state, (ClientsExited(epoch=state.progress.epoch, slots=(slot,)),)
 
 
-def _convicted(client: Client, *, height: int) -> Client:
+def _as_ejected(client: Client, *, height: int) -> Client:
     """Return the client as ejected. If it had already left, exited_height keeps the round in which it left."""
     left_before = client.state is not ClientState.Healthy
     return replace(client, state=ClientState.Ejected, exited_height=client.exited_height if left_before else height)

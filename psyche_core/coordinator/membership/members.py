@@ -19,7 +19,7 @@ from psyche_core.coordinator.phases import active_round
 from psyche_core.coordinator.rewards import has_account_for
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.committee import is_witness, witness_slots
-from psyche_core.coordinator.round.witness import accepted_slots, divided_slots, quorum
+from psyche_core.coordinator.round.witness import accepted_slots, quorum, split_vote_slots
 from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, Client, CoordinatorState, Round
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import MAX_CLIENTS, ClientState, RunState
@@ -131,29 +131,29 @@ def health_check(state: CoordinatorState, command: HealthCheck, now: int) -> Out
         raise CoordinatorError("InvalidRunState", f"health is judged while rounds are played, not in {state.run_state.name}")
 
     current = active_round(state)
-    judging, judged = state.round_at(current.height - 1), state.round_at(current.height - 2)
-    if judging is None or judged is None:
+    attesting, attested = state.round_at(current.height - 1), state.round_at(current.height - 2)
+    if attesting is None or attested is None:
         raise CoordinatorError("InvalidHealthCheck", f"nothing is attested before height 2, this is height {current.height}")
 
     sender = state.slot_of(command.sender)
-    if sender is None or not is_witness(state, judging, sender):
+    if sender is None or not is_witness(state, attesting, sender):
         raise CoordinatorError("InvalidHealthCheck", f"{command.sender} was no witness of the previous round")
 
-    needed = quorum(len(witness_slots(state, judging)))
-    if len(judging.statements) < needed:
-        stated = len(judging.statements)
+    needed = quorum(len(witness_slots(state, attesting)))
+    if len(attesting.statements) < needed:
+        stated = len(attesting.statements)
         raise CoordinatorError("InvalidHealthCheck", f"{stated} of {needed} needed witnesses stated, which judges nobody")
 
-    unseen = shares(state, judged).keys() - accepted_slots(state, judged)
+    unseen = shares(state, attested).keys() - accepted_slots(state, attested)
     healthy = sorted(set(command.slots) - unseen)
     if healthy or not command.slots:
         got = f"slots {healthy} were seen or had no samples" if healthy else "no slot was named"
         raise CoordinatorError("InvalidHealthCheck", got)
 
-    forgiven = {slot for slot in command.slots if _came_back_since(state.epoch.clients[slot], judged)}
-    return exited(state, set(command.slots) - forgiven - divided_slots(state, judged), ClientState.Dropped, now)
+    returned_slots = {slot for slot in command.slots if _returned_since(state.epoch.clients[slot], attested)}
+    return exited(state, set(command.slots) - returned_slots - split_vote_slots(state, attested), ClientState.Dropped, now)
 
 
-def _came_back_since(client: Client, judged: Round) -> bool:
+def _returned_since(client: Client, attested: Round) -> bool:
     """Whether the client was absent in a round, which explains its missing result, and has returned since."""
-    return client.rejoins > 0 and judged.height <= client.exited_height
+    return client.rejoins > 0 and attested.height <= client.exited_height

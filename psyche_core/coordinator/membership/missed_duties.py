@@ -11,7 +11,7 @@ from dataclasses import replace
 from psyche_core.coordinator.commands import Outcome
 from psyche_core.coordinator.membership.exits import exited
 from psyche_core.coordinator.round.committee import witness_slots
-from psyche_core.coordinator.round.witness import divided_slots, quorum
+from psyche_core.coordinator.round.witness import quorum, split_vote_slots
 from psyche_core.coordinator.state import Client, CoordinatorState, Round
 from psyche_core.types import ClientState, RunState
 
@@ -61,18 +61,22 @@ def silent_witnesses(state: CoordinatorState, current: Round) -> frozenset[int]:
         return frozenset()
 
     stated = {statement.index for statement in current.statements}
-    return frozenset(slot for slot in elected if slot not in stated and _answerable(state.epoch.clients[slot], current.height))
+    return frozenset(
+        slot for slot in elected if slot not in stated and _is_accountable(state.epoch.clients[slot], current.height)
+    )
 
 
-def unseen_by_some(state: CoordinatorState, before: Round) -> frozenset[int]:
+def split_vote_trainers(state: CoordinatorState, before: Round) -> frozenset[int]:
     """Return the healthy slots whose result of round `before` divided the witnesses: a missed duty of their trainers (F16).
 
     Trainers that were absent and have returned since are left out, as in health reports.
     """
-    return frozenset(slot for slot in divided_slots(state, before) if _answerable(state.epoch.clients[slot], before.height))
+    return frozenset(
+        slot for slot in split_vote_slots(state, before) if _is_accountable(state.epoch.clients[slot], before.height)
+    )
 
 
-def _answerable(client: Client, height: int) -> bool:
+def _is_accountable(client: Client, height: int) -> bool:
     """Whether a slot is healthy and was not absent in the round of this height or later."""
     came_back = client.rejoins > 0 and client.exited_height >= height
     return client.state is ClientState.Healthy and not came_back
@@ -85,7 +89,7 @@ def with_statement(state: CoordinatorState, slot: int, now: int) -> CoordinatorS
     """
     client = state.epoch.clients[slot]
     current = state.epoch.rounds[-1]
-    late = _lateness(state, current, now) if _answerable(client, current.height) else 0
+    late = _lateness(state, current, now) if _is_accountable(client, current.height) else 0
     if not late:
         return with_missed(state, slot, -STATED)
     if client.missed >= WAITED_MISSES:

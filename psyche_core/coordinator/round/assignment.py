@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-from psyche_core.coordinator.round.committee import REMEMBERED, trainers
+from psyche_core.coordinator.round.committee import CACHE_SIZE, trainers
 from psyche_core.coordinator.round.shuffle import deterministic_shuffle
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.types import BatchId, total_samples
@@ -39,14 +39,14 @@ def shares(state: CoordinatorState, round_: Round) -> Mapping[int, tuple[BatchId
     return _shares(round_.slots, round_.seed, state.config.verification_percent, round_.batches)
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=CACHE_SIZE)
 def _shares(
     slots: tuple[int, ...], seed: int, verification_percent: int, batches: tuple[BatchId, ...]
 ) -> Mapping[int, tuple[BatchId, ...]]:
     order = deterministic_shuffle(trainers(slots, seed, verification_percent), seed)
-    stretches = split(0, total_samples(batches), len(order))
+    ranges = split(0, total_samples(batches), len(order))
     return MappingProxyType(
-        {slot: tuple(_stretch(batches, first, last)) for slot, (first, last) in zip(order, stretches, strict=False)}
+        {slot: tuple(_slice(batches, first, last)) for slot, (first, last) in zip(order, ranges, strict=False)}
     )
 
 
@@ -59,7 +59,7 @@ def unaccepted(state: CoordinatorState, round_: Round, accepted: Collection[int]
     return tuple(batch for slot, share in assigned.items() if slot not in accepted for batch in share)
 
 
-def _stretch(batches: tuple[BatchId, ...], first: int, last: int) -> Iterator[BatchId]:
+def _slice(batches: tuple[BatchId, ...], first: int, last: int) -> Iterator[BatchId]:
     """Yield samples first..last (both inclusive, counted over the concatenated intervals) as intervals."""
     offset = 0
     for batch in batches:

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 
-from psyche_core.coordinator.round.committee import REMEMBERED
+from psyche_core.coordinator.round.committee import CACHE_SIZE
 from psyche_core.errors import WireError
 
 BLOOM_BITS = 2560
@@ -22,8 +22,8 @@ _KEY_DOMAIN = b"psyche/broadcast-bloom/v1"
 _FNV_PRIME = 0x100000001B3
 _MASK = 2**64 - 1
 _LANE = 128
-_REMEMBERED_ITEMS = 4096
-_REMEMBERED_FILTERS = 256
+_CACHED_ITEMS = 4096
+_CACHED_FILTERS = 256
 
 
 def bloom_positions(keys: Sequence[int], item: bytes, bits: int) -> list[int]:
@@ -47,7 +47,7 @@ def _lanes(count: int) -> tuple[int, int]:
     return ones, ones * _MASK
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=CACHE_SIZE)
 def bloom_keys(seed: int) -> tuple[int, ...]:
     """Return the filter's 8 keys (u64) for the round with this seed.
 
@@ -57,13 +57,13 @@ def bloom_keys(seed: int) -> tuple[int, ...]:
     return tuple(int.from_bytes(hashlib.sha256(prefix + bytes([number])).digest()[:8], "little") for number in range(BLOOM_KEYS))
 
 
-@lru_cache(maxsize=_REMEMBERED_FILTERS)
+@lru_cache(maxsize=_CACHED_FILTERS)
 def filter_bits(bloom: bytes) -> int:
     """Return a statement's filter as an integer. Cached, because each filter is tested for every share of a round."""
     return int.from_bytes(bloom, "little")
 
 
-@lru_cache(maxsize=_REMEMBERED_ITEMS)
+@lru_cache(maxsize=_CACHED_ITEMS)
 def filter_of(seed: int, item: bytes) -> int:
     """Return the filter that contains only this item, as an integer. Cached, because an item is tested in many filters."""
     mask = 0

@@ -21,7 +21,7 @@ _COMMITTEE_SALT = b"committee"
 _WITNESS_SALT = b"witness"
 _MAX_U64 = 2**64 - 1
 
-REMEMBERED = 256
+CACHE_SIZE = 256
 """Size of each cache of derived values: enough for the stored rounds of a few runs in one process."""
 
 
@@ -127,21 +127,21 @@ def trainer_slots(state: CoordinatorState, round_: Round) -> tuple[int, ...]:
     return trainers(round_.slots, round_.seed, state.config.verification_percent)
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=CACHE_SIZE)
 def drawn_order(slots: tuple[int, ...], seed: int) -> tuple[int, ...]:
     """Return the slots in the drawn order of witnesses for this seed (u64)."""
     draw = CommitteeSelection(tie_breaker_nodes=0, witness_nodes=0, verification_percent=0, total_nodes=len(slots), seed=seed)
     return tuple(slots[rank] for rank in draw.witness_order())
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=CACHE_SIZE)
 def witnesses(slots: tuple[int, ...], seed: int, at_most: int) -> tuple[int, ...]:
     """Return the slots that witness, ascending. No draw is needed if all slots witness."""
     elected = slots if at_most >= len(slots) else drawn_order(slots, seed)[:at_most]
     return tuple(sorted(elected))
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=CACHE_SIZE)
 def trainers(slots: tuple[int, ...], seed: int, verification_percent: int) -> tuple[int, ...]:
     """Return the slots that train, ascending. Raises CoordinatorError (InvalidCommitteeSelection)."""
     draw = CommitteeSelection(

@@ -18,7 +18,7 @@ from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.types import WitnessStatement
 from psyche_core.wire.codec import encode
 
-_REMEMBERED_STATEMENTS = 16
+_CACHED_STATEMENTS = 16
 
 
 def quorum(elected: int) -> int:
@@ -40,7 +40,7 @@ def accepted_slots(state: CoordinatorState, round_: Round, *, without: int | Non
     return frozenset([slot for slot in shares(state, round_) if seen >> slot & 1 and slot not in round_.voided])
 
 
-def divided_slots(state: CoordinatorState, round_: Round) -> frozenset[int]:
+def split_vote_slots(state: CoordinatorState, round_: Round) -> frozenset[int]:
     """Return the slots whose result of `round_` at least half of the next round's elected witnesses saw, but no quorum.
 
     Liars and a member on a slow line can do that to an honest trainer. Of a trainer that gave nothing only liars say that they
@@ -108,7 +108,7 @@ def judge(state: CoordinatorState, round_: Round, slot: int, candidates: Iterabl
         return Verdict()
 
     byte, bit = slot // 8, 1 << slot % 8
-    filters = [filter_bits(said.broadcast_bloom) for said in attesting.statements if said.participants[byte] & bit]
+    filters = [filter_bits(statement.broadcast_bloom) for statement in attesting.statements if statement.participants[byte] & bit]
     liars = tolerated(len(witness_slots(state, attesting)))
     needed = max(len(filters) - liars, 1)
     masks = {candidate: filter_of(attesting.seed, candidate) for candidate in candidates}
@@ -126,11 +126,19 @@ def choose_commitment(state: CoordinatorState, round_: Round, slot: int, candida
     return judge(state, round_, slot, candidates).chosen
 
 
-@lru_cache(maxsize=_REMEMBERED_STATEMENTS)
+@lru_cache(maxsize=_CACHED_STATEMENTS)
 def statements_digest(statements: tuple[WitnessStatement, ...]) -> bytes:
     """Return SHA-256 over a round's statements as canonical CBOR, ascending by slot. Journals store this digest."""
     fields = [
-        [said.epoch, said.height, said.index, said.participants, said.broadcast_bloom, said.merkle_root, said.model_digest]
-        for said in sorted(statements, key=lambda said: said.index)
+        [
+            statement.epoch,
+            statement.height,
+            statement.index,
+            statement.participants,
+            statement.broadcast_bloom,
+            statement.merkle_root,
+            statement.model_digest,
+        ]
+        for statement in sorted(statements, key=lambda statement: statement.index)
     ]
     return hashlib.sha256(encode(fields)).digest()

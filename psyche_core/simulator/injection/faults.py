@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from psyche_core.coordinator.commands import Pause, Resume
-from psyche_core.simulator.owner import OWNER
+from psyche_core.simulator.members.owner import OWNER_DELAY
 from psyche_core.simulator.script import LIES, NETWORK_FAULTS, Fault
 from psyche_core.types import RunState
 
@@ -34,11 +34,11 @@ class Faults:
             self._all_die(fault)
             return
         elif fault.kind == "owner-pause":
-            if self._server.up and self._server.take(Pause()) is None:
+            if self._server.up and self._server.apply(Pause()) is None:
                 self._counts["owner-pause"] += 1
         else:
             for index in fault.nodes:
-                self._befall(fault, self._nodes[index])
+                self._inject(fault, self._nodes[index])
         if fault.kind in LIES and not fault.duration:
             return
 
@@ -53,15 +53,15 @@ class Faults:
         for node in self._nodes:
             if node.running:
                 node.crash()
-                chance = self._world.stream(f"death of {node.index} at {fault.start}")
-                wait = fault.duration * (0.3 + 0.7 * chance.random())
-                self._clock.after(wait, self._comes_back, node, node.index not in fault.nodes)
+                rng = self._world.stream(f"death of {node.index} at {fault.start}")
+                wait = fault.duration * (0.3 + 0.7 * rng.random())
+                self._clock.after(wait, self._restart, node, node.index not in fault.nodes)
 
-    def _comes_back(self, node: Node, disk: bool) -> None:
+    def _restart(self, node: Node, disk: bool) -> None:
         if not node.running and node.stop is None and not self._server.finished:
             node.boot(disk=disk)
 
-    def _befall(self, fault: Fault, node: Node) -> None:
+    def _inject(self, fault: Fault, node: Node) -> None:
         match fault.kind:
             case "crash" | "restart":
                 if node.running:
@@ -95,7 +95,7 @@ class Faults:
             case "bit-flip":
                 if self._may_flip(node):
                     self._counts["bit-flip"] += 1
-                    node.spoil(bit=self._counts["bit-flip"])
+                    node.corrupt(bit=self._counts["bit-flip"])
             case "late":
                 pass
             case _:
@@ -106,11 +106,11 @@ class Faults:
 
         Without such a majority nobody could tell which model is right.
         """
-        heard = [other for other in self._nodes if other.running and (other.liar or other.holds_model)]
+        reporting = [other for other in self._nodes if other.running and (other.liar or other.holds_model)]
         state = self._server.state
         members = {state.epoch.clients[slot].id.signer for slot in state.healthy_slots}
-        parts = (heard, [other for other in heard if other.identity.signer in members])
-        wrong = [sum(other.spoiled or other.liar or other is node for other in part) for part in parts]
+        parts = (reporting, [other for other in reporting if other.identity.signer in members])
+        wrong = [sum(other.corrupted or other.liar or other is node for other in part) for part in parts]
         return node.holds_model and all(2 * count < len(part) for count, part in zip(wrong, parts, strict=True) if count)
 
     def _end(self, fault: Fault) -> None:
@@ -124,7 +124,7 @@ class Faults:
         elif fault.kind in ("server-restart", "older-state"):
             if not self._server.up:
                 self._server.restart(older=fault.amount if fault.kind == "older-state" else 0.0)
-                self._clock.after(OWNER, self._resume_again)
+                self._clock.after(OWNER_DELAY, self._resume_again)
         elif fault.kind == "owner-pause":
             self._resume()
         else:
@@ -141,7 +141,7 @@ class Faults:
     def _resume(self) -> None:
         if self._server.finished:
             return
-        if not self._server.up or self._server.take(Resume()) is not None:
+        if not self._server.up or self._server.apply(Resume()) is not None:
             self._clock.after(1.0, self._resume)  # the pause waits for the epoch's end
 
     def _release(self, fault: Fault, node: Node) -> None:
@@ -163,7 +163,7 @@ class Faults:
                 node.failing_work.remove(fault.amount)
             case "slow-rpc":
                 node.rpc_lags.remove(fault.amount)
-                self._server.tell(node)
+                self._server.notify(node)
             case "failing-rpc":
                 node.rpc_fails.remove(fault.amount)
             case "skew":

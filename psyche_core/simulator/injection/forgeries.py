@@ -20,7 +20,8 @@ from psyche_core.simulator.members.keys import (
     signed_earlier,
     with_real_signatures,
 )
-from psyche_core.simulator.members.node import EMPTY_RESULT, Node
+from psyche_core.simulator.members.node import Node
+from psyche_core.simulator.members.worker import EMPTY_RESULT
 from psyche_core.simulator.server import Server
 from psyche_core.wire.messages import Result
 
@@ -36,23 +37,23 @@ class Forgeries:
         self._server = server
         self._members = members
         self._counts = counts
-        self._heard: dict[tuple[int, int, bytes], dict[bytes, Result]] = {}
+        self._received: dict[tuple[int, int, bytes], dict[bytes, Result]] = {}
 
     def begin(self, node: Node, kind: str) -> None:
         """A member begins to lie in this way."""
         if kind == "stolen-key":
-            victim = (node.index + 1 + node.lying_chance.randrange(max(self._members - 1, 1))) % self._members
-            node.joins_with = join_with_stolen_key(node.index, victim)
+            victim = (node.index + 1 + node.lying_rng.randrange(max(self._members - 1, 1))) % self._members
+            node.forged_join = join_with_stolen_key(node.index, victim)
             self._counts[kind] += 1
             if node.joined:
-                self._server.ask(node, node.join_command())
+                self._server.submit(node, node.join_command())
         elif kind == "old-signatures":
-            self._clock.after(node.lying_chance.random() * REPLAY_EVERY, self._replay, node)
+            self._clock.after(node.lying_rng.random() * REPLAY_EVERY, self._replay, node)
 
     def end(self, node: Node, kind: str) -> None:
         """It stops lying in this way."""
         if kind == "stolen-key":
-            node.joins_with = None
+            node.forged_join = None
 
     # ------------------------------------------------------------------------------------ payloads
 
@@ -63,18 +64,18 @@ class Forgeries:
             return result
 
         self._counts["repeated-payload"] += 1
-        chance = node.lying_chance
-        heard = sorted({letter.event.message.payload_hash for letter in node.letters.values()
-                        if isinstance(letter.event.message, Result) and letter.origin != node.index})  # fmt: skip
-        choice = chance.random()
+        rng = node.lying_rng
+        received = sorted({packet.event.message.payload_hash for packet in node.packets.values()
+                        if isinstance(packet.event.message, Result) and packet.origin != node.index})  # fmt: skip
+        choice = rng.random()
         if choice < 0.15:
             payload_hash, payload = EMPTY_RESULT, replace(known[1], hash=EMPTY_RESULT)
-        elif choice < 0.4 and heard:
-            payload_hash = chance.choice(heard)
+        elif choice < 0.4 and received:
+            payload_hash = rng.choice(received)
             held = node.payloads.get(payload_hash)
             payload = held[1] if held is not None else replace(known[1], hash=payload_hash)
         else:
-            payload = node.repeats = node.repeats or known[1]
+            payload = node.repeated_payload = node.repeated_payload or known[1]
             payload_hash = payload.hash
         node.payloads[payload_hash] = (tag, payload)
         return with_payload(node, self._server, result, payload_hash)
@@ -86,43 +87,43 @@ class Forgeries:
         if "old-signatures" not in node.lies or self._server.finished:
             return
 
-        self._listen(node)
+        self._collect_results(node)
         if node.running and not node.paused:
             evidence = self._evidence(node)
             if evidence is not None:
                 self._counts["old-signatures"] += 1
-                self._server.ask(node, with_real_signatures(evidence))
-        self._clock.after(REPLAY_EVERY * (0.5 + node.lying_chance.random()), self._replay, node)
+                self._server.submit(node, with_real_signatures(evidence))
+        self._clock.after(REPLAY_EVERY * (0.5 + node.lying_rng.random()), self._replay, node)
 
-    def _listen(self, node: Node) -> None:
-        for letter in node.letters.values():
-            result = letter.event.message
-            if isinstance(result, Result) and letter.origin != node.index:
-                key = (result.epoch, result.height, letter.event.origin)
-                self._heard.setdefault(key, {})[result.payload_hash] = result
+    def _collect_results(self, node: Node) -> None:
+        for packet in node.packets.values():
+            result = packet.event.message
+            if isinstance(result, Result) and packet.origin != node.index:
+                key = (result.epoch, result.height, packet.event.origin)
+                self._received.setdefault(key, {})[result.payload_hash] = result
 
     def _evidence(self, node: Node) -> Equivocation | None:
-        state, chance = self._server.state, node.lying_chance
+        state, rng = self._server.state, node.lying_rng
         rounds = [played for played in state.epoch.rounds if played.batches]
         if not rounds or state.epoch.unplayed:
             return None
 
-        played = chance.choice(rounds)
-        dealt = shares(state, played)
-        slot = chance.choice(sorted(dealt))
+        played = rng.choice(rounds)
+        assigned = shares(state, played)
+        slot = rng.choice(sorted(assigned))
         victim = state.epoch.clients[slot].id
         index = member_with(victim.signer, self._members)
         if index is None or index == node.index:
             return None
 
         epoch = state.progress.epoch
-        heard = self._heard.get((epoch, played.height, victim.p2p), {})
-        halves = [SignedResult(result.payload_hash, result.signature) for result in heard.values()][:2]
+        received = self._received.get((epoch, played.height, victim.p2p), {})
+        halves = [SignedResult(result.payload_hash, result.signature) for result in received.values()][:2]
         earlier = 0
         while len(halves) < 2:
             earlier += 1
             payload_hash = hashlib.sha256(b"%d/%d/%d/%d" % (earlier, index, epoch, played.step)).digest()
-            halves.append(signed_earlier(index, epoch=epoch, played=played, share=dealt[slot], payload_hash=payload_hash))
+            halves.append(signed_earlier(index, epoch=epoch, played=played, share=assigned[slot], payload_hash=payload_hash))
         return Equivocation(node.identity, epoch, played.height, slot, halves[0], halves[1])
 
 

@@ -35,13 +35,13 @@ from psyche_core.simulator.server import Server
 from psyche_core.types import BatchId, WitnessStatement, bitmap
 from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result
 
-CHATTER = {"garbage": 0.7, "flood": 0.6}
+INVENT_EVERY = {"garbage": 0.7, "flood": 0.6}
 """Mean seconds between two invented messages of one liar."""
 
 FLOOD = 25
 """Messages in one burst."""
 
-STRANGERS = 600
+UNKNOWN_KEYS = 600
 """Made-up keys whose messages a flooding member relays once."""
 
 FAR_AHEAD = Finished(2**32 - 1, 0, 0)
@@ -64,10 +64,10 @@ class Lies:
         node.lies.append(kind)
         self._slowing.begin(node, kind)
         self._forgeries.begin(node, kind)
-        if kind in CHATTER:
-            self._clock.after(node.lying_chance.random() * CHATTER[kind], self._chatter, node, kind)
+        if kind in INVENT_EVERY:
+            self._clock.after(node.lying_rng.random() * INVENT_EVERY[kind], self._send_invented, node, kind)
         if kind == "flood":
-            self._flood_of_strangers(node)
+            self._flood_from_unknown_keys(node)
 
     def end(self, node: Node, kind: str) -> None:
         """It stops lying in this way."""
@@ -78,14 +78,14 @@ class Lies:
 
     def broadcast(self, node: Node, message: Message, tag: int) -> None:
         """Broadcast something instead of this message."""
-        chance = node.lying_chance
+        rng = node.lying_rng
         for kind in node.lies:
             match kind, message:
                 case "wrong-hash", Result():
                     self._count(kind)
-                    honest = chance.random() < 0.7
-                    message = with_payload(node, self._server, message, chance.randbytes(32), honest_commitment=honest)
-                case "repeated-payload", Result() if chance.random() < 0.8:
+                    honest = rng.random() < 0.7
+                    message = with_payload(node, self._server, message, rng.randbytes(32), honest_commitment=honest)
+                case "repeated-payload", Result() if rng.random() < 0.8:
                     message = self._forgeries.repeated(node, message, tag)
                 case "two-results", Result() if message.payload_hash in node.payloads:
                     self._two_results(node, message, tag)
@@ -94,102 +94,102 @@ class Lies:
                     self._three_results(node, message, tag)
                     return
                 case "withhold", Result():
-                    few = frozenset(chance.sample(range(self._members), chance.randrange(self._members)))
-                    node.withhold(message.payload_hash, few if chance.random() < 0.5 else frozenset())
+                    few = frozenset(rng.sample(range(self._members), rng.randrange(self._members)))
+                    node.withhold(message.payload_hash, few if rng.random() < 0.5 else frozenset())
                 case "false-digests", ModelDigest():
                     self._count(kind)
-                    message = replace(message, digest=chance.randbytes(32))
+                    message = replace(message, digest=rng.randbytes(32))
                 case "false-digests", ModelOffer():
                     self._count(kind)
-                    if chance.random() < 0.6:
-                        message = replace(message, manifest_hash=chance.randbytes(32))
+                    if rng.random() < 0.6:
+                        message = replace(message, manifest_hash=rng.randbytes(32))
                     else:
-                        message = replace(message, description_hash=chance.randbytes(32))
+                        message = replace(message, description_hash=rng.randbytes(32))
                 case "false-models", ModelWanted() | ModelOffer():
                     self._count(kind)
                     message = node.offers_made_up_model(message.epoch, message.step, seed=message.seed, tag=tag)
-                case _ if is_slowing(kind) and self._slowing.takes(node, kind, message, tag):
+                case _ if is_slowing(kind) and self._slowing.intercepts(node, kind, message, tag):
                     return
-        node.say(message, tag)
+        node.broadcast(message, tag)
 
     def send(self, node: Node, command: Command) -> None:
         """Send something instead of this command."""
-        chance = node.lying_chance
+        rng = node.lying_rng
         for kind in node.lies:
             match kind, command:
                 case "false-statements", Witness():
                     self._count(kind)
-                    command = replace(command, statement=self._false_statement(chance, command.statement))
+                    command = replace(command, statement=self._false_statement(rng, command.statement))
                 case "false-digests", Witness():
                     self._count(kind)
-                    command = replace(command, statement=replace(command.statement, model_digest=chance.randbytes(32)))
+                    command = replace(command, statement=replace(command.statement, model_digest=rng.randbytes(32)))
                 case "false-digests", WarmupWitness():
                     self._count(kind)
-                    command = replace(command, model_digest=self._false_digest(chance))
+                    command = replace(command, model_digest=self._false_digest(rng))
                 case "false-models", WarmupWitness():
                     self._count(kind)
                     command = replace(command, model_digest=node.made_up_digest(self._server.state.epoch.start_step - 1))
                 case "false-digests", EpochDigest():
                     self._count(kind)
-                    command = replace(command, digest=self._false_digest(chance))
+                    command = replace(command, digest=self._false_digest(rng))
                 case _ if is_slowing(kind):
                     changed = self._slowing.changed(node, kind, command)
                     if changed is None:
                         return
                     command = changed
-        self._server.ask(node, command)
+        self._server.submit(node, command)
 
-    def _false_digest(self, chance: random.Random) -> bytes:
+    def _false_digest(self, rng: random.Random) -> bytes:
         """A digest of a model nobody has, of none at all, or of an earlier step that members signed."""
         signed = signed_digests(self._server.state).values()
-        ends = [said for digest in signed for said in (digest, held_digest(digest))]
-        return chance.choice((chance.randbytes(32), bytes(32), *ends))
+        ends = [digest_ for digest in signed for digest_ in (digest, held_digest(digest))]
+        return rng.choice((rng.randbytes(32), bytes(32), *ends))
 
-    def _false_statement(self, chance: random.Random, statement: WitnessStatement) -> WitnessStatement:
+    def _false_statement(self, rng: random.Random, statement: WitnessStatement) -> WitnessStatement:
         """All ones (where they are not rejected outright), none, or random."""
         state = self._server.state
         before = state.round_at(statement.height - 1)
-        dealt = sorted(shares(state, before)) if before is not None else []
-        match chance.randrange(4):
+        assigned = sorted(shares(state, before)) if before is not None else []
+        match rng.randrange(4):
             case 0:
-                return replace(statement, participants=bitmap(dealt), broadcast_bloom=b"\xff" * 320)
+                return replace(statement, participants=bitmap(assigned), broadcast_bloom=b"\xff" * 320)
             case 1:
                 return replace(statement, participants=bytes(32), broadcast_bloom=bytes(320))
             case 2:
-                some = [slot for slot in dealt if chance.random() < 0.5]
-                return replace(statement, participants=bitmap(some), broadcast_bloom=chance.randbytes(320))
-        return replace(statement, participants=b"\xff" * 32, merkle_root=chance.randbytes(32))
+                some = [slot for slot in assigned if rng.random() < 0.5]
+                return replace(statement, participants=bitmap(some), broadcast_bloom=rng.randbytes(320))
+        return replace(statement, participants=b"\xff" * 32, merkle_root=rng.randbytes(32))
 
     def _two_results(self, node: Node, first: Result, tag: int) -> None:
         """Two valid results for one share; each half of the members receives a different one first."""
         self._count("two-results")
-        chance = node.lying_chance
+        rng = node.lying_rng
         second = self._another(node, first, tag)
-        wait = chance.choice((0.0, 0.2, 1.5))
-        half = frozenset(chance.sample(range(self._members), self._members // 2))
-        node.say(first, tag, held_back={index: wait for index in range(self._members) if index in half})
-        node.say(second, tag, held_back={index: wait for index in range(self._members) if index not in half})
+        wait = rng.choice((0.0, 0.2, 1.5))
+        half = frozenset(rng.sample(range(self._members), self._members // 2))
+        node.broadcast(first, tag, held_back={index: wait for index in range(self._members) if index in half})
+        node.broadcast(second, tag, held_back={index: wait for index in range(self._members) if index not in half})
 
     def _three_results(self, node: Node, first: Result, tag: int) -> None:
         """Three valid results for one share; each member receives them in an order of its own, perhaps rounds apart."""
         self._count("three-results")
-        chance = node.lying_chance
+        rng = node.lying_rng
         results = (first, self._another(node, first, tag), self._another(node, first, tag))
-        waits = (0.0, *sorted(chance.choices((0.2, 0.7, 1.5), k=2)))
-        orders = [chance.sample(waits, len(waits)) for _ in range(self._members)]
+        waits = (0.0, *sorted(rng.choices((0.2, 0.7, 1.5), k=2)))
+        orders = [rng.sample(waits, len(waits)) for _ in range(self._members)]
         for number, result in enumerate(results):
-            node.say(result, tag, held_back={index: order[number] for index, order in enumerate(orders)})
+            node.broadcast(result, tag, held_back={index: order[number] for index, order in enumerate(orders)})
 
     def _another(self, node: Node, first: Result, tag: int) -> Result:
         """Another valid result for the same share; its payload can be fetched."""
         known = node.payloads[first.payload_hash][1]
-        other_hash = node.lying_chance.randbytes(32)
+        other_hash = node.lying_rng.randbytes(32)
         node.payloads[other_hash] = (tag, replace(known, hash=other_hash))
         return with_payload(node, self._server, first, other_hash)
 
     # ------------------------------------------------------------------------------------ invented
 
-    def _chatter(self, node: Node, kind: str) -> None:
+    def _send_invented(self, node: Node, kind: str) -> None:
         if kind not in node.lies:
             return
 
@@ -199,54 +199,52 @@ class Lies:
                 self._flood(node)
             else:
                 self._invent(node)
-        self._clock.after(CHATTER[kind] * (0.5 + node.lying_chance.random()), self._chatter, node, kind)
+        self._clock.after(INVENT_EVERY[kind] * (0.5 + node.lying_rng.random()), self._send_invented, node, kind)
 
     def _invent(self, node: Node) -> None:
         """One message, and sometimes one command, with false values in every field."""
-        chance = node.lying_chance
+        rng = node.lying_rng
         number, tag, height = self._place(node)
-        epoch = chance.choice((number, number, number + 1, max(number - 1, 0), chance.getrandbits(32)))
-        height = chance.choice((height, height, height + 1, max(height - 1, 0), chance.getrandbits(32)))
-        step = chance.choice((0, 1, self._server.state.progress.step, chance.getrandbits(32)))
-        blob = chance.randbytes(32)
+        epoch = rng.choice((number, number, number + 1, max(number - 1, 0), rng.getrandbits(32)))
+        height = rng.choice((height, height, height + 1, max(height - 1, 0), rng.getrandbits(32)))
+        step = rng.choice((0, 1, self._server.state.progress.step, rng.getrandbits(32)))
+        blob = rng.randbytes(32)
         opened, current = self._server.state.epoch.seed, self._server.state.current_round
-        seed = chance.choice((opened, opened if current is None else current.seed, chance.getrandbits(64)))
+        seed = rng.choice((opened, opened if current is None else current.seed, rng.getrandbits(64)))
         invented: tuple[Callable[[], Message], ...] = (
-            lambda: Result(
-                epoch, height, step, seed, (_batch(chance),), blob, chance.getrandbits(20), chance.randbytes(32), bytes(64)
-            ),
+            lambda: Result(epoch, height, step, seed, (_batch(rng),), blob, rng.getrandbits(20), rng.randbytes(32), bytes(64)),
             lambda: Finished(epoch, height, seed),
-            lambda: ModelDigest(epoch, chance.random() < 0.5, blob, seed),
+            lambda: ModelDigest(epoch, rng.random() < 0.5, blob, seed),
             lambda: ModelWanted(epoch, step, seed),
-            lambda: ModelOffer(epoch, step, seed, blob, chance.getrandbits(20), chance.randbytes(32), chance.getrandbits(20)),
+            lambda: ModelOffer(epoch, step, seed, blob, rng.getrandbits(20), rng.randbytes(32), rng.getrandbits(20)),
         )
-        node.say(chance.choice(invented)(), tag + chance.choice((0, 0, 1, 60)))
-        if chance.random() < 0.5:
-            self._server.ask(node, self._invented_command(node, epoch, height))
+        node.broadcast(rng.choice(invented)(), tag + rng.choice((0, 0, 1, 60)))
+        if rng.random() < 0.5:
+            self._server.submit(node, self._invented_command(node, epoch, height))
 
     def _invented_command(self, node: Node, epoch: int, height: int) -> Command:
-        chance, identity = node.lying_chance, node.identity
-        slot = chance.randrange(self._members)
-        signed = SignedResult(chance.randbytes(32), chance.randbytes(64))
+        rng, identity = node.lying_rng, node.identity
+        slot = rng.randrange(self._members)
+        signed = SignedResult(rng.randbytes(32), rng.randbytes(64))
         statement = WitnessStatement(
-            epoch, height, slot, chance.randbytes(32), chance.randbytes(320), chance.randbytes(32), chance.randbytes(32)
+            epoch, height, slot, rng.randbytes(32), rng.randbytes(320), rng.randbytes(32), rng.randbytes(32)
         )
-        slots = tuple(chance.sample(range(self._members), chance.randrange(1, self._members + 1)))
+        slots = tuple(rng.sample(range(self._members), rng.randrange(1, self._members + 1)))
         invented: tuple[Command, ...] = (
             Witness(identity, statement),
-            WarmupWitness(identity, epoch, slot, chance.randbytes(32)),
+            WarmupWitness(identity, epoch, slot, rng.randbytes(32)),
             HealthCheck(identity, slots),
-            EpochDigest(identity, epoch, slot, self._false_digest(chance)),
-            Equivocation(identity, epoch, height, slot, signed, SignedResult(chance.randbytes(32), chance.randbytes(64))),
+            EpochDigest(identity, epoch, slot, self._false_digest(rng)),
+            Equivocation(identity, epoch, height, slot, signed, SignedResult(rng.randbytes(32), rng.randbytes(64))),
             Checkpoint(identity, {"Hub": {"repo_id": "a lie"}}),
             Withdraw(identity),
         )
         # A liar that has withdrawn is harmless, so it withdraws rarely.
-        return chance.choices(invented, weights=(6, 6, 6, 3, 6, 3, 1))[0]
+        return rng.choices(invented, weights=(6, 6, 6, 3, 6, 3, 1))[0]
 
     def _flood(self, node: Node) -> None:
         """Many candidates for our share, and many other messages."""
-        chance = node.lying_chance
+        rng = node.lying_rng
         number, tag, height = self._place(node)
         state = self._server.state
         current, slot = state.current_round, state.slot_of(node.identity)
@@ -256,22 +254,22 @@ class Lies:
             match count % 4:
                 case 0 if share is not None and current is not None:
                     blank = Result(number, current.height, current.step, current.seed, share, bytes(32), 32, bytes(32), bytes(64))
-                    node.say(with_payload(node, self._server, blank, chance.randbytes(32)), tag)
+                    node.broadcast(with_payload(node, self._server, blank, rng.randbytes(32)), tag)
                 case 1:
-                    node.say(Finished(number + chance.randrange(3), height + chance.randrange(40), seed), tag)
+                    node.broadcast(Finished(number + rng.randrange(3), height + rng.randrange(40), seed), tag)
                 case 2:
-                    node.say(ModelWanted(number, chance.randrange(state.progress.step + 2), state.epoch.seed), tag)
+                    node.broadcast(ModelWanted(number, rng.randrange(state.progress.step + 2), state.epoch.seed), tag)
                 case _:
-                    node.say(ModelOffer(number, chance.randrange(64), state.epoch.seed, chance.randbytes(32), 100), tag)
+                    node.broadcast(ModelOffer(number, rng.randrange(64), state.epoch.seed, rng.randbytes(32), 100), tag)
 
-    def _flood_of_strangers(self, node: Node) -> None:
+    def _flood_from_unknown_keys(self, node: Node) -> None:
         """Relay messages of many made-up keys about rounds far ahead: each one is signed, so any member passes it on."""
-        seed = node.lying_chance.getrandbits(64)
-        told = [MessageSeen(b"".join((n.to_bytes(8, "big"), seed.to_bytes(24, "big"))), FAR_AHEAD) for n in range(STRANGERS)]
-        for index in sorted(node.out):
+        seed = node.lying_rng.getrandbits(64)
+        events = [MessageSeen(b"".join((n.to_bytes(8, "big"), seed.to_bytes(24, "big"))), FAR_AHEAD) for n in range(UNKNOWN_KEYS)]
+        for index in sorted(node.links):
             other = self._network.nodes[index]
-            for event in told:
-                other.receive(other.life, event)
+            for event in events:
+                other.receive(other.incarnation, event)
 
     def _place(self, node: Node) -> tuple[int, int, int]:
         """Epoch, tag and height of a message sent now."""
@@ -283,6 +281,6 @@ class Lies:
         self._counts[kind] += 1
 
 
-def _batch(chance: random.Random) -> BatchId:
-    first = chance.randrange(1000)
-    return BatchId(first, first + chance.randrange(40))
+def _batch(rng: random.Random) -> BatchId:
+    first = rng.randrange(1000)
+    return BatchId(first, first + rng.randrange(40))

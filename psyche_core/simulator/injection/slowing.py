@@ -14,7 +14,7 @@ from psyche_core.simulator.members.keys import join_of
 from psyche_core.simulator.members.node import Node
 from psyche_core.simulator.network import Network
 from psyche_core.simulator.script import SLOWING_LIES
-from psyche_core.simulator.server import EPOCH_OF_TIME, Server
+from psyche_core.simulator.server import START_TIME, Server
 from psyche_core.types import RunState
 from psyche_core.wire.messages import Finished, Message, Result
 
@@ -27,7 +27,7 @@ LATE = 0.95
 LAST_MOMENT = 0.2
 """Seconds before the end of RoundWitness in which a late statement is sent."""
 
-LOOK_EVERY = 0.2
+POLL_EVERY = 0.2
 """Seconds after which a member with a late statement looks again whether RoundWitness has begun."""
 
 IDLE_EVERY = 1.5
@@ -52,22 +52,22 @@ class Slowing:
         if kind == "idle-joiners":
             self._join_idly(node)
 
-    def takes(self, node: Node, kind: str, message: Message, tag: int) -> bool:
+    def intercepts(self, node: Node, kind: str, message: Message, tag: int) -> bool:
         """Whether a message is dropped, or delayed and sent later."""
         match kind, message:
-            case "silent-witness", Finished() if node.lying_chance.random() < 0.5:
+            case "silent-witness", Finished() if node.lying_rng.random() < 0.5:
                 pass
             case "never-finished", Finished():
                 pass
             case "selective-finished", Finished():
-                self._say_to_few(node, message, tag)
+                self._send_to_few(node, message, tag)
             case "late-finished", Finished():
-                self._later(node, message, tag, share=LATE)
+                self._delay(node, message, tag, share=LATE)
             case "just-in-time", Result():
                 node.withhold(message.payload_hash, frozenset())
-                self._later(node, message, tag, share=JUST_IN_TIME)
+                self._delay(node, message, tag, share=JUST_IN_TIME)
             case "just-in-time", Finished():
-                self._later(node, message, tag, share=LATE)
+                self._delay(node, message, tag, share=LATE)
             case _:
                 return False
         self._counts[kind] += 1
@@ -78,7 +78,7 @@ class Slowing:
         match kind, command:
             case "late-statement", Witness():
                 self._counts[kind] += 1
-                self._state_late(node, node.life, command)
+                self._state_late(node, node.incarnation, command)
                 return None
             case "silent-witness" | "never-states" | "selective-finished", Witness() | HealthCheck():
                 self._counts[kind] += 1
@@ -92,41 +92,41 @@ class Slowing:
                 return replace(command, statement=empty)
         return command
 
-    def _later(self, node: Node, message: Message, tag: int, *, share: float) -> None:
+    def _delay(self, node: Node, message: Message, tag: int, *, share: float) -> None:
         """Send a message when this fraction of the round's longest time is over."""
         state = self._server.state
-        waited = self._clock.now - (state.since - EPOCH_OF_TIME) if state.run_state is RunState.RoundTrain else 0.0
+        waited = self._clock.now - (state.since - START_TIME) if state.run_state is RunState.RoundTrain else 0.0
         wait = share * state.config.max_round_train_time - waited
-        self._clock.after(max(wait, 0.0), self._say, node, node.life, message, tag)
+        self._clock.after(max(wait, 0.0), self._send_delayed, node, node.incarnation, message, tag)
 
-    def _state_late(self, node: Node, life: int, command: Witness) -> None:
+    def _state_late(self, node: Node, incarnation: int, command: Witness) -> None:
         """Send a statement in the last moment of its round's RoundWitness."""
-        state, said = self._server.state, command.statement
+        state, statement = self._server.state, command.statement
         current = state.current_round
-        if node.life != life or not node.running or self._server.finished or current is None:
+        if node.incarnation != incarnation or not node.running or self._server.finished or current is None:
             return
-        if (state.progress.epoch, current.height) != (said.epoch, said.height):
+        if (state.progress.epoch, current.height) != (statement.epoch, statement.height):
             return
 
         if state.run_state is RunState.RoundWitness:
-            began = state.since - EPOCH_OF_TIME
+            began = state.since - START_TIME
             end = began + state.config.round_witness_time + 1 - LAST_MOMENT
-            self._clock.after(max(end - self._clock.now, 0.0), self._server.ask, node, command)
+            self._clock.after(max(end - self._clock.now, 0.0), self._server.submit, node, command)
         else:
-            self._clock.after(LOOK_EVERY, self._state_late, node, life, command)
+            self._clock.after(POLL_EVERY, self._state_late, node, incarnation, command)
 
-    def _say_to_few(self, node: Node, message: Message, tag: int) -> None:
+    def _send_to_few(self, node: Node, message: Message, tag: int) -> None:
         """Send a message to two or three members, different ones each time; the rest get it from them."""
-        chance = node.lying_chance
+        rng = node.lying_rng
         others = [index for index in range(self._members) if index != node.index]
-        few = chance.sample(others, min(chance.choice((2, 3)), len(others)))
-        node.say(message, tag, held_back={index: self._network.gossip_delay() for index in others if index not in few})
+        few = rng.sample(others, min(rng.choice((2, 3)), len(others)))
+        node.broadcast(message, tag, held_back={index: self._network.gossip_delay() for index in others if index not in few})
 
-    def _say(self, node: Node, life: int, message: Message, tag: int) -> None:
-        if node.life == life and node.running:
+    def _send_delayed(self, node: Node, incarnation: int, message: Message, tag: int) -> None:
+        if node.incarnation == incarnation and node.running:
             if isinstance(message, Result):
                 node.serve_again(message.payload_hash)
-            node.say(message, tag)
+            node.broadcast(message, tag)
 
     def _join_idly(self, node: Node) -> None:
         """Extra keys of a liar join again and again and do nothing else: they never report that they are ready."""
@@ -140,8 +140,8 @@ class Slowing:
                 join = join_of(FIRST_IDLE + 64 * node.index + number)
                 if join.sender.signer not in pending:
                     self._counts["idle-joiners"] += 1
-                    self._server.take(join)
-        self._clock.after(IDLE_EVERY * (0.5 + node.lying_chance.random()), self._join_idly, node)
+                    self._server.apply(join)
+        self._clock.after(IDLE_EVERY * (0.5 + node.lying_rng.random()), self._join_idly, node)
 
 
 def is_slowing(kind: str) -> bool:

@@ -1,1 +1,1 @@
-"""Simulated members: the process around the real client machine, its disk and its keys."""
+"""Simulated members: the process around the real client machine, its work, its disk and its keys; and the run's owner."""

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from psyche_core.client.machine.actions import KeptResult
 from psyche_core.client.machine.epoch import masters_due
-from psyche_core.client.machine.events import KeptResult
-from psyche_core.client.machine.rounds.settled_rounds import decided_otherwise
+from psyche_core.client.machine.rounds.settled_rounds import first_conflicting_step
 from psyche_core.coordinator.history import signed_digests
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.simulator.replicas.replica import Payload
@@ -24,7 +24,7 @@ KEPT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedMasters:
     """Masters on the disk. step: the last one in them; generation: of the run; digest: full digest.
 
     epoch, height: of the round applied last; statements: digest of those that decided it. Checkpoints have none of these.
@@ -39,7 +39,7 @@ class Saved:
     statements: bytes = bytes(32)
 
 
-class Pending(NamedTuple):
+class PendingResult(NamedTuple):
     """A verified result in the journal, with the fields that `settled_rounds` uses."""
 
     epoch: int
@@ -49,7 +49,7 @@ class Pending(NamedTuple):
     payload_hash: bytes
 
     @classmethod
-    def of(cls, kept: KeptResult) -> Pending:
+    def of(cls, kept: KeptResult) -> PendingResult:
         """The part of a result that is kept."""
         result: Result = kept.result
         return cls(result.epoch, result.height, kept.slot, result.commitment, result.payload_hash)
@@ -62,23 +62,23 @@ class Disk:
     """
 
     def __init__(self) -> None:
-        self.pending: dict[Pending, Payload] = {}
-        self._saved: list[Saved] = []
-        self._journal: list[Saved] = []
-        self._earlier: list[Saved] = []
-        self._earlier_pending: dict[Pending, Payload] = {}
-        self._aside: list[Saved] = []
+        self.pending: dict[PendingResult, Payload] = {}
+        self._saved: list[SavedMasters] = []
+        self._journal: list[SavedMasters] = []
+        self._earlier: list[SavedMasters] = []
+        self._earlier_pending: dict[PendingResult, Payload] = {}
+        self._discarded: list[SavedMasters] = []
         self._suspended = False
 
     # ------------------------------------------------------------------------------------ written
 
-    def save(self, saved: Saved) -> None:
+    def save(self, saved: SavedMasters) -> None:
         """Write a checkpoint and start the journal again from it. Checkpoints that the run has left behind are removed."""
         self._saved = [one for one in self._saved if one.step < saved.step][1 - KEPT :]
         self._saved.append(saved)
         self.begin(saved)
 
-    def begin(self, base: Saved) -> None:
+    def begin(self, base: SavedMasters) -> None:
         """Start the journal again; the one before is kept if it is of the same generation."""
         same = bool(self._journal) and self._journal[0].generation == base.generation
         self._earlier, self._earlier_pending = (self._journal, self.pending) if same else ([], {})
@@ -90,27 +90,27 @@ class Disk:
         """Take nothing into the journal before it starts again; what it has stays."""
         self._suspended = True
 
-    def applied(self, saved: Saved, *, room: bool = True) -> None:
+    def applied(self, saved: SavedMasters, *, can_write: bool = True) -> None:
         """A step was applied: append it to the journal if it follows its last step, else write a checkpoint if there is room."""
         last = self._journal[-1] if self._journal else None
         if last is not None and not self._suspended and (last.generation, last.step) == (saved.generation, saved.step - 1):
             self._journal.append(saved)
-        elif room:
+        elif can_write:
             self.save(replace(saved, epoch=-1, height=-1))
 
     def keep(self, results: Iterable[tuple[KeptResult, Payload]]) -> None:
         """Write verified results and their payloads to the journal."""
         if not self._suspended:
-            self.pending |= {Pending.of(known): payload for known, payload in results}
+            self.pending |= {PendingResult.of(known): payload for known, payload in results}
 
     # ------------------------------------------------------------------------------------ read
 
-    def at_end(self, step: int) -> Saved | None:
+    def at_end(self, step: int) -> SavedMasters | None:
         """The checkpoint of that step."""
         return next((saved for saved in self._saved if saved.step == step), None)
 
     @property
-    def reach(self) -> tuple[Saved, ...]:
+    def restorable(self) -> tuple[SavedMasters, ...]:
         """All masters that this journal and the one before it can restore, oldest first."""
         return (*self._earlier, *self._journal)
 
@@ -118,7 +118,7 @@ class Disk:
         """Whether the journal starts at the run's stored model, so that this model is worth loading."""
         return bool(self._journal) and self._journal[0].step == state.stored.step
 
-    def checkpoint(self, state: CoordinatorState) -> Saved | None:
+    def checkpoint(self, state: CoordinatorState) -> SavedMasters | None:
         """The newest checkpoint that belongs to the run in this state."""
         due, ends, base = masters_due(state), signed_digests(state), self._base_of_history(state)
         found = [
@@ -137,15 +137,15 @@ class Disk:
         if not self._journal:
             return None
         base = self._journal[0]
-        until = self._until(state, base=base, last=self._journal[-1])
+        until = self._last_valid_step(state, base=base, last=self._journal[-1])
         return (base.step, base.digest) if until is not None and until >= base.step else None
 
     def replayed(
-        self, state: CoordinatorState, *, step: int | None, digest: bytes, room: bool = True
-    ) -> tuple[Saved, bool] | None:
+        self, state: CoordinatorState, *, step: int | None, digest: bytes, can_write: bool = True
+    ) -> tuple[SavedMasters, bool] | None:
         """The masters the journal restores from those with this digest after `step`, and whether results after that may follow.
 
-        None if the journal does not begin with them. step: None for the model the run's checkpoint names. room: whether the
+        None if the journal does not begin with them. step: None for the model the run's checkpoint names. can_write: whether the
         journal can be written again; else it stays as it is, and takes nothing more.
         """
         self._suspended = False
@@ -153,7 +153,7 @@ class Disk:
             return None
 
         base, last = self._journal[0], self._journal[-1]
-        until = self._until(state, base=base, last=last)
+        until = self._last_valid_step(state, base=base, last=last)
         begins = step in (None, base.step) and digest == base.digest
         if until is None or until < base.step or not (begins or (step is not None and base.step < step <= last.step)):
             return None
@@ -167,7 +167,7 @@ class Disk:
         same = last.generation == state.generation
         if at < last.step:
             self._set_aside(at)
-        if not room and (not same or at < last.step):
+        if not can_write and (not same or at < last.step):
             self._suspended = True
             return reached, False
         if not same:
@@ -175,13 +175,13 @@ class Disk:
         self._journal = [replace(saved, generation=state.generation) for saved in self._journal[: at - base.step + 1]]
         return self._journal[-1], same
 
-    def look_back(self, state: CoordinatorState) -> None:
+    def restore_earlier_journal(self, state: CoordinatorState) -> None:
         """Take the journal before this one if the coordinator is at a step before this one's base, or decided it otherwise.
 
         Checkpoints that were set aside count again if members signed their models after all.
         """
         ends = signed_digests(state)
-        back = [one for one in self._aside if ends.get(one.step) == one.digest and self.at_end(one.step) is None]
+        back = [one for one in self._discarded if ends.get(one.step) == one.digest and self.at_end(one.step) is None]
         if back:
             self._saved = sorted([*self._saved, *back], key=lambda one: one.step)
         if not (self._journal and self._earlier):
@@ -195,7 +195,7 @@ class Disk:
             if base <= due or not reached:
                 return
 
-        anew = decided_otherwise(state, earlier[1:])  # type: ignore[arg-type] # the fields it uses
+        anew = first_conflicting_step(state, earlier[1:])  # type: ignore[arg-type] # the fields it uses
         up_to = due if anew is None else min(due, anew - 1)
         if up_to < base:
             self._journal, self.pending = earlier, self._earlier_pending
@@ -204,13 +204,13 @@ class Disk:
 
     def _set_aside(self, above: int) -> None:
         """Checkpoints of later steps are of a history that the run has left."""
-        self._aside += [one for one in self._saved if one.step > above]
+        self._discarded += [one for one in self._saved if one.step > above]
         self._saved = [one for one in self._saved if one.step <= above]
 
-    def _until(self, state: CoordinatorState, *, base: Saved, last: Saved) -> int | None:
+    def _last_valid_step(self, state: CoordinatorState, *, base: SavedMasters, last: SavedMasters) -> int | None:
         due = masters_due(state)
         if last.generation == state.generation:
-            anew = decided_otherwise(state, self._journal[1:])  # type: ignore[arg-type] # the fields it uses
+            anew = first_conflicting_step(state, self._journal[1:])  # type: ignore[arg-type] # the fields it uses
             return due if anew is None else min(due, anew - 1)
 
         reach = range(base.step, min(due, last.step) + 1)

@@ -25,7 +25,7 @@ INSTANCE = hashlib.sha256(b"psyche/simulator").digest()
 EARLIER = hashlib.sha256(b"psyche/simulator/earlier").digest()
 """The instance of an earlier run with the same name."""
 
-REMEMBERED = 16_384
+CACHE_SIZE = 16_384
 """Tokens kept: more than one run makes."""
 
 _made: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()
@@ -95,7 +95,7 @@ def signed_earlier(index: int, *, epoch: int, played: Round, share: tuple[BatchI
     return SignedResult(payload_hash, sign_commitment(key_of(index), EARLIER, commitment))
 
 
-@lru_cache(maxsize=REMEMBERED)  # each is made once and checked by all receivers of the result
+@lru_cache(maxsize=CACHE_SIZE)  # each is made once and checked by all receivers of the result
 def _token(public: bytes, commitment: bytes) -> bytes:
     return hashlib.sha512(public + commitment).digest()
 
@@ -105,7 +105,7 @@ def signed_by(index: int, commitment: bytes) -> bytes:
     token = _token(identity_of(index).p2p, commitment)
     _made[token] = (index, commitment)
     _made.move_to_end(token)  # an earlier run of this process may have made it too, long ago
-    if len(_made) > REMEMBERED:
+    if len(_made) > CACHE_SIZE:
         _made.popitem(last=False)
     return token
 

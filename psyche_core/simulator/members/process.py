@@ -11,18 +11,19 @@ from collections import Counter
 from typing import TYPE_CHECKING, get_args
 
 from psyche_core.client.actions import Actions
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.machine import ClientMachine, Timeouts
 from psyche_core.coordinator.commands import Join
-from psyche_core.simulator.invariants.replica_watch import check_sizes
+from psyche_core.simulator.invariants.replica_checker import check_sizes
 from psyche_core.simulator.members.keys import RUN_ID, identity_of, join_of, signed_by, verified
 from psyche_core.types import NodeIdentity
 
 if TYPE_CHECKING:
-    from psyche_core.simulator.network import Letter
+    from psyche_core.simulator.network import Packet
     from psyche_core.simulator.world import World
 
-LOOK = 1.0
+TICK_SECONDS = 1.0
 """Seconds between two TimePassed events."""
 
 SIZES_EVERY = 4
@@ -34,36 +35,36 @@ _NUMBERED: dict[type, int] = {kind: number for number, kind in enumerate(get_arg
 class Process(Actions[None]):
     """See the module. index: the member's number, which also gives its key. liar: no invariant is required of it."""
 
-    def __init__(self, world: World, index: int, *, chance: random.Random, liar: bool) -> None:
+    def __init__(self, world: World, index: int, *, rng: random.Random, liar: bool) -> None:
         self.index = index
         self.name: str = f"client-{index}"
         self.identity: NodeIdentity = identity_of(index)
         self.liar = liar
-        self.joins_with: Join | None = None
+        self.forged_join: Join | None = None
         self.rpc_lags: list[float] = []
         self.rpc_fails: list[float] = []
         self.lineage: int = 0
-        self.life: int = 0
+        self.incarnation: int = 0
         self.running: bool = False
         self.booted_at: float = 0.0
         self.paused: int = 0
         self.clock_offset: float = 0.0
         self.clock_rate: float = 1.0
-        self.stop: ev.Stop | None = None
+        self.stop: act.Stop | None = None
         self.left: bool = False
         self.counts: Counter[str] = world.counts
         self.peers: set[int] = set()
-        self.out: set[int] = set()
-        self.told_peers: frozenset[bytes] = frozenset()
+        self.links: set[int] = set()
+        self.notified_peers: frozenset[bytes] = frozenset()
         self.seen: set[int] = set()
-        self.letters: dict[int, Letter] = {}
+        self.packets: dict[int, Packet] = {}
         self.joined: bool = False
         self.state_due: bool = False
         self.version: int = -1
         self._world = world
-        self._chance = chance
+        self._rng = rng
         self._held: list[tuple[ev.Event, int | None]] = []
-        self._looks = 0
+        self._ticks = 0
         self._has_store = False
 
     def __repr__(self) -> str:
@@ -74,7 +75,7 @@ class Process(Actions[None]):
     def boot(self, *, disk: bool = False) -> None:
         """Start a process. disk: whether it has what an earlier one saved."""
         world = self._world
-        self.life += 1
+        self.incarnation += 1
         self.running = True
         self.booted_at = world.clock.now
         self.stop = None
@@ -87,30 +88,30 @@ class Process(Actions[None]):
             can_store=self._has_store,
         )
         self._forget(disk=disk)
-        self.peers, self.out, self.told_peers = set(), set(), frozenset()
-        self.seen, self.letters = set(), {}
+        self.peers, self.links, self.notified_peers = set(), set(), frozenset()
+        self.seen, self.packets = set(), {}
         self.joined = self.state_due = False
         self.version = -1
         self.lineage = 0
         self._held = []
         self.trace("starts" + (" with its disk" if disk else ""))
-        world.clock.after(self._chance.random() * LOOK, self._look, self.life)
+        world.clock.after(self._rng.random() * TICK_SECONDS, self._tick, self.incarnation)
         world.server.reconnect(self)
 
     @abstractmethod
     def _forget(self, *, disk: bool) -> None:
         """Lose what an earlier process had in memory. disk: whether its disk stays."""
 
-    def _begin_anew(self, life: int) -> None:
-        if life == self.life and not self.running:
+    def _restart(self, incarnation: int) -> None:
+        if incarnation == self.incarnation and not self.running:
             self.boot(disk=True)
 
     def crash(self) -> None:
         """The process ends at once without telling anybody."""
         self.trace("crashes")
         self.running = False
-        self.life += 1
-        self.out = set()
+        self.incarnation += 1
+        self.links = set()
         self._world.network.changed()
 
     def pause(self) -> None:
@@ -124,16 +125,16 @@ class Process(Actions[None]):
             return
 
         held, self._held = self._held, []
-        if self._chance.random() < 0.5:  # the backend may have kept the newest state only
+        if self._rng.random() < 0.5:  # the backend may have kept the newest state only
             states = [event for event, _ in held if event.__class__ is ev.StateSeen]
             held = [one for one in held if one[0].__class__ is not ev.StateSeen or one[0] is states[-1]]
         for event, lineage in held:
-            self.receive(self.life, event, lineage=lineage)
+            self.receive(self.incarnation, event, lineage=lineage)
 
     def ask_to_leave(self) -> None:
         """The user wants to leave."""
         self.left = True
-        self.receive(self.life, ev.LeaveAsked())
+        self.receive(self.incarnation, ev.LeaveRequested())
 
     @property
     def now(self) -> float:
@@ -145,22 +146,22 @@ class Process(Actions[None]):
         if self._world.timeline is not None:
             self._world.note(self.name, what)
 
-    def _look(self, life: int) -> None:
-        if life != self.life or self.stop is not None:
+    def _tick(self, incarnation: int) -> None:
+        if incarnation != self.incarnation or self.stop is not None:
             return
 
-        self.receive(life, ev.TimePassed())
-        self._looks += 1
-        if not self.paused and self._looks % SIZES_EVERY == 0:
+        self.receive(incarnation, ev.TimePassed())
+        self._ticks += 1
+        if not self.paused and self._ticks % SIZES_EVERY == 0:
             sizes = self.machine.size_report()
-            check_sizes(self.name, sizes, letters=len(self.letters), members=self._world.script.clients)
-        self._world.clock.after(LOOK, self._look, life)
+            check_sizes(self.name, sizes, packets=len(self.packets), members=self._world.script.clients)
+        self._world.clock.after(TICK_SECONDS, self._tick, incarnation)
 
     # ------------------------------------------------------------------------------------ events in, actions out
 
-    def receive(self, life: int, event: ev.Event, *, lineage: int | None = None) -> None:
+    def receive(self, incarnation: int, event: ev.Event, *, lineage: int | None = None) -> None:
         """Handle an event of the process with this number, unless it is gone. lineage: of a state in the event."""
-        if life != self.life or self.stop is not None:
+        if incarnation != self.incarnation or self.stop is not None:
             return
 
         if self.paused:
@@ -183,4 +184,4 @@ class Process(Actions[None]):
 
     def join_command(self) -> Join:
         """The command with which this member joins."""
-        return self.joins_with or join_of(self.index)
+        return self.forged_join or join_of(self.index)

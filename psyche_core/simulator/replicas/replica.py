@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from psyche_core.client.machine.events import Share
-from psyche_core.simulator.failure import Broken
+from psyche_core.client.machine.actions import Share
+from psyche_core.simulator.failure import InvariantViolation
 
 PIECES = 4
 """Numbers in the cheap model; two replicas can differ in each."""
@@ -66,7 +66,7 @@ class Replica(Protocol):
     def restore(self, snapshot: object) -> None:
         """Replace the masters and forget everything else."""
 
-    def spoil(self, bit: int) -> None:
+    def corrupt(self, bit: int) -> None:
         """Flip one bit of the masters, like bad memory. bit: counted from the end of the last piece; the first few exist."""
 
 
@@ -84,14 +84,18 @@ class StepOrder:
     def trains(self, step: int) -> None:
         """A result of this step was made."""
         if step in self._sent:
-            raise Broken("optimizers-see-steps-in-order", f"{self._name} trained step {step} again before it was settled")
+            raise InvariantViolation(
+                "optimizers-see-steps-in-order", f"{self._name} trained step {step} again before it was settled"
+            )
 
         self._sent.add(step)
 
     def applies(self, step: int) -> None:
         """The results of this step are applied; this settles it and all older ones."""
         if step < self._applied:
-            raise Broken("optimizers-see-steps-in-order", f"{self._name} applied step {step} after step {self._applied}")
+            raise InvariantViolation(
+                "optimizers-see-steps-in-order", f"{self._name} applied step {step} after step {self._applied}"
+            )
 
         self._applied = step
         self._sent = {sent for sent in self._sent if sent > step}
@@ -119,9 +123,12 @@ class HashReplica:
         if not payloads:
             return
 
-        said = zip(*[_NUMBERS.unpack(payload.hash) for payload in payloads], strict=True)
+        numbers_by_piece = zip(*[_NUMBERS.unpack(payload.hash) for payload in payloads], strict=True)
         self._masters = tuple(
-            [((piece ^ step) * _SPREAD + sum(numbers)) & _MASK for piece, numbers in zip(self._masters, said, strict=True)]
+            [
+                ((piece ^ step) * _SPREAD + sum(numbers)) & _MASK
+                for piece, numbers in zip(self._masters, numbers_by_piece, strict=True)
+            ]
         )
 
     def digest(self) -> bytes:
@@ -137,6 +144,6 @@ class HashReplica:
         assert isinstance(snapshot, tuple)
         self._masters = snapshot
 
-    def spoil(self, bit: int) -> None:
+    def corrupt(self, bit: int) -> None:
         """Flip one bit of the last piece."""
         self._masters = (*self._masters[:-1], self._masters[-1] ^ 1 << bit)

@@ -13,7 +13,7 @@ import torch
 
 from psyche_core.builtin.adamw import AdamW
 from psyche_core.builtin.adamw_settings import AdamWSettings
-from psyche_core.client.machine.events import Share
+from psyche_core.client.machine.actions import Share
 from psyche_core.errors import PayloadRejected
 from psyche_core.interfaces.data import Samples
 from psyche_core.simulator.replicas.replica import Payload
@@ -79,7 +79,7 @@ class TorchReplica:
             {name: torch.frombuffer(bytearray(raw), dtype=torch.float32).reshape(SHAPES[name]) for name, raw in snapshot}
         )
 
-    def spoil(self, bit: int) -> None:
+    def corrupt(self, bit: int) -> None:
         """Flip one bit of the last parameter."""
         masters = self.snapshot()
         assert isinstance(masters, tuple)

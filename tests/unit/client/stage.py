@@ -1,7 +1,7 @@
 """The simulator's world with the test as its director.
 
-All of the simulator's invariants hold here too: a test that breaks one ends with `Broken`. Set `liar` on a member of which the
-test requires none of them.
+All of the simulator's invariants hold here too: a test that breaks one ends with `InvariantViolation`. Set `liar` on a member of
+which the test requires none of them.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import random
 from collections.abc import Callable, Collection
 from typing import Any
 
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.coordinator import commands
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.simulator.script import Fault, Script, Shape
-from psyche_core.simulator.world import WATCH, World
+from psyche_core.simulator.world import CHECK_EVERY, World
 from psyche_core.types import ClientState, NodeIdentity, RunState
 from psyche_core.wire.messages import Message
 from stage_member import Member
@@ -44,10 +45,10 @@ class Stage(World):
     ) -> None:
         self.late, self.stores, self.sourceless = range(clients, clients + late), stores, sourceless
         self.random = random.Random(f"{seed}/stage")
-        self.deaf: Callable[[Member, Member, Message], bool] = lambda source, target, message: False
-        self.drop: Callable[[Member, Member, bytes], bool] = lambda source, target, payload_hash: False
+        self.loses_message: Callable[[Member, Member, Message], bool] = lambda source, target, message: False
+        self.loses_payload: Callable[[Member, Member, bytes], bool] = lambda source, target, payload_hash: False
         self.invalid: Callable[[Member, bytes], bool] = lambda member, payload_hash: False
-        self.breaks: Callable[[Member, ev.Work], ev.WorkDone | None] = lambda member, work: None
+        self.breaks: Callable[[Member, act.Work], ev.WorkDone | None] = lambda member, work: None
         self.train_delay: Callable[[Member], float] = lambda member: self.random.uniform(0.2, 0.6)
         self.store_breaks: Callable[[Member], bool] = lambda member: False
         self.store_seconds, self.close_seconds = 0.1, 0.005
@@ -63,7 +64,7 @@ class Stage(World):
         super().__init__(Script(seed=seed, clients=clients + late, rounds=total_steps, shape=shape, faults=faults))
         self._check = self.coordinator.changed
         self.coordinator.changed = self._note  # type: ignore[method-assign]  # listens, and passes everything on
-        self.coordinator._calm = False  # whatever the test does befalls honest members
+        self.coordinator._no_excuse = False  # whatever the test does happens to honest members
         self._due = 0.0
 
     def _note(self, old: CoordinatorState, new: CoordinatorState, command: commands.Command, **others: Any) -> None:
@@ -88,12 +89,12 @@ class Stage(World):
         """Virtual seconds."""
         return self.clock.now
 
-    def takes(self, member: Member, work: ev.Work) -> float | None:
+    def takes(self, member: Member, work: act.Work) -> float | None:
         """Seconds for a piece of work; None for whatever the simulator draws."""
         match work:
-            case ev.Train():
+            case act.Train():
                 return self.train_delay(member)
-            case ev.CloseEpoch():
+            case act.CloseEpoch():
                 return self.close_seconds
         return None
 
@@ -105,10 +106,10 @@ class Stage(World):
             self.clock.step()
             assert self.now < end, f"no end after {limit} virtual seconds in {self.state.run_state.name}, {self.state.progress}"
             if self.now >= self._due:
-                self._due = self.now + WATCH
-                self._look()
+                self._due = self.now + CHECK_EVERY
+                self._check_progress()
         if until is None:
-            self._look_back()
+            self._check_end()
 
     def arrive(self) -> Member:
         """A late member comes now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.epoch import possible_tags
 from psyche_core.coordinator.round.assignment import shares
@@ -33,7 +34,7 @@ class Member(Node):
         self.failed: set[tuple[int, int]] = set()
         self.told: list[telemetry.Event] = []
         self.applied: list[tuple[int, tuple[bytes, ...]]] = []
-        self.trained: list[tuple[int, int, ev.Share]] = []
+        self.trained: list[tuple[int, int, act.Share]] = []
 
     @property
     def masters(self) -> object:
@@ -45,36 +46,38 @@ class Member(Node):
         if not self.away:
             super().boot(disk=disk)
 
-    def hear(self, event: ev.Event) -> None:
+    def deliver(self, event: ev.Event) -> None:
         """Give its machine an event now."""
-        self.receive(self.life, event)
+        self.receive(self.incarnation, event)
 
-    def receive(self, life: int, event: ev.Event, *, lineage: int | None = None) -> None:
+    def receive(self, incarnation: int, event: ev.Event, *, lineage: int | None = None) -> None:
         stage = self.stage
         match event:
-            case ev.MessageSeen() if stage.deaf(stage.members[stage.index_of[event.origin]], self, event.message):
+            case ev.MessageSeen() if stage.loses_message(stage.members[stage.index_of[event.origin]], self, event.message):
                 return
             case ev.PayloadChecked() if stage.invalid(self, event.payload_hash):
                 event = replace(event, valid=False)
             case ev.CommandAnswered(code=str(code)):
                 stage.refused.append((event.command, code))
-        super().receive(life, event, lineage=lineage)
+        super().receive(incarnation, event, lineage=lineage)
 
     def serves(self, payload_hash: bytes, target: int) -> bool | None:
-        return not self.stage.drop(self, self.stage.members[target], payload_hash) and super().serves(payload_hash, target)
+        return not self.stage.loses_payload(self, self.stage.members[target], payload_hash) and super().serves(
+            payload_hash, target
+        )
 
-    def _stop(self, action: ev.Stop) -> None:
+    def _stop(self, action: act.Stop) -> None:
         assert not action.again, action.reason  # nobody restores the coordinator here
         super()._stop(action)
 
-    def _tell(self, action: ev.Tell) -> None:
+    def _notify(self, action: act.Notify) -> None:
         self.told.append(action.event)
 
-    def _remind(self, action: ev.Remind) -> None:
+    def _set_timer(self, action: act.SetTimer) -> None:
         if self.stage.reminds:
-            super()._remind(action)
+            super()._set_timer(action)
 
-    def _broadcast(self, action: ev.Broadcast) -> None:
+    def _broadcast(self, action: act.Broadcast) -> None:
         lowest, highest = possible_tags(action.message)
         assert lowest <= action.tag <= highest, "or other members would not keep it as long as this one says"
         if isinstance(action.message, Finished):
@@ -103,41 +106,41 @@ class Member(Node):
                 assert published is not None
                 assert published in self.payloads
 
-    def _store_model(self, action: ev.StoreModel) -> None:
+    def _store_model(self, action: act.StoreModel) -> None:
         stage = self.stage
         stage.stores_begun.append((self.name, action.step))
         saved = None if stage.store_breaks(self) else self.disk.at_end(action.step)
-        stage.clock.after(stage.store_seconds, self._stored, self.life, action, saved)
+        stage.clock.after(stage.store_seconds, self._stored, self.incarnation, action, saved)
 
     # ------------------------------------------------------------------------------------ work
 
-    def _work(self, action: ev.Work) -> None:
+    def _work(self, action: act.Work) -> None:
         assert not self.busy, f"{self.name} was given two pieces of work"
         self.busy = True
         seconds = self.stage.takes(self, action)
         if seconds is None:
             super()._work(action)
         else:
-            self.stage.clock.after(seconds, self._work_done, self.life, action, self.lineage)
+            self.stage.clock.after(seconds, self._work_done, self.incarnation, action, self.lineage)
 
-    def _answer(self, work: ev.Work, lineage: int) -> ev.Event:
+    def _answer(self, work: act.Work, lineage: int) -> ev.Event:
         self.busy = False
         broken = self.stage.breaks(self, work)
         if broken is None:
             return super()._answer(work, lineage)
-        if isinstance(work, ev.Train):
+        if isinstance(work, act.Train):
             self.failed.add((work.tag >> 20, work.height))
         return broken
 
-    def _load(self, work: ev.Load, lineage: int) -> ev.Event:
+    def _load(self, work: act.Load, lineage: int) -> ev.Event:
         ready = super()._load(work, lineage)
         if not self.odd or not isinstance(ready, ev.ModelReady):
             return ready
 
-        self.spoil(bit=self.index)
+        self.corrupt(bit=self.index)
         return replace(ready, digest=self.replica.digest())
 
-    def _train(self, work: ev.Train) -> ev.Event:
+    def _train(self, work: act.Train) -> ev.Event:
         done = super()._train(work)
         assert isinstance(done, ev.Trained)
         self.own.add(done.payload_hash)
@@ -145,11 +148,11 @@ class Member(Node):
         self.trained.append((work.tag >> 20, work.step, work.share))  # a cut round's step is trained again
         return done
 
-    def _apply(self, work: ev.Apply, lineage: int) -> ev.Event:
+    def _apply(self, work: act.Apply, lineage: int) -> ev.Event:
         assert work.own_accepted == bool(self.own & set(work.payload_hashes))
         self.applied.append((work.step, tuple(sorted(work.payload_hashes))))
         return super()._apply(work, lineage)
 
-    def _fetch_model(self, work: ev.FetchModel, lineage: int) -> ev.Event:
+    def _fetch_model(self, work: act.FetchModel, lineage: int) -> ev.Event:
         assert (work.build is not None) == bool(work.descriptions)
         return super()._fetch_model(work, lineage)

@@ -8,14 +8,15 @@ from typing import Any, get_args
 import pytest
 
 from psyche_core.client.actions import Actions
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.simulator.members.node import Node
 
 METHOD = {
-    ev.Join: "_join", ev.Send: "_send", ev.SetPeers: "_set_peers", ev.Broadcast: "_broadcast", ev.Expire: "_expire",
-    ev.FetchPayload: "_fetch_payload", ev.KeepResults: "_keep_results", ev.Prefetch: "_prefetch", ev.Remind: "_remind",
-    ev.StoreModel: "_store_model", ev.Tell: "_tell", ev.Stop: "_stop", **dict.fromkeys(get_args(ev.Work), "_work"),
+    act.Join: "_join", act.Send: "_send", act.SetPeers: "_set_peers", act.Broadcast: "_broadcast", act.Expire: "_expire",
+    act.FetchPayload: "_fetch_payload", act.KeepResults: "_keep_results", act.Prefetch: "_prefetch", act.SetTimer: "_set_timer",
+    act.StoreModel: "_store_model", act.Notify: "_notify", act.Stop: "_stop", **dict.fromkeys(get_args(act.Work), "_work"),
 }  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def blank(kind: type) -> Any:
 def test_each_action_is_given_to_its_own_method() -> None:
     called: list[tuple[str, object]] = []
     client = recorder(called)
-    assert set(METHOD) == set(get_args(ev.Action)), "a new action needs a line here"
+    assert set(METHOD) == set(get_args(act.Action)), "a new action needs a line here"
     for kind, name in METHOD.items():
         action = blank(kind)
         assert client.carry_out(action) == name
@@ -57,8 +58,8 @@ def test_what_is_no_action_is_refused(other: Any) -> None:
 
 def test_a_client_that_lacks_a_method_cannot_be_made() -> None:
     assert Actions.__abstractmethods__ == set(METHOD.values())
-    lacking: Any = type("Lacking", (Node,), {"_remind": Actions._remind})
-    with pytest.raises(TypeError, match="_remind"):
+    lacking: Any = type("Lacking", (Node,), {"_set_timer": Actions._set_timer})
+    with pytest.raises(TypeError, match="_set_timer"):
         lacking()
 
 

@@ -99,7 +99,7 @@ def test_a_member_that_leaves_while_storing_is_followed_by_the_next() -> None:
     order = until_cooldown(world)
     world.run(until=lambda: bool(world.stores_begun))
     world.kill(order[0])
-    world.server.take(_withdraw(order[0]))
+    world.server.apply(_withdraw(order[0]))
     world.run(until=lambda: world.state.run_state is RunState.WaitingForMembers)
     assert location(world) == place(order[1], 3)
 
@@ -130,12 +130,12 @@ def test_a_replica_that_is_not_the_others_is_not_stored() -> None:
     """Who is astray finds out from the others' digests, which are waited for before the duty is taken."""
     world = Stage(4, stores=range(4), total_steps=3, cooldown_time=4)
     order = until_cooldown(world)
-    astray = order[0]
-    astray.liar = True  # it knows nothing of it, and saves its model like any other
-    astray.replica.spoil(1)
-    wrong = astray.masters
+    diverged = order[0]
+    diverged.liar = True  # it knows nothing of it, and saves its model like any other
+    diverged.replica.corrupt(1)
+    wrong = diverged.masters
     world.run()
-    others = {member.masters for member in order if member is not astray}
+    others = {member.masters for member in order if member is not diverged}
     assert len(others) == 1
     settings = location(world).settings
     assert settings is not None

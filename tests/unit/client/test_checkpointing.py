@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from psyche_core.client.machine.events import Apply, CloseEpoch, FetchModel
+from psyche_core.client.machine.actions import Apply, CloseEpoch, FetchModel
 from psyche_core.client.runtime.checkpointing import Checkpointer
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.client.runtime.worker import describe_exception

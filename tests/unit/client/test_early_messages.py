@@ -17,7 +17,7 @@ def test_early_messages_are_bounded(member: bool) -> None:
     early = EarlyMessages()
     for sender in range(MAX_EARLY_SENDERS + 50):
         for height in range(50):
-            early.hold(key(sender), Finished(0, height, 0), member=member)
+            early.add(key(sender), Finished(0, height, 0), member=member)
     assert len(early) == MAX_EARLY_SENDERS * MAX_EARLY_PER_SENDER
     held = sum(len(early.take(0, height)) for height in range(50))
     assert held == MAX_EARLY_SENDERS * MAX_EARLY_PER_SENDER
@@ -27,20 +27,20 @@ def test_early_messages_are_bounded(member: bool) -> None:
 def test_made_up_keys_take_no_place_of_members() -> None:
     """Seen on a running system: 77 kB of one member filled everybody's buffer for good, and every round ran to its time-out."""
     early = EarlyMessages()
-    early.hold(b"m" * 32, Finished(1, 0, 0), member=True)
-    early.hold(b"n" * 32, Finished(1, 0, 0), member=False)
+    early.add(b"m" * 32, Finished(1, 0, 0), member=True)
+    early.add(b"n" * 32, Finished(1, 0, 0), member=False)
     for sender in range(MAX_EARLY_SENDERS):
-        early.hold(key(sender), Finished(4, 0, 0), member=False)
-    early.hold(b"o" * 32, Finished(1, 0, 0), member=True)
-    early.hold(b"p" * 32, Finished(1, 0, 0), member=False)
+        early.add(key(sender), Finished(4, 0, 0), member=False)
+    early.add(b"o" * 32, Finished(1, 0, 0), member=True)
+    early.add(b"p" * 32, Finished(1, 0, 0), member=False)
     assert [origin[:1] for origin, _ in early.take(1, 0)] == [b"m", b"o", b"p"], "the oldest stranger made room"
 
 
 def test_who_becomes_a_member_keeps_what_it_said_before() -> None:
     early = EarlyMessages()
-    early.hold(b"n" * 32, Finished(1, 0, 0), member=False)
-    early.hold(b"n" * 32, Finished(1, 1, 0), member=True)
+    early.add(b"n" * 32, Finished(1, 0, 0), member=False)
+    early.add(b"n" * 32, Finished(1, 1, 0), member=True)
     for sender in range(MAX_EARLY_SENDERS + 1):
-        early.hold(key(sender), Finished(2, 0, 0), member=False)
+        early.add(key(sender), Finished(2, 0, 0), member=False)
     assert early.take(1, 0) == [(b"n" * 32, Finished(1, 0, 0))]
     assert early.take(1, 1) == [(b"n" * 32, Finished(1, 1, 0))]

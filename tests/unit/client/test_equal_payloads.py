@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from party import ChainTrainer, Done, Party, trainers
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.buffers import MAX_CHECKS, PayloadBuffer
 from psyche_core.interfaces.data import Samples
@@ -117,8 +118,8 @@ def test_payloads_that_were_lost_are_asked_for_again() -> None:
     world = Stage(3)
     loser, lost = world.members[0], list[bytes]()
 
-    def lose(member: Member, work: ev.Work) -> ev.WorkDone | None:
-        if member is not loser or not isinstance(work, ev.Apply) or work.step != 3 or lost:
+    def lose(member: Member, work: act.Work) -> ev.WorkDone | None:
+        if member is not loser or not isinstance(work, act.Apply) or work.step != 3 or lost:
             return None
 
         gone = tuple(payload_hash for payload_hash in work.payload_hashes if payload_hash not in member.own)
@@ -142,14 +143,14 @@ def test_payloads_that_nobody_has_any_more_lead_to_a_resync() -> None:
     world.train_delay = lambda member: 1.0
     loser, lost = world.members[0], set[bytes]()
 
-    def lose(member: Member, work: ev.Work) -> ev.WorkDone | None:
-        if member is loser and isinstance(work, ev.Apply) and work.step == 3:
+    def lose(member: Member, work: act.Work) -> ev.WorkDone | None:
+        if member is loser and isinstance(work, act.Apply) and work.step == 3:
             lost.update(set(work.payload_hashes) - member.own)
             return ev.PayloadsLost(work.height, tuple(lost))
         return None
 
     world.breaks = lose
-    world.drop = lambda source, target, payload_hash: target is loser and payload_hash in lost
+    world.loses_payload = lambda source, target, payload_hash: target is loser and payload_hash in lost
     world.run()
     assert [event for event in loser.told if isinstance(event, telemetry.Resynced)]
     assert {member.masters for member in world.members} == {world.members[1].masters}

@@ -15,6 +15,7 @@ import pytest
 from party import RUN, ChainTrainer, Done, Party, trainers
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.machine import Timeouts
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
@@ -43,18 +44,18 @@ def resyncs(told: Sequence[telemetry.Event]) -> list[telemetry.Resynced]:
 # ------------------------------------------------------------------------------------------------ the machine's answers
 
 
-@pytest.mark.parametrize("kind", [ev.Apply, ev.Digest, ev.CloseEpoch])
+@pytest.mark.parametrize("kind", [act.Apply, act.Digest, act.CloseEpoch])
 def test_after_failed_work_on_its_masters_a_member_gets_the_others(kind: type) -> None:
     world = Stage(3)
-    unlucky, failed = world.members[0], list[ev.Work]()
+    unlucky, failed = world.members[0], list[act.Work]()
 
-    def fail(member: Member, work: ev.Work) -> ev.WorkDone | None:
+    def fail(member: Member, work: act.Work) -> ev.WorkDone | None:
         due = member is unlucky and isinstance(work, kind) and not failed and getattr(work, "height", 1) == 1
         if not due:
             return None
 
         failed.append(work)
-        member.spoil(bit=1)
+        member.corrupt(bit=1)
         return ev.WorkFailed(work, "the plugin broke down: KeyError: 'x'")
 
     world.breaks = fail
@@ -66,16 +67,16 @@ def test_after_failed_work_on_its_masters_a_member_gets_the_others(kind: type) -
     assert all(member.stop is not None and member.stop.success for member in world.members)
 
 
-@pytest.mark.parametrize("kind", [ev.Apply, ev.Digest, ev.FetchModel])
+@pytest.mark.parametrize("kind", [act.Apply, act.Digest, act.FetchModel])
 def test_who_fails_for_ever_gives_up_with_the_reason(kind: type) -> None:
     world = Stage(3, total_steps=60, rounds_per_epoch=60)
     broken, attempts = world.members[0], []
     broken.liar = True
 
-    def fail(member: Member, work: ev.Work) -> ev.WorkDone | None:
-        if member is broken and isinstance(work, ev.FetchModel):
+    def fail(member: Member, work: act.Work) -> ev.WorkDone | None:
+        if member is broken and isinstance(work, act.FetchModel):
             attempts.append(work)
-        first = kind is ev.FetchModel and isinstance(work, ev.Apply)
+        first = kind is act.FetchModel and isinstance(work, act.Apply)
         if member is broken and (isinstance(work, kind) or first):
             return ev.WorkFailed(work, "the plugin broke down: KeyError: 'x'")
         return None
@@ -92,10 +93,10 @@ def test_who_fails_for_ever_gives_up_with_the_reason(kind: type) -> None:
 def test_a_share_whose_training_failed_comes_again_and_an_offer_that_failed_is_not_made() -> None:
     world = Stage(3)
     unlucky = world.members[0]
-    failed: list[ev.Work] = []
+    failed: list[act.Work] = []
 
-    def fail(member: Member, work: ev.Work) -> ev.WorkDone | None:
-        if member is unlucky and isinstance(work, ev.Train) and work.step == 2:
+    def fail(member: Member, work: act.Work) -> ev.WorkDone | None:
+        if member is unlucky and isinstance(work, act.Train) and work.step == 2:
             failed.append(work)
             return ev.WorkFailed(work, "step 2 was not trained: KeyError: 'x'")
         return None
@@ -113,8 +114,8 @@ def test_doubtful_masters_are_never_taken_for_the_checkpoint_s() -> None:
     world = Stage(1, min_clients=1, total_steps=6)
     member = world.members[0]
 
-    def fail(_: Member, work: ev.Work) -> ev.WorkDone | None:
-        if isinstance(work, ev.CloseEpoch) and work.epoch == 0:
+    def fail(_: Member, work: act.Work) -> ev.WorkDone | None:
+        if isinstance(work, act.CloseEpoch) and work.epoch == 0:
             return ev.WorkFailed(work, "the plugin broke down: KeyError: 'x'")
         return None
 
@@ -270,7 +271,7 @@ class Shop:
     async def load(self) -> Worker:
         run = parse_run_file(RUN.format(total_steps=9, min_clients=1, witness_nodes=0, rounds_per_epoch=3), source="world")
         state = new_state(run.run_id, run.config, run.model, instance=bytes(32))
-        ready = await self.worker.do(ev.Load(replace(state, progress=replace(state.progress, step=2))))
+        ready = await self.worker.do(act.Load(replace(state, progress=replace(state.progress, step=2))))
         assert isinstance(ready, ev.ModelReady)
         return self.worker
 
@@ -288,7 +289,7 @@ class CannotSave(ChainTrainer):
 
 async def test_an_epoch_ends_also_where_validation_and_saving_fail(tmp_path: Path) -> None:
     shop = Shop(CannotSave("one"), DummyData(sequence_length=16), checkpoints=tmp_path)
-    closed = await (await shop.load()).do(ev.CloseEpoch(0, 3))
+    closed = await (await shop.load()).do(act.CloseEpoch(0, 3))
     assert isinstance(closed, ev.EpochClosed)
     assert not closed.saved
     assert problems(shop.told) == [
@@ -338,7 +339,7 @@ async def test_data_that_breaks_its_contract_is_not_trained_on(data: Wrapped, wh
     worker, share = await shop.load(), (BatchId(0, 1),)
     if ahead:
         await worker.prefetch(share)
-    failed = await worker.do(ev.Train(1, 2, share, 1))
+    failed = await worker.do(act.Train(1, 2, share, 1))
     assert isinstance(failed, ev.TrainFailed)
     assert failed.reason.startswith(f"step 2 was not trained: the data provider Short (short-data 2.0) {why}")
 
@@ -362,23 +363,23 @@ class Unreliable(ChainTrainer):
 @pytest.mark.parametrize(
     ("work", "sentence"),
     [
-        (ev.Train(1, 2, (BatchId(0, 1),), 1), "step 2 was not trained: KeyError: 2; 5 shares in a row have failed"),
+        (act.Train(1, 2, (BatchId(0, 1),), 1), "step 2 was not trained: KeyError: 2; 5 shares in a row have failed"),
         (
-            ev.Apply(1, 2, (), own_accepted=False),
+            act.Apply(1, 2, (), own_accepted=False),
             "the results of step 2 were not applied: KeyError: 2; 5 steps in a row have failed",
         ),
     ],
     ids=["train", "apply"],
 )
-async def test_a_plugin_that_fails_again_and_again_ends_its_client(work: ev.Work, sentence: str) -> None:
+async def test_a_plugin_that_fails_again_and_again_ends_its_client(work: act.Work, sentence: str) -> None:
     trainer = Unreliable("one")
     worker = await Shop(trainer, DummyData(sequence_length=16)).load()
     for begun in (True, False):
         for _ in range(4):
             assert isinstance(await worker.do(work), ev.WorkFailed), "it may mend itself"
         assert (worker.training_fails, worker.apply_failure is not None) == (
-            isinstance(work, ev.Train),
-            isinstance(work, ev.Apply),
+            isinstance(work, act.Train),
+            isinstance(work, act.Apply),
         )
         if begun:
             trainer.fails = False
@@ -399,7 +400,7 @@ async def test_data_that_cannot_be_reached_ends_no_client() -> None:
             message = "no route to the data"
             raise DataError(message)
 
-    worker, work = await Shop(ChainTrainer("one"), Away(sequence_length=16)).load(), ev.Train(1, 2, (BatchId(0, 1),), 1)
+    worker, work = await Shop(ChainTrainer("one"), Away(sequence_length=16)).load(), act.Train(1, 2, (BatchId(0, 1),), 1)
     for _ in range(12):
         assert isinstance(await worker.do(work), ev.TrainFailed)
     assert worker.training_fails, "which is why it is dropped"
@@ -426,7 +427,7 @@ async def test_a_read_that_was_cancelled_is_told_as_that() -> None:
         tasks.start_soon(worker.prefetch, share)
         await started.wait()
         tasks.cancel_scope.cancel()
-    failed = await worker.do(ev.Train(1, 2, share, 1))
+    failed = await worker.do(act.Train(1, 2, share, 1))
     assert failed == ev.TrainFailed(1, "step 2 was not trained: reading samples was cancelled")
 
 
@@ -444,14 +445,14 @@ async def test_what_mends_itself_is_a_warning_and_no_error(ahead: bool, error: t
     worker, share = await shop.load(), (BatchId(0, 1),)
     if ahead:
         await worker.prefetch(share)
-    failed = await worker.do(ev.Train(1, 2, share, 1))
+    failed = await worker.do(act.Train(1, 2, share, 1))
     assert failed == ev.TrainFailed(1, "step 2 was not trained: nothing for us now", passing=level == "warning")
 
     world = Stage(3)
     member = world.members[0]
     world.breaks = lambda one, work: (
         ev.TrainFailed(1, failed.reason, passing=failed.passing)
-        if one is member and isinstance(work, ev.Train) and work.height == 1
+        if one is member and isinstance(work, act.Train) and work.height == 1
         else None
     )
     world.run(until=lambda: bool(problems(member.told)))
@@ -473,7 +474,7 @@ async def test_cancellation_is_no_failure_of_the_work() -> None:
     answers: list[ev.Event] = []
 
     async def train() -> None:
-        answers.append(await worker.do(ev.Train(1, 2, (BatchId(0, 1),), 1)))
+        answers.append(await worker.do(act.Train(1, 2, (BatchId(0, 1),), 1)))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(train)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.rounds.finish_estimator import RECENT, FinishEstimator
 from stage import Member, Stage
@@ -19,9 +20,9 @@ def one_round(
     estimator: FinishEstimator, tag: int, *, samples: int, training: float, gap: float, now: float = 0.0
 ) -> float | None:
     """Play a round in which nothing is said ahead; what `begins` foresaw."""
-    foreseen = estimator.begins(tag, samples=samples, now=now)
-    estimator.trained(tag, now=now + training)
-    estimator.said_finished(tag, now=now + training)
+    foreseen = estimator.training_started(tag, samples=samples, now=now)
+    estimator.training_finished(tag, now=now + training)
+    estimator.finished_sent(tag, now=now + training)
     estimator.round_opened(tag + 1, now=now + training + gap)
     return foreseen
 
@@ -29,20 +30,20 @@ def one_round(
 def test_nothing_is_foreseen_before_one_training_and_one_gap() -> None:
     estimator = FinishEstimator()
     assert one_round(estimator, 1, samples=2, training=4.0, gap=0.25) is None
-    assert estimator.begins(2, samples=2, now=10.0) == pytest.approx(3.75)
+    assert estimator.training_started(2, samples=2, now=10.0) == pytest.approx(3.75)
 
 
 def test_the_expectation_grows_with_the_share() -> None:
     estimator = FinishEstimator()
     one_round(estimator, 1, samples=2, training=4.0, gap=0.25)
-    assert estimator.begins(2, samples=6, now=10.0) == pytest.approx(12.0 - 0.25)
+    assert estimator.training_started(2, samples=6, now=10.0) == pytest.approx(12.0 - 0.25)
 
 
 def test_waiting_for_slower_members_is_no_gap_as_long_as_one_round_had_none() -> None:
     estimator = FinishEstimator()
     one_round(estimator, 1, samples=1, training=8.0, gap=0.25)
     one_round(estimator, 2, samples=1, training=8.0, gap=3.0)
-    assert estimator.begins(3, samples=1, now=100.0) == pytest.approx(7.75)
+    assert estimator.training_started(3, samples=1, now=100.0) == pytest.approx(7.75)
 
 
 def test_an_old_gap_is_forgotten() -> None:
@@ -50,23 +51,23 @@ def test_an_old_gap_is_forgotten() -> None:
     one_round(estimator, 1, samples=1, training=8.0, gap=0.25)
     for tag in range(2, 2 + RECENT):
         one_round(estimator, tag, samples=1, training=8.0, gap=1.0)
-    assert estimator.begins(100, samples=1, now=100.0) == pytest.approx(7.0)
+    assert estimator.training_started(100, samples=1, now=100.0) == pytest.approx(7.0)
 
 
 def test_a_round_that_was_missed_gives_no_gap() -> None:
     estimator = FinishEstimator()
-    estimator.begins(1, samples=1, now=0.0)
-    estimator.trained(1, now=4.0)
-    estimator.said_finished(1, now=4.0)
+    estimator.training_started(1, samples=1, now=0.0)
+    estimator.training_finished(1, now=4.0)
+    estimator.finished_sent(1, now=4.0)
     estimator.round_opened(3, now=9.0)
     assert not estimator.gaps
 
 
 def test_only_the_training_that_began_last_is_measured() -> None:
     estimator = FinishEstimator()
-    estimator.begins(1, samples=1, now=0.0)
-    estimator.begins(2, samples=1, now=5.0)
-    estimator.trained(1, now=6.0)
+    estimator.training_started(1, samples=1, now=0.0)
+    estimator.training_started(2, samples=1, now=5.0)
+    estimator.training_finished(1, now=6.0)
     assert estimator.seconds_per_sample is None
 
 
@@ -128,7 +129,9 @@ def test_a_training_that_fails_after_finished_was_said_is_refused_and_trained_ag
     world.train_delay = lambda member: 2.0
     failing = world.members[1]
     world.breaks = lambda member, work: (
-        ev.TrainFailed(work.height, "no samples") if member is failing and isinstance(work, ev.Train) and work.step == 6 else None
+        ev.TrainFailed(work.height, "no samples")
+        if member is failing and isinstance(work, act.Train) and work.step == 6
+        else None
     )
     world.run()
 

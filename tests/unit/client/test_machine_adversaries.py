@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.rounds.round import MAX_CANDIDATES
 from psyche_core.client.machine.timeouts import Timeouts
@@ -66,14 +67,14 @@ def a_result(world: Stage, liar: Member, *, payload_hash: bytes = b"x" * 32, res
     return replace(result, commitment=again, signature=signed_by(liar.index, again))
 
 
-def hear(world: Stage, honest: Member, liar: Member, message: Result | Finished | ModelDigest) -> list[ev.Action]:
+def hear(world: Stage, honest: Member, liar: Member, message: Result | Finished | ModelDigest) -> list[act.Action]:
     return honest.machine.handle(ev.MessageSeen(liar.identity.p2p, message), world.now)
 
 
 def test_a_true_announcement_starts_one_download() -> None:
     """The measure of the tests below: the same announcement, unchanged, is believed."""
     world, honest, liar = training_world()
-    assert len([a for a in hear(world, honest, liar, a_result(world, liar)) if isinstance(a, ev.FetchPayload)]) == 1
+    assert len([a for a in hear(world, honest, liar, a_result(world, liar)) if isinstance(a, act.FetchPayload)]) == 1
 
 
 @pytest.mark.parametrize(
@@ -93,28 +94,28 @@ def test_a_true_announcement_starts_one_download() -> None:
 )
 def test_a_false_announcement_starts_no_download(changes: dict[str, Any]) -> None:
     world, honest, liar = training_world()
-    assert not [a for a in hear(world, honest, liar, a_result(world, liar, **changes)) if isinstance(a, ev.FetchPayload)]
+    assert not [a for a in hear(world, honest, liar, a_result(world, liar, **changes)) if isinstance(a, act.FetchPayload)]
 
 
 def test_14_many_results_for_one_share_start_one_download_and_one_warning() -> None:
     """Reference client 9.2-14: a trainer could announce unlimited results, each downloaded and kept."""
     world, honest, liar = training_world()
-    actions: list[ev.Action] = []
+    actions: list[act.Action] = []
     for number in range(100):
         actions += hear(world, honest, liar, a_result(world, liar, payload_hash=bytes([number]) * 32))
 
     notes = honest.machine.notes
     assert notes is not None
     slot = liar.machine.notes.slot  # type: ignore[union-attr]
-    assert len([a for a in actions if isinstance(a, ev.FetchPayload)]) <= 1
+    assert len([a for a in actions if isinstance(a, act.FetchPayload)]) <= 1
     assert len(notes.records[notes.newest].candidates[slot]) == MAX_CANDIDATES  # type: ignore[index]
-    warnings = [a for a in actions if isinstance(a, ev.Tell) and isinstance(a.event, telemetry.Problem)]
+    warnings = [a for a in actions if isinstance(a, act.Notify) and isinstance(a.event, telemetry.Problem)]
     assert len(warnings) == 1
     assert "two results" in str(warnings[0])
 
 
-def proofs(actions: list[ev.Action]) -> list[Equivocation]:
-    return [a.command for a in actions if isinstance(a, ev.Send) and isinstance(a.command, Equivocation)]
+def proofs(actions: list[act.Action]) -> list[Equivocation]:
+    return [a.command for a in actions if isinstance(a, act.Send) and isinstance(a.command, Equivocation)]
 
 
 def test_proof_of_two_results_is_repeated_until_it_is_answered() -> None:
@@ -159,7 +160,7 @@ def test_who_asks_for_the_final_model_and_never_says_its_digest_is_not_waited_fo
     world = Stage(4, total_steps=4, rounds_per_epoch=4)
     *honest, liar = world.members
     liar.liar = True
-    world.deaf = lambda source, target, message: source is liar and isinstance(message, ModelDigest) and message.ended
+    world.loses_message = lambda source, target, message: source is liar and isinstance(message, ModelDigest) and message.ended
     world.run(
         until=lambda: (
             world.state.run_state is RunState.Finished
@@ -170,7 +171,7 @@ def test_who_asks_for_the_final_model_and_never_says_its_digest_is_not_waited_fo
     for member in honest:
         notes = member.machine.notes
         assert notes is not None
-        member.hear(ev.MessageSeen(liar.identity.p2p, ModelWanted(notes.number, world.state.progress.step - 1, notes.seed)))
+        member.deliver(ev.MessageSeen(liar.identity.p2p, ModelWanted(notes.number, world.state.progress.step - 1, notes.seed)))
     stopped: dict[str, float] = {}
 
     def all_stopped() -> bool:
@@ -188,13 +189,13 @@ def test_another_clients_share_cannot_be_answered() -> None:
     world, honest, liar = training_world()
     result = a_result(world, liar)
     actions = honest.machine.handle(ev.MessageSeen(world.members[1].identity.p2p, result), world.now)
-    assert not [a for a in actions if isinstance(a, ev.FetchPayload)]
+    assert not [a for a in actions if isinstance(a, act.FetchPayload)]
 
 
 def test_a_stranger_is_not_heard() -> None:
     world, honest, liar = training_world()
     actions = honest.machine.handle(ev.MessageSeen(b"s" * 32, a_result(world, liar)), world.now)
-    assert not [a for a in actions if isinstance(a, ev.FetchPayload)]
+    assert not [a for a in actions if isinstance(a, act.FetchPayload)]
 
 
 def test_19_a_payload_that_does_not_fit_costs_its_sender_the_round_and_nobody_else_anything() -> None:

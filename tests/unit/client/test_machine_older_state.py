@@ -26,7 +26,7 @@ def states(world: Stage, *, reseeded_at: int | None = None) -> list[CoordinatorS
     seen = [world.state]
     if reseeded_at is not None:
         world.run(until=lambda: training(world.state, reseeded_at))
-        world.server._chance.seed(reseeded_at)
+        world.server._rng.seed(reseeded_at)
         seen = [world.state]
 
     def finished() -> bool:

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.epoch import round_tag
 from psyche_core.client.machine.machine import ClientMachine
 from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.commands import ClientsExited, HealthCheck, Withdraw, Witness
-from psyche_core.simulator.invariants.replica_watch import ProgressWatch
+from psyche_core.simulator.invariants.replica_checker import ProgressChecker
 from psyche_core.simulator.script import Fault
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import BatchId, NodeIdentity, RunState
@@ -140,7 +141,7 @@ def test_a_payload_missing_at_one_client_is_fetched_from_another_holder() -> Non
     """F11: client 2 cannot reach client 0 at all, so it needs client 1's copies."""
     world = Stage(3, total_steps=6, rounds_per_epoch=3)
     source, target = world.members[0], world.members[2]
-    world.drop = lambda s, t, payload_hash: s is source and t is target
+    world.loses_payload = lambda s, t, payload_hash: s is source and t is target
     world.run(limit=900)
 
     assert_all_equal(world)
@@ -153,7 +154,7 @@ def test_18_an_accepted_payload_that_comes_late_is_waited_for() -> None:
     source, target = world.members[0], world.members[3]
     world.run(until=lambda: world.state.progress.step == 3)
     until = world.now + 15
-    world.drop = lambda s, t, payload_hash: t is target and payload_hash in source.own and world.now < until
+    world.loses_payload = lambda s, t, payload_hash: t is target and payload_hash in source.own and world.now < until
     world.run(limit=900)
 
     assert world.state.run_state is RunState.Finished
@@ -168,12 +169,12 @@ def resynced(member: Member) -> list[int]:
     return [event.step for event in member.told if isinstance(event, telemetry.Resynced)]
 
 
-def fetches(world: Stage) -> list[ev.FetchModel]:
+def fetches(world: Stage) -> list[act.FetchModel]:
     """Filled with what members order from now on."""
-    seen: list[ev.FetchModel] = []
+    seen: list[act.FetchModel] = []
 
-    def look(member: Member, work: ev.Work) -> None:
-        if isinstance(work, ev.FetchModel):
+    def look(member: Member, work: act.Work) -> None:
+        if isinstance(work, act.FetchModel):
             seen.append(work)
 
     world.breaks = look
@@ -186,7 +187,7 @@ def test_31_an_accepted_payload_nobody_gives_makes_the_client_resync_not_die() -
     source, target = world.members[0], world.members[3]
     world.run(until=lambda: world.state.progress.step == 3)
     withheld = set(source.own)
-    world.drop = lambda s, t, payload_hash: (
+    world.loses_payload = lambda s, t, payload_hash: (
         t is target and payload_hash in source.own - withheld and world.state.progress.step < 6
     )
     world.run(limit=900)
@@ -199,7 +200,7 @@ def test_31_an_accepted_payload_nobody_gives_makes_the_client_resync_not_die() -
 def test_a_withheld_payload_everybody_lacks_costs_its_trainer_the_round_only() -> None:
     world = Stage(4, total_steps=6, rounds_per_epoch=6)
     liar = world.members[0]
-    world.drop = lambda s, t, payload_hash: s is liar
+    world.loses_payload = lambda s, t, payload_hash: s is liar
     world.run(until=lambda: all(m.stop is not None for m in world.members[1:]), limit=2000)
 
     assert world.state.run_state is RunState.Finished
@@ -221,7 +222,7 @@ def test_1_a_client_with_another_model_takes_the_others_before_the_first_round()
 
 def test_without_a_majority_for_any_model_nobody_trains_on_unlike_replicas() -> None:
     world = Stage(3)
-    world.progress = ProgressWatch(bound=5000.0, calm_after=0.0)
+    world.progress = ProgressChecker(bound=5000.0, excused_until=0.0)
     for member in world.members:
         member.odd = member.liar = True
     world.run(limit=5000)
@@ -236,7 +237,7 @@ def test_a_replica_that_drifts_during_an_epoch_is_repaired_in_the_same_epoch() -
     world = Stage(4, total_steps=24, rounds_per_epoch=24)
     odd = world.members[2]
     world.run(until=lambda: world.state.progress.step == 5)
-    odd.spoil(bit=2)
+    odd.corrupt(bit=2)
     seen = fetches(world)
     world.run()
 
@@ -256,7 +257,7 @@ def test_replicas_that_changed_between_epochs_are_not_passed_on_and_find_out_the
     sound, *odd = world.members[:3]
     world.run(until=lambda: all(member.machine.notes.closed for member in (sound, *odd)))  # type: ignore[union-attr]  # each has
     for number, member in enumerate(odd, start=1):
-        member.spoil(bit=number)
+        member.corrupt(bit=number)
     right = sound.masters
     world.run(until=lambda: bool(resynced(late)))
 
@@ -393,7 +394,7 @@ def test_whatever_the_timing_survivors_are_equal_and_no_sample_is_applied_twice(
 def test_statements_carry_the_witness_s_own_figures() -> None:
     world = Stage(2, total_steps=3, rounds_per_epoch=3)
     for member in world.members:
-        member.hear(ev.BandwidthSeen(1234.0))
+        member.deliver(ev.BandwidthSeen(1234.0))
     world.run()
 
     metadata = [command.metadata for command in world.commands if isinstance(command, Witness)][-1]
@@ -408,8 +409,8 @@ def test_who_starts_while_witnesses_speak_loads_once_the_round_is_decided() -> N
     key = world.members[0].identity.p2p
     anew = ClientMachine(NodeIdentity(key, key), world.state.run_id, sign=lambda _: bytes(64), timeouts=Timeouts())
     speaking = replace(world.state, run_state=RunState.RoundWitness)
-    assert not [action for action in anew.handle(ev.StateSeen(speaking), 0.0) if isinstance(action, ev.Load)]
-    loads = [action for action in anew.handle(ev.StateSeen(world.state), 0.1) if isinstance(action, ev.Load)]
+    assert not [action for action in anew.handle(ev.StateSeen(speaking), 0.0) if isinstance(action, act.Load)]
+    loads = [action for action in anew.handle(ev.StateSeen(world.state), 0.1) if isinstance(action, act.Load)]
     assert [load.state for load in loads] == [world.state]
 
 
@@ -420,9 +421,9 @@ def test_a_new_process_begins_with_the_messages_of_its_first_epoch() -> None:
     key = world.members[0].identity.p2p
     anew = ClientMachine(NodeIdentity(key, key), world.state.run_id, sign=lambda _: bytes(64), timeouts=Timeouts())
     actions = anew.handle(ev.StateSeen(world.state), 0.0)
-    assert [action for action in actions if isinstance(action, ev.Expire)] == [ev.Expire(round_tag(1, 0))]
+    assert [action for action in actions if isinstance(action, act.Expire)] == [act.Expire(round_tag(1, 0))]
     stayed = world.members[1].machine.handle(ev.StateSeen(world.state), world.now)
-    assert not [action for action in stayed if isinstance(action, ev.Expire)], "others may still need what it has"
+    assert not [action for action in stayed if isinstance(action, act.Expire)], "others may still need what it has"
 
 
 def test_who_is_leaving_while_the_coordinator_goes_back_leaves_and_does_not_begin_anew() -> None:
@@ -430,9 +431,9 @@ def test_who_is_leaving_while_the_coordinator_goes_back_leaves_and_does_not_begi
     world.run(until=lambda: world.state.progress.step == 4)
     leaver, older = world.members[0], world.state
     world.run(until=lambda: leaver.machine.state is not None and leaver.machine.state.progress.step == 8)
-    leaver.machine.handle(ev.LeaveAsked(), world.now)
+    leaver.machine.handle(ev.LeaveRequested(), world.now)
     actions = leaver.machine.handle(ev.StateSeen(older), world.now)
-    assert [type(action.command) for action in actions if isinstance(action, ev.Send)] == [Withdraw]
+    assert [type(action.command) for action in actions if isinstance(action, act.Send)] == [Withdraw]
     stop = leaver.machine.stopped
     assert stop is not None
     assert (stop.success, stop.again) == (True, False)

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_core.builtin.memory_transport import MemoryTransport
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.model_sync import multi_source
 from psyche_core.errors import ModelError, ModelHalfReplaced
@@ -156,7 +157,7 @@ async def test_what_a_joiner_has_so_far_others_get_from_it(tmp_path: Path) -> No
 async def test_a_full_disk_prevents_an_offer_with_a_sentence(tmp_path: Path) -> None:
     async with party(tmp_path, MemoryTransport) as (maker,):
         with files_no_longer_than(PIECE_BYTES):
-            failed = await maker.exchange.offer(maker.holder, ev.TakeSnapshot(STEP, TAG), run_id=RUN_ID)
+            failed = await maker.exchange.offer(maker.holder, act.TakeSnapshot(STEP, TAG), run_id=RUN_ID)
         assert isinstance(failed, ev.SnapshotFailed)
         assert "cannot be offered to others: the scratch file could not be used" in failed.reason
         assert maker.told == [telemetry.Problem("warning", failed.reason)]
@@ -271,7 +272,7 @@ async def test_masters_that_stay_half_replaced_are_of_no_use_until_a_fetch_succe
         assert "replaced in part only" in failed.reason
         with pytest.raises(ModelError, match="in part only"):
             joiner.exchange.check_usable()
-        refused = await joiner.exchange.offer(holder, ev.TakeSnapshot(STEP, TAG), run_id=RUN_ID)
+        refused = await joiner.exchange.offer(holder, act.TakeSnapshot(STEP, TAG), run_id=RUN_ID)
         assert isinstance(refused, ev.SnapshotFailed)
 
         before = joiner.transport.stats.bytes_received

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.coordinator.membership.missed_duties import MAX_MISSED
 from psyche_core.coordinator.state import Client, CoordinatorState
@@ -64,7 +65,7 @@ def told_after(change: dict[str, object], *, ready: bool = True, phase: RunState
     newer: CoordinatorState = replace(state, epoch=replace(state.epoch, clients=tuple(clients), ready=slots))
     newer = newer if phase is None else replace(newer, run_state=phase)
     actions = member.machine.handle(ev.StateSeen(newer), world.now)
-    (told,) = [action.event for action in actions if isinstance(action, ev.Tell) and isinstance(action.event, OWN_PLACE)]
+    (told,) = [action.event for action in actions if isinstance(action, act.Notify) and isinstance(action.event, OWN_PLACE)]
     assert isinstance(told, telemetry.Dropped)
     return told
 

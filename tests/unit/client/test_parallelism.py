@@ -13,7 +13,7 @@ from party import RUN
 from psyche_core.builtin import hooks
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
-from psyche_core.client.machine import events as ev
+from psyche_core.client.machine import actions as act
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.client.runtime.worker import Worker
 from psyche_core.client.setup.parallelism import parallelism_of
@@ -133,4 +133,4 @@ async def test_lost_ranks_end_the_client_and_not_one_step_after_another() -> Non
     worker._resources = Resources(LostTrainer(), data)  # type: ignore[arg-type]
     worker._sequence_length = 4
     with anyio.fail_after(10), pytest.raises(RanksLost, match="rank 1"):
-        await worker.do(ev.Train(height=1, step=1, share=(BatchId(0, 0),), tag=1))
+        await worker.do(act.Train(height=1, step=1, share=(BatchId(0, 0),), tag=1))

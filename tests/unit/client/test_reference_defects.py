@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.coordinator.commands import ClientsExited
 from psyche_core.coordinator.round.assignment import shares
@@ -29,9 +30,9 @@ def applied_steps(member: Member) -> list[int]:
 def test_2_a_batch_whose_announcement_never_came_is_not_skipped() -> None:
     """The reference skipped an accepted batch it had not heard of, with a warning, and drifted."""
     world = Stage(4, total_steps=14, rounds_per_epoch=14)
-    deaf, unheard = world.members[3], world.members[0]
-    world.deaf = lambda source, target, message: (
-        source is unheard and target is deaf and isinstance(message, Result) and message.step in (4, 5)
+    deaf, evidence_lost = world.members[3], world.members[0]
+    world.loses_message = lambda source, target, message: (
+        source is evidence_lost and target is deaf and isinstance(message, Result) and message.step in (4, 5)
     )
     world.run(limit=900)
 
@@ -121,7 +122,7 @@ def test_a_joiner_that_has_nothing_to_build_the_model_from_gets_everything_from_
 def test_20_who_never_says_finished_stalls_two_rounds_not_every_round() -> None:
     world = Stage(4, total_steps=16, rounds_per_epoch=16)
     silent = world.members[1]
-    world.deaf = lambda source, target, message: source is silent and isinstance(message, Finished)
+    world.loses_message = lambda source, target, message: source is silent and isinstance(message, Finished)
     moments: dict[int, float] = {}
 
     def note() -> bool:
@@ -184,7 +185,7 @@ def test_38_a_share_that_could_not_be_read_is_reported_and_trained_by_others() -
     world = Stage(4, total_steps=8, rounds_per_epoch=8)
     blind = world.members[1]
     world.breaks = lambda member, work: (
-        ev.TrainFailed(work.height, "no samples") if member is blind and isinstance(work, ev.Train) and work.step == 3 else None
+        ev.TrainFailed(work.height, "no samples") if member is blind and isinstance(work, act.Train) and work.step == 3 else None
     )
     world.run(limit=900)
 

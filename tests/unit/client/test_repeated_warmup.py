@@ -17,7 +17,7 @@ def as_transports_do(world: Stage) -> list[tuple[str, Message]]:
     repeated: list[tuple[str, Message]] = []
 
     def deaf(source: Member, target: Member, message: Message) -> bool:
-        known = (target.name, target.life, source.name, message)
+        known = (target.name, target.incarnation, source.name, message)
         if known in seen:
             repeated.append((source.name, message))
             return True
@@ -25,7 +25,7 @@ def as_transports_do(world: Stage) -> list[tuple[str, Message]]:
         seen.add(known)
         return False
 
-    world.deaf = deaf
+    world.loses_message = deaf
     return repeated
 
 
@@ -41,8 +41,8 @@ def test_who_lacks_the_model_gets_it_in_a_second_warmup(transport: str) -> None:
     world.run(until=lambda: world.state.run_state is RunState.Warmup)
     world.run(until=lambda: all(member.machine.notes and member.machine.notes.resync.offers for member in empty))
     assert not [told for member in empty for told in member.told if isinstance(told, Resynced)]
-    world.server.take(Pause())
-    world.server.take(Resume())
+    world.server.apply(Pause())
+    world.server.apply(Resume())
     world.run(until=lambda: world.state.run_state is RunState.Warmup)
     assert world.state.progress.epoch == 1
     world.run(until=lambda: world.state.run_state is not RunState.Warmup)

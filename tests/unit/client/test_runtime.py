@@ -17,7 +17,7 @@ import pytest
 from party import INSTANCE, ChainTrainer, Party, trainers
 from psyche_core.builtin.memory_backend import MemoryBackend
 from psyche_core.builtin.memory_transport import MemoryTransport
-from psyche_core.client.machine import events as ev
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine.machine import Timeouts
 from psyche_core.client.runtime import coordinator_requests
 from psyche_core.client.runtime import runtime as runtime_module
@@ -174,10 +174,10 @@ class Busy(MemoryTransport):
 class Withholding(ClientRuntime):
     """Asks for the final model, and never says its digest of it."""
 
-    async def carry_out(self, action: ev.Action) -> None:
-        if isinstance(action, ev.Broadcast) and isinstance(action.message, ModelDigest) and action.message.ended:
+    async def carry_out(self, action: act.Action) -> None:
+        if isinstance(action, act.Broadcast) and isinstance(action.message, ModelDigest) and action.message.ended:
             asked = ModelWanted(action.message.epoch, self.state.progress.step - 1, self.state.epoch.seed)
-            action = ev.Broadcast(asked, action.tag)
+            action = act.Broadcast(asked, action.tag)
         await super().carry_out(action)
 
 
@@ -356,7 +356,7 @@ async def test_who_leaves_loses_nothing_it_trained() -> None:
 class Ponderous(ClientRuntime):
     """Takes its time over every event, so that the queue is full whenever anything arrives."""
 
-    async def _carry_out_all(self, actions: list[ev.Action]) -> None:
+    async def _carry_out_all(self, actions: list[act.Action]) -> None:
         await anyio.sleep(0.005)
         await super()._carry_out_all(actions)
 

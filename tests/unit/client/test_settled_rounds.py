@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from psyche_core.client.machine.rounds.settled_rounds import decided_otherwise
+from psyche_core.client.machine.rounds.settled_rounds import first_conflicting_step
 from psyche_core.coordinator.round.witness import statements_digest
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.training.checkpoints.journal_records import AppliedRound
@@ -43,13 +43,13 @@ def journalled(state: CoordinatorState) -> list[AppliedRound]:
 
 def test_what_a_member_applied_is_never_otherwise() -> None:
     state = in_the_second_epoch()
-    assert decided_otherwise(state, journalled(state)) is None
+    assert first_conflicting_step(state, journalled(state)) is None
 
 
 def test_other_statements_are_found() -> None:
     state = in_the_second_epoch()
     *earlier, last = journalled(state)
-    assert decided_otherwise(state, [*earlier, replace(last, statements=bytes([1] * 32))]) == last.step
+    assert first_conflicting_step(state, [*earlier, replace(last, statements=bytes([1] * 32))]) == last.step
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_a_step_that_the_state_plays_elsewhere_is_found(which: int, epoch: int, 
     state = in_the_second_epoch()
     rounds = journalled(state)
     rounds[which] = replace(rounds[which], epoch=epoch, height=height)
-    assert decided_otherwise(state, rounds) == rounds[which].step
+    assert first_conflicting_step(state, rounds) == rounds[which].step

@@ -7,7 +7,16 @@ from collections.abc import Mapping
 import pytest
 
 from psyche_core.client.machine.rounds.round import RoundRecord
-from psyche_core.client.machine.rounds.waiting import ALONE, LEAST, SINGLE, TOGETHER, TWICE, Awaited, Kind, WaitingBudget
+from psyche_core.client.machine.rounds.waiting import (
+    BEHIND_ALL_FRACTION,
+    COMBINED_FRACTION,
+    GRACE_ROUNDS,
+    LAST_WAITER_FRACTION,
+    MIN_GRACE_SECONDS,
+    Awaited,
+    Kind,
+    WaitingBudget,
+)
 from psyche_core.coordinator.state import Round
 
 LATE = 3
@@ -43,7 +52,7 @@ def waits_until(budget: WaitingBudget, what: Awaited, *, opened: float) -> float
 
 def test_one_slot_is_waited_for_twice_a_round_and_a_share_of_the_epochs_time() -> None:
     until = waits_until(played(), finished(50.0, but={LATE: None}), opened=40.0)
-    assert until == pytest.approx((50.0 + TWICE * 10.0) / (1 - SINGLE), abs=0.3)
+    assert until == pytest.approx((50.0 + GRACE_ROUNDS * 10.0) / (1 - BEHIND_ALL_FRACTION), abs=0.3)
 
 
 def test_results_and_finished_together_have_less_than_two_budgets() -> None:
@@ -51,7 +60,7 @@ def test_results_and_finished_together_have_less_than_two_budgets() -> None:
     budget.charge(results(410.0, but={LATE: 470.0}), opened=400.0, now=480.0)  # 60 s of the 92 s that it may be late by
     asked = finished(490.0, but={LATE: None})
     together = waits_until(budget, asked, opened=480.0)
-    assert together == pytest.approx((490.0 + TWICE * 10.0 - 60.0) / (1 - TOGETHER), abs=0.3)
+    assert together == pytest.approx((490.0 + GRACE_ROUNDS * 10.0 - 60.0) / (1 - COMBINED_FRACTION), abs=0.3)
     assert together < waits_until(played(40), asked, opened=480.0)
 
 
@@ -59,11 +68,11 @@ def test_who_stretches_a_round_is_not_waited_for_longer_for_it() -> None:
     """Twice the present round's time was allowed: one that held it up by 19 s with its result was given 38 s more."""
     budget = played()
     until = waits_until(budget, finished(70.0, but={LATE: None}), opened=40.0)
-    assert until == pytest.approx((70.0 + TWICE * 10.0) / (1 - SINGLE), abs=0.3)
+    assert until == pytest.approx((70.0 + GRACE_ROUNDS * 10.0) / (1 - BEHIND_ALL_FRACTION), abs=0.3)
 
     budget.charge(finished(70.0, but={LATE: 71.0}), opened=40.0, now=71.0)
     until = waits_until(budget, results(100.0, but={LATE: None}), opened=71.0)
-    assert until < 100.0 + TWICE * 10.0 + SINGLE * 150.0
+    assert until < 100.0 + GRACE_ROUNDS * 10.0 + BEHIND_ALL_FRACTION * 150.0
 
 
 def test_a_bad_moment_is_forgiven_and_always_slower_is_not() -> None:
@@ -89,7 +98,7 @@ def test_several_slow_ones_are_held_against_two_thirds() -> None:
 
 
 def test_short_rounds_have_a_second_at_least() -> None:
-    assert waits_until(played(1, length=0.01), finished(0.02, but={LATE: None}), opened=0.01) >= LEAST
+    assert waits_until(played(1, length=0.01), finished(0.02, but={LATE: None}), opened=0.01) >= MIN_GRACE_SECONDS
 
 
 def test_nobody_is_late_while_fewer_than_most_are_done() -> None:
@@ -124,7 +133,7 @@ def alone_from(budget: WaitingBudget, what: Awaited, *, opened: float, witnesses
     """The first moment, to a tenth of a second, at which the late slot stops waiting for a result that everybody else has."""
     needed = results(opened + 1.0, but={lacking: None}, members=8)
     moment = opened
-    while moment < 1000.0 and not budget.waits_alone(
+    while moment < 1000.0 and not budget.should_stop_waiting(
         [lacking], needed, what, own=LATE, witnesses=witnesses, opened=opened, now=moment
     ):
         moment += 0.1
@@ -135,13 +144,13 @@ def test_who_waits_alone_for_one_that_was_late_for_long_goes_on_soon() -> None:
     budget = played()
     budget.charge(results(41.0, but={KEPT_BACK: 59.0}, members=8), opened=40.0, now=60.0)
     until = alone_from(budget, finished(70.0, but={LATE: None}, members=8), opened=60.0, witnesses=8)
-    assert until == pytest.approx(70.0 + ALONE * 10.0, abs=0.2)
+    assert until == pytest.approx(70.0 + LAST_WAITER_FRACTION * 10.0, abs=0.2)
 
 
 def test_who_lacks_a_result_of_somebody_that_was_never_late_goes_on_waiting() -> None:
     """Its own line may be slow: two liars who deny what it lacks would have that trainer dropped."""
     until = alone_from(played(), finished(50.0, but={LATE: None}, members=8), opened=40.0, witnesses=8)
-    assert until > 50.0 + 4 * ALONE * 10.0
+    assert until > 50.0 + 4 * LAST_WAITER_FRACTION * 10.0
 
 
 def test_who_waits_with_another_goes_on_waiting() -> None:
@@ -150,7 +159,7 @@ def test_who_waits_with_another_goes_on_waiting() -> None:
     budget.charge(results(401.0, but={KEPT_BACK: 500.0}, members=8), opened=400.0, now=500.0)
     both = finished(510.0, but={LATE: None, 5: None}, members=8)
     until = alone_from(budget, both, opened=500.0, witnesses=8)
-    assert until > 510.0 + TWICE * 10.0
+    assert until > 510.0 + GRACE_ROUNDS * 10.0
 
 
 def test_who_waits_with_one_that_nobody_waits_for_goes_on() -> None:
@@ -159,7 +168,7 @@ def test_who_waits_with_one_that_nobody_waits_for_goes_on() -> None:
     budget.charge(results(401.0, but={KEPT_BACK: 5000.0}, members=8), opened=400.0, now=5000.0)
     both = finished(5010.0, but={LATE: None, 5: None}, members=8)
     needed = results(5001.0, but={KEPT_BACK: None}, members=8)
-    assert budget.waits_alone([KEPT_BACK], needed, both, own=LATE, witnesses=8, opened=5000.0, now=5012.0)
+    assert budget.should_stop_waiting([KEPT_BACK], needed, both, own=LATE, witnesses=8, opened=5000.0, now=5012.0)
 
 
 def test_where_a_quorum_needs_every_word_nobody_goes_on_alone() -> None:
@@ -170,4 +179,4 @@ def test_where_a_quorum_needs_every_word_nobody_goes_on_alone() -> None:
 
 def test_going_on_alone_leaves_a_members_budget_as_it_was() -> None:
     """The share is below the one by which a slot may be late in the epoch, so a liar cannot use up another's."""
-    assert ALONE < SINGLE
+    assert LAST_WAITER_FRACTION < BEHIND_ALL_FRACTION

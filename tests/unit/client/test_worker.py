@@ -19,6 +19,7 @@ from psyche_core.builtin.adamw import AdamW
 from psyche_core.builtin.adamw_settings import AdamWSettings
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.model_sync import exchange, multi_source
 from psyche_core.client.model_sync.exchange import ModelExchange
@@ -91,13 +92,13 @@ class Member:
         return masters
 
     async def snapshot(self) -> ev.SnapshotTaken:
-        taken = await self.worker.do(ev.TakeSnapshot(STEP, TAG))
+        taken = await self.worker.do(act.TakeSnapshot(STEP, TAG))
         assert isinstance(taken, ev.SnapshotTaken)
         return taken
 
     async def fetch(self, taken: ev.SnapshotTaken, *sources: Member) -> ev.Event:
         keys = tuple(source.key for source in sources)
-        return await self.worker.do(ev.FetchModel(taken.step, taken.manifest_hash, taken.manifest_bytes, keys, TAG))
+        return await self.worker.do(act.FetchModel(taken.step, taken.manifest_hash, taken.manifest_bytes, keys, TAG))
 
     def progress(self) -> list[telemetry.ModelSync]:
         return [event for event in self.told if isinstance(event, telemetry.ModelSync)]
@@ -119,7 +120,7 @@ async def members(
             found.append(member)
         for member in found:
             await member.transport.set_peers({other.key: b"" for other in found})
-            await member.worker.do(ev.Load(run_state()))
+            await member.worker.do(act.Load(run_state()))
         yield found
 
 
@@ -145,7 +146,7 @@ async def test_who_joins_and_loads_at_once_opens_its_model_once() -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(member.worker.prepare, run_state())
         await anyio.wait_all_tasks_blocked()
-        tasks.start_soon(member.worker.do, ev.Load(run_state()))
+        tasks.start_soon(member.worker.do, act.Load(run_state()))
         await anyio.wait_all_tasks_blocked()
         finish.set()
     assert len(opened) == 1
@@ -162,7 +163,7 @@ async def test_what_was_opened_for_another_model_is_not_taken(changed: str) -> N
     await member.worker.prepare(state)
     llm = state.model.LLM.model_copy(update={"max_seq_len": 8} if changed == "model" else {})
     later = replace(state, model=state.model.model_copy(update={"LLM": llm}))
-    await member.worker.do(ev.Load(later, fresh=changed == "fresh"))
+    await member.worker.do(act.Load(later, fresh=changed == "fresh"))
     assert [type(event) for event in member.told].count(telemetry.ModelLoaded) == 2
     member.scratch.close()
 
@@ -187,10 +188,10 @@ async def test_a_member_that_is_made_slow_waits_after_each_step_it_computed(monk
 
     member = Slow("one", MemoryNetwork(), seed=1, transport=Watched)
     async with member.transport:
-        await member.worker.do(ev.Load(run_state()))
+        await member.worker.do(act.Load(run_state()))
         with monkeypatch.context() as patched:
             patched.setattr("psyche_core.client.runtime.worker.anyio.sleep", wait)
-            done = await member.worker.do(ev.Train(1, 1, (BatchId(0, 0),), TAG))
+            done = await member.worker.do(act.Train(1, 1, (BatchId(0, 0),), TAG))
     member.scratch.close()
     assert isinstance(done, ev.Trained)
     assert waited == [(30.0, False)], "others get its result only after the wait"
@@ -261,9 +262,9 @@ async def test_what_was_read_and_received_before_stays_valid() -> None:
         assert isinstance(await taker.fetch(await maker.snapshot(), maker), ev.ModelFetched)
         for member in (maker, taker):
             await member.worker.receive(payload_hash, payload, tag=1)
-            assert isinstance(await member.worker.do(ev.Apply(1, 1, (payload_hash,), own_accepted=False)), ev.Applied)
+            assert isinstance(await member.worker.do(act.Apply(1, 1, (payload_hash,), own_accepted=False)), ev.Applied)
         assert taker.trainer.full_digest() == maker.trainer.full_digest()
-        assert isinstance(await taker.worker.do(ev.Train(2, 2, share, 2)), ev.Trained)
+        assert isinstance(await taker.worker.do(act.Train(2, 2, share, 2)), ev.Trained)
 
 
 # ------------------------------------------------------------------------------------------------ sources that fail
@@ -394,19 +395,19 @@ async def test_masters_replaced_half_way_are_not_worked_with_until_they_are_whol
         assert isinstance(failed, ev.ModelFetchFailed)
         assert "only partly replaced by that of step 4" in failed.reason
 
-        refused = await taker.worker.do(ev.Train(2, 2, (BatchId(3, 4),), 2))
+        refused = await taker.worker.do(act.Train(2, 2, (BatchId(3, 4),), 2))
         assert isinstance(refused, ev.TrainFailed)
         assert "only partly replaced" in refused.reason
-        for work in (ev.Apply(1, 1, (), own_accepted=False), ev.CloseEpoch(0, 3)):
+        for work in (act.Apply(1, 1, (), own_accepted=False), act.CloseEpoch(0, 3)):
             broken = await taker.worker.do(work)
             assert isinstance(broken, ev.WorkFailed)
             assert "only partly replaced" in broken.reason
-        assert isinstance(await taker.worker.do(ev.TakeSnapshot(STEP, TAG)), ev.SnapshotFailed)
-        digests = [await member.worker.do(ev.Digest(1)) for member in (maker, taker)]
+        assert isinstance(await taker.worker.do(act.TakeSnapshot(STEP, TAG)), ev.SnapshotFailed)
+        digests = [await member.worker.do(act.Digest(1)) for member in (maker, taker)]
         assert digests[0] != digests[1], "what others see is that they differ"
 
         assert await taker.fetch(taken, maker) == ev.ModelFetched(STEP, maker.trainer.full_digest())
-        assert isinstance(await taker.worker.do(ev.Train(2, 2, (BatchId(3, 4),), 2)), ev.Trained)
+        assert isinstance(await taker.worker.do(act.Train(2, 2, (BatchId(3, 4),), 2)), ev.Trained)
 
 
 # ------------------------------------------------------------------------------------------------ manifests that lie
@@ -480,7 +481,7 @@ async def test_old_snapshots_are_gone_from_disk_when_they_expire(tmp_path: Path)
         taken = await maker.snapshot()
         size = sum(4 * tensor.numel() for tensor in maker.masters.values())
         assert [file.stat().st_size for file in files(tmp_path)] == [size]
-        assert isinstance(await maker.worker.do(ev.TakeSnapshot(STEP + 1, TAG + 1)), ev.SnapshotTaken)
+        assert isinstance(await maker.worker.do(act.TakeSnapshot(STEP + 1, TAG + 1)), ev.SnapshotTaken)
         assert len(files(tmp_path)) == 2
 
         await maker.worker.expire(TAG + 1)
@@ -493,13 +494,13 @@ async def test_old_snapshots_are_gone_from_disk_when_they_expire(tmp_path: Path)
 async def test_nobody_fills_our_disk_by_asking_for_one_model_after_the_other(tmp_path: Path) -> None:
     async with members("maker", folder=tmp_path) as (maker,):
         for later in range(exchange.MOST_OFFERED):
-            assert isinstance(await maker.worker.do(ev.TakeSnapshot(STEP + later, TAG + later)), ev.SnapshotTaken)
-        failed = await maker.worker.do(ev.TakeSnapshot(STEP + 9, TAG + 9))
+            assert isinstance(await maker.worker.do(act.TakeSnapshot(STEP + later, TAG + later)), ev.SnapshotTaken)
+        failed = await maker.worker.do(act.TakeSnapshot(STEP + 9, TAG + 9))
         assert isinstance(failed, ev.SnapshotFailed)
         assert "4 are being offered already" in failed.reason
         assert len(files(tmp_path)) == exchange.MOST_OFFERED
         await maker.worker.expire(TAG + 1)
-        assert isinstance(await maker.worker.do(ev.TakeSnapshot(STEP + 9, TAG + 9)), ev.SnapshotTaken)
+        assert isinstance(await maker.worker.do(act.TakeSnapshot(STEP + 9, TAG + 9)), ev.SnapshotTaken)
 
 
 async def test_a_snapshot_is_of_the_masters_as_they_were_whatever_becomes_of_them() -> None:
@@ -521,7 +522,7 @@ class Full(MemoryTransport):
 
 async def test_a_transport_that_cannot_publish_is_told_and_survived(tmp_path: Path) -> None:
     async with members("maker", transports={"maker": Full}, folder=tmp_path) as (maker,):
-        failed = await maker.worker.do(ev.TakeSnapshot(STEP, TAG))
+        failed = await maker.worker.do(act.TakeSnapshot(STEP, TAG))
         assert failed == ev.SnapshotFailed(STEP, "the model after step 4 cannot be offered to others: the store is full")
         assert telemetry.Problem("warning", failed.reason) in maker.told
         assert not files(tmp_path)
@@ -534,7 +535,7 @@ async def test_the_model_is_validated_at_load_only_where_it_is_the_runs() -> Non
     async with members("one") as (one,):
         assert [event.step for event in one.told if isinstance(event, telemetry.Validated)] == [0]
         one.told.clear()
-        ready = await one.worker.do(ev.Load(run_state(step=5)))
+        ready = await one.worker.do(act.Load(run_state(step=5)))
         assert isinstance(ready, ev.ModelReady)
         assert ready.step is None
         assert not [event for event in one.told if isinstance(event, telemetry.Validated)]
@@ -548,8 +549,8 @@ async def test_a_run_id_never_leads_a_checkpoint_out_of_its_folder(tmp_path: Pat
     async with members("one") as (one,):
         one.checkpoints = tmp_path / "mine"
         one.trainer.save = save  # type: ignore[method-assign]  # the toy model has no checkpoint format
-        await one.worker.do(ev.Load(run_state(run_id="../a run")))
-        closed = await one.worker.do(ev.CloseEpoch(0, 3, 24))
+        await one.worker.do(act.Load(run_state(run_id="../a run")))
+        closed = await one.worker.do(act.CloseEpoch(0, 3, 24))
     assert isinstance(closed, ev.EpochClosed)
     assert closed.saved
     names = {path.name for path in (tmp_path / "mine").iterdir()}
@@ -571,7 +572,7 @@ async def test_a_checkpoint_that_is_saved_is_not_said_to_be_lost(tmp_path: Path,
     async with members("one") as (one,):
         one.checkpoints = tmp_path
         one.trainer.save = save  # type: ignore[method-assign]  # the toy model has no checkpoint format
-        await one.worker.do(ev.Load(run_state()))
+        await one.worker.do(act.Load(run_state()))
         kept: list[Path] = []
 
         def keep(directory: Path) -> None:
@@ -583,7 +584,7 @@ async def test_a_checkpoint_that_is_saved_is_not_said_to_be_lost(tmp_path: Path,
         one.worker._checkpoints.use(one.worker.resources, run_id=run_state().run_id, instance=run_state().instance)
         if part == "private":
             private_path(tmp_path, run_state().run_id).mkdir()  # a file cannot take a folder's place
-        closed = await one.worker.do(ev.CloseEpoch(0, 3, 24))
+        closed = await one.worker.do(act.CloseEpoch(0, 3, 24))
     assert isinstance(closed, ev.EpochClosed)
     assert closed.saved
     (saved,) = [event for event in one.told if isinstance(event, telemetry.CheckpointSaved)]
@@ -620,7 +621,7 @@ async def newcomer_and_sharer(stack: AsyncExitStack) -> tuple[Member, Newcomer]:
         await stack.enter_async_context(member.transport)
     for member, other in ((one, new), (new, one)):
         await member.transport.set_peers({other.key: b""})
-    await one.worker.do(ev.Load(run_state()))
+    await one.worker.do(act.Load(run_state()))
     return one, new
 
 
@@ -631,7 +632,7 @@ async def test_who_has_nothing_gets_how_the_model_is_built_and_the_model(
     """Checkpoints of the reference's joiners lack their config: here it comes with the model."""
     async with AsyncExitStack() as stack:
         one, new = await newcomer_and_sharer(stack)
-        missing = await new.worker.do(ev.Load(run_state()))
+        missing = await new.worker.do(act.Load(run_state()))
         assert isinstance(missing, ev.SourceMissing)
 
         files = {"config.json": b'{"toy": 1}', "tokenizer.json": b"{}"}
@@ -642,7 +643,7 @@ async def test_who_has_nothing_gets_how_the_model_is_built_and_the_model(
         lie = description.encode({"config.json": b'{"toy": 2}'})
         false = (await one.transport.publish(lie, tag=TAG), len(lie))
         descriptions = (false, true) if false_first else (true, false)
-        work = ev.FetchModel(
+        work = act.FetchModel(
             taken.step, taken.manifest_hash, taken.manifest_bytes, (one.key,), TAG, build=run_state(), descriptions=descriptions
         )
         ready = await new.worker.do(work)
@@ -660,7 +661,7 @@ async def test_when_nobody_says_how_the_model_is_built_that_is_the_reason() -> N
         one, new = await newcomer_and_sharer(stack)
         taken = await one.snapshot()
         assert (taken.description_hash, taken.description_bytes) == (bytes(32), 0), "the toy model cannot be described"
-        work = ev.FetchModel(taken.step, taken.manifest_hash, taken.manifest_bytes, (one.key,), TAG, build=run_state())
+        work = act.FetchModel(taken.step, taken.manifest_hash, taken.manifest_bytes, (one.key,), TAG, build=run_state())
         failed = await new.worker.do(work)
         assert isinstance(failed, ev.ModelFetchFailed)
         assert "no member says how the model is built" in failed.reason

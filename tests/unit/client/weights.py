@@ -13,6 +13,7 @@ import anyio
 import numpy as np
 
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.errors import ModelError
@@ -86,13 +87,13 @@ class Member:
         return self.transport.peer_id
 
     async def offer(self) -> ev.SnapshotTaken:
-        taken = await self.exchange.offer(self.holder, ev.TakeSnapshot(STEP, TAG), run_id=RUN_ID)
+        taken = await self.exchange.offer(self.holder, act.TakeSnapshot(STEP, TAG), run_id=RUN_ID)
         assert isinstance(taken, ev.SnapshotTaken), taken
         return taken
 
     async def fetch(self, taken: ev.SnapshotTaken, *sources: Member) -> ev.ModelFetched | ev.ModelFetchFailed:
         keys = tuple(source.key for source in sources)
-        work = ev.FetchModel(taken.step, taken.manifest_hash, taken.manifest_bytes, keys, TAG)
+        work = act.FetchModel(taken.step, taken.manifest_hash, taken.manifest_bytes, keys, TAG)
         return await self.exchange.fetch(self.holder, work, run_id=RUN_ID)
 
     def progress(self) -> list[telemetry.ModelSync]:

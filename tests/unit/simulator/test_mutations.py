@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import coordinator_updates, machine, peer_messages, scheduler
-from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.buffers import MAX_EARLY_SENDERS, EarlyMessages, PayloadBuffer
 from psyche_core.client.machine.epoch import EpochNotes
-from psyche_core.client.machine.replica import contest, digests, lacking, resync
-from psyche_core.client.machine.replica.digests import DigestBook
+from psyche_core.client.machine.replica import contested_model, digests, missing_model, resync
+from psyche_core.client.machine.replica.digests import DigestTracker
 from psyche_core.client.machine.rounds import results
 from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.rounds.waiting import WaitingBudget
@@ -128,24 +128,24 @@ def participants_are_ignored(patch: Patch) -> None:
 def the_first_result_wins(patch: Patch) -> None:
     """F7: of several results of one share, whichever came first is applied."""
 
-    def judged(record: RoundRecord, slot: int) -> Any:
+    def decided_result(record: RoundRecord, slot: int) -> Any:
         known = record.candidates.get(slot, {})
         return next(iter(known.values())) if known and record.settled_by is not None else None
 
-    patch.setattr(RoundRecord, "judged", judged)
+    patch.setattr(RoundRecord, "decided_result", decided_result)
 
 
 def lost_shares_are_forgotten(patch: Patch) -> None:
     """F7: nobody remembers which shares an earlier proof counted as lost."""
 
-    def share_judged(state: CoordinatorState, command: Equivocation, judged: Round) -> Transition:
+    def share_judged(state: CoordinatorState, command: Equivocation, decided_result: Round) -> Transition:
         clients = tuple(replace(client, lost_rounds=0) for client in state.epoch.clients)
         forgetful = replace(state, epoch=replace(state.epoch, clients=clients))
-        after, events = original(forgetful, command, judged)
+        after, events = original(forgetful, command, decided_result)
         return (state if after is forgetful else after), events
 
-    original = equivocation._share_judged
-    patch.setattr(equivocation, "_share_judged", share_judged)
+    original = equivocation._share_decided
+    patch.setattr(equivocation, "_share_decided", share_judged)
 
 
 def anybody_states_for_anybody(patch: Patch) -> None:
@@ -177,11 +177,11 @@ def late_payloads_are_skipped(patch: Patch) -> None:
     """F11: a client applies what it holds and waits for nothing."""
 
     def apply(me: Any, notes: EpochNotes, record: RoundRecord) -> None:
-        results = [record.judged(slot) for slot in sorted(record.accepted)]
+        results = [record.decided_result(slot) for slot in sorted(record.accepted)]
         held = [each for each in results if isinstance(each, Result) and each.payload_hash in notes.payloads.valid]
         hashes, commitments = (tuple(getattr(result, name) for result in held) for name in ("payload_hash", "commitment"))
         own = notes.slot in record.accepted
-        me.start(ev.Apply(record.height, record.round.step, hashes, own, epoch=notes.number, commitments=commitments))
+        me.start(act.Apply(record.height, record.round.step, hashes, own, epoch=notes.number, commitments=commitments))
 
     patch.setattr(machine, "_apply", apply)
 
@@ -199,9 +199,9 @@ def requeued_samples_are_dealt_twice(patch: Patch) -> None:
 
 def digests_are_not_compared(patch: Patch) -> None:
     """Section 5: nobody looks at digests, so a replica gone astray stays so."""
-    patch.setattr(resync, "unlike_witnesses", lambda *_, **__: None)
-    patch.setattr(digests, "unlike_witnesses", lambda *_, **__: None)
-    patch.setattr(DigestBook, "outvoted", lambda *_, **__: False)
+    patch.setattr(resync, "diverged_step", lambda *_, **__: None)
+    patch.setattr(digests, "diverged_step", lambda *_, **__: None)
+    patch.setattr(DigestTracker, "outvoted", lambda *_, **__: False)
 
 
 def a_restarted_client_trains_its_share_again(patch: Patch) -> None:
@@ -262,12 +262,12 @@ def late_statements_are_forgiven(patch: Patch) -> None:
 
 def members_wait_alone(patch: Patch) -> None:
     """A member goes on waiting for a result that nobody else waits for, and looks late."""
-    patch.setattr(WaitingBudget, "waits_alone", lambda *_, **__: False)
+    patch.setattr(WaitingBudget, "should_stop_waiting", lambda *_, **__: False)
 
 
 def members_gossip_once_a_second(patch: Patch) -> None:
     """Members pass on what an author kept from others only when they compare what they hold."""
-    patch.setattr(network, "GOSSIP", 1.0)
+    patch.setattr(network, "GOSSIP_SECONDS", 1.0)
 
 
 def warmup_waits_for_everybody(patch: Patch) -> None:
@@ -278,7 +278,7 @@ def warmup_waits_for_everybody(patch: Patch) -> None:
 
 def older_ends_are_said_as_they_are(patch: Patch) -> None:
     """F18: who lacks the model sends the digest of the end it holds, which may be that of the model itself."""
-    for room in (history, warmup, lacking, lies):
+    for room in (history, warmup, missing_model, lies):
         patch.setattr(room, "held_digest", lambda digest: digest)
     journals_before_are_of_one_generation(patch)  # what going back needlessly costs, which this would hide
 
@@ -290,8 +290,8 @@ def journals_before_are_of_one_generation(patch: Patch) -> None:
         if not kept._earlier or kept._earlier[0].generation == state.generation:
             original(kept, state)
 
-    original = Disk.look_back
-    patch.setattr(Disk, "look_back", look_back)
+    original = Disk.restore_earlier_journal
+    patch.setattr(Disk, "restore_earlier_journal", look_back)
 
 
 def the_run_goes_back_as_soon_as_one_lacks_the_model(patch: Patch) -> None:
@@ -322,7 +322,7 @@ def journals_are_not_replayed(patch: Patch) -> None:
 
 def statements_sign_nothing(patch: Patch) -> None:
     """F18: the run goes back to the ends of epochs only, whatever step of the last rounds a disk still has."""
-    for room in (history, warmup, lacking, disk):
+    for room in (history, warmup, missing_model, disk):
         patch.setattr(room, "signed_digests", lambda state: {end.step: end.digest for end in state.ends})
 
 
@@ -333,12 +333,12 @@ def steps_in_between_keep_later_samples(patch: Patch) -> None:
 
 def journals_end_with_their_checkpoint(patch: Patch) -> None:
     """F18: a coordinator that goes back over an epoch's end finds only journals that begin later."""
-    patch.setattr(Disk, "look_back", lambda *_: None)
+    patch.setattr(Disk, "restore_earlier_journal", lambda *_: None)
 
 
 def a_contested_model_is_waited_for(patch: Patch) -> None:
     """F18: of models that members contest none is ever given up, so the run waits for its owner."""
-    patch.setattr(contest, "_repeated", lambda *_: False)
+    patch.setattr(contested_model, "_repeated", lambda *_: False)
 
 
 def made_up_keys_fill_the_buffer(patch: Patch) -> None:
@@ -348,7 +348,7 @@ def made_up_keys_fill_the_buffer(patch: Patch) -> None:
         if origin in early._members or len(early._members) < MAX_EARLY_SENDERS:
             early._members.setdefault(origin, []).append(message)
 
-    patch.setattr(EarlyMessages, "hold", hold)
+    patch.setattr(EarlyMessages, "add", hold)
     patch.setattr(peer_messages, "MAX_EARLY_EPOCHS", 2**32)
 
 

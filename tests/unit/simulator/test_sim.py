@@ -19,19 +19,21 @@ import pytest
 from psyche_core import simulator
 from psyche_core.cli import main
 from psyche_core.cli.commands.sim import parse_faults, parse_seeds
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.coordinator.commands import Equivocation, SignedResult
 from psyche_core.coordinator.lifecycle import rounds
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import UserError
-from psyche_core.simulator.compare import MOST_STEP, cost_of, too_slow, without_faults
+from psyche_core.simulator.compare import MAX_STEP_RATIO, cost_of, too_slow, without_faults
 from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.generate import LONE_EVERY, generate, lone_liar
 from psyche_core.simulator.members.keys import INSTANCE, identity_of, key_of, signed_by, with_real_signatures
-from psyche_core.simulator.members.node import EMPTY_RESULT, Node
-from psyche_core.simulator.owner import Owner
+from psyche_core.simulator.members.node import Node
+from psyche_core.simulator.members.owner import Owner
+from psyche_core.simulator.members.worker import EMPTY_RESULT
 from psyche_core.simulator.parallel_runs import RunOptions, one_run, run_seeds
-from psyche_core.simulator.replicas.announced import Announced
+from psyche_core.simulator.replicas.announcement_log import AnnouncementLog
 from psyche_core.simulator.replicas.replica import Payload
 from psyche_core.simulator.sample_tracker import bits
 from psyche_core.simulator.script import KINDS, LIES, Fault, Script, from_json, from_plain, to_plain
@@ -71,7 +73,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 def test_a_signature_that_an_earlier_run_made_too_still_proves_something(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was forgotten as old when it had just been made: one run of some thousands failed, never when it ran alone."""
-    monkeypatch.setattr("psyche_core.simulator.members.keys.REMEMBERED", 50)
+    monkeypatch.setattr("psyche_core.simulator.members.keys.CACHE_SIZE", 50)
     commitments = [bytes([number]) * 32 for number in range(51)]
     halves: list[SignedResult] = []
     for commitment in (*commitments[:50], commitments[0], commitments[50]):
@@ -88,8 +90,8 @@ def test_a_stored_checkpoint_that_is_a_wrong_one_is_loaded_once_an_epoch_and_tol
     loads: Counter[tuple[str, int, int]] = Counter()
 
     class Member(Node):
-        def _load(self, work: ev.Load, lineage: int) -> ev.Event:
-            loads[self.name, self.life, work.state.epoch.start_time] += work.fresh
+        def _load(self, work: act.Load, lineage: int) -> ev.Event:
+            loads[self.name, self.incarnation, work.state.epoch.start_time] += work.fresh
             return super()._load(work, lineage)
 
     monkeypatch.setattr(World, "member", Member)
@@ -104,7 +106,7 @@ def test_a_stored_checkpoint_that_is_a_wrong_one_is_loaded_once_an_epoch_and_tol
 
 
 def test_without_any_disk_or_sound_checkpoint_the_owner_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Owner, "_is_sound", lambda *_: False)
+    monkeypatch.setattr(Owner, "_is_valid", lambda *_: False)
     script = json.loads((Path(__file__).parent / "found" / "stored-where-a-liar-said.json").read_text())["script"]
     result = run_script(from_plain(script))
     assert (result.failure, result.counts["nobody has the model"]) == (None, 1)
@@ -163,19 +165,19 @@ def test_in_large_runs_any_draw_of_witnesses_has_an_honest_quorum() -> None:
 def test_equal_bytes_stand_for_the_samples_of_who_committed_to_them() -> None:
     shares = [(BatchId(0, 1),), (BatchId(2, 3),), (BatchId(4, 5),)]
     commitments = [bytes((index,)) * 32 for index in range(len(shares))]
-    announced = Announced()
+    announced = AnnouncementLog()
     for index, (share, commitment) in enumerate(zip(shares, commitments, strict=True)):
-        announced.note(index, Result(0, 7, 8, 0, share, EMPTY_RESULT, 32, commitment, bytes(64)))
-    announced.note(2, Result(0, 7, 8, 0, shares[2], EMPTY_RESULT, 32, commitments[1], bytes(64)))
+        announced.record(index, Result(0, 7, 8, 0, share, EMPTY_RESULT, 32, commitment, bytes(64)))
+    announced.record(2, Result(0, 7, 8, 0, shares[2], EMPTY_RESULT, 32, commitments[1], bytes(64)))
     held = {EMPTY_RESULT: Payload(EMPTY_RESULT, 2, bits(shares[2]))}
 
-    once = announced.meant((EMPTY_RESULT,), commitments[1:2], held)
-    twice = announced.meant((EMPTY_RESULT, EMPTY_RESULT), commitments[:2], held)
+    once = announced.payloads_of((EMPTY_RESULT,), commitments[1:2], held)
+    twice = announced.payloads_of((EMPTY_RESULT, EMPTY_RESULT), commitments[:2], held)
 
     assert [(payload.trainer, payload.samples) for payload in once] == [(1, 0b1100)], "whoever repeated it later"
     assert [payload.samples for payload in twice] == [0b11, 0b1100]
-    assert announced.by((7, 8)) == {0, 1, 2}
-    assert not announced.by((8, 8))
+    assert announced.announcers((7, 8)) == {0, 1, 2}
+    assert not announced.announcers((8, 8))
 
 
 def test_a_provider_that_lags_never_shows_an_older_state_after_a_newer_one() -> None:
@@ -184,10 +186,10 @@ def test_a_provider_that_lags_never_shows_an_older_state_after_a_newer_one() -> 
     node = world.nodes[1]
     original = node.receive
 
-    def receive(life: int, event: ev.Event, *, lineage: int | None = None) -> None:
+    def receive(incarnation: int, event: ev.Event, *, lineage: int | None = None) -> None:
         if isinstance(event, ev.StateSeen):
             seen.append(node.version)
-        original(life, event, lineage=lineage)
+        original(incarnation, event, lineage=lineage)
 
     node.receive = receive  # type: ignore[method-assign]
     assert world.run().failure is None
@@ -216,7 +218,7 @@ def test_a_server_with_an_older_state_makes_its_steps_be_trained_again() -> None
 
 def test_a_member_that_never_states_costs_little_and_the_figures_say_so() -> None:
     cost = cost_of("never-states", members=4, seeds=range(1), steps=60)
-    assert cost.step_ratio <= MOST_STEP
+    assert cost.step_ratio <= MAX_STEP_RATIO
     assert cost.time_ratio > 1.0
 
 
@@ -247,8 +249,8 @@ def test_who_does_its_work_and_states_in_the_last_moment_costs_little() -> None:
 @pytest.fixture
 def dropped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer whose result divided the witnesses is dropped, as once. So a member is left behind in the run of 700199."""
-    monkeypatch.setattr("psyche_core.coordinator.membership.members.divided_slots", lambda *_: frozenset())
-    monkeypatch.setattr("psyche_core.coordinator.lifecycle.rounds.unseen_by_some", lambda *_: frozenset())
+    monkeypatch.setattr("psyche_core.coordinator.membership.members.split_vote_slots", lambda *_: frozenset())
+    monkeypatch.setattr("psyche_core.coordinator.lifecycle.rounds.split_vote_trainers", lambda *_: frozenset())
 
 
 @pytest.mark.usefixtures("dropped_at_once")
@@ -256,7 +258,7 @@ def test_a_failure_of_the_honest_run_beside_a_liar_comes_back_from_another_proce
     """It was raised, and an exception that could not be read in the parent ended the pool's reader: nothing more came."""
     seed = 700199
     script = generate(seed)
-    monkeypatch.setattr("psyche_core.simulator.world.MUCH_SLOWER", 2.0)  # this run has a member that is left behind
+    monkeypatch.setattr("psyche_core.simulator.world.STRAGGLER_RATIO", 2.0)  # this run has a member that is left behind
     _, found, _ = one_run(RunOptions(kinds=KINDS, shrink=0), seed)
     assert found is not None
     assert (found.invariant, found.script.faults, found.original.faults) == ("no-honest-member-dropped", (), ())
@@ -267,7 +269,7 @@ def test_a_failure_of_the_honest_run_beside_a_liar_comes_back_from_another_proce
 
 def test_a_member_whose_result_only_some_witnesses_saw_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this run a slow member was dropped for one such result, which the test above shows."""
-    monkeypatch.setattr("psyche_core.simulator.world.MUCH_SLOWER", 2.0)
+    monkeypatch.setattr("psyche_core.simulator.world.STRAGGLER_RATIO", 2.0)
     result = run_script(without_faults(generate(700199)))
     assert result.failure is None, str(result.failure)
 
@@ -280,7 +282,7 @@ def test_who_is_much_slower_than_all_others_is_left_behind_and_that_is_no_failur
 
 
 def test_a_lone_liar_that_costs_much_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psyche_core.simulator.compare.MOST_TIME", 1.0)
+    monkeypatch.setattr("psyche_core.simulator.compare.MAX_TIME_RATIO", 1.0)
     seed = LONE_EVERY - 1
     _, found, times = one_run(RunOptions(kinds=("never-states",), shrink=0), seed)
     assert found is not None
@@ -463,7 +465,7 @@ def test_seeds_and_faults_are_read() -> None:
 def test_the_page_tells_every_fault_and_every_invariant() -> None:
     page = (Path(__file__).parents[3] / "docs" / "explanation" / "simulator.md").read_text()
     modules = Path(simulator.__file__).parent.rglob("*.py")
-    names = {name for module in modules for name in re.findall(r'Broken\(\s*"([a-z-]+)"', module.read_text())}
+    names = {name for module in modules for name in re.findall(r'InvariantViolation\(\s*"([a-z-]+)"', module.read_text())}
     assert len(names) > 25
     missing = sorted(name for name in (*KINDS, *names) if f"`{name}`" not in page)
     assert not missing
@@ -485,6 +487,6 @@ def test_a_slice_of_seeds_breaks_no_invariant() -> None:
     *_, tally = run_seeds(RunOptions(kinds=KINDS, shrink=20), range(first, first + runs), jobs=2)
     assert tally.runs == runs
     told = [
-        f"seed {found.seed}: {found.invariant}: {found.sentence} {json.dumps(to_plain(found.script))}" for found in tally.findings
+        f"seed {found.seed}: {found.invariant}: {found.sentence} {json.dumps(to_plain(found.script))}" for found in tally.failures
     ]
     assert not told, "\n".join(told)

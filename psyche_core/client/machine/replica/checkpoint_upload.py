@@ -12,8 +12,9 @@ Files and stores are not touched here: the runtime carries out StoreModel.
 
 from __future__ import annotations
 
+from psyche_core.client.machine.actions import Send, StoreModel
 from psyche_core.client.machine.epoch import EpochNotes, epoch_key
-from psyche_core.client.machine.events import ModelStored, Send, StoreFailed, StoreModel
+from psyche_core.client.machine.events import ModelStored, StoreFailed
 from psyche_core.client.machine.state import MachineState, Upload
 from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.checkpoints import OPEN, checkpointer_slot, is_checkpointer
@@ -21,63 +22,63 @@ from psyche_core.coordinator.commands import Checkpoint
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry import events as telemetry
 
-MAX_TELLINGS = 3
+MAX_REPORTS = 3
 """How often a location is sent to a coordinator that does not answer."""
 
 
-def consider(client: MachineState, state: CoordinatorState) -> None:
+def update(client: MachineState, state: CoordinatorState) -> None:
     """Store the model, report its location or pass the duty on, as this state requires."""
     notes, storage = client.notes, client.upload
-    if storage is not None and storage.location is not None and not storage.over:
-        _tell(client, state, storage)
+    if storage is not None and storage.location is not None and not storage.closed:
+        _report(client, state, storage)
     if state.run_state not in OPEN or client.leaving is not None or notes is None or notes.slot is None:
         return
 
     if notes.closed and notes.describes(state) and checkpointer_slot(state) == notes.slot:
-        _do_duty(client, state, notes, storage)
+        _store_or_pass_on(client, state, notes, storage)
 
 
-def _do_duty(client: MachineState, state: CoordinatorState, notes: EpochNotes, storage: Upload | None) -> None:
+def _store_or_pass_on(client: MachineState, state: CoordinatorState, notes: EpochNotes, storage: Upload | None) -> None:
     if storage is not None and storage.key == notes.key:
         if storage.failed:
             _pass_on(client, notes)
     elif not client.can_store or not notes.saved:
         _pass_on(client, notes)
     elif (
-        notes.digests.likeminded(ended=True) * 2 > len(state.healthy_slots)
+        notes.digests.matching_count(ended=True) * 2 > len(state.healthy_slots)
         or client.now - notes.closed_at > client.timeouts.offers
     ):
         step = notes.last_step(state)
         client.upload = Upload(notes.key, step)
-        client.do(StoreModel(notes.number, step))
+        client.emit(StoreModel(notes.number, step))
 
 
 def _pass_on(client: MachineState, notes: EpochNotes) -> None:
     if notes.passed_on is None or client.now - notes.passed_on > client.timeouts.answer:
         notes.passed_on = client.now
-        client.do(Send(Checkpoint(client.identity, None)))
+        client.emit(Send(Checkpoint(client.identity, None)))
 
 
-def _tell(client: MachineState, state: CoordinatorState, storage: Upload) -> None:
+def _report(client: MachineState, state: CoordinatorState, storage: Upload) -> None:
     """Send the model's location to the coordinator until it answers; if it is too late, tell only people."""
     timely = state.run_state in OPEN and storage.key == epoch_key(state)
     if not timely and not _listed(client, state):  # a run must never go back to an older model
-        storage.over = True
-        client.tell(
+        storage.closed = True
+        client.notify(
             telemetry.Problem(
                 "warning",
                 f"the model of step {storage.step} was stored after the others had gone on, so the run does not refer to it; "
                 "a longer cooldown_time gives time to store",
             )
         )
-    elif state.run_state in OPEN and (storage.told_at is None or client.now - storage.told_at > client.timeouts.answer):
-        if storage.told >= MAX_TELLINGS or not is_checkpointer(state, client.identity):
-            storage.over = True  # the coordinator no longer answers: the run has ended, or we are not accepted
+    elif state.run_state in OPEN and (storage.reported_at is None or client.now - storage.reported_at > client.timeouts.answer):
+        if storage.reports >= MAX_REPORTS or not is_checkpointer(state, client.identity):
+            storage.closed = True  # the coordinator no longer answers: the run has ended, or we are not accepted
             return
 
-        storage.told_at = client.now
-        storage.told += 1
-        client.do(Send(Checkpoint(client.identity, storage.location)))
+        storage.reported_at = client.now
+        storage.reports += 1
+        client.emit(Send(Checkpoint(client.identity, storage.location)))
 
 
 def _listed(client: MachineState, state: CoordinatorState) -> bool:
@@ -92,9 +93,9 @@ def model_stored(client: MachineState, event: ModelStored) -> None:
 
 def store_failed(client: MachineState, event: StoreFailed) -> None:
     """The model is not in the store; it is another member's turn."""
-    client.tell(telemetry.Problem("error", event.reason))
+    client.notify(telemetry.Problem("error", event.reason))
     if client.upload is not None and client.upload.step == event.step:
-        client.upload.failed = client.upload.over = True
+        client.upload.failed = client.upload.closed = True
 
 
 def answered(client: MachineState, command: Checkpoint, code: str | None) -> None:
@@ -103,11 +104,11 @@ def answered(client: MachineState, command: Checkpoint, code: str | None) -> Non
     if storage is None or command.location is None or command.location != storage.location:
         return
 
-    storage.over = True
+    storage.closed = True
     if code is None:
-        client.tell(telemetry.CheckpointStored(storage.step, _shown(storage.location)))
+        client.notify(telemetry.CheckpointStored(storage.step, _shown(storage.location)))
     else:
-        client.tell(
+        client.notify(
             telemetry.Problem(
                 "warning", f"the coordinator does not refer to the model stored at {_shown(storage.location)}: {code}"
             )
@@ -116,7 +117,7 @@ def answered(client: MachineState, command: Checkpoint, code: str | None) -> Non
 
 def busy(client: MachineState) -> bool:
     """Whether leaving now would waste an upload in progress."""
-    return client.upload is not None and not client.upload.over
+    return client.upload is not None and not client.upload.closed
 
 
 def _shown(location: object) -> str:

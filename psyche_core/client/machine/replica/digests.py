@@ -15,11 +15,11 @@ from psyche_core.wire.messages import ModelDigest
 SEEDS_KEPT = 4
 """Digests kept per peer for one end of an epoch, with different seeds."""
 
-MIN_ACCUSERS = 2
-"""Fewest witnesses that can convict our replica of differing."""
+MIN_DIFFERING_WITNESSES = 2
+"""Fewest witnesses by which our replica counts as diverged."""
 
 
-def note_rounds_before_ours(records: Iterable[RoundRecord], digest: bytes, *, step: int, start: int, newest: int) -> None:
+def backfill_digests(records: Iterable[RoundRecord], digest: bytes, *, step: int, start: int, newest: int) -> None:
     """Set our digest in earlier rounds that had the masters we hold now, and in which we did not take it.
 
     A member that comes to an epoch late can so be compared before it applies the first result: its masters may be of a history
@@ -31,28 +31,30 @@ def note_rounds_before_ours(records: Iterable[RoundRecord], digest: bytes, *, st
             record.digest = digest
 
 
-def unlike_witnesses(records: Iterable[RoundRecord]) -> int | None:
-    """The step of a settled round in which a quorum of witnesses had one digest that is not ours; each round is judged once.
+def diverged_step(records: Iterable[RoundRecord]) -> int | None:
+    """The step of a settled round in which a quorum of witnesses had one digest that is not ours; each round is compared once.
 
     Witnesses without an opinion (a digest of zeros) do not count, nor do those who disagree with each other: then replicas
-    differ for their own reasons. One witness alone cannot convict us, even if the committee has only one: its own replica may
+    differ for their own reasons. One witness alone is not enough, even if the committee has only one: its own replica may
     be the wrong one, and all others would ask it for its masters. The comparison at the epoch's end decides.
     """
     for record in records:
-        if record.digest_judged or record.settled_by is None or record.digest == NO_DIGEST:
+        if record.digest_compared or record.settled_by is None or record.digest == NO_DIGEST:
             continue
 
-        record.digest_judged = True
+        record.digest_compared = True
         stored = record.settled_by.round_at(record.height)
         statements = stored.statements if stored is not None else ()
-        unlike = Counter(said.model_digest for said in statements if said.model_digest not in (NO_DIGEST, record.digest))
-        if max(unlike.values(), default=0) >= max(MIN_ACCUSERS, witness.quorum(len(record.witnesses))):
+        differing = Counter(
+            statement.model_digest for statement in statements if statement.model_digest not in (NO_DIGEST, record.digest)
+        )
+        if max(differing.values(), default=0) >= max(MIN_DIFFERING_WITNESSES, witness.quorum(len(record.witnesses))):
             return record.round.step
 
     return None
 
 
-class DigestBook:
+class DigestTracker:
     """Digests by slot for the current epoch, before its first round and after its last apply.
 
     Only digests with the seed that we know for that end are compared (see ModelDigest).
@@ -62,44 +64,44 @@ class DigestBook:
         self.ours: bytes = bytes(32)
         self._own: dict[bool, bytes] = {}
         self._seeds: dict[bool, int] = {}
-        self._heard: dict[bool, dict[int, dict[int, bytes]]] = {False: {}, True: {}}
-        self._told: set[tuple[bool, int]] = set()
+        self._received: dict[bool, dict[int, dict[int, bytes]]] = {False: {}, True: {}}
+        self._reported: set[tuple[bool, int]] = set()
 
     def add(self, slot: int, message: ModelDigest) -> None:
         """Record a peer's digest; the newest counts, because a repaired replica sends a new one."""
-        by_seed = self._heard[message.ended].setdefault(slot, {})
+        by_seed = self._received[message.ended].setdefault(slot, {})
         by_seed.pop(message.seed, None)
         by_seed[message.seed] = message.digest
         if len(by_seed) > SEEDS_KEPT:
             del by_seed[next(iter(by_seed))]
 
-    def note_own(self, slot: int | None, *, ended: bool, seed: int) -> None:
+    def record_own(self, slot: int | None, *, ended: bool, seed: int) -> None:
         """Set our own digest at one end of the epoch. seed: as in our ModelDigest."""
         self._own[ended] = self.ours
         self._seeds[ended] = seed
         if slot is not None:
-            self._heard[ended].pop(slot, None)
+            self._received[ended].pop(slot, None)
 
-    def forget_own(self) -> None:
-        """Our replica differs from our digests; nothing is judged until the next `note_own`."""
+    def clear_own(self) -> None:
+        """Our replica differs from our digests; nothing is compared until the next `record_own`."""
         self._own.clear()
 
     def disagreements(self) -> list[tuple[int, bytes]]:
         """Peers whose digest differs from ours at the same end, each returned once."""
         found = []
         for ended, ours in self._own.items():
-            for slot, theirs in self._said(ended).items():
-                if theirs != ours and (ended, slot) not in self._told:
-                    self._told.add((ended, slot))
+            for slot, theirs in self._comparable(ended).items():
+                if theirs != ours and (ended, slot) not in self._reported:
+                    self._reported.add((ended, slot))
                     found.append((slot, theirs))
         return found
 
-    def likeminded(self, *, ended: bool) -> int:
+    def matching_count(self, *, ended: bool) -> int:
         """How many sent the same digest as we at one end of the epoch, including us; 0 before we have one."""
         ours = self._own.get(ended)
-        return 0 if ours is None else 1 + sum(theirs == ours for theirs in self._said(ended).values())
+        return 0 if ours is None else 1 + sum(theirs == ours for theirs in self._comparable(ended).values())
 
-    def compared(self, digest: bytes) -> tuple[frozenset[int], frozenset[int]]:
+    def matching_and_differing(self, digest: bytes) -> tuple[frozenset[int], frozenset[int]]:
         """Peers that sent this digest at the newest end of the epoch where we sent it too, and those that sent another.
 
         Empty if we sent it at neither end: the peers' digests then belong to the masters after another step. Also empty if
@@ -107,15 +109,15 @@ class DigestBook:
         """
         for ended in (True, False):
             if self._own.get(ended) == digest:
-                said = self._said(ended)
-                alike = frozenset(slot for slot, theirs in said.items() if theirs == digest)
-                return (alike, frozenset(said) - alike) if alike else (alike, alike)
+                digests = self._comparable(ended)
+                matching = frozenset(slot for slot, theirs in digests.items() if theirs == digest)
+                return (matching, frozenset(digests) - matching) if matching else (matching, matching)
 
         return frozenset(), frozenset()
 
-    def heard(self, *, ended: bool) -> KeysView[int]:
+    def senders(self, *, ended: bool) -> KeysView[int]:
         """Slots that sent their digest at one end of the epoch."""
-        return self._said(ended).keys()
+        return self._comparable(ended).keys()
 
     def outvoted(self, members: int) -> bool:
         """Whether ours cannot be the digest of most of the epoch's members (including us): more than half sent another one.
@@ -123,16 +125,16 @@ class DigestBook:
         If exactly half did, one side must give way: the one whose digest is not the smallest.
         """
         for ended, ours in self._own.items():
-            others = [theirs for theirs in self._said(ended).values() if theirs != ours]
+            others = [theirs for theirs in self._comparable(ended).values() if theirs != ours]
             if len(others) * 2 > members or (others and len(others) * 2 == members and ours > min(others)):
                 return True
 
         return False
 
-    def _said(self, ended: bool) -> dict[int, bytes]:
+    def _comparable(self, ended: bool) -> dict[int, bytes]:
         """Digests by slot of peers with the same history as ours; empty before we have one."""
         seed = self._seeds.get(ended)
         if seed is None:
             return {}
 
-        return {slot: by_seed[seed] for slot, by_seed in self._heard[ended].items() if seed in by_seed}
+        return {slot: by_seed[seed] for slot, by_seed in self._received[ended].items() if seed in by_seed}

@@ -8,7 +8,7 @@ Protocol section 5. A client that needs masters says after which step (ModelWant
   those who offered made it.
 - Before the first round of an epoch it is enough that no other offer has as many votes: only members that took part before can
   offer anything.
-- A member whose masters changed by themselves knows who had the right ones. It asks those, and believes nobody who had others.
+- A member whose masters changed by themselves knows who had the right ones. It asks those, and nobody who had others.
 - A manifest that led to wrong masters is never used again. One that could not be fetched is tried again after a pause, or at
   once when another member offers it: whoever offered it before may serve nothing, or tell falsely how the model is built.
 - The number of attempts per epoch is bounded.
@@ -31,7 +31,7 @@ MAX_OFFERS_PER_SLOT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class OfferedModel:
     """Masters that can be fetched. slots: members that serve them. descriptions: hash and length, most frequent first."""
 
     step: int
@@ -45,70 +45,70 @@ class Offered:
 class Resync:
     """The resync of one epoch. reason: why our masters cannot be used, None while they can.
 
-    astray: our masters differ from the others', so nothing may be built on them. wanted: the step last requested, where the run
-    is, and asked_at when; floor: the first one requested, from which on we know all rounds; since: when that was; heard_at:
+    diverged: our masters differ from the others', so nothing may be built on them. wanted: the step last requested, where the run
+    is, and asked_at when; floor: the first one requested, from which on we know all rounds; since: when that was; first_offer_at:
     when a member first offered it; failed_at: when we last failed to get it. refused: manifests that led to wrong masters;
-    resting: those that could not be fetched, and until when they are not tried; taken, asked_slots: the last manifest tried, and
-    who offered it then. alike, unlike: slots that had our masters, and
-    others, when ours were still right. contested: members offer different masters of a step that nobody signed, and so few of
-    them each that liars could have said so; contest_told: people were told.
+    retry_at: those that could not be fetched, and until when they are not tried; last_tried, last_tried_slots: the last manifest
+    tried, and who offered it then. matching, differing: slots that had our masters, and others, when ours were still right.
+    contested: members offer different masters of a step that nobody signed, and so few of them each that all could be liars;
+    contested_notified: people were told.
     """
 
     reason: str | None = None
-    astray: bool = False
+    diverged: bool = False
     contested: bool = False
-    contest_told: bool = False
+    contested_notified: bool = False
     wanted: int | None = None
     asked_at: float = 0.0
     floor: int | None = None
     since: float = 0.0
-    heard_at: float | None = None
+    first_offer_at: float | None = None
     attempts: int = 0
     offers: dict[int, list[ModelOffer]] = field(default_factory=dict)
     refused: set[bytes] = field(default_factory=set)
-    resting: dict[bytes, float] = field(default_factory=dict)
+    retry_at: dict[bytes, float] = field(default_factory=dict)
     failed_at: float = 0.0
-    taken: bytes | None = None
-    asked_slots: frozenset[int] = frozenset()
-    alike: frozenset[int] = frozenset()
-    unlike: frozenset[int] = frozenset()
+    last_tried: bytes | None = None
+    last_tried_slots: frozenset[int] = frozenset()
+    matching: frozenset[int] = frozenset()
+    differing: frozenset[int] = frozenset()
 
-    def begin(self, reason: str, *, astray: bool) -> bool:
+    def begin(self, reason: str, *, diverged: bool) -> bool:
         """Our masters cannot be used; True if that is new. A manifest that led to wrong masters is not used again."""
-        if astray and self.taken is not None:
-            self.refused.add(self.taken)
-            self.taken = None
-        news = self.reason is None or (astray and not self.astray)
+        if diverged and self.last_tried is not None:
+            self.refused.add(self.last_tried)
+            self.last_tried = None
+        news = self.reason is None or (diverged and not self.diverged)
         self.reason = reason
-        self.astray = self.astray or astray
+        self.diverged = self.diverged or diverged
         if news:
             self.wanted = self.floor = None
         return news
 
-    def led_astray(self) -> None:
+    def reject_last(self) -> None:
         """The masters of the last manifest are not the signed ones: it is not used again."""
-        if self.taken is not None:
-            self.refused.add(self.taken)
-            self.taken = None
+        if self.last_tried is not None:
+            self.refused.add(self.last_tried)
+            self.last_tried = None
 
-    def over(self) -> None:
+    def end(self) -> None:
         """Our masters can be used (again)."""
         self.reason = None
-        self.astray = self.contested = False
+        self.diverged = self.contested = False
         self.wanted = self.floor = None
-        self.alike = self.unlike = frozenset()
+        self.matching = self.differing = frozenset()
 
-    def asks(self, step: int, now: float) -> bool:
+    def is_new_request(self, step: int, now: float) -> bool:
         """Whether `step` was not requested yet; records that it is now."""
         if self.wanted == step:
             return False
 
         if self.floor is None:
-            self.floor, self.since, self.heard_at = step, now, None
+            self.floor, self.since, self.first_offer_at = step, now, None
         self.wanted, self.asked_at = step, now
         return True
 
-    def offered(self, slot: int, offer: ModelOffer) -> None:
+    def add_offer(self, slot: int, offer: ModelOffer) -> None:
         """Record an offer: the first of each slot for each step counts; the newest steps are kept."""
         known = self.offers.setdefault(slot, [])
         if all(kept.step != offer.step for kept in known):
@@ -116,94 +116,94 @@ class Resync:
             known.sort(key=lambda kept: kept.step)
             del known[:-MAX_OFFERS_PER_SLOT]
             if self.attempts < MAX_EAGER_ATTEMPTS:
-                self.resting.pop(offer.manifest_hash, None)
+                self.retry_at.pop(offer.manifest_hash, None)
 
-    def takes(self, choice: Offered) -> None:
+    def begin_attempt(self, choice: OfferedModel) -> None:
         """An attempt to fetch this begins."""
         self.attempts += 1
-        self.taken, self.asked_slots = choice.manifest_hash, frozenset(choice.slots)
+        self.last_tried, self.last_tried_slots = choice.manifest_hash, frozenset(choice.slots)
 
     def waited(self, now: float, *, seconds: float) -> bool:
         """Whether all had that long to answer, since our request and since the first answer."""
         if self.floor is None:
             return False
 
-        if self.heard_at is None and any(self._useful(offer) for known in self.offers.values() for offer in known):
-            self.heard_at = now
-        return self.heard_at is not None and now - max(self.since, self.heard_at) > seconds
+        if self.first_offer_at is None and any(self._is_relevant(offer) for known in self.offers.values() for offer in known):
+            self.first_offer_at = now
+        return self.first_offer_at is not None and now - max(self.since, self.first_offer_at) > seconds
 
-    def could_not_be_had(self, now: float, *, rest: float) -> None:
-        """The last manifest could not be fetched; it may be tried again after `rest` seconds. Fetched pieces are kept.
+    def fetch_failed(self, now: float, *, pause: float) -> None:
+        """The last manifest could not be fetched; it may be tried again after `pause` seconds. Fetched pieces are kept.
 
         At once if another member has offered it meanwhile.
         """
         self.failed_at = now
-        if self.taken is None:
+        if self.last_tried is None:
             return
 
-        offering = {slot for slot, offers in self.offers.items() if any(one.manifest_hash == self.taken for one in offers)}
-        if offering <= self.asked_slots or self.attempts >= MAX_EAGER_ATTEMPTS:
-            self.resting[self.taken] = now + rest
+        offering = {slot for slot, offers in self.offers.items() if any(one.manifest_hash == self.last_tried for one in offers)}
+        if offering <= self.last_tried_slots or self.attempts >= MAX_EAGER_ATTEMPTS:
+            self.retry_at[self.last_tried] = now + pause
 
-    def choice(
+    def choose(
         self,
         healthy: frozenset[int],
         members: frozenset[int],
         *,
         now: float,
         waited: bool,
-        settle_for_fewer: bool,
+        plurality_suffices: bool,
         signed: frozenset[int] = frozenset(),
         unchecked: bool = False,
-    ) -> Offered | None:
+    ) -> OfferedModel | None:
         """What to fetch, None to keep waiting.
 
         healthy, members: the other healthy slots, and all others that were not ejected. waited: whether all have had time to
-        answer. settle_for_fewer: a plurality is enough. signed: steps whose masters have a signed digest, which tells at once
-        whether what was fetched is right. unchecked: nothing will tell soon, as in the middle of an epoch. Where nothing was
+        answer. plurality_suffices: a plurality is enough. signed: steps whose masters have a signed digest, which tells at once
+        whether what was fetched is right. unchecked: nothing will show it soon, as in the middle of an epoch. Where nothing was
         signed, more members must offer the same than there may be liars.
         """
         if self.floor is None:
             return None
 
-        known = [(slot, offer) for slot, offers in self.offers.items() for offer in offers if self._useful(offer)]
+        known = [(slot, offer) for slot, offers in self.offers.items() for offer in offers if self._is_relevant(offer)]
         voters = (healthy | members.intersection(slot for slot, _ in known)) if waited else members
-        voters = (voters | self.alike) - self.unlike
-        voices: dict[tuple[int, bytes], list[ModelOffer]] = {}
+        voters = (voters | self.matching) - self.differing
+        votes: dict[tuple[int, bytes], list[ModelOffer]] = {}
         slots: dict[tuple[int, bytes], list[int]] = {}
         for slot, offer in known:
             if slot in voters and offer.manifest_hash not in self.refused:
-                voices.setdefault((offer.step, offer.manifest_hash), []).append(offer)
+                votes.setdefault((offer.step, offer.manifest_hash), []).append(offer)
                 slots.setdefault((offer.step, offer.manifest_hash), []).append(slot)
-        ranked = sorted(voices, key=lambda key: (len(voices[key]), key[0], key[1]), reverse=True)
-        if settle_for_fewer:
-            ranked = [key for key in ranked if now >= self.resting.get(key[1], now)]
+        ranked = sorted(votes, key=lambda key: (len(votes[key]), key[0], key[1]), reverse=True)
+        if plurality_suffices:
+            ranked = [key for key in ranked if now >= self.retry_at.get(key[1], now)]
         if not ranked:
             return None
 
         best = ranked[0]
         self.contested = False
-        if now < self.resting.get(best[1], now):
+        if now < self.retry_at.get(best[1], now):
             return None
 
-        agreed = len(voices[best]) * 2 > len(voters)
-        rival = len(ranked) > 1 and len(voices[ranked[1]]) == len(voices[best]) and ranked[1][0] == best[0]
-        rival = rival and best[0] not in signed
+        agreed = len(votes[best]) * 2 > len(voters)
+        tied = len(ranked) > 1 and len(votes[ranked[1]]) == len(votes[best]) and ranked[1][0] == best[0]
+        tied = tied and best[0] not in signed
         others = any(key != best and key[0] == best[0] for key in ranked)
-        few = best[0] not in signed and len(voices[best]) <= tolerated(len(members) + 1)
+        few = best[0] not in signed and len(votes[best]) <= tolerated(len(members) + 1)
         self.contested = waited and others and few
-        if not agreed and (rival or not settle_for_fewer):
+        if not agreed and (tied or not plurality_suffices):
             return None
         if few and (others or unchecked):
-            return None  # as many liars as an epoch may have could say so, and nothing would tell
+            return None  # as many liars as an epoch may have could offer it, and nothing would show that
 
         # Honest offers of one manifest have one length; the largest is a limit only.
-        length = max(offer.manifest_bytes for offer in voices[best])
-        said = Counter((offer.description_hash, offer.description_bytes) for offer in voices[best] if offer.description_bytes)
-        descriptions = tuple(sorted(said, key=lambda one: (-said[one], one)))
-        return Offered(best[0], best[1], length, tuple(sorted(slots[best])), descriptions)
+        length = max(offer.manifest_bytes for offer in votes[best])
+        counts = Counter((offer.description_hash, offer.description_bytes) for offer in votes[best] if offer.description_bytes)
+        descriptions = tuple(sorted(counts, key=lambda one: (-counts[one], one)))
+        return OfferedModel(best[0], best[1], length, tuple(sorted(slots[best])), descriptions)
 
-    def voices(self, step: int, members: frozenset[int], *, ours: bytes | None) -> Counter[bytes]:
+    def votes(self, step: int, members: frozenset[int], *, ours: bytes | None) -> Counter[bytes]:
         """How many members offer each manifest of the masters after `step`. ours: the one that we offer, None without one."""
         found = Counter(
             offer.manifest_hash
@@ -215,14 +215,14 @@ class Resync:
             found[ours] += 1
         return found
 
-    def untried(self, now: float) -> bool:
+    def has_untried_offers(self, now: float) -> bool:
         """Whether there are offers now that may still help."""
-        known = (offer for offers in self.offers.values() for offer in offers if self._useful(offer))
+        known = (offer for offers in self.offers.values() for offer in offers if self._is_relevant(offer))
         return any(
-            offer.manifest_hash not in self.refused and now >= self.resting.get(offer.manifest_hash, now) for offer in known
+            offer.manifest_hash not in self.refused and now >= self.retry_at.get(offer.manifest_hash, now) for offer in known
         )
 
-    def _useful(self, offer: ModelOffer) -> bool:
+    def _is_relevant(self, offer: ModelOffer) -> bool:
         """Whether an offer is of masters from which we can continue, and which are available: the run has not gone further."""
         return self.floor is not None and self.wanted is not None and self.floor <= offer.step <= self.wanted
 
@@ -236,23 +236,25 @@ class Resync:
 class SnapshotRequests:
     """What others requested from us and what we offered, in one epoch.
 
-    asked: step -> slots that want the masters after it, and when each first said so. given: step -> when we began to offer them.
+    requested: step -> slots that want the masters after it, and when each first said so. offered_at: step -> when we began to
+    offer them.
     """
 
-    asked: dict[int, dict[int, float]] = field(default_factory=dict)
-    given: dict[int, float] = field(default_factory=dict)
+    requested: dict[int, dict[int, float]] = field(default_factory=dict)
+    offered_at: dict[int, float] = field(default_factory=dict)
 
-    def want(self, slot: int, step: int, *, now: float) -> None:
+    def add(self, slot: int, step: int, *, now: float) -> None:
         """Record a request; each slot has a few, so that nobody can keep us busy with snapshots."""
-        if sum(slot in slots for slots in self.asked.values()) < MAX_ATTEMPTS + 2:
-            self.asked.setdefault(step, {}).setdefault(slot, now)
+        if sum(slot in slots for slots in self.requested.values()) < MAX_ATTEMPTS + 2:
+            self.requested.setdefault(step, {}).setdefault(slot, now)
 
     def awaited_by(self, slots: Collection[int], step: int, *, since: float = 0.0) -> bool:
         """Whether any of these slots requested the masters after `step`, and did not have request and offer before `since`."""
         return any(
-            slot in slots and max(at, self.given.get(step, since)) >= since for slot, at in self.asked.get(step, {}).items()
+            slot in slots and max(at, self.offered_at.get(step, since)) >= since
+            for slot, at in self.requested.get(step, {}).items()
         )
 
     def due(self, step: int) -> bool:
         """Whether the masters after `step`, which we have now, are requested and not offered yet."""
-        return step in self.asked and step not in self.given
+        return step in self.requested and step not in self.offered_at

@@ -8,8 +8,8 @@ when they have arrived.
 
 The expected duration is our last training's time per sample. The head start is the shortest time of the last rounds from Finished
 to the next round, and at most half of the training time: that time also contains our wait for slower members, which ends when
-they speak. If Finished is sent too early, our result comes after the next round's start; if we then stall for as long as a round
-may last, others wait for us in one round instead of two. Without one observed training and one observed round nothing is
+they send it. If Finished is sent too early, our result comes after the next round's start; if we then stall for as long as a
+round may last, others wait for us in one round instead of two. Without one observed training and one observed round nothing is
 estimated.
 """
 
@@ -32,10 +32,10 @@ class FinishEstimator:
     seconds_per_sample: float | None = None
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     _training: tuple[int, int, float] | None = None
-    _said: tuple[int, float] | None = None
+    _sent: tuple[int, float] | None = None
 
-    def begins(self, tag: int, *, samples: int, now: float) -> float | None:
-        """Training of a share begins: seconds until Finished should be sent if it still runs then, None to wait for its end."""
+    def training_started(self, tag: int, *, samples: int, now: float) -> float | None:
+        """Training of a share starts: seconds until Finished should be sent if it still runs then, None to wait for its end."""
         self._training = tag, samples, now
         if self.seconds_per_sample is None or not self.gaps:
             return None
@@ -43,18 +43,18 @@ class FinishEstimator:
         expected = self.seconds_per_sample * samples
         return expected - min(*self.gaps, expected / 2)
 
-    def trained(self, tag: int, *, now: float) -> None:
+    def training_finished(self, tag: int, *, now: float) -> None:
         """The last training has succeeded."""
         if self._training is not None and self._training[0] == tag:
             _, samples, began = self._training
             self.seconds_per_sample = (now - began) / max(samples, 1)
 
-    def said_finished(self, tag: int, *, now: float) -> None:
+    def finished_sent(self, tag: int, *, now: float) -> None:
         """We sent Finished of the round."""
-        self._said = tag, now
+        self._sent = tag, now
 
     def round_opened(self, tag: int, *, now: float) -> None:
         """We see a round for the first time."""
-        if self._said is not None and self._said[0] == tag - 1:
-            self.gaps.append(now - self._said[1])
-        self._said = None
+        if self._sent is not None and self._sent[0] == tag - 1:
+            self.gaps.append(now - self._sent[1])
+        self._sent = None

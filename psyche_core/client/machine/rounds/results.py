@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from psyche_core.client.machine.actions import Action, FetchPayload, Notify, Send, Share
 from psyche_core.client.machine.epoch import EpochNotes
-from psyche_core.client.machine.events import Action, FetchPayload, Send, Share, Tell
 from psyche_core.client.machine.rounds.round import Evidence, RoundRecord
 from psyche_core.coordinator.commands import Equivocation, SignedResult
 from psyche_core.coordinator.state import CoordinatorState
@@ -57,7 +57,7 @@ class ResultTracker:
             payload_hash=payload_hash,
         )
 
-    def announced(self, notes: EpochNotes, *, slot: int, result: Result, now: float) -> list[Action]:
+    def receive(self, notes: EpochNotes, *, slot: int, result: Result, now: float) -> list[Action]:
         """Handle a slot's announcement; an invalid one is ignored."""
         record = notes.records[result.height]
         if record.shares.get(slot) != result.share or result.step != record.round.step:
@@ -88,14 +88,14 @@ class ResultTracker:
         halves = [SignedResult(half.payload_hash, half.signature) for half in (first, result)]
         evidence = Equivocation(self._identity, notes.number, record.height, slot, halves[0], halves[1])
         record.evidence[slot] = Evidence(evidence, now)
-        told = f"client {notes.clients[slot].short} signed two results for step {result.step}; reported to the coordinator"
-        return [Tell(telemetry.Problem("warning", told)), Send(evidence)]
+        problem = f"client {notes.clients[slot].short} signed two results for step {result.step}; reported to the coordinator"
+        return [Notify(telemetry.Problem("warning", problem)), Send(evidence)]
 
     def repeat_evidence(self, notes: EpochNotes, state: CoordinatorState, *, now: float, timeout: float) -> list[Action]:
         """Repeat proofs that were not answered for `timeout` seconds, unless the share is void: the server may be away.
 
         When it is back and the run continues, repeat them at once: after a few short rounds the old one can no longer be
-        judged. Also for members already ejected by a proof about another round: each round's results are judged by its own
+        checked. Also for members already ejected by a proof about another round: each round's results are decided by its own
         proof.
         """
         actions: list[Action] = []
@@ -103,18 +103,18 @@ class ResultTracker:
         if not proven:
             return actions
 
-        moment = (state.run_state, -1 if state.current_round is None else state.current_round.height)
+        now_in = (state.run_state, -1 if state.current_round is None else state.current_round.height)
         for record in proven:
             stored = state.round_at(record.height)
             if stored is None:
-                continue  # a round that is no longer stored cannot be judged
+                continue  # no proof about a round that is no longer stored can be checked
 
             for slot, evidence in record.evidence.items():
-                went_on = evidence.moment not in (None, moment)
-                evidence.moment = moment
+                resumed = evidence.checked_in not in (None, now_in)
+                evidence.checked_in = now_in
                 if slot in stored.voided or evidence.answered:
                     continue
-                if went_on or now - evidence.sent_at > timeout:
+                if resumed or now - evidence.sent_at > timeout:
                     evidence.sent_at = now
                     actions.append(Send(evidence.command))
         return actions

@@ -31,13 +31,13 @@ NO_DIGEST = bytes(32)
 class Evidence:
     """A proof against a trainer. sent_at: when we last sent it; answered: the coordinator accepted or refused it.
 
-    moment: phase and round when we last checked.
+    checked_in: phase and round when we last checked.
     """
 
     command: Equivocation
     sent_at: float
     answered: bool = False
-    moment: tuple[RunState, int] | None = None
+    checked_in: tuple[RunState, int] | None = None
 
 
 @dataclass(slots=True)
@@ -48,9 +48,9 @@ class RoundRecord:
     the first valid payload that arrived. arrived: when the verified result of each slot did; kept: slots whose verified result
     is in our journal. finished: slots that sent Finished, and when it arrived; own_done_at: when our share was trained;
     opened_at: when we first saw the round. evidence: by slot of the trainer that signed two results. settled_by: the state with
-    all statements about the round; lost: we missed it. all_said: we have nothing left to send in this round. nearly_done: our
-    training is expected to end before the next round can begin, and nearly_done_at when we knew. digest: of our masters during
-    the round, taken once its applies are done. height: of the round in its epoch.
+    all statements about the round; missed: we did not see them all. all_sent: we have nothing left to send in this round.
+    nearly_done: our training is expected to end before the next round can begin, and nearly_done_at when we knew. digest: of our
+    masters during the round, taken once its applies are done. height: of the round in its epoch.
     """
 
     epoch: int
@@ -73,15 +73,15 @@ class RoundRecord:
     finished_sent: bool = False
     statement_sent: bool = False
     health_sent: bool = False
-    all_said: bool = False
+    all_sent: bool = False
     applied: bool = False
     digest: bytes = NO_DIGEST
     digest_asked: bool = False
-    digest_judged: bool = False
+    digest_compared: bool = False
     evidence: dict[int, Evidence] = field(default_factory=dict)
-    judgements: dict[int, Result | Literal["void"]] = field(default_factory=dict)
+    decided_results: dict[int, Result | Literal["void"]] = field(default_factory=dict)
     settled_by: CoordinatorState | None = None
-    lost: bool = False
+    missed: bool = False
     accepted: frozenset[int] = frozenset()
     waiting_since: float | None = None
     height: int = field(init=False)
@@ -101,7 +101,7 @@ class RoundRecord:
         )
 
     @property
-    def cut(self) -> bool:
+    def unattested(self) -> bool:
         """Whether the epoch ended in this round: nobody attested to it, and its step is trained again (protocol F1)."""
         return self.settled_by is not None and not self.round.drain and self.settled_by.round_at(self.height + 1) is None
 
@@ -154,23 +154,23 @@ class RoundRecord:
         """Whether every still healthy trainer of the round sent Finished."""
         return not self.unfinished(healthy)
 
-    def judged(self, slot: int) -> Result | Literal["void"] | None:
+    def decided_result(self, slot: int) -> Result | Literal["void"] | None:
         """The result of an accepted slot that the statements agree on; None while we have not seen it announced.
 
         "void" when they cannot have agreed on any.
         """
-        if slot in self.judgements:
-            return self.judgements[slot]
+        if slot in self.decided_results:
+            return self.decided_results[slot]
         if self.settled_by is None:
             return None
 
         known = self.candidates.get(slot, {})
         verdict = witness.judge(self.settled_by, self.round, slot, known)
         if verdict.chosen is not None:
-            self.judgements[slot] = known[verdict.chosen]
+            self.decided_results[slot] = known[verdict.chosen]
         elif verdict.void:
-            self.judgements[slot] = "void"
-        return self.judgements.get(slot)
+            self.decided_results[slot] = "void"
+        return self.decided_results.get(slot)
 
     def settle(self, decided: Round, state: CoordinatorState) -> None:
         """`state` has all statements about the round: determine which shares are accepted.
@@ -185,7 +185,7 @@ class RoundRecord:
         """Whether a quorum of other witnesses saw everything that was accepted; False while that is unknown."""
         state = self.settled_by
         stored = None if state is None else state.round_at(self.height)
-        if state is None or stored is None or self.cut:
+        if state is None or stored is None or self.unattested:
             return False
 
         return self.accepted <= witness.accepted_slots(state, stored, without=slot)

@@ -46,7 +46,7 @@ def _played_rounds(state: CoordinatorState) -> tuple[int, CoordinatorState]:
     return epoch_of_rounds(state), replace(state, epoch=replace(state.epoch, unplayed=False))
 
 
-def decided_otherwise(state: CoordinatorState, rounds: Iterable[AppliedRound]) -> int | None:
+def first_conflicting_step(state: CoordinatorState, rounds: Iterable[AppliedRound]) -> int | None:
     """The first step of journalled rounds that the state has otherwise, None without one: its statements differ from those
     that we applied, or it plays the step in another epoch or at another height.
 
@@ -57,7 +57,7 @@ def decided_otherwise(state: CoordinatorState, rounds: Iterable[AppliedRound]) -
     played = next((known for known in view.epoch.rounds if not known.drain), None)
     first = None if played is None else played.step - played.height  # each round of an epoch has the next step
     for applied in rounds:
-        if first is not None and not _where_played(applied, number, first):
+        if first is not None and not _has_position(applied, number, first):
             return applied.step
         attesting = view.round_at(applied.height + 1) if applied.epoch == number else None
         if attesting is not None and statements_digest(attesting.statements) != applied.statements:
@@ -66,7 +66,7 @@ def decided_otherwise(state: CoordinatorState, rounds: Iterable[AppliedRound]) -
     return None
 
 
-def _where_played(applied: AppliedRound, number: int, first: int) -> bool:
+def _has_position(applied: AppliedRound, number: int, first: int) -> bool:
     """Whether a round's epoch and height are those of a state whose epoch `number` plays step `first` at height 0."""
     if applied.step < first:
         return applied.epoch < number

@@ -2,15 +2,15 @@
 
 A round lasts until its slowest trainer is done. A trainer that is slow on purpose, or holds its result back, would set
 everybody's speed. So each slot has a budget of seconds per epoch by which it may delay the others with its results, and one for
-Finished. Behind all trainers but one it may be TWICE a round's usual time late, and then SINGLE of the epoch's time so far; with
-both together no more than the same and TOGETHER. That is what one liar can cost. Where several are slow together, each is
-compared with two thirds of the trainers, with SEVERAL, because members may differ in speed. A slot without budget is not waited
-for: its result counts if it comes before the next round's witnesses speak. Budgets grow with time, so a short problem is
-forgiven.
+Finished. Behind all trainers but one it may be GRACE_ROUNDS a round's usual time late, and then BEHIND_ALL_FRACTION of the
+epoch's time so far; with both together no more than the same and COMBINED_FRACTION. That is what one liar can cost. Where several
+are slow together, each is compared with two thirds of the trainers, with BEHIND_MOST_FRACTION, because members may differ in
+speed. A slot without budget is not waited for: its result counts if it comes before the next round's witnesses state. Budgets
+grow with time, so a short problem is forgiven.
 
 A member may look late without being slow: because it was busy when the others stopped to wait for a liar, and so waits for longer
-than they do. So it stops waiting once all others that are waited for have said Finished and ALONE is over, where a
-quorum does without its word: SPARE of the elected, and all results of the last settled round.
+than they do. So it stops waiting once all others that are waited for have sent Finished and LAST_WAITER_FRACTION is over, where a
+quorum does without its statement: SPARE_STATEMENTS of the elected, and all results of the last settled round.
 
 A round's usual time is the shortest in this epoch that most trainers needed. The present round's time would give more to whoever
 delays it.
@@ -24,37 +24,37 @@ from typing import Literal
 
 from psyche_core.coordinator.round.witness import quorum
 
-TWICE = 2.0
+GRACE_ROUNDS = 2.0
 """Times a round's usual time by which any slot may be late in an epoch."""
 
-LEAST = 2.0
+MIN_GRACE_SECONDS = 2.0
 """Lower bound for that, in seconds: rounds may be shorter than a busy machine's response time."""
 
-SINGLE = 0.15
+BEHIND_ALL_FRACTION = 0.15
 """Fraction of the epoch's time by which one slot may be later than all others, with results or with Finished."""
 
-TOGETHER = 0.18
+COMBINED_FRACTION = 0.18
 """The same for both added up."""
 
-SEVERAL = 1.0
+BEHIND_MOST_FRACTION = 1.0
 """Fraction of the epoch's time by which a slot may be later than two thirds of the trainers, with results or with Finished."""
 
-ALONE = 0.1
-"""Fraction of a round's usual time for which a member waits on for results while nobody else does: less than SINGLE, so that
-nobody looks late because another member withholds a result from it alone."""
+LAST_WAITER_FRACTION = 0.1
+"""Fraction of a round's usual time for which a member waits on for results while nobody else does: less than BEHIND_ALL_FRACTION,
+so that nobody looks late because another member withholds a result from it alone."""
 
-ALONE_LEAST = 0.25
+LAST_WAITER_MIN_SECONDS = 0.25
 """Lower bound for that, in seconds."""
 
-NEARLY = 0.5
+NEARLY_SPENT_FRACTION = 0.5
 """Fraction of its budget that a slot must have used before we may continue without its result: others, who began to wait
 slightly earlier, no longer wait for it. A slow connection of our own makes all results equally late, and uses nobody's
 budget."""
 
-SPARE = 2
+SPARE_STATEMENTS = 2
 """Statements that a quorum must be able to do without for this: one liar's and ours."""
 
-MOST_LEFT_BEHIND = 1
+MAX_STRAGGLERS = 1
 """Others that may lack Finished and no longer be waited for: one liar. Two that wait for the same result go on waiting, because
 a quorum may not do without both and a liar."""
 
@@ -64,7 +64,7 @@ BEHIND_ALL, BEHIND_MOST = 0, 1
 Kind = Literal["results", "finished"]
 
 
-def fewest(expected: int) -> int:
+def min_finished(expected: int) -> int:
     """How many of so many trainers must be done before any counts as late; until then all are waited for."""
     return min(max(expected - 1, 1), quorum(expected))
 
@@ -77,10 +77,10 @@ class Awaited:
     times: Mapping[int, float]
     expected: Sequence[int]
 
-    def moments(self) -> list[tuple[int, float]]:
+    def reference_times(self) -> list[tuple[int, float]]:
         """When all but one were done, and when two thirds were, as far as that has happened: by measure."""
         count = len(self.expected)
-        if len(self.times) < fewest(count):
+        if len(self.times) < min_finished(count):
             return []
 
         times = self.times
@@ -103,29 +103,32 @@ class WaitingBudget:
     def waited_for(self, slots: Iterable[int], what: Awaited, *, opened: float, now: float) -> frozenset[int]:
         """Those of the given slots that are not done and still waited for. opened: when the round began."""
         waited = frozenset(slots)
-        moments = what.moments() if waited else ()
+        references = what.reference_times() if waited else ()
         elapsed = 0.0 if self.began is None else now - self.began
-        for measure, moment in moments:
-            left = max(TWICE * self._usual.get(measure, moment - opened), LEAST) - (now - moment)
-            share = SINGLE if measure == BEHIND_ALL else SEVERAL
-            waited = frozenset([slot for slot in waited if self._of(what.kind, measure, slot) <= left + share * elapsed])
+        for measure, reference in references:
+            left = max(GRACE_ROUNDS * self._usual.get(measure, reference - opened), MIN_GRACE_SECONDS) - (now - reference)
+            share = BEHIND_ALL_FRACTION if measure == BEHIND_ALL else BEHIND_MOST_FRACTION
+            waited = frozenset([slot for slot in waited if self._spent_on(what.kind, measure, slot) <= left + share * elapsed])
             if measure == BEHIND_ALL:
-                waited = frozenset([slot for slot in waited if self._in_all(slot) <= left + TOGETHER * elapsed])
+                waited = frozenset([slot for slot in waited if self._spent_in_all(slot) <= left + COMBINED_FRACTION * elapsed])
         return waited
 
-    def nearly_used_up(self, slot: int, what: Awaited, *, opened: float, now: float) -> bool:
+    def nearly_spent(self, slot: int, what: Awaited, *, opened: float, now: float) -> bool:
         """Whether an unfinished slot has used most of the time by which it may be later than all others but one."""
         elapsed = 0.0 if self.began is None else now - self.began
-        for measure, moment in what.moments():
+        for measure, reference in what.reference_times():
             if measure == BEHIND_ALL:
-                at_once, late = max(TWICE * self._usual.get(measure, moment - opened), LEAST), now - moment
-                alone = (self._of(what.kind, measure, slot) + late) / (at_once + SINGLE * elapsed)
-                together = (self._in_all(slot) + late) / (at_once + TOGETHER * elapsed)
-                return max(alone, together) >= NEARLY
+                at_once, late = (
+                    max(GRACE_ROUNDS * self._usual.get(measure, reference - opened), MIN_GRACE_SECONDS),
+                    now - reference,
+                )
+                alone = (self._spent_on(what.kind, measure, slot) + late) / (at_once + BEHIND_ALL_FRACTION * elapsed)
+                together = (self._spent_in_all(slot) + late) / (at_once + COMBINED_FRACTION * elapsed)
+                return max(alone, together) >= NEARLY_SPENT_FRACTION
 
         return False
 
-    def waits_alone(
+    def should_stop_waiting(
         self, lacking: Iterable[int], results: Awaited, finished: Awaited, *, own: int, witnesses: int, opened: float, now: float
     ) -> bool:
         """Whether a member that lacks results should stop waiting, because nobody else who is waited for still waits.
@@ -133,15 +136,15 @@ class WaitingBudget:
         lacking: slots whose results it lacks, of those in `results`. finished: members that sent Finished. own: its slot.
         witnesses: how many will attest to the results. opened: when the round began.
         """
-        if witnesses - quorum(witnesses) < SPARE:
+        if witnesses - quorum(witnesses) < SPARE_STATEMENTS:
             return False
-        if not all(self.nearly_used_up(slot, results, opened=opened, now=now) for slot in lacking):
+        if not all(self.nearly_spent(slot, results, opened=opened, now=now) for slot in lacking):
             return False
 
         others = [slot for slot in finished.expected if slot != own]
         waiting = [slot for slot in others if slot not in finished.times]
         done = [finished.times[slot] for slot in others if slot in finished.times]
-        if not done or len(waiting) > MOST_LEFT_BEHIND:
+        if not done or len(waiting) > MAX_STRAGGLERS:
             return False
 
         without_us = Awaited("finished", finished.times, others)
@@ -149,21 +152,21 @@ class WaitingBudget:
             return False
 
         usual = self._usual.get(BEHIND_ALL, max(done) - opened)
-        return now >= max(done) + max(ALONE * usual, ALONE_LEAST)
+        return now >= max(done) + max(LAST_WAITER_FRACTION * usual, LAST_WAITER_MIN_SECONDS)
 
     def charge(self, what: Awaited, *, opened: float, now: float) -> None:
         """A round is over: record how late each slot was, or is by now."""
-        for measure, moment in what.moments():
+        for measure, reference in what.reference_times():
             for slot in what.expected:
-                late = min(what.times.get(slot, now), now) - moment
+                late = min(what.times.get(slot, now), now) - reference
                 if late > 0:
-                    self._spent[what.kind, measure, slot] = self._of(what.kind, measure, slot) + late
+                    self._spent[what.kind, measure, slot] = self._spent_on(what.kind, measure, slot) + late
             if what.kind == "finished":
-                self._usual[measure] = min(self._usual.get(measure, moment - opened), moment - opened)
+                self._usual[measure] = min(self._usual.get(measure, reference - opened), reference - opened)
 
-    def _of(self, kind: Kind, measure: int, slot: int) -> float:
+    def _spent_on(self, kind: Kind, measure: int, slot: int) -> float:
         return self._spent.get((kind, measure, slot), 0.0)
 
-    def _in_all(self, slot: int) -> float:
+    def _spent_in_all(self, slot: int) -> float:
         """What a slot has used of both kinds, compared with all trainers but one."""
-        return self._of("results", BEHIND_ALL, slot) + self._of("finished", BEHIND_ALL, slot)
+        return self._spent_on("results", BEHIND_ALL, slot) + self._spent_on("finished", BEHIND_ALL, slot)

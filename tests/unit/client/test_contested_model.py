@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from psyche_core.client.machine.actions import Notify
 from psyche_core.client.machine.epoch import EpochNotes, epoch_key
-from psyche_core.client.machine.events import Tell
 from psyche_core.client.machine.machine import ClientMachine
-from psyche_core.client.machine.replica import contest
+from psyche_core.client.machine.replica import contested_model
 from psyche_core.coordinator.state import Client, CoordinatorState, EpochEnd
 from psyche_core.simulator.members.keys import RUN_ID, identity_of
 from psyche_core.simulator.script import from_plain
@@ -54,9 +54,9 @@ def test_a_fetched_model_that_few_offered_is_told(
     client.state = in_warmup(ends=ends)
     clients = tuple(member.id for member in client.state.epoch.clients)
     notes = EpochNotes(epoch_key(client.state), 1, clients, 0, 0.0, opened_at=-1)
-    notes.resync.asked_slots = frozenset(offering)
-    contest.warn_of_few(client, notes, 8)
-    assert [action.event for action in client.actions if isinstance(action, Tell)] == ([] if told is None else [told])
+    notes.resync.last_tried_slots = frozenset(offering)
+    contested_model.warn_of_few_offers(client, notes, 8)
+    assert [action.event for action in client.actions if isinstance(action, Notify)] == ([] if told is None else [told])
 
 
 def test_models_that_members_contest_are_told_with_the_epoch_end_that_is_left() -> None:

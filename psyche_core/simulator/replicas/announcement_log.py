@@ -18,30 +18,32 @@ Place = tuple[int, int]
 """Height and step of a round."""
 
 
-class Announced:
+class AnnouncementLog:
     """The announcements of one run."""
 
     def __init__(self) -> None:
-        self._said: dict[bytes, tuple[int, int]] = {}
-        self._who: dict[Place, set[int]] = {}
+        self._by_commitment: dict[bytes, tuple[int, int]] = {}
+        self._announcers: dict[Place, set[int]] = {}
 
-    def note(self, index: int, result: Result) -> None:
+    def record(self, index: int, result: Result) -> None:
         """The member with this number announced a result. Only its first announcer can make a commitment; others repeat it."""
-        self._said.setdefault(result.commitment, (index, bits(result.share)))
-        self._who.setdefault((result.height, result.step), set()).add(index)
+        self._by_commitment.setdefault(result.commitment, (index, bits(result.share)))
+        self._announcers.setdefault((result.height, result.step), set()).add(index)
 
-    def by(self, place: Place) -> set[int]:
+    def announcers(self, place: Place) -> set[int]:
         """Members that announced a result of that round with their own keys."""
-        return self._who.get(place, set())
+        return self._announcers.get(place, set())
 
-    def meant(self, hashes: Sequence[bytes], commitments: Sequence[bytes], held: Mapping[bytes, Payload]) -> tuple[Payload, ...]:
+    def payloads_of(
+        self, hashes: Sequence[bytes], commitments: Sequence[bytes], held: Mapping[bytes, Payload]
+    ) -> tuple[Payload, ...]:
         """The payloads of an apply, each with the samples it stands for and its trainer.
 
         hashes, commitments: of the results, in one order. held: payloads by hash.
         """
         found: list[Payload] = []
         for payload_hash, commitment in zip(hashes, commitments, strict=True):
-            if payload_hash in held and commitment in self._said:
-                trainer, samples = self._said[commitment]
+            if payload_hash in held and commitment in self._by_commitment:
+                trainer, samples = self._by_commitment[commitment]
                 found.append(replace(held[payload_hash], trainer=trainer, samples=samples))
         return tuple(found)

@@ -31,9 +31,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from psyche_core.builtin.local_data import TRAINING_FOLDER
 from psyche_core.config.run_config import DataFile, TextSource
-from psyche_core.data.token_files import EXTENSIONS
+from psyche_core.data.token_files import EXTENSIONS, TRAINING_FOLDER
 from psyche_core.errors import DataError, InputError
 
 VALIDATION_FOLDER = "validation"

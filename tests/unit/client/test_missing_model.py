@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from psyche_core.client.machine.actions import Notify
 from psyche_core.client.machine.epoch import EpochNotes, epoch_key
-from psyche_core.client.machine.events import Tell
 from psyche_core.client.machine.machine import ClientMachine
-from psyche_core.client.machine.replica.lacking import say_what_we_hold
+from psyche_core.client.machine.replica.missing_model import report_missing_model
 from psyche_core.coordinator.state import Client
 from psyche_core.simulator.members.keys import RUN_ID, identity_of
 from psyche_core.telemetry.events import Problem
@@ -29,13 +29,13 @@ def test_what_is_said_of_a_missing_model_can_be_followed(*, owner_decides: bool)
     client.state = state = replace(state, config=config, run_state=RunState.Warmup, epoch=epoch)
     client.now, client.healthy = 1000.0, frozenset((0, 1, 2))
     notes = EpochNotes(epoch_key(state), 1, tuple(member.id for member in members), 0, 0.0, opened_at=-1)
-    say_what_we_hold(client, state, notes, contested=False)
+    report_missing_model(client, state, notes, contested=False)
     last = (
         "it is paused, and a member whose disk has the model can still start its client"
         if owner_decides
         else "it continues from its stored checkpoint"
     )
-    assert [action.event for action in client.actions if isinstance(action, Tell)] == [
+    assert [action.event for action in client.actions if isinstance(action, Notify)] == [
         Problem(
             "warning",
             "no member that is here has the model after step 8; this client's disk holds no model that members signed; once "

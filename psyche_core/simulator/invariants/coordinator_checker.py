@@ -13,18 +13,18 @@ from psyche_core.coordinator import commands
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.committee import drawn_order, witness_slots
 from psyche_core.coordinator.state import MAX_REJOINS, STORED_ROUNDS, Client, CoordinatorState, Round
-from psyche_core.simulator.failure import Broken
+from psyche_core.simulator.failure import InvariantViolation
 from psyche_core.simulator.sample_tracker import SampleTracker
 from psyche_core.types import MAX_WITNESSES, ClientState, RunState
 
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 
 
-class CoordinatorWatch:
+class CoordinatorChecker:
     """honest: signers of members that never lie. end_reasons: why epochs ended, in order.
 
-    announced: whether a signer announced a result of the round with this height and step, with its own key. calm: honest
-    members suffer nothing but the lies of others, so all their work must count. left_behind: whether the member with this
+    announced: whether a signer announced a result of the round with this height and step, with its own key. no_excuse: honest
+    members suffer nothing but the lies of others, so all their work must count. is_straggler: whether the member with this
     signer was so much slower than all others that F16 gives it no more time.
     """
 
@@ -33,15 +33,15 @@ class CoordinatorWatch:
         *,
         honest: frozenset[bytes],
         announced: Callable[[bytes, tuple[int, int]], bool],
-        left_behind: Callable[[bytes], bool],
-        calm: bool = False,
+        is_straggler: Callable[[bytes], bool],
+        no_excuse: bool = False,
     ) -> None:
         self.sample_tracker: SampleTracker = SampleTracker(honest=honest)
         self.end_reasons: list[str] = []
         self._honest = honest
         self._announced = announced
-        self._left_behind = left_behind
-        self._calm = calm
+        self._is_straggler = is_straggler
+        self._no_excuse = no_excuse
         self._worked: Counter[int] = Counter()
 
     def restored(self, state: CoordinatorState, tracker: SampleTracker) -> None:
@@ -60,11 +60,11 @@ class CoordinatorWatch:
     ) -> None:
         """Check one change of the state by a command. now: unix seconds."""
         if not old.since <= new.since <= now:
-            raise Broken("since-follows-time", f"since went {old.since} -> {new.since} at {now}")
+            raise InvariantViolation("since-follows-time", f"since went {old.since} -> {new.since} at {now}")
         if new.pending_pause and not new.run_state.active:
-            raise Broken("pauses-wait-in-active-phases-only", f"a pause is pending in {new.run_state.name}")
+            raise InvariantViolation("pauses-wait-in-active-phases-only", f"a pause is pending in {new.run_state.name}")
 
-        _right(old, command)
+        _check_rights(old, command)
         _progress(old, new, events)
         if isinstance(command, commands.Equivocation):
             self.sample_tracker.evidence(old, new, command)
@@ -81,7 +81,7 @@ class CoordinatorWatch:
         before, after = old.epoch, new.epoch
         if new.run_state is RunState.Warmup and old.run_state is RunState.WaitingForMembers:
             if len({client.id.signer for client in after.clients}) != len(after.clients):
-                raise Broken("slots-hold-distinct-members", "a member has two slots")
+                raise InvariantViolation("slots-hold-distinct-members", "a member has two slots")
             return
 
         if after.clients is not before.clients:
@@ -96,29 +96,31 @@ class CoordinatorWatch:
         for stored in new.epoch.rounds:
             for slot in stored.voided if stored.voided != known.get(stored.height) else ():
                 if new.epoch.clients[slot].id.signer in self._honest:
-                    raise Broken("no-honest-share-voided", f"the share of the honest member of slot {slot} was made void")
+                    raise InvariantViolation(
+                        "no-honest-share-voided", f"the share of the honest member of slot {slot} was made void"
+                    )
 
     def _slots(self, before: tuple[Client, ...], after: tuple[Client, ...], *, evidence: bool) -> None:
         if [client.id.signer for client in before] != [client.id.signer for client in after]:
             sentence = f"slots were {[str(c.id) for c in before]} and are {[str(c.id) for c in after]}"
-            raise Broken("slots-never-move", sentence)
+            raise InvariantViolation("slots-never-move", sentence)
 
         for slot, (was, now) in enumerate(zip(before, after, strict=True)):
             if was is now:
                 continue
 
             if was.state is ClientState.Ejected and now.state is not ClientState.Ejected:
-                raise Broken("ejected-stays-ejected", f"slot {slot} was ejected and is {now.state.name}")
+                raise InvariantViolation("ejected-stays-ejected", f"slot {slot} was ejected and is {now.state.name}")
             change = now.accepted_rounds - was.accepted_rounds
             if change not in ((-1, 0) if evidence else (0, 1)) or now.rejoins > MAX_REJOINS:
-                raise Broken("slots-count-soundly", f"slot {slot} went {was} -> {now}")
+                raise InvariantViolation("slots-count-soundly", f"slot {slot} went {was} -> {now}")
             if now.state is ClientState.Ejected and now.id.signer in self._honest:
-                raise Broken("no-honest-member-ejected", f"the honest member of slot {slot} was ejected")
+                raise InvariantViolation("no-honest-member-ejected", f"the honest member of slot {slot} was ejected")
             dropped = now.state is ClientState.Dropped and was.state is not ClientState.Dropped
-            if dropped and self._calm and now.id.signer in self._honest and not self._left_behind(now.id.signer):
-                reason = "nothing but lies of others befell it, nor was it much slower than all others"
+            if dropped and self._no_excuse and now.id.signer in self._honest and not self._is_straggler(now.id.signer):
+                reason = "it suffered nothing but lies of others, nor was it much slower than all others"
                 sentence = f"the honest member of slot {slot} was dropped, and {reason}"
-                raise Broken("no-honest-member-dropped", sentence)
+                raise InvariantViolation("no-honest-member-dropped", sentence)
 
     def _event(self, event: commands.Event, new: CoordinatorState) -> None:
         match event:
@@ -129,7 +131,7 @@ class CoordinatorWatch:
                 self._worked.clear()
             case commands.EpochEnded() if event.success:
                 self.sample_tracker.epoch_ended(new)
-                if self._calm:
+                if self._no_excuse:
                     self._paid(new)
             case commands.WentBack():
                 self.sample_tracker.went_back(new)
@@ -138,11 +140,11 @@ class CoordinatorWatch:
                 last = new.current_round
                 if last is not None and not last.drain and last.statements and new.healthy_slots:
                     sentence = f"the cooldown began after round {last.height}, to whose results nobody attested"
-                    raise Broken("epochs-end-with-a-drain-round", sentence)
+                    raise InvariantViolation("epochs-end-with-a-drain-round", sentence)
             case commands.RunFinished():
                 if event.steps != new.config.total_steps:
                     sentence = f"the run finished after {event.steps} of {new.config.total_steps} steps"
-                    raise Broken("every-step-is-trained", sentence)
+                    raise InvariantViolation("every-step-is-trained", sentence)
 
     def _credited(self, event: commands.RoundSettled, state: CoordinatorState) -> None:
         """Only a member that announced a result with its own key is credited with one."""
@@ -152,9 +154,9 @@ class CoordinatorWatch:
         worked = {slot for slot in shares(state, round_) if self._announced(clients[slot].id.signer, place)} if round_ else set()
         self._worked.update(worked)
         unearned = set(event.accepted) - worked
-        if unearned and place not in self.sample_tracker.vetoed:
+        if unearned and place not in self.sample_tracker.without_honest_quorum:
             sentence = f"slots {sorted(unearned)} were credited with results of step {event.step} that their keys never signed"
-            raise Broken("points-go-to-who-signed", sentence)
+            raise InvariantViolation("points-go-to-who-signed", sentence)
 
     def _paid(self, state: CoordinatorState) -> None:
         """A member that did its work in an epoch is paid for some of it."""
@@ -162,21 +164,23 @@ class CoordinatorWatch:
             client = state.epoch.clients[slot]
             if rounds >= 2 and not client.accepted_rounds and client.id.signer in self._honest:
                 sentence = f"the honest member of slot {slot} gave results of {rounds} rounds and is paid for none"
-                raise Broken("honest-work-is-paid", sentence)
+                raise InvariantViolation("honest-work-is-paid", sentence)
 
 
-def _right(old: CoordinatorState, command: commands.Command) -> None:
+def _check_rights(old: CoordinatorState, command: commands.Command) -> None:
     """Nobody sends for another member (F8), and only the elected member reports where the model is (F9)."""
     if isinstance(command, commands.Witness | commands.WarmupWitness):
         index = command.statement.index if isinstance(command, commands.Witness) else command.index
         clients = old.epoch.clients
         if index >= len(clients) or clients[index].id.signer != command.sender.signer:
-            raise Broken("members-speak-for-themselves", f"{command.sender} spoke for slot {index}")
+            raise InvariantViolation("members-speak-for-themselves", f"{command.sender} spoke for slot {index}")
     elif isinstance(command, commands.Checkpoint):
         order = drawn_order(tuple(range(len(old.epoch.clients))), old.epoch.seed)
         elected = next((slot for slot in order if slot in old.healthy_slots and slot not in old.epoch.ceded), None)
         if elected is None or old.epoch.clients[elected].id.signer != command.sender.signer:
-            raise Broken("checkpointers-are-elected", f"{command.sender} moved the checkpoint, elected is slot {elected}")
+            raise InvariantViolation(
+                "checkpointers-are-elected", f"{command.sender} moved the checkpoint, elected is slot {elected}"
+            )
 
 
 def _progress(old: CoordinatorState, new: CoordinatorState, events: tuple[commands.Event, ...]) -> None:
@@ -184,41 +188,41 @@ def _progress(old: CoordinatorState, new: CoordinatorState, events: tuple[comman
     ended = sum(isinstance(event, commands.EpochEnded) and event.success for event in events)
     if after.epoch != before.epoch + ended:
         sentence = f"the epoch went {before.epoch} -> {after.epoch} with {ended} epochs ended"
-        raise Broken("epoch-grows-by-one-per-ended-epoch", sentence)
+        raise InvariantViolation("epoch-grows-by-one-per-ended-epoch", sentence)
     if after is before:
         return
 
-    said = [event for event in events if isinstance(event, commands.WentBack)]
+    rollbacks = [event for event in events if isinstance(event, commands.WentBack)]
     if new.generation != old.generation:
-        _went_back(old, new, said)
+        _went_back(old, new, rollbacks)
         return
-    if said:
-        raise Broken("training-never-goes-back-unsaid", "the run went back in the same generation")
+    if rollbacks:
+        raise InvariantViolation("training-never-goes-back-unsaid", "the run went back in the same generation")
     if after.data_index < before.data_index or after.step not in (before.step, before.step + 1):
-        raise Broken("step-and-data-go-forward-only", f"progress went {before} -> {after}")
+        raise InvariantViolation("step-and-data-go-forward-only", f"progress went {before} -> {after}")
     if after.step > before.step:
         current = old.current_round
         attested = new.round_at(current.height) if current is not None else None
         if old.run_state not in _PLAYING or attested is None or attested.drain or not attested.statements:
             sentence = f"step {before.step} was counted though its round was a drain round or nobody attested in it"
-            raise Broken("step-advances-with-trained-rounds-only", sentence)
+            raise InvariantViolation("step-advances-with-trained-rounds-only", sentence)
 
 
-def _went_back(old: CoordinatorState, new: CoordinatorState, said: list[commands.WentBack]) -> None:
+def _went_back(old: CoordinatorState, new: CoordinatorState, rollbacks: list[commands.WentBack]) -> None:
     """A run may go back only to a signed end, or to the stored checkpoint if the owner or the configuration allows that."""
     step = new.progress.step - 1
     rightly = commands.WentBack(from_step=old.progress.step - 1, to_step=step, from_checkpoint=new.from_checkpoint)
-    if said != [rightly] or new.generation != old.generation + 1:
-        sentence = f"progress went {old.progress} -> {new.progress} in generation {new.generation}, said was {said}"
-        raise Broken("training-never-goes-back-unsaid", sentence)
+    if rollbacks != [rightly] or new.generation != old.generation + 1:
+        sentence = f"progress went {old.progress} -> {new.progress} in generation {new.generation}, said was {rollbacks}"
+        raise InvariantViolation("training-never-goes-back-unsaid", sentence)
 
     ends = {end.step: end.data_index for end in ([old.stored] if new.from_checkpoint else old.ends)}
     attested = {} if new.from_checkpoint else dict.fromkeys(attested_digests(old), old.progress.data_index)
     if (attested | ends).get(step) != new.progress.data_index:
         sentence = f"progress went {old.progress} -> {new.progress}, known ends are {ends}, attested steps {sorted(attested)}"
-        raise Broken("runs-go-back-to-known-ends", sentence)
+        raise InvariantViolation("runs-go-back-to-known-ends", sentence)
     if new.from_checkpoint and not (old.config.restart_from_checkpoint or old.model_lost):
-        raise Broken("runs-go-back-to-known-ends", "the run went back to its stored checkpoint and nobody allowed it")
+        raise InvariantViolation("runs-go-back-to-known-ends", "the run went back to its stored checkpoint and nobody allowed it")
 
 
 def attested_digests(state: CoordinatorState) -> dict[int, bytes]:
@@ -228,8 +232,8 @@ def attested_digests(state: CoordinatorState) -> dict[int, bytes]:
     for stored in state.epoch.rounds[1:]:
         applied = stored.step - 2
         for statement in stored.statements:
-            alike = sum(other.model_digest == statement.model_digest for other in stored.statements)
-            if applied > 0 and any(statement.model_digest) and 3 * alike >= 2 * min(played, MAX_WITNESSES):
+            equal = sum(other.model_digest == statement.model_digest for other in stored.statements)
+            if applied > 0 and any(statement.model_digest) and 3 * equal >= 2 * min(played, MAX_WITNESSES):
                 found[applied] = statement.model_digest
     return found
 
@@ -240,7 +244,7 @@ def _rounds(new: CoordinatorState, before: tuple[Round, ...]) -> None:
     last = before[-1].height if before else -1
     consecutive = all(later == earlier + 1 for earlier, later in pairwise(heights))
     if not consecutive or len(rounds) > STORED_ROUNDS or (heights and heights[-1] not in (last, last + 1)):
-        raise Broken("heights-are-consecutive", f"stored heights are {heights} after {last}")
+        raise InvariantViolation("heights-are-consecutive", f"stored heights are {heights} after {last}")
     if not rounds:
         return
 
@@ -248,25 +252,27 @@ def _rounds(new: CoordinatorState, before: tuple[Round, ...]) -> None:
     if current.height > last:
         if current.slots != new.healthy_slots:
             sentence = f"round {current.height} is played by {current.slots}, healthy are {new.healthy_slots}"
-            raise Broken("rounds-are-played-by-the-healthy", sentence)
+            raise InvariantViolation("rounds-are-played-by-the-healthy", sentence)
         return
 
     indices = [statement.index for statement in current.statements]
     elected = witness_slots(new, current)
     if len(set(indices)) != len(indices) or not set(indices) <= set(elected):
         sentence = f"round {current.height} has statements of {indices}, elected are {elected}"
-        raise Broken("statements-are-of-distinct-elected-witnesses", sentence)
+        raise InvariantViolation("statements-are-of-distinct-elected-witnesses", sentence)
 
 
 def _accounts(old: CoordinatorState, new: CoordinatorState, events: tuple[commands.Event, ...]) -> None:
     paid = sum(points for event in events if isinstance(event, commands.RewardsShared) for _, points in event.earned)
     before, after = (sum(account.earned for account in state.accounts) for state in (old, new))
     if after - before != paid:
-        raise Broken("accounts-are-conserved", f"accounts grew by {after - before}, rewards of {paid} were announced")
+        raise InvariantViolation("accounts-are-conserved", f"accounts grew by {after - before}, rewards of {paid} were announced")
     if paid > old.epoch.rates.earning_total_shared:
-        raise Broken("accounts-are-conserved", f"{paid} points were paid from a pool of {old.epoch.rates.earning_total_shared}")
+        raise InvariantViolation(
+            "accounts-are-conserved", f"{paid} points were paid from a pool of {old.epoch.rates.earning_total_shared}"
+        )
 
     earned = {account.signer: account.earned for account in new.accounts}
     for was in old.accounts:
         if earned.get(was.signer, -1) < was.earned:
-            raise Broken("accounts-are-conserved", f"the account of {was.signer[:4].hex()} shrank or vanished")
+            raise InvariantViolation("accounts-are-conserved", f"the account of {was.signer[:4].hex()} shrank or vanished")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.simulator.failure import Broken
+from psyche_core.simulator.failure import InvariantViolation
 from psyche_core.simulator.replicas.replica import Payload
 from psyche_core.simulator.sample_tracker import SampleTracker
 from psyche_core.types import RunState
@@ -26,7 +26,7 @@ SIZE_LIMITS: Mapping[str, int] = {
 DEFAULT_SIZE_LIMIT = 64
 """The same limit for kinds not listed."""
 
-LETTERS_LIMIT = 1_000
+PACKETS_LIMIT = 1_000
 """Most live messages in one simulated transport, for each member; more means that a machine does not expire them."""
 
 
@@ -34,7 +34,7 @@ Place = tuple[int, int, int]
 """Lineage, height and step: a history of the coordinator, and a round in it."""
 
 
-class ReplicaWatch:
+class ReplicaChecker:
     """Compares what each honest member applies, fetches and closes with what the first one did.
 
     initial: the run's first masters. applies, fetches: number of comparisons. lineage: of the coordinator's state; it grows
@@ -50,7 +50,7 @@ class ReplicaWatch:
         self._taken: dict[tuple[int, int], int] = {}
         self._samples_in: dict[object, int] = {initial: 0}
         self._first: dict[tuple[Place, bool], tuple[object, str]] = {}
-        self._doubtful: list[tuple[str, Place, int]] = []
+        self._undecided: list[tuple[str, Place, int]] = []
 
     def went_back(self, lineage: int, step: int, *, of: int) -> None:
         """The coordinator continues from the masters after `step` in lineage `of`; what came after them is forgotten.
@@ -80,7 +80,9 @@ class ReplicaWatch:
         first = self._first.get(key)
         if first is not None:
             if first[0] != masters:
-                raise Broken("replicas-are-equal", f"{name} and {first[1]} have different masters after applying step {step}")
+                raise InvariantViolation(
+                    "replicas-are-equal", f"{name} and {first[1]} have different masters after applying step {step}"
+                )
             return
 
         self._first[key] = (masters, name)
@@ -88,7 +90,7 @@ class ReplicaWatch:
         if missing:
             lacking = f"{missing.bit_count()} samples accepted before it"
             sentence = f"{name} applied step {step} to masters without {lacking}, and nobody said that training goes back"
-            raise Broken("training-never-goes-back-unsaid", sentence)
+            raise InvariantViolation("training-never-goes-back-unsaid", sentence)
 
         taken = ever = 0
         for (of, _), samples in self._taken.items():
@@ -96,7 +98,7 @@ class ReplicaWatch:
         for payload in payloads:
             if (taken | ever) & payload.samples:
                 sentence = f"{name} applied samples of member {payload.trainer} twice, in step {step}"
-                raise Broken("no-sample-applied-twice", sentence)
+                raise InvariantViolation("no-sample-applied-twice", sentence)
             taken |= payload.samples
         self._taken[(lineage, step)] = self._taken.get((lineage, step), 0) | taken
         if lineage == self.lineage:
@@ -104,7 +106,7 @@ class ReplicaWatch:
         if payloads or (lineage, step) not in self._masters_after:
             self._masters_after[(lineage, step)] = masters
 
-    def made(self, before: object, payloads: Callable[[], tuple[Payload, ...]], masters: object) -> None:
+    def record_masters(self, before: object, payloads: Callable[[], tuple[Payload, ...]], masters: object) -> None:
         """A member, honest or not, turned `before` into `masters`: record which samples are in them."""
         if masters not in self._samples_in:
             samples = self._samples_in.get(before, 0)
@@ -121,27 +123,27 @@ class ReplicaWatch:
         accepted = tracker.accepted.get(key, [])
         if taken in accepted:
             return
-        if key in tracker.vetoed and any(not taken & ~samples for samples in accepted):
+        if key in tracker.without_honest_quorum and any(not taken & ~samples for samples in accepted):
             return
 
         if not final and any(not (samples ^ taken) & ~tracker.of_liars[key] for samples in accepted):
-            self._doubtful.append((name, place, taken))
+            self._undecided.append((name, place, taken))
             return
 
         rightly = " or ".join(str(samples.bit_count()) for samples in accepted) or "nothing yet"
         sentence = f"{name} applied {taken.bit_count()} samples of step {key[1]}, the coordinator accepted {rightly}"
-        raise Broken("accepted-is-applied", sentence)
+        raise InvariantViolation("accepted-is-applied", sentence)
 
     def over(self) -> None:
-        """The run is over: doubtful cases must be settled now.
+        """The run is over: undecided cases must be settled now.
 
         Exceptions: liars' shares of an epoch's last round, which a liar can reveal as void after the cooldown, and of rounds
         stored when all members died. All members omitted them alike, and nobody can tell the coordinator any more
         (docs/explanation/simulator.md).
         """
         tracker = self._tracker()
-        for name, place, taken in self._doubtful:
-            if place[0] == self.lineage and place[1:] not in tracker.last | tracker.unheard:
+        for name, place, taken in self._undecided:
+            if place[0] == self.lineage and place[1:] not in tracker.last | tracker.evidence_lost:
                 self._compare(name, place, taken, final=True)
 
     def fetched(self, name: str, *, lineage: int, step: int, masters: object, held: Callable[[object], bool]) -> None:
@@ -156,7 +158,9 @@ class ReplicaWatch:
             return
         if expected is not None:
             if held(expected):
-                raise Broken("fetched-masters-are-the-runs", f"{name} took masters for those after step {step} that are not")
+                raise InvariantViolation(
+                    "fetched-masters-are-the-runs", f"{name} took masters for those after step {step} that are not"
+                )
             self._masters_after[(lineage, step)] = masters
         if lineage == self.lineage:  # whatever it is, it stands for what was accepted
             self._samples_in.setdefault(masters, self._tracker().of_honest_before(step + 1))
@@ -171,33 +175,33 @@ class ReplicaWatch:
         """A member reports that its masters are those after the last step of an epoch."""
         if self._masters_after.get((lineage, step), masters) != masters:
             sentence = f"{name} closed an epoch with masters that are not those after step {step}"
-            raise Broken("every-round-is-applied-by-all", sentence)
+            raise InvariantViolation("every-round-is-applied-by-all", sentence)
 
     def finished(self, name: str, *, step: int, masters: object) -> None:
         """A member ended with success after the end of the run."""
         if self._masters_after.get((self.lineage, step)) != masters:
             sentence = f"{name} ended the run with masters that are not those after its last step, {step}"
-            raise Broken("every-round-is-applied-by-all", sentence)
+            raise InvariantViolation("every-round-is-applied-by-all", sentence)
 
 
-class ProgressWatch:
+class ProgressChecker:
     """A run with a quorum of honest, connected members must progress. bound: longest pause in virtual seconds without faults.
 
-    calm_after: end of the last temporary fault. longest: longest pause so far.
+    excused_until: end of the last temporary fault. longest: longest pause so far.
     """
 
-    def __init__(self, *, bound: float, calm_after: float) -> None:
+    def __init__(self, *, bound: float, excused_until: float) -> None:
         self.longest: float = 0.0
         self._bound = bound
-        self._calm_after = calm_after
+        self._excused_until = excused_until
         self._step = -1
         self._since = 0.0
 
-    def look(self, state: CoordinatorState, now: float) -> None:
+    def check(self, state: CoordinatorState, now: float) -> None:
         """Check the time since the last step."""
         if state.progress.step != self._step:
             self._step, self._since = state.progress.step, now
-        still = now - max(self._since, self._calm_after)
+        still = now - max(self._since, self._excused_until)
         self.longest = max(self.longest, still)
         if still > self._bound and state.run_state is not RunState.Finished:
             sentence = (
@@ -205,14 +209,14 @@ class ProgressWatch:
                 f"{state.progress.epoch}, step {state.progress.step}, {len(state.healthy_slots)} healthy, "
                 f"{len(state.pending)} pending"
             )
-            raise Broken("the-run-goes-on", sentence)
+            raise InvariantViolation("the-run-goes-on", sentence)
 
 
-def check_sizes(name: str, sizes: Mapping[str, int], *, letters: int, members: int) -> None:
-    """Memory must be bounded. sizes: a machine's `size_report`; letters: live messages in its transport; members: of the run."""
+def check_sizes(name: str, sizes: Mapping[str, int], *, packets: int, members: int) -> None:
+    """Memory must be bounded. sizes: a machine's `size_report`; packets: live messages in its transport; members: of the run."""
     for kind, size in sizes.items():
         limit = members * SIZE_LIMITS.get(kind, DEFAULT_SIZE_LIMIT)
         if size > limit:
-            raise Broken("memory-is-bounded", f"{name} keeps {size} {kind}, at most {limit} are allowed")
-    if letters > members * LETTERS_LIMIT:
-        raise Broken("memory-is-bounded", f"{name} has {letters} live messages")
+            raise InvariantViolation("memory-is-bounded", f"{name} keeps {size} {kind}, at most {limit} are allowed")
+    if packets > members * PACKETS_LIMIT:
+        raise InvariantViolation("memory-is-bounded", f"{name} has {packets} live messages")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from psyche_core.client.machine.actions import Send
 from psyche_core.client.machine.epoch import EpochNotes
-from psyche_core.client.machine.events import Send
 from psyche_core.client.machine.rounds.round import NO_DIGEST
 from psyche_core.client.machine.state import MachineState
 from psyche_core.coordinator.commands import WarmupWitness
@@ -16,14 +16,14 @@ _SOMEBODY_READY = 3 / 4
 """Fraction of warmup_time after which we report that we cannot get the model."""
 
 
-def say_what_we_hold(client: MachineState, state: CoordinatorState, notes: EpochNotes, *, contested: bool) -> None:
+def report_missing_model(client: MachineState, state: CoordinatorState, notes: EpochNotes, *, contested: bool) -> None:
     """Tell the coordinator that we cannot get the model, and which earlier signed step we have (protocol F18).
 
     contested: members offer the model, and nobody can tell which one is right.
     """
     if notes.slot is None or notes.slot not in client.healthy:
         return
-    if notes.lacking_said is not None and client.now - notes.lacking_said <= client.timeouts.answer:
+    if notes.missing_reported_at is not None and client.now - notes.missing_reported_at <= client.timeouts.answer:
         return
     # Members that have the model may still be loading it; while one reports that it has it, offers may come.
     if client.now - notes.since < state.config.warmup_time * (_SOMEBODY_READY if state.epoch.ready else _NOBODY_READY):
@@ -36,7 +36,7 @@ def say_what_we_hold(client: MachineState, state: CoordinatorState, notes: Epoch
     ours = client.held | in_memory
     held = {step: digest for step, digest in signed_digests(state).items() if step < start and ours.get(step) == digest}
     newest = max(held, default=None)
-    if notes.lacking_said is None:
+    if notes.missing_reported_at is None:
         best = (
             "this client's disk holds no model that members signed"
             if newest is None
@@ -53,7 +53,7 @@ def say_what_we_hold(client: MachineState, state: CoordinatorState, notes: Epoch
         if contested:
             why = f"members offer different models after step {start} again, so it is given up"
             then = back
-        client.tell(telemetry.Problem("warning", f"{why}; {best}; {then}"))
-    notes.lacking_said = client.now
-    said = NO_DIGEST if newest is None else held_digest(held[newest])
-    client.do(Send(WarmupWitness(client.identity, notes.number, notes.slot, said)))
+        client.notify(telemetry.Problem("warning", f"{why}; {best}; {then}"))
+    notes.missing_reported_at = client.now
+    report = NO_DIGEST if newest is None else held_digest(held[newest])
+    client.emit(Send(WarmupWitness(client.identity, notes.number, notes.slot, report)))

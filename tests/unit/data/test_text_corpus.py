@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psyche_core.builtin.local_data import LocalData
-from psyche_core.builtin.text_corpus import PreparedText, TextProgress, package_texts, plain_text, prepare_text, split_document
 from psyche_core.config.data_file import DataFile
 from psyche_core.config.run_config import check_data_file, load_data_file, load_run_file, parse_data_file
+from psyche_core.data.text_corpus import PreparedText, TextProgress, package_texts, plain_text, prepare_text, split_document
 from psyche_core.errors import DataError
 from psyche_core.types import BatchId
 

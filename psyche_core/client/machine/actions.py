@@ -1,0 +1,243 @@
+"""Actions, which the client machine returns: what its surroundings are to do. Plain values.
+
+The runtime carries them out with I/O, the simulator without (`psyche_core.client.actions`). At most one piece of trainer work is
+outstanding: each `Work` action is answered by exactly one of the events named in its docstring, or by WorkFailed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psyche_core.coordinator.commands import Command
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.telemetry.events import Event as ReportEvent
+from psyche_core.types import BatchId, NodeIdentity
+from psyche_core.wire.messages import Message, Result
+
+Share = tuple[BatchId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Ask the backend for membership of the next epochs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a command to the coordinator; answered by CommandAnswered."""
+
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class SetPeers:
+    """Set the members to communicate with."""
+
+    members: tuple[NodeIdentity, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Seal a message and send it to all members until its tag expires."""
+
+    message: Message
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPayload:
+    """Fetch and check a payload, and keep it until `tag` expires. sources: p2p keys, best first.
+
+    Answered by PayloadChecked, PayloadMissing or PayloadCheckFailed.
+    """
+
+    payload_hash: bytes
+    sources: tuple[bytes, ...]
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Forget messages and payloads with older tags."""
+
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptResult:
+    """A verified result as the journal keeps it.
+
+    trainer: p2p key; signer: the signer half of its identity; seed: of its round.
+    """
+
+    result: Result
+    slot: int
+    seed: int
+    trainer: bytes
+    signer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeepResults:
+    """Write these results and their payloads, which are all here, to the journal.
+
+    It is synced before our next statement is sent.
+    """
+
+    results: tuple[KeptResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Start reading the samples of our share; the Train work for the same share follows."""
+
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Answer with Reminded after this many seconds, independently of work. tag: of the round it is about."""
+
+    tag: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoreModel:
+    """Put the checkpoint saved after `step` into the store, independently of work; answered by ModelStored or StoreFailed."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Work: build model, optimizer and data for this state; answered by ModelReady or SourceMissing.
+
+    fresh: use the model that the run's checkpoint names, even if we saved one ourselves.
+    """
+
+    state: CoordinatorState
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Work: train a share and publish the payload; answered by Trained or TrainFailed.
+
+    generation: of the run; in a new one, results sent in an older one are forgotten first.
+    """
+
+    height: int
+    step: int
+    share: Share
+    tag: int
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Work: apply these payloads, all fetched and checked; answered by Applied or PayloadsLost. Their order has no meaning.
+
+    Equal bytes that several slots sent are listed, and applied, as often. The rest is for the journal: commitments: of the
+    payloads, in the same order; statements: digest of the statements that accepted them; data_index: first sample never
+    assigned yet; generation: of the run.
+    """
+
+    height: int
+    step: int
+    payload_hashes: tuple[bytes, ...]
+    own_accepted: bool
+    epoch: int = 0
+    commitments: tuple[bytes, ...] = ()
+    statements: bytes = bytes(32)
+    data_index: int = 0
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Work: digest of the masters during a round; answered by Digested."""
+
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseEpoch:
+    """Work: full digest, evaluation and checkpoint after the last apply; answered by EpochClosed. step: last step applied.
+
+    data_index: first sample never assigned yet. generation: of the run.
+    """
+
+    epoch: int
+    step: int
+    data_index: int = 0
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Work: publish the masters, now those after `step`, under `tag`; answered by SnapshotTaken or SnapshotFailed."""
+
+    step: int
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchModel:
+    """Work: replace the masters by those of a manifest, fetching the pieces in which ours differ.
+
+    sources: p2p keys that serve it. build: the state to build model, optimizer and data for first, None when they are built.
+    descriptions: hash and length of the model's description as the sources report it, likeliest first; needed only with
+    `build`. epoch, data_index, generation: of the run now, for the checkpoint from which the journal continues. epoch_end:
+    whether the run knows the end of an epoch after this step. Answered by ModelFetched, or with `build` by ModelReady, or by
+    ModelFetchFailed.
+    """
+
+    step: int
+    manifest_hash: bytes
+    manifest_bytes: int
+    sources: tuple[bytes, ...]
+    tag: int
+    build: CoordinatorState | None = None
+    descriptions: tuple[tuple[bytes, int], ...] = ()
+    epoch: int = 0
+    data_index: int = 0
+    generation: int = 0
+    epoch_end: bool = False
+
+
+Work = Load | Train | Apply | Digest | CloseEpoch | TakeSnapshot | FetchModel
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """Show this to people."""
+
+    event: ReportEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The client is done. reason: one sentence. again: start over from our disk, with new connections."""
+
+    reason: str
+    success: bool
+    again: bool = False
+
+
+Action = (
+    Join
+    | Send
+    | SetPeers
+    | Broadcast
+    | FetchPayload
+    | Expire
+    | KeepResults
+    | Prefetch
+    | SetTimer
+    | StoreModel
+    | Work
+    | Notify
+    | Stop
+)
