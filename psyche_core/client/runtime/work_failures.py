@@ -7,19 +7,16 @@ remembers which failures people are told of.
 from __future__ import annotations
 
 from psyche_core.client.machine.actions import (
-    Applied,
     Apply,
     CloseEpoch,
     Digest,
     FetchModel,
     Load,
-    ModelFetched,
     TakeSnapshot,
     Train,
-    Trained,
     Work,
-    WorkDone,
 )
+from psyche_core.client.machine.events import Applied, ModelFetched, Trained, WorkDone
 from psyche_core.errors import PluginFailed
 
 MAX_FAILURES = 5
