@@ -30,8 +30,11 @@ LocalTestnet = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def token_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where runs of these tests keep their token files, made once by the first that needs them."""
-    return tmp_path_factory.mktemp("tokens") / "data"
+    """Where runs of these tests keep their token files, made once for all workers by the first that needs them."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tokens"
+    shared.mkdir(exist_ok=True)
+    return shared / "data"
 
 
 @pytest.fixture

@@ -25,11 +25,14 @@ from psyche_core.training.checkpoints.manifest import read_manifest, verify
 RUN_ID = "alone"
 ROUNDS = 8
 """Rounds of an epoch."""
+WAIT_SECONDS = 240.0
+
+pytestmark = pytest.mark.timeout(600)
 
 RUN = f"""
 run_id = "alone"
 [config]
-warmup_time = 20
+warmup_time = 240
 cooldown_time = 1
 max_round_train_time = 30
 round_witness_time = 1
@@ -143,7 +146,7 @@ class Client:
 
     def until(self, met: Callable[[list[Event]], bool]) -> None:
         """Wait for something in what it tells."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + WAIT_SECONDS
         while not met(self.told()):
             assert self.process.poll() is None, self.log()
             assert time.monotonic() < end, self.log()
@@ -181,7 +184,7 @@ def test_a_second_signal_ends_the_client_at_once_and_costs_the_last_checkpoint_o
     client.until(lambda told: Leaving("SIGTERM", saves=True) in told)
     client.until(lambda told: (client.folder / "half-saved").exists())
     client.process.send_signal(second)
-    assert client.process.wait(timeout=30) == -second
+    assert client.process.wait(timeout=WAIT_SECONDS) == -second
 
     told = client.told()
     assert not any(isinstance(event, Ended) for event in told)
@@ -204,6 +207,6 @@ def test_a_second_signal_ends_the_client_at_once_and_costs_the_last_checkpoint_o
     assert recovered is not None
     assert recovered.header.base_step == steps[-1]
     # A round is in the journal before it is told, and the signal may have come in between.
-    being_saved = Path((client.folder / "half-saved").read_text()).name  # .alone-stepN.…
-    assert being_saved.split(".")[1] == f"alone-step{recovered.last_step}"
+    being_saved = Path((client.folder / "half-saved").read_text()).parent.name
+    assert being_saved.startswith(f".alone-step{recovered.last_step}.")
     assert recovered.last_step >= max(event.step for event in told if isinstance(event, StepApplied))

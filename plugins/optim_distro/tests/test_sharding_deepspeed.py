@@ -24,7 +24,7 @@ class TestDeepSpeed(ShardingConformance):
     refused = WRONG
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 class TestDeepSpeedOverData(ShardingConformance):
     """Two groups that share weights, with rows of their own."""
 
