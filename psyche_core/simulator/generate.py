@@ -134,7 +134,7 @@ def _shape(rng: random.Random, rounds: int, *, floor: int, ceiling: int, liars: 
         batch_start=batch,
         batch_end=grown,
         batch_warmup_tokens=16 * batch * rounds // 2 if grown > batch else 0,
-        rounds_per_epoch=rng.randint(4, 8),
+        rounds_per_epoch=rng.choice((rng.randint(4, 8), rng.randint(4, 8), rng.randint(1, 3))),
         epoch_time=rng.choice((600, 600, 600, rng.randint(16, 40))),
         warmup_time=warmup,
         max_round_train_time=train,

@@ -60,6 +60,7 @@ LIES = (
     "false-digests",
     "false-models",
     "flood",
+    "model-requests",
     "stolen-key",
     "old-signatures",
     *SLOWING_LIES,

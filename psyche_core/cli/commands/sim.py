@@ -36,7 +36,8 @@ Kinds of faults:
   server    server-restart owner-pause older-state slow-rpc failing-rpc
   liars     wrong-hash wrong-shape two-results three-results
             repeated-payload garbage withhold false-statements
-            false-digests false-models flood stolen-key old-signatures
+            false-digests false-models flood model-requests stolen-key
+            old-signatures
   slow down silent-witness never-states all-ones empty-statements
             never-finished selective-finished late-finished just-in-time
             late-statement idle-joiners"""

@@ -177,10 +177,14 @@ class CloseEpoch:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Work: publish the masters, now those after `step`, under `tag`; answered by SnapshotTaken or SnapshotFailed."""
+    """Work: publish the masters, now those after `step`, under `tag`; answered by SnapshotTaken or SnapshotFailed.
+
+    withdrawn: tags of earlier snapshots that are offered no longer, so that few are kept on disk.
+    """
 
     step: int
     tag: int
+    withdrawn: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

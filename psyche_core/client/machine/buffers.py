@@ -103,7 +103,8 @@ class EarlyMessages:
     """Messages about rounds and epochs that we do not know yet, kept across epochs until they are needed.
 
     Each member of the run has its own share. Keys that are not members in our state may be newcomers, so the messages of the
-    newest few of them are kept too: anybody can make up keys, and these must not take the place of members' messages.
+    newest few of them are kept too: anybody can make up keys, and these must not take the place of members' messages. Of each
+    sender the newest messages are kept: where states come late, the rounds of the oldest ones are over.
     """
 
     def __init__(self) -> None:
@@ -111,29 +112,39 @@ class EarlyMessages:
         self._unknown_senders: dict[bytes, list[Message]] = {}
 
     def add(self, origin: bytes, message: Message, *, member: bool) -> None:
-        """Keep a message; silently drops it if the sender has no share left. member: whether our state names the sender."""
+        """Keep a message; the sender's oldest one makes room if need be. member: whether our state names the sender."""
         held = self._members if member or origin in self._members else self._unknown_senders
         if origin not in held:
             if len(held) >= MAX_EARLY_SENDERS:
                 del held[next(iter(held))]
             held[origin] = self._unknown_senders.pop(origin, [])
         waiting = held[origin]
-        if len(waiting) < MAX_EARLY_PER_SENDER and message not in waiting:
+        if message not in waiting:
             waiting.append(message)
+            del waiting[:-MAX_EARLY_PER_SENDER]
 
     def __len__(self) -> int:
         return sum(len(waiting) for held in (self._members, self._unknown_senders) for waiting in held.values())
 
     def take(self, epoch: int, height: int | None) -> list[tuple[bytes, Message]]:
-        """Remove and return the messages for this round (height None: for this epoch as a whole), and drop older ones."""
+        """Remove and return the messages for this round (height None: for this epoch as a whole), and drop older ones.
+
+        Rounds are opened in order, so those about an earlier round of the epoch are not needed any more.
+        """
         due: list[tuple[bytes, Message]] = []
         for held in (self._members, self._unknown_senders):
             for origin, waiting in list(held.items()):
                 due.extend((origin, message) for message in waiting if _place(message) == (epoch, height))
-                waiting[:] = [message for message in waiting if message.epoch >= epoch and _place(message) != (epoch, height)]
+                waiting[:] = [message for message in waiting if _is_later(message, epoch, height)]
                 if not waiting:
                     del held[origin]
         return due
+
+
+def _is_later(message: Message, epoch: int, height: int | None) -> bool:
+    """Whether a message may still be needed after this round (height None: after this epoch) has been opened."""
+    of, at = _place(message)
+    return of > epoch or (of == epoch and at != height and (height is None or at is None or at > height))
 
 
 def _place(message: Message) -> tuple[int, int | None]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.client.machine import scheduler
-from psyche_core.client.machine.actions import Expire, Join, Prefetch, Send, SetPeers
-from psyche_core.client.machine.epoch import ENTERABLE, PLAYING, EpochNotes, epoch_key
+from psyche_core.client.machine.actions import Join, Prefetch, Send, SetPeers
+from psyche_core.client.machine.epoch import ENTERABLE, PLAYING, EpochNotes, epoch_key, round_tag
 from psyche_core.client.machine.peer_messages import receive_early, repeat_evidence
 from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.rounds.settled_rounds import epoch_of_rounds
@@ -185,7 +185,10 @@ def _open_epoch(client: MachineState, state: CoordinatorState) -> None:
     notes.digests.ours = client.model_digest
     if old is None:
         # This process needs nothing of earlier epochs, and does not know what others read of it.
-        client.emit(Expire(notes.tag(0)))
+        client.expire(notes.tag(0))
+    elif notes.number:
+        # Epochs of few rounds have none that is old enough to be dropped while they are played.
+        client.expire(round_tag(notes.number - 1, 0))
     receive_early(client, notes.number, None)
 
 
@@ -230,7 +233,7 @@ def _open_round(client: MachineState, notes: EpochNotes, record: RoundRecord) ->
     if height >= KEPT_ROUNDS:
         before = notes.tag(min(height - KEPT_ROUNDS, oldest.height))  # keep what we still have to apply
         notes.payloads.expire(before)
-        client.emit(Expire(before))
+        client.expire(before)
     share = record.shares.get(notes.slot) if notes.slot is not None else None
     if share and client.model_ready and height > notes.opened_at:
         client.emit(Prefetch(share))

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from psyche_core.client.machine.buffers import PayloadBuffer
 from psyche_core.client.machine.replica.digests import DigestTracker
-from psyche_core.client.machine.replica.resync_state import Resync, SnapshotRequests
+from psyche_core.client.machine.replica.resync_state import Resync
+from psyche_core.client.machine.replica.snapshot_offers import SnapshotRequests
 from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.rounds.waiting import Awaited, WaitingBudget, min_finished
 from psyche_core.coordinator.state import CoordinatorState

@@ -102,7 +102,8 @@ class ClientMachine:
             "payloads": len(notes.payloads) if notes is not None else 0,
             "early_messages": len(self._state.early),
             "offers": sum(map(len, notes.resync.offers.values())) if notes is not None else 0,
-            "wanted_snapshots": len(notes.snapshot_requests.requested) if notes is not None else 0,
+            "wanted_snapshots": sum(map(len, notes.snapshot_requests.requested.values())) if notes is not None else 0,
+            "offered_snapshots": len(self._state.snapshot_offers.offered),
         }
 
     def handle(self, event: ev.Event, now: float) -> list[act.Action]:
@@ -246,7 +247,13 @@ def _choose_work(client: MachineState, state: CoordinatorState, notes: EpochNote
         return
 
     work = scheduler.next_work(
-        state, notes, masters_at=client.masters_at, healthy=client.healthy, now=client.now, timeouts=client.timeouts
+        state,
+        notes,
+        masters_at=client.masters_at,
+        healthy=client.healthy,
+        offers=client.snapshot_offers,
+        now=client.now,
+        timeouts=client.timeouts,
     )
     if isinstance(work, RoundRecord):
         _apply(client, notes, work)

@@ -41,14 +41,17 @@ def receive(client: MachineState, origin: bytes, message: Message) -> None:
 
 
 def _is_current(notes: EpochNotes, message: Message) -> bool:
-    """Whether a message is about our epoch, or about one of its rounds that we know. A digest has its own comparison of seeds."""
+    """Whether a message is about our epoch, or about one of its rounds that we know.
+
+    A digest of an epoch's end names its last round's seed, which we may not know yet: `DigestTracker` compares it later.
+    """
     if message.epoch != notes.number:
         return False
     if isinstance(message, ABOUT_A_ROUND):
         record = notes.records.get(message.height)
         return record is not None and record.round.seed == message.seed
 
-    return isinstance(message, ModelDigest) or message.seed == notes.seed
+    return message.seed == notes.seed or (isinstance(message, ModelDigest) and message.ended)
 
 
 def _may_come(notes: EpochNotes, message: Message) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from psyche_core.client.machine.actions import CloseEpoch, Digest, FetchModel, TakeSnapshot, Train, Work
 from psyche_core.client.machine.epoch import PLAYING, EpochNotes, masters_due
+from psyche_core.client.machine.replica.snapshot_offers import SnapshotOffer, SnapshotOffers
 from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
@@ -91,19 +92,20 @@ def next_work(
     *,
     masters_at: int | None,
     healthy: frozenset[int],
+    offers: SnapshotOffers,
     now: float,
     timeouts: Timeouts,
 ) -> Work | RoundRecord | None:
     """The next piece of work; a RoundRecord means that it should be applied; None to wait.
 
-    healthy: slots healthy in `state`.
+    healthy: slots healthy in `state`. offers: of snapshots of our masters; a new one takes its place in them.
     """
     if notes.resync.reason is not None:
         return fetch(state, notes, healthy=healthy, now=now, timeouts=timeouts)
 
-    if notes.snapshot_requests.requested and masters_at is not None and notes.snapshot_requests.due(masters_at):
-        notes.snapshot_requests.offered_at[masters_at] = now
-        return TakeSnapshot(masters_at, notes.tag(max(notes.newest, 0) + SNAPSHOT_ROUNDS))
+    snapshot = _snapshot(notes, offers, masters_at=masters_at, now=now)
+    if snapshot is not None:
+        return snapshot
 
     record = notes.next_to_apply()
     if record is not None and record.settled_by is not None:
@@ -162,6 +164,26 @@ def fetch(
         generation=state.generation,
         epoch_end=choice.step in {end.step for end in state.ends},
     )
+
+
+def _snapshot(notes: EpochNotes, offers: SnapshotOffers, *, masters_at: int | None, now: float) -> TakeSnapshot | None:
+    """The snapshot to take because others want exactly our masters."""
+    requests = notes.snapshot_requests
+    if masters_at is None or not requests.requested:
+        return None
+
+    slots = requests.entitled(masters_at, rounds=notes.newest + 1)
+    if not slots:
+        return None
+
+    tag = notes.tag(max(notes.newest, 0) + SNAPSHOT_ROUNDS)
+    withdrawn = offers.add(SnapshotOffer(masters_at, tag, notes.key, slots), requests.offers)
+    if withdrawn is None:
+        return None
+
+    requests.offered_at[masters_at] = now
+    requests.offers.update(slots)
+    return TakeSnapshot(masters_at, tag, withdrawn)
 
 
 def _round_work(record: RoundRecord, notes: EpochNotes, state: CoordinatorState) -> Work | None:

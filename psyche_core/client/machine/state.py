@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from psyche_core.client.machine.actions import Action, Notify, Send, Stop, Work
+from psyche_core.client.machine.actions import Action, Expire, Notify, Send, Stop, Work
 from psyche_core.client.machine.announcements import Figures
 from psyche_core.client.machine.buffers import EarlyMessages
 from psyche_core.client.machine.epoch import EpochNotes
+from psyche_core.client.machine.replica.snapshot_offers import SnapshotOffers
 from psyche_core.client.machine.rounds.finish_estimator import FinishEstimator
 from psyche_core.client.machine.rounds.results import ResultTracker
 from psyche_core.client.machine.timeouts import Timeouts
@@ -47,7 +48,7 @@ class MachineState:
     full digests of signed epoch ends on our disk. contested: generation and step of a model that an epoch starts with and of
     which members offered different ones, and the key of the first epoch in which they did. work: what the trainer is doing.
     can_store: whether there is a store for models of epoch ends; upload: the one in progress. finish_estimator: durations of our
-    trainings and of the gaps between rounds.
+    trainings and of the gaps between rounds. expired_before: tag below which everything was forgotten, here and in the transport.
     """
 
     identity: NodeIdentity
@@ -59,6 +60,8 @@ class MachineState:
     state: CoordinatorState | None = None
     stopped: Stop | None = None
     notes: EpochNotes | None = None
+    expired_before: int = -1
+    snapshot_offers: SnapshotOffers = field(default_factory=SnapshotOffers)
     early: EarlyMessages = field(default_factory=EarlyMessages)
     healthy: frozenset[int] = frozenset()
     members: tuple[NodeIdentity, ...] = ()
@@ -94,6 +97,15 @@ class MachineState:
     def emit(self, *actions: Action) -> None:
         """Add actions."""
         self.actions.extend(actions)
+
+    def expire(self, before: int) -> None:
+        """Forget what has older tags, here and in the transport."""
+        if before <= self.expired_before:
+            return
+
+        self.expired_before = before
+        self.snapshot_offers.expire(before)
+        self.emit(Expire(before))
 
     def notify(self, event: telemetry.Event) -> None:
         """Show something to people."""

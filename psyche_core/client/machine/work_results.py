@@ -53,7 +53,7 @@ def work_done(client: MachineState, event: ev.WorkDone, *, sign: Callable[[bytes
         case ev.WorkFailed():
             _work_failed(client, event)
         case ev.SnapshotFailed():
-            pass  # already reported, and nobody waits for it
+            client.snapshot_offers.failed(event.step)  # already reported, and nobody waits for it
         case _:
             assert_never(event)
 
@@ -163,6 +163,7 @@ def _work_failed(client: MachineState, event: ev.WorkFailed) -> None:
     if isinstance(work, act.Train):
         _train_failed(client, ev.TrainFailed(work.height, event.reason))
     elif isinstance(work, act.TakeSnapshot):
+        client.snapshot_offers.failed(work.step)
         client.notify(telemetry.Problem("error", event.reason))
     elif isinstance(work, act.Load):
         client.give_up(event.reason)  # a client cannot continue without a model

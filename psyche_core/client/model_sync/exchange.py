@@ -41,8 +41,9 @@ PIECES_AT_ONCE = 8
 PIECES_PER_TURN = 16
 """Pieces that a worker thread reads, hashes or writes before it checks for cancellation."""
 
-MOST_OFFERED = 4
-"""Models, ours and fetched ones, offered at a time, so that nobody fills our disk by requesting one after the other."""
+MOST_OFFERED = 8
+"""Models, ours and fetched ones, offered at a time: more never lie on our disk. The client machine stays below it, and says which
+ones make room (`client.machine.replica.snapshot_offers`)."""
 
 INSTALLATIONS = 2
 """Attempts to replace the masters with fetched ones; before the second, pieces damaged on disk are fetched again."""
@@ -116,9 +117,13 @@ class ModelExchange:
 
     async def expire(self, before: int) -> None:
         """Remove what was offered under older tags, with its files."""
-        outlived = [file for tag, file in self._offered if tag < before]
-        self._offered = [(tag, file) for tag, file in self._offered if tag >= before]
-        for file in outlived:
+        await self._remove(lambda tag: tag < before)
+
+    async def _remove(self, outlived: Callable[[int], bool]) -> None:
+        """Remove files by tag. Their pieces are read from them, so the transport no longer serves these either."""
+        removed = [file for tag, file in self._offered if outlived(tag)]
+        self._offered = [(tag, file) for tag, file in self._offered if not outlived(tag)]
+        for file in removed:
             await anyio.to_thread.run_sync(file.remove)
 
     async def aclose(self) -> None:
@@ -132,6 +137,7 @@ class ModelExchange:
     async def offer(self, holder: ModelHolder, work: TakeSnapshot, *, run_id: str) -> SnapshotTaken | SnapshotFailed:
         """Write the masters to disk, then offer them and their manifest under the work's tag. People are told of failures."""
         try:
+            await self._remove(lambda tag: tag in work.withdrawn)
             self.check_usable()
             if len(self._offered) >= MOST_OFFERED:
                 message = f"{len(self._offered)} are being offered already, as many as are kept on disk at a time"

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.machine.events import MessageSeen
 from psyche_core.coordinator.commands import (
     Checkpoint,
@@ -35,7 +36,7 @@ from psyche_core.simulator.server import Server
 from psyche_core.types import BatchId, WitnessStatement, bitmap
 from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result
 
-INVENT_EVERY = {"garbage": 0.7, "flood": 0.6}
+INVENT_EVERY = {"garbage": 0.7, "flood": 0.6, "model-requests": 0.5}
 """Mean seconds between two invented messages of one liar."""
 
 FLOOD = 25
@@ -197,6 +198,8 @@ class Lies:
             self._count(kind)
             if kind == "flood":
                 self._flood(node)
+            elif kind == "model-requests":
+                self._ask_for_models(node)
             else:
                 self._invent(node)
         self._clock.after(INVENT_EVERY[kind] * (0.5 + node.lying_rng.random()), self._send_invented, node, kind)
@@ -241,6 +244,14 @@ class Lies:
         )
         # A liar that has withdrawn is harmless, so it withdraws rarely.
         return rng.choices(invented, weights=(6, 6, 6, 3, 6, 3, 1))[0]
+
+    def _ask_for_models(self, node: Node) -> None:
+        """Requests for the models of the next steps, so that members offer these and have no place left for other ones."""
+        number, tag, _ = self._place(node)
+        state = self._server.state
+        due = masters_due(state)
+        for step in range(due, due + node.lying_rng.randrange(1, 6)):
+            node.broadcast(ModelWanted(number, step, state.epoch.seed), tag)
 
     def _flood(self, node: Node) -> None:
         """Many candidates for our share, and many other messages."""

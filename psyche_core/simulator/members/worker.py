@@ -312,6 +312,7 @@ class Worker(Process):
 
     def _take_snapshot(self, work: act.TakeSnapshot) -> ev.Event:
         offer = offer_of(0, work.step, 0, self.replica.digest())
+        self.snapshots = {known: item for known, item in self.snapshots.items() if item[0] not in work.withdrawn}
         self.snapshots[offer.manifest_hash] = (work.tag, work.step, self.replica.snapshot())
         self.counts["snapshots"] += 1
         return ev.SnapshotTaken(

@@ -1,7 +1,8 @@
 from collections.abc import Iterable
 
 from psyche_core.client.machine.replica.digests import DigestTracker
-from psyche_core.client.machine.replica.resync_state import OfferedModel, Resync, SnapshotRequests
+from psyche_core.client.machine.replica.resync_state import OfferedModel, Resync
+from psyche_core.client.machine.replica.snapshot_offers import SnapshotRequests
 from psyche_core.wire.messages import ModelDigest, ModelOffer
 
 RIGHT, WRONG = b"r" * 32, b"w" * 32

@@ -497,10 +497,12 @@ async def test_nobody_fills_our_disk_by_asking_for_one_model_after_the_other(tmp
             assert isinstance(await maker.worker.do(act.TakeSnapshot(STEP + later, TAG + later)), ev.SnapshotTaken)
         failed = await maker.worker.do(act.TakeSnapshot(STEP + 9, TAG + 9))
         assert isinstance(failed, ev.SnapshotFailed)
-        assert "4 are being offered already" in failed.reason
+        assert "8 are being offered already" in failed.reason
         assert len(files(tmp_path)) == exchange.MOST_OFFERED
-        await maker.worker.expire(TAG + 1)
-        assert isinstance(await maker.worker.do(act.TakeSnapshot(STEP + 9, TAG + 9)), ev.SnapshotTaken)
+        assert isinstance(await maker.worker.do(act.TakeSnapshot(STEP + 9, TAG + 9, withdrawn=(TAG, TAG + 2))), ev.SnapshotTaken)
+        assert len(files(tmp_path)) == exchange.MOST_OFFERED - 1
+        await maker.worker.expire(TAG + 3)
+        assert len(files(tmp_path)) == exchange.MOST_OFFERED - 2
 
 
 async def test_a_snapshot_is_of_the_masters_as_they_were_whatever_becomes_of_them() -> None:

@@ -8,7 +8,7 @@ when that fails several times or no model has a majority.
 from __future__ import annotations
 
 from psyche_core.client.machine import scheduler
-from psyche_core.client.machine.actions import Broadcast, Load
+from psyche_core.client.machine.actions import Broadcast, FetchModel, Load
 from psyche_core.client.machine.epoch import EpochNotes, masters_due
 from psyche_core.client.machine.events import ModelFetched, ModelFetchFailed, SnapshotTaken
 from psyche_core.client.machine.replica import contested_model, missing_model
@@ -47,7 +47,8 @@ def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNot
         return
 
     due = masters_due(state)
-    if repair.is_new_request(due, client.now):
+    # A fetch may take many rounds; a request for each of them would use up what we may request.
+    if not isinstance(client.work, FetchModel) and repair.is_new_request(due, client.now):
         client.emit(Broadcast(ModelWanted(notes.number, due, notes.seed), notes.tag(max(notes.newest, 0))))
     # What could not be fetched during the run may be available at its end.
     waited = client.now - (repair.asked_at if state.run_state is RunState.Finished else repair.since)

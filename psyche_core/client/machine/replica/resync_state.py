@@ -17,7 +17,6 @@ Protocol section 5. A client that needs masters says after which step (ModelWant
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from psyche_core.coordinator.round.witness import tolerated
@@ -230,31 +229,3 @@ class Resync:
     def exhausted(self) -> bool:
         """Whether this epoch's attempts are used up."""
         return self.attempts >= MAX_ATTEMPTS
-
-
-@dataclass(slots=True)
-class SnapshotRequests:
-    """What others requested from us and what we offered, in one epoch.
-
-    requested: step -> slots that want the masters after it, and when each first said so. offered_at: step -> when we began to
-    offer them.
-    """
-
-    requested: dict[int, dict[int, float]] = field(default_factory=dict)
-    offered_at: dict[int, float] = field(default_factory=dict)
-
-    def add(self, slot: int, step: int, *, now: float) -> None:
-        """Record a request; each slot has a few, so that nobody can keep us busy with snapshots."""
-        if sum(slot in slots for slots in self.requested.values()) < MAX_ATTEMPTS + 2:
-            self.requested.setdefault(step, {}).setdefault(slot, now)
-
-    def awaited_by(self, slots: Collection[int], step: int, *, since: float = 0.0) -> bool:
-        """Whether any of these slots requested the masters after `step`, and did not have request and offer before `since`."""
-        return any(
-            slot in slots and max(at, self.offered_at.get(step, since)) >= since
-            for slot, at in self.requested.get(step, {}).items()
-        )
-
-    def due(self, step: int) -> bool:
-        """Whether the masters after `step`, which we have now, are requested and not offered yet."""
-        return step in self.requested and step not in self.offered_at
