@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from psyche_core.client.machine.events import MessageSeen
 from psyche_core.coordinator.commands import Pause, Resume
 from psyche_core.telemetry.events import Resynced
 from psyche_core.types import RunState
-from psyche_core.wire.messages import Message, ModelWanted
+from psyche_core.wire.messages import Message, ModelDigest, ModelWanted
 from stage import Member, Stage
 
 
@@ -49,3 +50,17 @@ def test_who_lacks_the_model_gets_it_in_a_second_warmup(transport: str) -> None:
     asked = {name for name, message in repeated if isinstance(message, ModelWanted)}
     for member in empty:
         assert Resynced(1, 6) in member.told, f"not delivered, as equal to earlier ones: ModelWanted of {asked}"
+
+
+def test_a_digest_of_the_next_warmup_that_comes_before_its_state_is_kept() -> None:
+    """It names another seed under the same epoch number, and is not delivered again."""
+    world = Stage(3, total_steps=12, rounds_per_epoch=6, warmup_time=30)
+    world.run(until=lambda: world.state.run_state is RunState.Warmup)
+    member, peer, _ = world.members
+    world.run(until=lambda: member.machine.notes is not None)
+    first = member.machine.notes
+    assert first is not None
+    early = ModelDigest(first.number, False, b"d" * 32, first.seed ^ 1)
+    member.receive(member.incarnation, MessageSeen(peer.identity.p2p, early))
+    assert not first.digests.senders(ended=False)
+    assert member.machine.size_report()["early_messages"] == 1

@@ -138,6 +138,27 @@ def test_a_liar_that_asks_for_every_model_locks_out_nobody(seed: int) -> None:
     assert world.counts["snapshots"] > 30, "the liar did ask"
 
 
+@pytest.mark.parametrize("ahead", [2, 3, 4, 5])
+def test_four_requests_at_the_right_time_lock_out_nobody(ahead: int) -> None:
+    """Seen: they take all places when the member begins to ask, and it asks for nothing else until it may ask no more."""
+    world = Stage(4, total_steps=100, rounds_per_epoch=100, epoch_time=4000)
+    world.train_delay = lambda member: world.random.uniform(0.3, 0.5)
+    member, liar = world.members[2:]
+    liar.liar = True
+    world.run(until=lambda: world.state.progress.step == 20)
+    world.kill(member)
+    notes, due = liar.machine.notes, masters_due(world.state)
+    assert notes is not None
+    for step in range(due + ahead, due + ahead + MAX_OFFERED):
+        world.network.broadcast(liar, ModelWanted(notes.number, step, notes.seed), notes.tag(notes.newest))
+    world.run(until=lambda: world.state.progress.step >= 26)
+    member.away = False
+    member.boot()
+    world.run(limit=4000)
+    accepted, rounds = accepted_later(world, member, since=40)
+    assert accepted >= 0.9 * rounds, f"{accepted} of {rounds}"
+
+
 def test_offers_of_the_epoch_before_do_not_keep_newcomers_from_the_model() -> None:
     """Seen, without any liar: the places were taken by steps that nobody wanted any more, and the run's model counted as lost."""
     world = Stage(4, total_steps=40, rounds_per_epoch=20, min_clients=1)
