@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TextIO
 
-from psyche_core.config.sentences import printable
+from psyche_core.config.sentences import MAX_PRINTABLE, printable
 from psyche_core.telemetry.events import (
     CameBack,
     CheckpointSaved,
@@ -61,6 +61,9 @@ from psyche_core.ui.owner_advice import contested_model, lost_model, older_state
 TOTALS_SECONDS = 60.0
 """Seconds between two lines about the network's totals."""
 
+MAX_ADVICE = 5 * MAX_PRINTABLE
+"""Maximum number of characters of what an owner is told to do: a command line with long paths must not be cut."""
+
 FETCH_SECONDS = 5.0
 """Seconds between two lines about a model download; the last piece is always reported."""
 
@@ -95,7 +98,8 @@ def _paths(event: PeerPaths) -> str:
 
 def describe(event: Event) -> str:
     """An event as one line without a time stamp. It is safe for a terminal, whatever text the event contains."""
-    return printable(_sentence(event))
+    advice = isinstance(event, ModelLost | ModelContested | StateIsOlder)
+    return printable(_sentence(event), at_most=MAX_ADVICE if advice else MAX_PRINTABLE)
 
 
 def _sentence(event: Event) -> str:

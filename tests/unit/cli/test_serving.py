@@ -410,6 +410,31 @@ def test_the_owner_is_told_once_of_each_later_state() -> None:
     ]
 
 
+def test_a_lost_model_after_an_older_state_is_told_with_the_latest_state_known() -> None:
+    told: list[Event] = []
+    given = settings(save_state_dir=Path("saved"))
+    reporter = ChangeReporter(EventBus(told.append), settings=given, trained=TrainedMembers())
+    reporter.continue_from(run_at(RunState.Paused), continued=True)
+    reporter.report_lost_model(run_at(RunState.Paused))
+    for member, step in ((b"a", 8), (b"b", 9), (b"c", 7)):
+        reporter.report_later_state(LaterKnown(epoch=2, step=step, path=Path("saved/r.state"), member=member * 32))
+    reporter.report_lost_model(run_at(RunState.Paused))
+    here = Path("saved/r.state.later")
+    reporter.report_later_state(LaterKnown(epoch=1, step=9, path=Path("saved/r.state"), later_path=here))
+    reporter.report_lost_model(run_at(RunState.Paused))
+    lost = [(event.state_dir, event.known_step, event.later_path) for event in told if isinstance(event, ModelLost)]
+    assert lost == [("saved", None, None), ("saved", 9, None), ("saved", 9, str(here))]
+
+
+def test_a_run_that_began_here_has_no_older_state() -> None:
+    told: list[Event] = []
+    given = settings(save_state_dir=Path("saved"))
+    reporter = ChangeReporter(EventBus(told.append), settings=given, trained=TrainedMembers())
+    reporter.continue_from(run_at(RunState.Paused))
+    reporter.report_lost_model(run_at(RunState.Paused))
+    assert [event.state_dir for event in told if isinstance(event, ModelLost)] == [""]
+
+
 class Door:
     """A server that takes its owner's commands and does nothing else."""
 
