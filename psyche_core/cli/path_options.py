@@ -62,7 +62,7 @@ def _check(parameter: click.Parameter) -> None:
         parameter.callback = _variable_checked(parameter.envvar, parameter.callback)
 
 
-def _checked(kind: click.ParamType) -> click.ParamType:
+def _checked(kind: click.ParamType[Any]) -> click.ParamType[Any]:
     """The same type, if it is one of paths, without the empty path."""
     if type(kind) is not click.Path:
         return kind
