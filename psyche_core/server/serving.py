@@ -27,7 +27,7 @@ from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import BackendError, ConfigError, UserError
 from psyche_core.hookspecs import RelayContext, ServerContext
 from psyche_core.interfaces import Relay
-from psyche_core.interfaces.backend import OwnerControl
+from psyche_core.interfaces.backend import KeptRun, OwnerControl
 from psyche_core.plugins import PluginRegistry
 from psyche_core.server.change_reporter import ChangeReporter, Follow
 from psyche_core.server.owner_requests import pause_or_resume
@@ -168,6 +168,9 @@ async def _host(
         begun = server.state
         resumed = begun.instance != state.instance
         trained.see(begun)
+        if resumed:
+            path = server.continued_from if isinstance(server, KeptRun) else None
+            report(telemetry.RunContinued(begun.progress.epoch, begun.progress.step, "" if path is None else str(path)))
         reporter.continue_from(begun, settings, continued=resumed)
         if follow is not None:
             follow(server.state)

@@ -49,6 +49,7 @@ from psyche_core.telemetry.events import (
     MemberWithdrew,
     ModelLost,
     PhaseChanged,
+    RunContinued,
     Started,
     StateIsOlder,
     Stopping,
@@ -261,6 +262,9 @@ async def test_a_run_without_a_model_says_so_when_its_server_starts_again(local_
     assert words[:3] == ["psyche", "server", "run"]
     assert words[-1] == "--restart-from-checkpoint"
     assert words[words.index("--save-state-dir") + 1] == str(tmp_path / "saved")
+    (file,) = (tmp_path / "saved").glob("*.state")
+    assert [event for event in events if isinstance(event, RunContinued)] == [RunContinued(1, 7, str(file))]
+    assert lost.state_dir == str(tmp_path / "saved")
 
 
 @contextlib.contextmanager

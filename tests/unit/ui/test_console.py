@@ -13,6 +13,11 @@ from psyche_core.ui.console import console_lines, describe
 
 EVENTS: list[tuple[telemetry.Event, str]] = [
     (telemetry.Started("server", "", "r", "127.0.0.1:20000"), "serving run r at 127.0.0.1:20000"),
+    (
+        telemetry.RunContinued(3, 861, "saved/r.state"),
+        "continues the run from the saved state saved/r.state: epoch 3, before step 861",
+    ),
+    (telemetry.RunContinued(3, 861, ""), "continues the run from the saved state: epoch 3, before step 861"),
     (telemetry.RelayStarted("http://h:3340"), "relay for members of this run: http://h:3340"),
     (telemetry.Started("client", "ab" * 32, "r", "h:1"), "client abababababababab has reached run r at h:1"),
     (telemetry.Joined("r"), "takes part in run r"),
@@ -80,7 +85,8 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
     (
         telemetry.Resumed("saved", 6, 9, 9, again=True),
         (
-            "the folder was read again, because the run moved on meanwhile: resumed from the checkpoint of step 6 in saved and "
+            "the run trained further since this client read its checkpoints, so it has read them again: resumed from the "
+            "checkpoint of step 6 in saved and "
             "the journal beside it, up to step 9; this is the members' newest common model, so nothing is downloaded from them"
         ),
     ),
@@ -123,7 +129,7 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
                 telemetry.PathOfPeer("cc", "none"),
             )
         ),
-        "members: 1 direct, 1 relayed, 1 not reached (relayed: bb 42 ms)",
+        ("other members: 1 reached directly, 1 reached through a relay, 1 not reached now (through a relay: bb 42 ms)"),
     ),
     (telemetry.RelayStarted("http://203.0.113.7:3340/"), "relay for members of this run: http://203.0.113.7:3340/"),
     (telemetry.NetworkTotals(1000, 20, 2), "sent 1.0 kB, received 20 B, 2 peers"),
@@ -287,7 +293,7 @@ def test_each_event_is_one_sentence(event: telemetry.Event, text: str) -> None:
             {"known_step": 1200, "later_path": "saved/r.state.later"},
             (
                 "This server continued from an older state, and a later one (before step 1200) is here: first stop the server, "
-                "rename saved/r.state.later to saved/r.state, or put a still newer copy there, and start it again; nothing is lost"
+                "rename saved/r.state.later to saved/r.state, or put a still newer copy there, and start it again; nothing is"
             ),
         ),
     ],
