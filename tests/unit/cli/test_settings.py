@@ -90,6 +90,7 @@ def test_quotes_around_a_run_id_are_dropped() -> None:
         ("", "must not be empty"),
         ("''", "must not be empty"),
         ("a\0b", "must not contain NUL characters"),
+        ("../../evil", r"must not be \. or \.\. or contain / or \\, because files are named after the run"),
     ],
 )
 def test_a_run_id_follows_the_rule_of_run_files(run_id: str, rule: str) -> None:

@@ -509,6 +509,19 @@ def test_strings_over_their_limit_are_refused_not_cut() -> None:
     assert parse_run_file(changed(('"test"', f'"{"r" * 32}"')), source="s").run_id == "r" * 32
     assert refusal(changed(('"test"', f'"{"é" * 17}"'))) == [f'run_id = "{"é" * 17}": must be at most 32 bytes of UTF-8, got 34']
     assert refusal(changed(('"test"', '""'))) == ['run_id = "": must not be empty']
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/etc", "a/b", "a\\b", ".", "..", "a\nb", "a\x1b[2J", "a\u202eb", "a\u200bb"])
+def test_a_run_id_that_files_cannot_be_named_after_is_refused(name: str) -> None:
+    """`psyche validate-config` said OK, and a testnet wrote its results to runs/../../evil."""
+    (sentence,) = refusal(changed(('"test"', json.dumps(name))))
+    assert sentence.startswith("run_id = ")
+    assert "because files are named after the run" in sentence or "must not contain control characters" in sentence
+
+
+@pytest.mark.parametrize("name", ["first-light", "a run", "...", "a.b", "läufer", "走る", "x" * 32])
+def test_a_run_id_may_have_letters_of_all_languages_spaces_and_dots(name: str) -> None:
+    assert parse_run_file(changed(('"test"', json.dumps(name))), source="s").run_id == name
     (sentence,) = refusal(changed(("emozilla/llama2-20m-init", "e" * 65)))
     assert sentence == f'model.LLM.checkpoint.Hub.repo_id = "{"e" * 65}": must be at most 64 bytes of UTF-8, got 65'
     (sentence,) = refusal(changed(("127.0.0.1:20001", "h" * 65)))
