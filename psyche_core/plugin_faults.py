@@ -100,10 +100,12 @@ def explain(error: BaseException, places: Iterable[Place]) -> str:
 def explain_plugin(error: BaseException, places: Iterable[Place]) -> str | None:
     """The sentence about an exception from a plugin's code; None if no plugin is in the traceback."""
     known = [place for place in places if not _within(place[3], OURS)]
-    for at in reversed(list(_frames(error.__traceback__))):
+    passed: list[TracebackType] = list(_frames(error.__traceback__))
+    for at in reversed(passed):
         holders = [place for place in known if _within(_module(at), _root(place[3]))]
         if holders:
-            return f"{_named(holders, at.tb_frame)} failed with {summary_of(error)}{_where(at)}"
+            theirs = [each for each in passed if _within(_module(each), _root(holders[0][3]))]
+            return f"{_named(holders, [each.tb_frame for each in theirs])} failed with {summary_of(error)}{_where(at)}"
 
     return None
 
@@ -148,11 +150,14 @@ def _guard(factory: Callable[..., Any], name: str, called: str) -> Callable[...,
     return guard
 
 
-def _named(holders: list[Place], frame: FrameType) -> str:
-    """The label of one plugin, or of several in one distribution that neither module nor method owner distinguishes."""
-    module, owner = str(frame.f_globals.get("__name__", "")), frame.f_locals.get("self")
+def _named(holders: list[Place], frames: list[FrameType]) -> str:
+    """The label of one plugin, or of several in one distribution that neither module nor the called object distinguishes.
+
+    frames: those in the distribution's code, outermost first.
+    """
+    module = str(frames[-1].f_globals.get("__name__", ""))
     nearest = [place for place in holders if _within(module, place[3])] or holders
-    kinds = {kind for kind, interface in _INTERFACES.items() if isinstance(owner, interface)}
+    kinds = _kinds_called(frames, {place[0] for place in nearest})
     nearest = [place for place in nearest if place[0] in kinds] or nearest
     kind, name, origin, _ = nearest[0]
     if len(nearest) == 1:
@@ -160,6 +165,28 @@ def _named(holders: list[Place], frame: FrameType) -> str:
 
     names = ", ".join(f"{kind}.{name}" for kind, name, _, _ in nearest)
     return f"the plugins of {origin} ({names})"
+
+
+def _kinds_called(frames: list[FrameType], among: set[str]) -> set[str]:
+    """The kinds of the object that was called, of those in `among`: of the innermost method's owner, or of a method's name.
+
+    What fails may be a function that the method calls, and an object may have the methods of an interface without its class.
+    """
+    for frame in reversed(frames):
+        owner = frame.f_locals.get("self")
+        kinds = {kind for kind in among if isinstance(owner, _INTERFACES.get(kind, ()))}
+        if kinds:
+            return kinds
+    for frame in frames:
+        kinds = {kind for kind in among if _has_method(_INTERFACES.get(kind, ()), frame.f_code.co_name)}
+        if kinds:
+            return kinds
+    return set()
+
+
+def _has_method(interface: type | tuple[type, ...], name: str) -> bool:
+    each = interface if isinstance(interface, tuple) else (interface,)
+    return not name.startswith("_") and any(hasattr(one, name) for one in each)
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:

@@ -17,6 +17,7 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from psyche_core.cli.path_options import NonEmptyPath
 from psyche_core.cli.reference_options import SettingsCommand, with_implied_trackers
 from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.options.common import tracker_names
@@ -160,7 +161,7 @@ def _click_type(annotation: Any) -> Any:
     if typing.get_origin(annotation) is Literal:
         return click.Choice(list(typing.get_args(annotation)))
     if annotation is Path:
-        return click.Path(path_type=Path)
+        return NonEmptyPath(path_type=Path)
 
     return annotation
 

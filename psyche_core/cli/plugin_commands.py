@@ -43,7 +43,18 @@ class PluginGroup(LazyGroup):
         return [*own, *sorted(set(plugin_commands()) - set(own))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command, None for an unknown name. Raises PluginError for a command that cannot be used."""
+        """Import and return a command, None for an unknown name. Raises PluginError for a command that cannot be used.
+
+        The command refuses empty paths, whoever wrote it.
+        """
+        command = self._imported(ctx, cmd_name)
+        if command is not None:
+            from psyche_core.cli.path_options import refuse_empty_paths  # not earlier: importing pydantic is slow
+
+            refuse_empty_paths(command)
+        return command
+
+    def _imported(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.own:
             return super().get_command(ctx, cmd_name)
         if cmd_name not in plugin_commands():

@@ -27,7 +27,7 @@ _S, _SAMPLES, _STEPS, _TOKENS = "seconds", "sequences", "steps", "tokens"
 DESCRIBED: Mapping[type[schema.Table], Mapping[str, Key]] = MappingProxyType(
     {
         schema.RunFile: {
-            "run_id": Key("", "Name of the run. Clients give it to join.", "1 to 32 bytes of UTF-8"),
+            "run_id": Key("", "Name of the run. Clients give it to join.", "1 to 32 bytes of UTF-8, no / or \\, not . or .."),
             "run_state": Key(
                 "", "Accepted because files of the reference have it. A server always starts by waiting for members."
             ),

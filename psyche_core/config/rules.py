@@ -92,7 +92,7 @@ def unfinished_problems(config: CoordinatorConfig) -> Iterator[str]:
     These are not rules of `check_config`, because coordinators, also the one on a chain, follow the protocol: a run that was
     started with such a configuration can still be read, paused and changed.
     """
-    if 0 < config.verification_percent <= 100:
+    if config.verification_percent > 0:
         yield (
             f"config.verification_percent = {config.verification_percent}: must be 0: nobody recomputes results yet, and the "
             "members elected to verify would get no data to train on"

@@ -7,6 +7,7 @@ the functions `load_*` do I/O.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -41,7 +42,7 @@ from psyche_core.config.schema import (
     RunFile,
     WarmupStableDecaySchedule,
 )
-from psyche_core.config.sentences import sentences
+from psyche_core.config.sentences import printable, problems_of, sentences
 from psyche_core.errors import ConfigError
 from psyche_core.regular_files import regular
 
@@ -80,6 +81,8 @@ MAX_FILE_BYTES = 1 << 20
 _SAVED_BY_SERVER = ("epoch_state", "run_state_start_unix_timestamp", "pending_pause")
 """Top-level keys that the reference server writes into its saved states. They describe the time of saving and are ignored."""
 
+_OUT_OF_RANGE = re.compile(r" = (?P<value>-?\d+): must be at (least|most) (?P<bound>\d+)")
+
 _Table = TypeVar("_Table", bound=BaseModel)
 
 
@@ -104,7 +107,7 @@ def checked_run(plain: Mapping[str, Any], *, source: str) -> RunFile:
     try:
         run_file = RunFile.model_validate(plain)
     except ValidationError as error:
-        problems += sentences(error, RunFile)
+        problems += map(printable, _nearest_rules(problems_of(error, RunFile), plain))
     problems += _broken_rules(plain)
     if problems:
         raise ConfigError("\n".join(f"{source}: {problem}" for problem in problems))
@@ -156,14 +159,42 @@ def _broken_rules(plain: Mapping[str, Any]) -> Iterator[str]:
     model = _read_alone(ModelConfig, plain.get("model"))
     progress = _read_alone(ProgressConfig, plain.get("progress", {}))
     if config is not None:
-        yield from config_problems(config)
-        yield from unfinished_problems(config)
+        unfinished = list(unfinished_problems(config))
+        yield from (problem for problem in config_problems(config) if not (unfinished and "verification_percent" in problem))
+        yield from unfinished
     if model is not None:
         yield from model_problems(model)
     if progress is not None:
         yield from progress_problems(progress, config.total_steps if config is not None else None)
     if config is not None and model is not None:
         yield from cold_start_problems(config, model)
+
+
+def _nearest_rules(problems: list[tuple[str, str]], plain: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the sentences of problems. A number outside its type's range is told the rule of its key, if that has one.
+
+    Otherwise `total_steps = -3` would have to be at least 0, and 0 then at least 1.
+    """
+    ranged = {path: found for path, text in problems if (found := _OUT_OF_RANGE.fullmatch(text)) is not None}
+    nearest = plain
+    for path, found in ranged.items():
+        nearest = _replaced(nearest, path.split("."), int(found["bound"]))
+    rules = list(_broken_rules(nearest)) if ranged else []
+    for path, text in problems:
+        if path in ranged:
+            at_bound = f"{path} = {ranged[path]['bound']}: "
+            named = [rule.removeprefix(at_bound) for rule in rules if rule.startswith(at_bound)]
+            yield f"{path} = {ranged[path]['value']}: {named[0]}" if named else path + text
+        else:
+            yield path + text
+
+
+def _replaced(table: Any, keys: list[str], value: int) -> Any:
+    """A copy of nested tables with another value at a path; unchanged if there is no such path."""
+    key, *below = keys
+    if not isinstance(table, Mapping) or key not in table:
+        return table
+    return {**table, key: _replaced(table[key], below, value) if below else value}
 
 
 def _read_alone(table: type[_Table], plain: Any) -> _Table | None:

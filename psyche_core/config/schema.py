@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -43,6 +44,9 @@ MAX_RELAYS = 8
 MAX_RELAY_BYTES = 255
 
 _RELAY_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+/?")
+_UNSEEN = frozenset({"Cc", "Cf", "Zl", "Zp"})
+"""Unicode categories of characters that control how text is shown."""
+
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 
@@ -75,14 +79,29 @@ def _short_text(value: Any) -> Any:
     return _limited_text(value, at_most=MAX_STRING_BYTES) if isinstance(value, str) else value
 
 
-def _run_id(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
+def check_run_id(value: str) -> str:
+    """Return the name of a run that is started or joined. Raises ValueError with the rule that it breaks.
+
+    Files are named after the run: checkpoints, states, keys and results. Coordinators and the wire take other names, too, so that
+    runs that exist elsewhere can still be read.
+    """
     if not value:
         message = "must not be empty"
         raise ValueError(message)
 
-    return _limited_text(value, at_most=MAX_RUN_ID_BYTES)
+    _limited_text(value, at_most=MAX_RUN_ID_BYTES)
+    if value in (".", "..") or "/" in value or "\\" in value:
+        message = "must not be . or .. or contain / or \\, because files are named after the run"
+        raise ValueError(message)
+    if any(unicodedata.category(character) in _UNSEEN for character in value):
+        message = "must not contain control characters or invisible ones"
+        raise ValueError(message)
+
+    return value
+
+
+def _run_id(value: Any) -> Any:
+    return check_run_id(value) if isinstance(value, str) else value
 
 
 def _plugin_name(value: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from anyio.abc import AsyncResource
@@ -155,6 +156,15 @@ class OwnerControl(Protocol):
 
     def submit(self, command: Command) -> None:
         """Apply a command of the run's owner. Raises CoordinatorError."""
+
+
+@runtime_checkable
+class KeptRun(Protocol):
+    """A server that keeps its run's state in a file."""
+
+    @property
+    def continued_from(self) -> Path | None:
+        """File with the state from which the run continues; None for a run that begins. Valid after entering."""
 
 
 @runtime_checkable

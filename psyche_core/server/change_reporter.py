@@ -34,7 +34,8 @@ class ChangeReporter:
         self._settings = settings
         self._trained = trained
         self._beginning: CoordinatorState | None = None
-        self._later: set[tuple[int, int]] = set()
+        self._continued = False
+        self._later: dict[tuple[int, int], telemetry.StateIsOlder] = {}
         self._seen: tuple[object, ...] | None = None
         self._withdrawn: dict[bytes, str] = {}
 
@@ -42,9 +43,13 @@ class ChangeReporter:
         """Handle `on_withdrawn`: remember that the server withdraws this member without its request."""
         self._withdrawn[signer] = why
 
-    def continue_from(self, state: CoordinatorState, settings: ServerSettings | None = None) -> None:
-        """Note the state with which the server begins, and the settings with which its owner can start it again."""
+    def continue_from(self, state: CoordinatorState, settings: ServerSettings | None = None, *, continued: bool = False) -> None:
+        """Note the state with which the server begins, and the settings with which its owner can start it again.
+
+        continued: whether that state was saved by an earlier server.
+        """
         self._beginning = state
+        self._continued = continued
         self._settings = settings or self._settings
 
     def report_later_state(self, known: LaterKnown) -> None:
@@ -52,12 +57,20 @@ class ChangeReporter:
         if self._beginning is None or (known.epoch, known.step) in self._later:
             return
 
-        self._later.add((known.epoch, known.step))
         progress = self._beginning.progress
         member = None if known.member is None else known.member.hex()[:8]
         later = None if known.later_path is None else str(known.later_path)
         path = str(known.path)
-        self._report(telemetry.StateIsOlder(progress.epoch, progress.step, known.epoch, known.step, path, member, later))
+        older = telemetry.StateIsOlder(progress.epoch, progress.step, known.epoch, known.step, path, member, later)
+        self._later[known.epoch, known.step] = older
+        self._report(older)
+
+    def report_lost_model(self, state: CoordinatorState) -> None:
+        """Report that the run has lost its model, with what its owner can do."""
+        # a file that is here is better than a later state that somebody must look for
+        later = max(self._later.items(), key=lambda each: (each[1].later_path is not None, each[0]), default=None)
+        latest = None if later is None else later[1]
+        self._report(lost_model(state, self._settings, self._trained, continued=self._continued, later=latest))
 
     def report_change(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
         """Handle `on_event`."""
@@ -76,7 +89,7 @@ class ChangeReporter:
                 case WentBack():
                     self._report(telemetry.WentBack(event.from_step, event.to_step, event.from_checkpoint))
                 case ModelLost():
-                    self._report(lost_model(state, self._settings, self._trained))
+                    self.report_lost_model(state)
                 case StatementVoided():
                     member = state.epoch.clients[event.slot].id.short
                     self._report(telemetry.StatementVoided(event.epoch, event.height, member))

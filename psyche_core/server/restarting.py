@@ -82,8 +82,18 @@ def listening_at(settings: ServerSettings, address: str) -> ServerSettings:
     return settings if settings.server_port or not port.isdecimal() else settings.model_copy(update={"server_port": int(port)})
 
 
-def lost_model(state: CoordinatorState, settings: ServerSettings, trained: TrainedMembers) -> telemetry.ModelLost:
-    """The event about a lost model, with the commands of this server's owner."""
+def lost_model(
+    state: CoordinatorState,
+    settings: ServerSettings,
+    trained: TrainedMembers,
+    *,
+    continued: bool,
+    later: telemetry.StateIsOlder | None,
+) -> telemetry.ModelLost:
+    """The event about a lost model, with the commands of this server's owner.
+
+    continued: whether the server continued the run from a saved state. later: the latest state known that is later than that one.
+    """
     kept = settings.save_state_dir is not None
     return telemetry.ModelLost(
         state.progress.step - 1,
@@ -91,6 +101,9 @@ def lost_model(state: CoordinatorState, settings: ServerSettings, trained: Train
         ask_again=f"kill -USR1 {os.getpid()}" if hasattr(signal, "SIGUSR1") else "",
         begin_again=server_command(settings, "--restart-from-checkpoint") if kept else "",
         stored_step=state.stored.step,
+        state_dir=str(settings.save_state_dir) if kept and continued else "",
+        known_step=None if later is None else later.known_step,
+        later_path=None if later is None else later.later_path,
     )
 
 

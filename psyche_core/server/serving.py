@@ -27,7 +27,7 @@ from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import BackendError, ConfigError, UserError
 from psyche_core.hookspecs import RelayContext, ServerContext
 from psyche_core.interfaces import Relay
-from psyche_core.interfaces.backend import OwnerControl
+from psyche_core.interfaces.backend import KeptRun, OwnerControl
 from psyche_core.plugins import PluginRegistry
 from psyche_core.server.change_reporter import ChangeReporter, Follow
 from psyche_core.server.owner_requests import pause_or_resume
@@ -36,7 +36,6 @@ from psyche_core.server.restarting import (
     check_decisions,
     heed_loss,
     listening_at,
-    lost_model,
     name_checkpoint,
     return_to_step,
 )
@@ -169,7 +168,10 @@ async def _host(
         begun = server.state
         resumed = begun.instance != state.instance
         trained.see(begun)
-        reporter.continue_from(begun, settings)
+        if resumed:
+            path = server.continued_from if isinstance(server, KeptRun) else None
+            report(telemetry.RunContinued(begun.progress.epoch, begun.progress.step, "" if path is None else str(path)))
+        reporter.continue_from(begun, settings, continued=resumed)
         if follow is not None:
             follow(server.state)
         if settings.checkpoint is not None:
@@ -177,7 +179,7 @@ async def _host(
         if settings.restart_from_step is not None:
             report(return_to_step(server, settings.restart_from_step))
         if heed_loss(server, settings):
-            report(lost_model(server.state, settings, trained))
+            reporter.report_lost_model(server.state)
         async with anyio.create_task_group() as tasks:
             if isinstance(server, OwnerControl):
                 if signals is not None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TextIO
 
-from psyche_core.config.sentences import printable
+from psyche_core.config.sentences import MAX_PRINTABLE, printable
 from psyche_core.telemetry.events import (
     CameBack,
     CheckpointSaved,
@@ -39,6 +39,7 @@ from psyche_core.telemetry.events import (
     Resumed,
     Resynced,
     RewardPaid,
+    RunContinued,
     RunDescribed,
     Started,
     StateIsOlder,
@@ -61,9 +62,15 @@ from psyche_core.ui.owner_advice import contested_model, lost_model, older_state
 TOTALS_SECONDS = 60.0
 """Seconds between two lines about the network's totals."""
 
+MAX_ADVICE = 5 * MAX_PRINTABLE
+"""Maximum number of characters of what an owner is told to do: a command line with long paths must not be cut."""
+
 FETCH_SECONDS = 5.0
 """Seconds between two lines about a model download; the last piece is always reported."""
 
+
+PATH_WORDS = {"direct": "reached directly", "relayed": "reached through a relay", "none": "not reached now"}
+"""How a member is reached, by `path` of PathOfPeer; members that are not reached now are tried again."""
 
 _WHY_DROPPED = {
     "unready": "it was not ready when the first round began; a faster connection or disk helps, or a longer "
@@ -87,15 +94,20 @@ _WHY_EXITED = {
 
 
 def _paths(event: PeerPaths) -> str:
-    counts = {kind: [each for each in event.peers if each.path == kind] for kind in ("direct", "relayed", "none")}
-    parts = [f"{len(peers)} {'not reached' if kind == 'none' else kind}" for kind, peers in counts.items() if peers]
-    slow = [f"{each.peer} {each.rtt_ms:.0f} ms" for each in counts["relayed"][:8]]
-    return f"members: {', '.join(parts) or 'none'}" + (f" (relayed: {', '.join(slow)})" if slow else "")
+    counts = {kind: sum(each.path == kind for each in event.peers) for kind in PATH_WORDS}
+    slow = [f"{each.peer} {each.rtt_ms:.0f} ms" for each in event.peers if each.path == "relayed"][:8]
+    return f"other members: {paths_text(counts)}" + (f" (through a relay: {', '.join(slow)})" if slow else "")
+
+
+def paths_text(counts: Mapping[str, int]) -> str:
+    """How many other members are reached in which way. counts: by `path` of PathOfPeer."""
+    return ", ".join(f"{counts[kind]} {word}" for kind, word in PATH_WORDS.items() if counts.get(kind)) or "none"
 
 
 def describe(event: Event) -> str:
     """An event as one line without a time stamp. It is safe for a terminal, whatever text the event contains."""
-    return printable(_sentence(event))
+    advice = isinstance(event, ModelLost | ModelContested | StateIsOlder)
+    return printable(_sentence(event), at_most=MAX_ADVICE if advice else MAX_PRINTABLE)
 
 
 def _sentence(event: Event) -> str:
@@ -106,6 +118,9 @@ def _sentence(event: Event) -> str:
             return f"{event.role} {event.id[:16]} has reached run {event.run_id} at {event.address}"
         case RelayStarted():
             return f"relay for members of this run: {event.url}"
+        case RunContinued():
+            kept = f" {event.path}" if event.path else ""
+            return f"continues the run from the saved state{kept}: epoch {event.epoch}, before step {event.step}"
         case Joined():
             return f"takes part in run {event.run_id}"
         case WaitsForEpoch():
@@ -271,7 +286,8 @@ def _dropped(event: Dropped) -> str:
 def _resumed(event: Resumed) -> str:
     """The state from which a client continues, and the source of the missing results."""
     if event.again:
-        return f"the folder was read again, because the run moved on meanwhile: {_resumed(replace(event, again=False))}"
+        moved = "the run trained further since this client read its checkpoints, so it has read them again"
+        return f"{moved}: {_resumed(replace(event, again=False))}"
 
     if event.step is None:
         return (

@@ -13,14 +13,15 @@ _SHOWN_MEMBERS = 8
 
 
 def lost_model(event: ModelLost) -> str:
-    """Nobody who is here has the model: look for a disk first, and only then accept the loss."""
+    """Nobody who is here has the model: put a newer state back, or look for a disk, and only then accept the loss."""
     where = f"the model after step {event.step} or that of an earlier epoch's end"
     lost = f"THE MODEL IS LOST: in this warmup no member had {where}, and"
     if not event.to_owner:
         return (
-            f"{lost} the run is paused until its owner resumes it. If you have a checkpoint or journal of this run on a disk, "
-            "start a client with that --checkpoint-dir and tell the run's owner. Otherwise there is nothing to do: this client "
-            "waits, and takes part when the run goes on"
+            f"{lost} the run is paused until its owner resumes it. If the owner put an older copy of the run's state in place, "
+            "the newest one brings everything back. If you have a checkpoint or journal of this run on a disk, start a client "
+            "with that --checkpoint-dir and tell the run's owner. Otherwise there is nothing to do: this client waits, and takes "
+            "part when the run goes on"
         )
 
     disk = "a member that is away, or still loads it, may have it on its disk, as a checkpoint or journal"
@@ -36,10 +37,31 @@ def lost_model(event: ModelLost) -> str:
             f"stop the server (Ctrl-C or SIGTERM) and start it once with `{event.begin_again}`: all training since the stored "
             f"checkpoint ({stored}) is lost"
         )
+    none = "no such state or disk" if event.state_dir else "no such disk"
     return (
-        f"{lost} the run is paused; {disk}. Start its client with that --checkpoint-dir, then {ask}, as often as needed. Only if "
-        f"no such disk is left, {end}"
+        f"{lost} the run is paused. {_newer_state(event)}{disk[0].upper()}{disk[1:]}. Start its client with that "
+        f"--checkpoint-dir, then {ask}, as often as needed. Only if {none} is left, {end}"
     )
+
+
+def _newer_state(event: ModelLost) -> str:
+    """What to do first where the server may have continued from an older state; members may have what a newer one needs."""
+    if not event.state_dir:
+        return ""
+
+    after = f"before step {event.known_step}"
+    if event.later_path is not None:
+        state = event.later_path.removesuffix(".later")
+        return (
+            f"This server continued from an older state, and a later one ({after}) is here: first stop the server, rename "
+            f"{event.later_path} to {state}, or put a still newer copy there, and start it again; nothing is lost then. "
+            "Otherwise: "
+        )
+
+    copy = f"stop the server, put the newest state back into {event.state_dir}, and start it again; nothing is lost then"
+    if event.known_step is not None:
+        return f"This server continued from an older state than its members knew ({after}): first {copy}. Otherwise: "
+    return f"If the state in {event.state_dir} is an older copy, first {copy}. Otherwise: "
 
 
 def contested_model(event: ModelContested) -> str:
@@ -81,5 +103,7 @@ def older_state(event: StateIsOlder) -> str:
         go_on = f"if you have a newer state, stop this server now, put it in place of {event.path}, and start it again"
     return (
         f"THE STATE IS OLDER than the run: this server continues in epoch {event.epoch}, before step {event.step}, but {other}; "
-        f"{go_on}. Otherwise do nothing: members start again from their disks, and what came later is trained again"
+        f"{go_on}. Otherwise do nothing: members start again from their disks, and what came later is trained again. If they no "
+        "longer have a model that old, the run pauses and says THE MODEL IS LOST; the newer state then still brings everything "
+        "back"
     )

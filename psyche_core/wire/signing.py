@@ -78,7 +78,7 @@ class SecretKey:
             )
             raise IdentityError(message)
 
-        return cls(content)
+        return cls(_not_zero(content, f"the identity key {path}"))
 
     @classmethod
     def parse(cls, text: str, *, source: str) -> SecretKey:
@@ -94,7 +94,7 @@ class SecretKey:
             message = f"{source} holds no identity key: expected 64 hex digits (`openssl rand -hex 32`)"
             raise IdentityError(message)
 
-        return cls(seed)
+        return cls(_not_zero(seed, f"the identity key in {source}"))
 
     def save(self, path: Path) -> None:
         """Write the key file, readable only by its owner. Raises IdentityError, also if the file already exists."""
@@ -110,6 +110,15 @@ class SecretKey:
     def sign(self, domain: str, run: bytes, body: bytes) -> bytes:
         """Return the 64-byte signature over domain, the run's instance `run` and body."""
         return bytes(self._key.sign(framed(domain, run, body)).signature)
+
+
+def _not_zero(seed: bytes, what: str) -> bytes:
+    """The seed. Raises IdentityError for one of zeros, as from a file that was made and never filled: everybody has that key."""
+    if not any(seed):
+        message = f"{what} consists of zeros, so that everybody can sign with it; make another with `openssl rand 32`"
+        raise IdentityError(message)
+
+    return seed
 
 
 def verify(public: bytes, signature: bytes, *, domain: str, run: bytes, body: bytes) -> bool:

@@ -25,6 +25,7 @@ from psyche_core.telemetry.events import (
     Problem,
     Resumed,
     Resynced,
+    RunContinued,
     Started,
     StateIsOlder,
     StepApplied,
@@ -344,6 +345,35 @@ def test_a_state_from_before_the_last_checkpoint(live_run: StartRun, applied: in
         assert not back, "every disk has the masters of the state's step"
         assert first >= known - 1, "what the state knows is not trained again"
     assert_identical(run, steps=total)
+
+
+@pytest.mark.soak
+def test_a_model_lost_through_too_old_a_state_comes_back_with_the_newest_one(live_run: StartRun) -> None:
+    """The state knows no epoch's end, and members keep no model so old: the owner was told how to begin again, and no more."""
+    run = live_run(rounds_per_epoch=4, warmup_time=12, total_steps=24)
+    path = state_file(run.folder / "saved", RUN_ID)
+    older, newest = run.folder / "older.state", run.folder / "newest.state"
+    wait_until_applied(run, 2)
+    run.wait(lambda: _copied(path, older))
+    wait_until_applied(run, 17)
+    run.signal("server", signal.SIGINT)
+    run.processes["server"].wait(timeout=60)
+    shutil.copyfile(path, newest)
+    last = saved_state(run).progress.step - 1
+    shutil.copyfile(older, path)
+    run.start_again("server")
+    lost = run.wait(lambda: run.told("server", ModelLost))[-1]
+    assert (lost.state_dir, lost.later_path) == ("saved", f"saved/{path.name}.later")
+    assert run.told("server", StateIsOlder)
+    go_back(run, newest)
+    back = time.time()
+    run.start_again("server")
+    run.wait_for_end()
+    assert run.told("server", RunContinued, after=back)
+    assert not run.told("server", WentBack)
+    first = min(told.step for name in THREE for told in run.told(name, StepTrained, after=back))
+    assert first >= last - 1, f"the newest state is after step {last}, then step {first} was trained"
+    assert_identical(run, steps=24)
 
 
 def go_back(run: LiveRun, older: Path) -> int:

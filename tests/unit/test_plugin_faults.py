@@ -196,6 +196,51 @@ def test_plugins_of_one_module_are_named_together() -> None:
     assert sentence.startswith("the plugins of two 1.0 (data.A, model.B) failed with JSONDecodeError")
 
 
+SEVERAL = """
+from psyche_core.builtin.adamw import AdamW
+from psyche_core.builtin.dummy_data import DummyData
+
+def boom():
+    raise RuntimeError("boom")
+
+class Raiser(AdamW):
+    def __init__(self):
+        pass
+    def compress(self, step, *, learning_rate):
+        boom()
+
+class Liar(DummyData):
+    async def read(self, batches, *, timeout):
+        boom()
+
+class Duck:
+    def compress(this, step, *, learning_rate):
+        [boom() for _ in range(1)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "blamed"),
+    [
+        ("Raiser().compress(1, learning_rate=1.0)", "the optimizer plugin Raiser (liar 0.1)"),
+        ("Duck().compress(1, learning_rate=1.0)", "the optimizer plugin Raiser (liar 0.1)"),
+        ("asyncio.run(Liar(sequence_length=8).read([], timeout=1.0))", "the data plugin Liar (liar 0.1)"),
+        ("boom()", "the plugins of liar 0.1 (data.Liar, optimizer.Raiser)"),
+    ],
+    ids=["optimizer", "without its class", "data", "no object"],
+)
+def test_of_several_plugins_the_one_that_was_called_is_named(tmp_path: Path, call: str, blamed: str) -> None:
+    """The function that failed was in a module of its own, so that all plugins of the distribution were named."""
+    namespace: dict[str, Any] = {"__name__": "liar.impl"}
+    exec(compile(SEVERAL, str(tmp_path / "impl.py"), "exec"), namespace)
+    places = [("data", "Liar", "liar 0.1", "liar.data_hooks"), ("optimizer", "Raiser", "liar 0.1", "liar.optimizer_hooks")]
+    with pytest.raises(RuntimeError) as caught:
+        eval(call, {**namespace, "__name__": __name__, "asyncio": asyncio})
+    sentence = plugin_faults.explain_plugin(caught.value, places)
+    assert sentence is not None
+    assert sentence.startswith(f"{blamed} failed with RuntimeError: boom (impl.py, line 6)")
+
+
 # ------------------------------------------------------------------------------------------------ a real process
 
 MEMBER = """

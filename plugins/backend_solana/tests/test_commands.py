@@ -158,10 +158,17 @@ def run(shell: Shell, request: pytest.FixtureRequest) -> str:
     return name
 
 
-def test_names_of_others_cannot_write_to_the_terminal(shell: Shell) -> None:
+def test_a_run_that_no_file_can_be_named_after_is_not_created(shell: Shell) -> None:
+    said = shell("create-run", "-r", "../evil", wallet="owner", code=2)
+    assert '--run-id "../evil": must not be . or .. or contain / or' in said
+
+
+def test_names_of_others_cannot_write_to_the_terminal(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anybody may name a run so that a raw terminal would be cleared, coloured or given a line that is not there."""
     evil = "\x1b[2J\x1b]0;x\x07\n\u202elist"
-    shell("create-run", "-r", evil, wallet="owner")
+    with monkeypatch.context() as another_program:
+        another_program.setattr("psyche_backend_solana.commands.run.owner.check_run_id", str)
+        shell("create-run", "-r", evil, wallet="owner")
     shell("update-config", "-r", evil, "--name", f"n{evil}", wallet="owner")
     listed = shell("list-runs", "--all")
     (line,) = [line for line in listed.splitlines() if "\\x1b[2J" in line]

@@ -19,7 +19,7 @@ from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.protocol import Bye, Whole, decode_server
 from psyche_backend_tcp.server.documents import Documents
 from psyche_backend_tcp.server.hub import PendingSave
-from psyche_backend_tcp.server.state_store import StateStore
+from psyche_backend_tcp.server.state_store import StateStore, state_file
 from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.coordinator.commands import ClientsExited, Event, HealthCheck, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
@@ -80,6 +80,7 @@ async def test_41_clients_continue_in_the_same_round_after_a_restart(
             clock.now += 7
             async with hosting(tmp_path, clock, port=port) as second:
                 assert second.resumed
+                assert second.continued_from == state_file(tmp_path, second.state.run_id)
                 assert second.state == before
                 await backends[1].send(Witness(backends[1].identity, statement(before, 1)), timeout=2 * TIMEOUT)
                 update = await until(backends[0], lambda update: update.state.epoch.rounds[-1].height == 1)
@@ -489,3 +490,4 @@ async def test_a_clock_that_is_set_back_by_an_hour_lengthens_no_phase(tmp_path: 
         assert START_TIME < server.state.since < START_TIME + 30
         group.cancel_scope.cancel()
     assert server.resumed is saved
+    assert server.continued_from == (state_file(tmp_path, state.run_id) if saved else None)

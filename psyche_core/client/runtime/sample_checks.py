@@ -14,11 +14,17 @@ READ_TIMEOUT = 60.0
 
 
 def check_announced(provider: DataProvider, *, sequence_length: int, name: str) -> None:
-    """Check that an entered provider has sequences of this run's length. Raises ProviderFailed."""
+    """Check that an entered provider has sequences, and that they are of this run's length. Raises ProviderFailed."""
     if provider.sequence_length != sequence_length:
         message = (
             f"{name} says that its sequences have {provider.sequence_length} tokens, those of this run have {sequence_length}"
         )
+        raise ProviderFailed(message)
+
+    count: object = provider.num_sequences
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        got = str(count) if type(count) is int else f"a {type(count).__name__}"
+        message = f"{name} says that its num_sequences is {got}, expected an int of at least 1"
         raise ProviderFailed(message)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio.to_thread
 import numpy as np
 
-from psyche_core.client.runtime.sample_checks import READ_TIMEOUT, read_samples
+from psyche_core.client.runtime.sample_checks import READ_TIMEOUT, check_announced, read_samples
 from psyche_core.config.run_config import Choice
 from psyche_core.data.sequences import SequenceData
 from psyche_core.errors import ConfigError, DataError
@@ -54,10 +54,11 @@ def held_out_place(path: Path, token_size: str) -> Choice:
 
 async def first_samples(provider: DataProvider, count: int, *, sequence_length: int, name: str = "the data provider") -> Samples:
     """The first `count` samples, or all if there are fewer; see `read_samples`. Raises ConfigError if there is none."""
-    if provider.num_sequences < 1:
+    if provider.num_sequences == 0:
         message = "the validation data holds no whole sequence"
         raise ConfigError(message)
 
+    check_announced(provider, sequence_length=sequence_length, name=name)
     wanted = [BatchId(0, min(count, provider.num_sequences) - 1)]
     return await read_samples(provider, wanted, sequence_length=sequence_length, name=name, timeout=READ_TIMEOUT)
 

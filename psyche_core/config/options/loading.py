@@ -8,7 +8,8 @@ whatever its source.
 from __future__ import annotations
 
 import os
-from typing import Any, ClassVar, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -19,6 +20,8 @@ from psyche_core.errors import ConfigError
 ENVIRONMENT_PREFIX = "PSYCHE_"
 RAW_IDENTITY = "RAW_IDENTITY_SECRET_KEY"
 """Environment variable with an identity's secret key, also read with the prefix."""
+
+EMPTY_PATH = "the path is empty, as from a shell variable that is not set; write . for the current folder, or leave it out"
 
 
 class ProgramSettings(BaseSettings):
@@ -45,10 +48,28 @@ def load_settings(cls: type[_Settings], given: dict[str, Any]) -> _Settings:
     breaks a rule, the rule, and the source of the value.
     """
     explicit = {name: value for name, value in given.items() if value is not None and value != ()}
+    _refuse_empty_paths(cls, explicit)
     try:
         return cls(**explicit)
     except ValidationError as error:
         raise ConfigError("; ".join(_sentence(dict(problem), explicit) for problem in error.errors())) from None
+
+
+def _refuse_empty_paths(cls: type[BaseModel], explicit: dict[str, Any]) -> None:
+    """Raise ConfigError for an empty path: it would be read as the current folder, and an empty variable as none."""
+    for name, field in cls.model_fields.items():
+        if not _takes_path(field.annotation):
+            continue
+
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        read = issubclass(cls, BaseSettings) and name not in explicit
+        if explicit.get(name) == "" or (read and os.environ.get(variable) == ""):
+            message = f"{variable if read else '--' + name.replace('_', '-')}: {EMPTY_PATH}"
+            raise ConfigError(message)
+
+
+def _takes_path(annotation: Any) -> bool:
+    return annotation is Path or any(_takes_path(part) for part in get_args(annotation))
 
 
 def _sentence(problem: dict[str, Any], explicit: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ from psyche_core.telemetry.events.program import (
     Mended,
     Problem,
     RelayStarted,
+    RunContinued,
     Started,
     Stopping,
     TokenFiles,
@@ -65,6 +66,7 @@ from psyche_core.telemetry.events.training import (
 Event = (
     Started
     | RelayStarted
+    | RunContinued
     | TokenFiles
     | Stopping
     | Joined
@@ -140,6 +142,7 @@ __all__ = [
     "Resumed",
     "Resynced",
     "RewardPaid",
+    "RunContinued",
     "RunDescribed",
     "Started",
     "StateIsOlder",

@@ -33,6 +33,21 @@ class RelayStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class RunContinued:
+    """The server continues a run that an earlier server saved.
+
+    Attributes:
+        epoch: the epoch in which the run continues.
+        step: the next step to train.
+        path: file with the saved state, empty if the backend keeps none.
+    """
+
+    epoch: int
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class TokenFiles:
     """Token files are made from text, once. Emitted before the first text, at intervals, and when they are ready.
 

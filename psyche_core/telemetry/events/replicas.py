@@ -163,6 +163,9 @@ class ModelLost:
         ask_again: command with which the owner lets the run ask its members again, empty without one.
         begin_again: command that restarts the run from its stored checkpoint, empty if the server keeps no state.
         stored_step: step of the stored checkpoint, 0 for the run's beginning.
+        state_dir: folder with the state from which the server continued the run, empty for a server that began it.
+        known_step: next step of the latest state that the server has heard of, if it continued from an older one.
+        later_path: file with that later state, if the server has it.
         to_owner: whether the owner is told, by the server. Otherwise a member tells its people, without the fields above.
     """
 
@@ -171,6 +174,9 @@ class ModelLost:
     ask_again: str = ""
     begin_again: str = ""
     stored_step: int = 0
+    state_dir: str = ""
+    known_step: int | None = None
+    later_path: str | None = None
     to_owner: bool = True
 
 

@@ -49,6 +49,7 @@ from psyche_core.telemetry.events import (
     MemberWithdrew,
     ModelLost,
     PhaseChanged,
+    RunContinued,
     Started,
     StateIsOlder,
     Stopping,
@@ -261,6 +262,9 @@ async def test_a_run_without_a_model_says_so_when_its_server_starts_again(local_
     assert words[:3] == ["psyche", "server", "run"]
     assert words[-1] == "--restart-from-checkpoint"
     assert words[words.index("--save-state-dir") + 1] == str(tmp_path / "saved")
+    (file,) = (tmp_path / "saved").glob("*.state")
+    assert [event for event in events if isinstance(event, RunContinued)] == [RunContinued(1, 7, str(file))]
+    assert lost.state_dir == str(tmp_path / "saved")
 
 
 @contextlib.contextmanager
@@ -408,6 +412,31 @@ def test_the_owner_is_told_once_of_each_later_state() -> None:
         StateIsOlder(1, 7, 2, 9, "saved/r.state", "61616161"),
         StateIsOlder(1, 7, 2, 8, "saved/r.state", "62626262"),
     ]
+
+
+def test_a_lost_model_after_an_older_state_is_told_with_the_latest_state_known() -> None:
+    told: list[Event] = []
+    given = settings(save_state_dir=Path("saved"))
+    reporter = ChangeReporter(EventBus(told.append), settings=given, trained=TrainedMembers())
+    reporter.continue_from(run_at(RunState.Paused), continued=True)
+    reporter.report_lost_model(run_at(RunState.Paused))
+    for member, step in ((b"a", 8), (b"b", 9), (b"c", 7)):
+        reporter.report_later_state(LaterKnown(epoch=2, step=step, path=Path("saved/r.state"), member=member * 32))
+    reporter.report_lost_model(run_at(RunState.Paused))
+    here = Path("saved/r.state.later")
+    reporter.report_later_state(LaterKnown(epoch=1, step=9, path=Path("saved/r.state"), later_path=here))
+    reporter.report_lost_model(run_at(RunState.Paused))
+    lost = [(event.state_dir, event.known_step, event.later_path) for event in told if isinstance(event, ModelLost)]
+    assert lost == [("saved", None, None), ("saved", 9, None), ("saved", 9, str(here))]
+
+
+def test_a_run_that_began_here_has_no_older_state() -> None:
+    told: list[Event] = []
+    given = settings(save_state_dir=Path("saved"))
+    reporter = ChangeReporter(EventBus(told.append), settings=given, trained=TrainedMembers())
+    reporter.continue_from(run_at(RunState.Paused))
+    reporter.report_lost_model(run_at(RunState.Paused))
+    assert [event.state_dir for event in told if isinstance(event, ModelLost)] == [""]
 
 
 class Door:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from pydantic import BaseModel, Field
 
+from psyche_core.cli import cli
 from psyche_core.cli.options import settings_options
 from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.options.loading import load_settings, option_fields
@@ -87,6 +90,7 @@ def test_quotes_around_a_run_id_are_dropped() -> None:
         ("", "must not be empty"),
         ("''", "must not be empty"),
         ("a\0b", "must not contain NUL characters"),
+        ("../../evil", r"must not be \. or \.\. or contain / or \\, because files are named after the run"),
     ],
 )
 def test_a_run_id_follows_the_rule_of_run_files(run_id: str, rule: str) -> None:
@@ -129,6 +133,64 @@ def test_help_says_what_a_number_counts() -> None:
         "require_loss_drop": "NATS",
         "share": "X",
     }
+
+
+def commands(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """A command and all below it, with the words that call them."""
+    yield words, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from commands(below, *words, name)
+
+
+def test_every_option_that_takes_a_path_refuses_an_empty_one(psyche: Any) -> None:
+    """`--save-state-dir "$STATE"` with an unset variable kept the state in the current folder."""
+    seen = set()
+    for words, command in commands(cli):
+        for parameter in command.params:
+            kinds = parameter.type.types if isinstance(parameter.type, click.Tuple) else [parameter.type]
+            if any(isinstance(kind, click.Path) for kind in kinds) and isinstance(parameter, click.Option):
+                values = ["" if isinstance(kind, click.Path) else "x" for kind in kinds]
+                result = psyche(*words, parameter.opts[-1], *values)
+                assert result.code == 2
+                assert "the path is empty" in result.err, (words, parameter.opts)
+                seen.add(f"{' '.join(words)} {parameter.opts[-1]}")
+    assert {
+        "server run --save-state-dir",
+        "client train --checkpoint-dir",
+        "testnet start --out",
+        "relay run --tls-cert",
+        "bench convergence --out",
+    } <= seen
+
+
+@pytest.mark.parametrize(
+    ("words", "variable"),
+    [
+        (("server", "run", "--state", "s.toml"), "PSYCHE_SAVE_STATE_DIR"),
+        (("client", "train", "--run-id", "r"), "PSYCHE_CHECKPOINT_DIR"),
+        (("client", "show-identity"), "PSYCHE_IDENTITY_SECRET_KEY_PATH"),
+        (("relay", "run"), "PSYCHE_TLS_CERT"),
+    ],
+)
+def test_an_empty_variable_of_a_path_is_refused(
+    psyche: Any, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], variable: str
+) -> None:
+    monkeypatch.setenv(variable, "")
+    result = psyche(*words)
+    assert result.code == 2
+    assert variable in result.err
+    assert "the path is empty" in result.err
+
+
+def test_a_program_s_empty_path_is_refused_and_an_argument_beats_an_empty_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^--checkpoint-dir: the path is empty"):
+        load_settings(ClientSettings, NEEDED | {"checkpoint_dir": ""})
+    monkeypatch.setenv("PSYCHE_CHECKPOINT_DIR", "")
+    assert load_settings(ClientSettings, NEEDED | {"checkpoint_dir": Path()}).checkpoint_dir == Path()
 
 
 def test_an_unknown_name_is_refused() -> None:

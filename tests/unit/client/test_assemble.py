@@ -314,6 +314,9 @@ class Short(DummyData):
     @property
     def sequence_length(self):
         return super().sequence_length - {announced}
+    @property
+    def num_sequences(self):
+        return {sequences}
     async def read(self, batches, *, timeout):
         samples = await super().read(batches, timeout=timeout)
         row = samples.sequence_length * samples.token_size
@@ -339,12 +342,14 @@ def lemon(tmp_path: Path) -> Iterator[Callable[..., None]]:
     """Install a distribution whose optimizer and data break their contracts, as it is told."""
     folder = tmp_path / "site"
 
-    def install(*, check: str = "pass", create: str = "pass", announced: int = 0) -> None:
+    def install(*, check: str = "pass", create: str = "pass", announced: int = 0, sequences: int = 100) -> None:
         info = folder / "lemon-1.2.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lemon\nVersion: 1.2\n")
         (info / "entry_points.txt").write_text(f"[{GROUP}]\noptimizer.Lemon = lemon_plugin\ndata.Short = lemon_plugin\n")
-        (folder / "lemon_plugin.py").write_text(LEMON.format(check=check, create=create, announced=announced))
+        (folder / "lemon_plugin.py").write_text(
+            LEMON.format(check=check, create=create, announced=announced, sequences=sequences)
+        )
         sys.path.insert(0, str(folder))
         importlib.invalidate_caches()
 
@@ -372,8 +377,9 @@ SHORT = RUN.replace('data_location = "Dummy"', 'data_location = "Short"')
             "the optimizer plugin Lemon (lemon 1.2) made a result for step 1 that its own check refuses (sour)",
         ),
         (SHORT, {"announced": 1}, "the data plugin Short (lemon 1.2) says that its sequences have 15 tokens"),
+        (SHORT, {"sequences": 0}, "the data plugin Short (lemon 1.2) says that its num_sequences is 0, expected an int"),
     ],
-    ids=["factory", "own result", "sequence length"],
+    ids=["factory", "own result", "sequence length", "no sequences"],
 )
 async def test_a_plugin_that_breaks_its_contract_ends_the_client_with_a_sentence_that_names_it(
     base: Path, stack: AsyncExitStack, lemon: Callable[..., None], run: str, broken: dict[str, Any], sentence: str

@@ -301,9 +301,13 @@ async def test_an_epoch_ends_also_where_validation_and_saving_fail(tmp_path: Pat
 class Wrapped(DummyData):
     """Data whose reads may be changed on their way."""
 
-    def __init__(self, change: Callable[[Samples], object], *, announced: int = 16) -> None:
+    def __init__(self, change: Callable[[Samples], object], *, announced: int = 16, sequences: Any = 100) -> None:
         super().__init__(sequence_length=16)
-        self.change, self.announced = change, announced
+        self.change, self.announced, self.sequences = change, announced, sequences
+
+    @property
+    def num_sequences(self) -> int:
+        return self.sequences  # type: ignore[no-any-return]  # that is what is tested
 
     @property
     def sequence_length(self) -> int:
@@ -329,10 +333,27 @@ def fails(_: Samples) -> Samples:
             Wrapped(lambda read: replace(read, tokens=cast("Any", bytearray(read.tokens)))),
             "gave tokens as bytearray, expected bytes",
         ),
+        (Wrapped(lambda read: read, sequences=0), "says that its num_sequences is 0, expected an int of at least 1"),
+        (Wrapped(lambda read: read, sequences=-3), "says that its num_sequences is -3, expected an int of at least 1"),
+        (Wrapped(lambda read: read, sequences=2.5), "says that its num_sequences is a float, expected an int of at least 1"),
+        (Wrapped(lambda read: read, sequences=True), "says that its num_sequences is a bool, expected an int of at least 1"),
+        (Wrapped(lambda read: read, sequences=None), "says that its num_sequences is a NoneType, expected an int of at least 1"),
         (Wrapped(lambda read: read.tokens), "gave a bytes where Samples are expected"),
         (Wrapped(fails), "failed with IndexError: 16"),
     ],
-    ids=["short", "other length", "announced", "other type", "no samples", "raises"],
+    ids=[
+        "short",
+        "other length",
+        "announced",
+        "other type",
+        "none",
+        "negative",
+        "float",
+        "bool",
+        "nothing",
+        "no samples",
+        "raises",
+    ],
 )
 async def test_data_that_breaks_its_contract_is_not_trained_on(data: Wrapped, why: str, ahead: bool) -> None:
     shop = Shop(ChainTrainer("one"), data)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from psyche_core.config.run_config import (
     RunFile,
     check_config,
     check_model,
+    checked_run,
     from_plain,
     load_run_file,
     parse_run_file,
@@ -202,6 +205,78 @@ def test_nobody_verifies_yet_so_a_run_file_asks_nobody_to() -> None:
     check_config(config.model_copy(update={"verification_percent": 1}))
 
 
+def numbers(table: Any, *path: str) -> Iterator[tuple[str, ...]]:
+    """The path of every whole number in nested tables."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from numbers(value, *path, key)
+        elif type(value) is int:
+            yield (*path, key)
+
+
+def with_number(table: Any, path: tuple[str, ...], value: int) -> Any:
+    key, *below = path
+    return {**table, key: with_number(table[key], tuple(below), value) if below else value}
+
+
+STABLE = {
+    "WarmupStableDecay": {
+        "base_lr": 2e-4,
+        "warmup_init_lr": 0.0,
+        "cosine_decay_final_lr": 2e-5,
+        "linear_decay_final_lr": 2e-5,
+        "warmup_steps": 2,
+        "stable_steps": 3,
+        "cosine_decay_steps": 4,
+        "linear_decay_steps": 5,
+    }
+}
+
+
+def number_problem(schedule: Any, path: tuple[str, ...], value: int) -> str | None:
+    """What is said of a number in a run file, without the value; None if it may be so."""
+    plain = parse_run_file(GOOD, source="s").model_dump()
+    if schedule is not None:
+        plain["model"]["LLM"]["lr_schedule"] = schedule
+    key = ".".join(path)
+    try:
+        checked_run(with_number(plain, path, value), source="s")
+    except ConfigError as error:
+        said = [line.removeprefix("s: ") for line in str(error).splitlines()]
+        found = [line.partition(": ")[2] for line in said if line.startswith(f"{key} = ")]
+        assert len(found) <= 1, said
+        return found[0] if found else None
+    return None
+
+
+@pytest.mark.parametrize("schedule", [None, STABLE], ids=["cosine", "stable"])
+def test_the_rule_of_a_number_is_told_at_once(schedule: Any) -> None:
+    """`total_steps = -3` had to be at least 0, and 0 then at least 1."""
+    plain = parse_run_file(GOOD, source="s").model_dump()
+    paths = {*numbers(plain), *numbers({"model": {"LLM": {"lr_schedule": schedule or {}}}})}
+    assert ("config", "total_steps") in paths
+    assert len(paths) > 20
+    for path in paths:
+        if path[:2] == ("model", "LLM") and path[2] in ("optimizer", "data_location"):
+            continue  # of plugins
+        if schedule is not None and path[2:4] == ("lr_schedule", "Cosine"):
+            continue
+        for outside in (-3, 2**70):
+            told = number_problem(schedule, path, outside)
+            assert told is not None, path
+            bound = re.fullmatch(r"must be at (?:least|most) (\d+)", told)
+            if bound is not None:
+                assert number_problem(schedule, path, int(bound[1])) is None, (path, told)
+
+
+def test_percentages_of_verification_have_one_rule() -> None:
+    for percent in (101, 300):
+        (sentence,) = refusal(changed(("verification_percent = 0", f"verification_percent = {percent}")))
+        assert sentence.startswith(f"config.verification_percent = {percent}: must be 0: nobody recomputes results yet")
+    with pytest.raises(ConfigError, match="verification_percent = 101: must be a percentage from 0 to 100"):
+        check_config(parse_run_file(GOOD, source="s").config.model_copy(update={"verification_percent": 101}))
+
+
 def test_an_owners_file_needs_no_name_of_the_run() -> None:
     text = changed(('run_id = "test"\n', ""))
 
@@ -297,10 +372,6 @@ RULES = [
         ("waiting_for_members_extra_time = 3", "waiting_for_members_extra_time = 0"),
         "config.waiting_for_members_extra_time = 0: must be at least 1 second",
     ),
-    (
-        ("verification_percent = 0", "verification_percent = 101"),
-        "config.verification_percent = 101: must be a percentage from 0 to 100",
-    ),
     (("max_seq_len = 512", "max_seq_len = 0"), "model.LLM.max_seq_len = 0: must be at least 1 token"),
     (('Server = "127.0.0.1:20001"', 'Server = ""'), 'model.LLM.data_location.Server = "": must not be empty'),
     (
@@ -392,7 +463,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(replacement: tuple
     (("\nwarmup_time = 30", "\nwarmup_time = 30.0"), "config.warmup_time = 30.0: must be a valid integer"),
     (("\nwarmup_time = 30", "\nwarmup_time = true"), "config.warmup_time = true: must be a valid integer"),
     (("\nwarmup_time = 30", "\nwarmup_time = [30]"), "config.warmup_time = [30]: must be a valid integer"),
-    (("\nwarmup_time = 30", f"\nwarmup_time = {2**64}"), f"config.warmup_time = {2**64}: must be at most {2**64 - 1}"),
+    (("\nwarmup_time = 30", f"\nwarmup_time = {2**64}"), f"config.warmup_time = {2**64}: must be less than epoch_time (60)"),
     (("total_steps = 25000\nwaiting", f"total_steps = {2**32}\nwaiting"),
      f"config.total_steps = {2**32}: must be at most {2**32 - 1}"),
     (("\nmin_clients = 2", "\nmin_clients = 65536"), "config.min_clients = 65536: must be at most 65535"),
@@ -444,6 +515,19 @@ def test_strings_over_their_limit_are_refused_not_cut() -> None:
     assert parse_run_file(changed(('"test"', f'"{"r" * 32}"')), source="s").run_id == "r" * 32
     assert refusal(changed(('"test"', f'"{"é" * 17}"'))) == [f'run_id = "{"é" * 17}": must be at most 32 bytes of UTF-8, got 34']
     assert refusal(changed(('"test"', '""'))) == ['run_id = "": must not be empty']
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/etc", "a/b", "a\\b", ".", "..", "a\nb", "a\x1b[2J", "a\u202eb", "a\u200bb"])
+def test_a_run_id_that_files_cannot_be_named_after_is_refused(name: str) -> None:
+    """`psyche validate-config` said OK, and a testnet wrote its results to runs/../../evil."""
+    (sentence,) = refusal(changed(('"test"', json.dumps(name))))
+    assert sentence.startswith("run_id = ")
+    assert "because files are named after the run" in sentence or "must not contain control characters" in sentence
+
+
+@pytest.mark.parametrize("name", ["first-light", "a run", "...", "a.b", "läufer", "走る", "x" * 32])
+def test_a_run_id_may_have_letters_of_all_languages_spaces_and_dots(name: str) -> None:
+    assert parse_run_file(changed(('"test"', json.dumps(name))), source="s").run_id == name
     (sentence,) = refusal(changed(("emozilla/llama2-20m-init", "e" * 65)))
     assert sentence == f'model.LLM.checkpoint.Hub.repo_id = "{"e" * 65}": must be at most 64 bytes of UTF-8, got 65'
     (sentence,) = refusal(changed(("127.0.0.1:20001", "h" * 65)))

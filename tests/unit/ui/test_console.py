@@ -13,6 +13,11 @@ from psyche_core.ui.console import console_lines, describe
 
 EVENTS: list[tuple[telemetry.Event, str]] = [
     (telemetry.Started("server", "", "r", "127.0.0.1:20000"), "serving run r at 127.0.0.1:20000"),
+    (
+        telemetry.RunContinued(3, 861, "saved/r.state"),
+        "continues the run from the saved state saved/r.state: epoch 3, before step 861",
+    ),
+    (telemetry.RunContinued(3, 861, ""), "continues the run from the saved state: epoch 3, before step 861"),
     (telemetry.RelayStarted("http://h:3340"), "relay for members of this run: http://h:3340"),
     (telemetry.Started("client", "ab" * 32, "r", "h:1"), "client abababababababab has reached run r at h:1"),
     (telemetry.Joined("r"), "takes part in run r"),
@@ -80,7 +85,8 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
     (
         telemetry.Resumed("saved", 6, 9, 9, again=True),
         (
-            "the folder was read again, because the run moved on meanwhile: resumed from the checkpoint of step 6 in saved and "
+            "the run trained further since this client read its checkpoints, so it has read them again: resumed from the "
+            "checkpoint of step 6 in saved and "
             "the journal beside it, up to step 9; this is the members' newest common model, so nothing is downloaded from them"
         ),
     ),
@@ -123,7 +129,7 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
                 telemetry.PathOfPeer("cc", "none"),
             )
         ),
-        "members: 1 direct, 1 relayed, 1 not reached (relayed: bb 42 ms)",
+        ("other members: 1 reached directly, 1 reached through a relay, 1 not reached now (through a relay: bb 42 ms)"),
     ),
     (telemetry.RelayStarted("http://203.0.113.7:3340/"), "relay for members of this run: http://203.0.113.7:3340/"),
     (telemetry.NetworkTotals(1000, 20, 2), "sent 1.0 kB, received 20 B, 2 peers"),
@@ -166,7 +172,7 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         telemetry.ModelLost(63),
         (
             "THE MODEL IS LOST: in this warmup no member had the model after step 63 or that of an earlier epoch's end, and the "
-            "run is paused; a member that is away, or still loads it, may have it on its disk, as a checkpoint or journal. Start "
+            "run is paused. A member that is away, or still loads it, may have it on its disk, as a checkpoint or journal. Start "
             "its client with that --checkpoint-dir, then resume the run, as often as needed. Only if no such disk is left, start "
             "the run anew: this server keeps no state (--save-state-dir)"
         ),
@@ -180,7 +186,7 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         ),
         (
             "THE MODEL IS LOST: in this warmup no member had the model after step 63 or that of an earlier epoch's end, and the "
-            "run is paused; a member that is away, or still loads it, may have it on its disk, as a checkpoint or journal "
+            "run is paused. A member that is away, or still loads it, may have it on its disk, as a checkpoint or journal "
             "(members that trained and are not here: 3ae20e59, 49d7b0e8). Start its client with that --checkpoint-dir, then let "
             "the run ask its members again (kill -USR1 17), as often as needed. Only if no such disk is left, stop the server "
             "(Ctrl-C or SIGTERM) and start it once with `psyche server run --state r.toml --save-state-dir 'my folder' "
@@ -191,9 +197,10 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         telemetry.ModelLost(63, to_owner=False),
         (
             "THE MODEL IS LOST: in this warmup no member had the model after step 63 or that of an earlier epoch's end, and the "
-            "run is paused until its owner resumes it. If you have a checkpoint or journal of this run on a disk, start a client "
-            "with that --checkpoint-dir and tell the run's owner. Otherwise there is nothing to do: this client waits, and takes "
-            "part when the run goes on"
+            "run is paused until its owner resumes it. If the owner put an older copy of the run's state in place, the newest "
+            "one brings everything back. If you have a checkpoint or journal of this run on a disk, start a client with that "
+            "--checkpoint-dir and tell the run's owner. Otherwise there is nothing to do: this client waits, and takes part when "
+            "the run goes on"
         ),
     ),
     (
@@ -232,7 +239,8 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
             "THE STATE IS OLDER than the run: this server continues in epoch 1, before step 15, but member 49d7b0e8 says that "
             "the run was in epoch 2, step 24; if you have a newer state, stop this server now, put it in place of "
             "saved/r.state, and start it again. Otherwise do nothing: members start again from their disks, and what came "
-            "later is trained again"
+            "later is trained again. If they no longer have a model that old, the run pauses and says THE MODEL IS LOST; the "
+            "newer state then still brings everything back"
         ),
     ),
     (
@@ -241,7 +249,8 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
             "THE STATE IS OLDER than the run: this server continues in epoch 1, before step 15, but a state in the same folder "
             "is in epoch 2, step 24; to continue from that one, stop this server now, rename saved/r.state.later to "
             "saved/r.state, and start it again. Otherwise do nothing: members start again from their disks, and what came "
-            "later is trained again"
+            "later is trained again. If they no longer have a model that old, the run pauses and says THE MODEL IS LOST; the "
+            "newer state then still brings everything back"
         ),
     ),
     (
@@ -267,6 +276,41 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
 @pytest.mark.parametrize(("event", "text"), EVENTS, ids=lambda value: type(value).__name__)
 def test_each_event_is_one_sentence(event: telemetry.Event, text: str) -> None:
     assert describe(event) == text
+
+
+@pytest.mark.parametrize(
+    ("known", "advice"),
+    [
+        ({}, "If the state in saved is an older copy, first stop the server, put the newest state back into saved, and start it"),
+        (
+            {"known_step": 1200},
+            (
+                "This server continued from an older state than its members knew (before step 1200): first stop the server, put "
+                "the newest state back into saved, and start it again; nothing is lost then. Otherwise: A member that is away"
+            ),
+        ),
+        (
+            {"known_step": 1200, "later_path": "saved/r.state.later"},
+            (
+                "This server continued from an older state, and a later one (before step 1200) is here: first stop the server, "
+                "rename saved/r.state.later to saved/r.state, or put a still newer copy there, and start it again; nothing is"
+            ),
+        ),
+    ],
+    ids=["perhaps older", "members know", "in the folder"],
+)
+def test_an_owner_whose_state_may_be_older_is_told_first_to_put_the_newest_back(
+    known: dict[str, typing.Any], advice: str
+) -> None:
+    """Training was given up for a model that members of a newer state had."""
+    said = describe(telemetry.ModelLost(860, begin_again="psyche --restart-from-checkpoint", state_dir="saved", **known))
+    assert f"the run is paused. {advice}" in said
+    assert said.index("nothing is lost then") < said.index("--restart-from-checkpoint")
+
+
+def test_a_command_for_the_owner_is_never_cut() -> None:
+    command = f"psyche server run --state {'long/' * 100}state.toml --save-state-dir {'long/' * 100} --restart-from-checkpoint"
+    assert command in describe(telemetry.ModelLost(63, begin_again=command, state_dir="long/" * 100, later_path="long/" * 100))
 
 
 def test_no_kind_of_event_was_forgotten() -> None:

@@ -210,3 +210,15 @@ def test_a_huge_key_file_is_read_in_bounds(tmp_path: Path) -> None:
 def test_a_missing_key_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(IdentityError, match=r"cannot read the identity key .*: No such file or directory"):
         SecretKey.load(tmp_path / "none")
+
+
+def test_a_key_of_zeros_is_refused(tmp_path: Path) -> None:
+    """A file that was allocated and never filled: everybody could sign with it."""
+    for number, content in enumerate((bytes(32), b"0" * 64)):
+        path = tmp_path / f"{number}.key"
+        path.write_bytes(content)
+        path.chmod(0o600)
+        with pytest.raises(IdentityError, match=f"the identity key {path} consists of zeros.*openssl rand 32"):
+            SecretKey.load(path)
+    with pytest.raises(IdentityError, match="the identity key in the variable X consists of zeros"):
+        SecretKey.parse("00" * 32, source="the variable X")

@@ -62,6 +62,9 @@ class StateStore:
         """Raises UserError when the folder cannot be made."""
         self.path: Path = state_file(folder, run_id)
         self._previous = self.path.with_name(self.path.name + ".previous")
+        self.loaded: Path | None = None
+        """File of the state that `load` returned."""
+
         self.later_path: Path = self.path.with_name(self.path.name + ".later")
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -89,6 +92,7 @@ class StateStore:
             message = f"the saved state {path} cannot be used: {error}. {self._advice(path)}"
             raise UserError(message) from error
 
+        self.loaded = path
         if missing:
             logger.warning(
                 "the saved state %s is missing, so the one before it is used: %s, at step %d; if you have a newer copy, stop "

@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Self
 
 import anyio
@@ -143,6 +144,11 @@ class TcpServer(BackendServer):
     def resumed(self) -> bool:
         """Whether the run continues from a saved state."""
         return self._resumed
+
+    @property
+    def continued_from(self) -> Path | None:
+        """File with the state from which the run continues; None for a run that begins."""
+        return self._store.loaded if self._store is not None and self._resumed else None
 
     def submit(self, command: Command) -> None:
         """Apply a command of the run's owner, such as Pause. Raises CoordinatorError."""

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 from psyche_core.errors import InputError
 from psyche_core.observer.client_status import ClientStatus, Document
 from psyche_core.telemetry.event_files import EventFolderReader, event_files, find_runs, source_of
+from psyche_core.ui.console import PATH_WORDS, paths_text
 from psyche_core.ui.formatting import bytes_text, count_text, duration_text
 
 QUIET_SECONDS = 120.0
@@ -20,8 +21,6 @@ CLIENT_PREFIX = "client-"
 
 _OF_FOLDER = re.compile(rf"{CLIENT_PREFIX}([0-9a-f]{{16}})")
 """Files of --events-dir. --keep-event-files deletes the first ones, which say who wrote them in which run; their names do too."""
-
-PATHS = ("direct", "relayed", "none")
 
 
 def newest_client(folder: Path) -> list[Path]:
@@ -116,9 +115,8 @@ def _members(document: Document, now: float) -> str:
     if document["peers_at"] is None:
         return "nothing told of the paths to them yet"
 
-    counts = [(path, sum(peer["path"] == path for peer in document["peers"])) for path in PATHS]
-    words = [f"{count} {'not reached' if path == 'none' else path}" for path, count in counts if count]
-    return f"{', '.join(words) or 'no others'} ({_ago(document['peers_at'], now)})"
+    counts = {path: sum(peer["path"] == path for peer in document["peers"]) for path in PATH_WORDS}
+    return f"{paths_text(counts) if document['peers'] else 'no others'} ({_ago(document['peers_at'], now)})"
 
 
 def _ago(moment: float, now: float) -> str:

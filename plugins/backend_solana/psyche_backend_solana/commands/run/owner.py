@@ -33,6 +33,8 @@ from psyche_backend_solana.lookup.runs import coordinator_account
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.config.run_config import CoordinatorConfig, ModelConfig, load_run_file
+from psyche_core.config.schema import check_run_id
+from psyche_core.config.sentences import shown
 from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.coordinator.round.batch_size import batch_size
 from psyche_core.coordinator.state import Progress
@@ -77,6 +79,11 @@ async def create_run(
     join_authority: Pubkey | None,
 ) -> Outcome:
     """Create a run. It has no configuration yet; start it with update-config and then set-paused --resume."""
+    try:
+        check_run_id(run_id)
+    except ValueError as error:
+        message = f"--run-id {shown(run_id)}: {error}"
+        raise ConfigError(message) from error
     check_asked(client_version, ours=version("psyche-core"), later=later)
     if treasurer_index is not None and mint is None:
         message = "--treasurer-index is for a paid run; give --treasurer-collateral-mint, too"
