@@ -85,7 +85,7 @@ class Follower:
             if behind <= 0:
                 return copy, head.clock
             if where is not None and content is not None and content.slot <= head.slot:
-                found = account_slices.added(copy, head.data, where, content.data)
+                found = account_slices.added(copy, head.data, where, content.data, now=head.clock.unix)
                 if found is not None:
                     return self._keep(found), head.clock
             if behind <= count or behind > MOST_BEHIND or where is None:

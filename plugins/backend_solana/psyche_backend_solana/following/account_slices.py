@@ -111,8 +111,12 @@ def additions(state: CoordinatorState, count: int) -> Slice | None:
     return Slice(start, start + entries * STATEMENT.size)
 
 
-def added(copy: Copy, head: bytes, where: Slice, content: bytes) -> Copy | None:
-    """The later copy, if only additions were made; None if that is not certain. `head` was read after `content`."""
+def added(copy: Copy, head: bytes, where: Slice, content: bytes, *, now: int) -> Copy | None:
+    """The later copy, if only additions were made; None if that is not certain.
+
+    `head` was read after `content`. now: chain time (unix seconds) of the head. A statement that comes late also changes its
+    witness's score of missed duties, and nobody tells when it came: if it may have been late, the result is not certain.
+    """
     before = copy.state
     assert before is not None
     data = _patched(copy.data, [(where, content), (HEAD, head)])
@@ -127,15 +131,19 @@ def added(copy: Copy, head: bytes, where: Slice, content: bytes) -> Copy | None:
         after = Copy.of(data)
     except WireError:
         return None  # a part of it is from another time
-    expected = None if after.state is None else _replayed(before, after.state)
-    return after if expected == (after.state, after.nonce - copy.nonce) else None
+    if after.state is None:
+        return None
+
+    expected = (after.state, after.nonce - copy.nonce)
+    times = {after.state.since, now} if before.run_state is RunState.RoundWitness else {after.state.since}
+    return after if all(_replayed(before, after.state, at=time) == expected for time in times) else None
 
 
-def _replayed(before: CoordinatorState, after: CoordinatorState) -> tuple[CoordinatorState, int] | None:
-    """The state after `apply` of the entries that are new in `after`, and the number of these instructions."""
+def _replayed(before: CoordinatorState, after: CoordinatorState, *, at: int) -> tuple[CoordinatorState, int] | None:
+    """The state after `apply` of the entries that are new in `after` at this time, and the number of these instructions."""
     epoch, current, later = before.epoch, before.current_round, after.current_round
     sent: list[Witness | WarmupWitness | EpochDigest] = []
-    now = after.since
+    now = at
     if before.run_state is RunState.Warmup:
         digest = next((end.digest for end in before.ends if end.step == epoch.start_step - 1), _SOME_DIGEST)
         new = sorted(set(after.epoch.ready) - set(epoch.ready))
