@@ -256,6 +256,8 @@ class Worker:
             await self._validate(0)
         step = resources.step if resources.step is not None else _step_of_stored(work.state, resources.stored_step, digest)
         held = resources.held
+        if resources.step is not None and resources.journal is not None:
+            held += ((resources.step, digest),)  # our disk still has it when we have come further
         if step is None:  # the stored model may be an earlier end
             held += tuple(
                 (end.step, digest) for end in work.state.ends if (end.step, end.digest) == (resources.stored_step, digest)

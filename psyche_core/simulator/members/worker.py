@@ -186,6 +186,8 @@ class Worker(Process):
         step = self._restored(work, loaded, lineage)
         signed = any(end.step == masters_due(state) for end in state.ends)
         held = self.disk.held(state) if step is None or step < masters_due(state) or not signed else ()
+        if own is not None and step is not None:
+            held += ((step, self.replica.digest()),)
         return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, step, held, journalled=True)
 
     def _restored(self, work: act.Load, step: int | None, lineage: int) -> int | None:
