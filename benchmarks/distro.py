@@ -36,7 +36,7 @@ import torch
 from benchmarks import llama
 from benchmarks.demo_paper import DemoPaper, Sent
 from psyche_core.interfaces.model import Model
-from psyche_core.training.freed_memory import give_back_memory
+from psyche_core.training.malloc_tuning import give_back_memory
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.settings import DistroSettings
 

@@ -54,7 +54,7 @@ from psyche_core.storage.parallel_map import each
 from psyche_core.storage.scratch import Scratch
 from psyche_core.telemetry import events as telemetry
 from psyche_core.training import changed_pieces
-from psyche_core.training.freed_memory import keep_freed_memory
+from psyche_core.training.malloc_tuning import keep_freed_memory
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BlobHead, BlobRequest
 from psyche_p2p_quic.transport import QuicTransport

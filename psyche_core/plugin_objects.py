@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from psyche_core import plugin_faults
+from psyche_core import plugin_errors
 from psyche_core.errors import PluginError
 from psyche_core.hookspecs import KINDS, Registration
 from psyche_core.plugins import PluginRegistry
@@ -54,7 +54,7 @@ class RegistryWithObjects(PluginRegistry):
         self._expected = dict(expected)
         self._given = dict(objects)
         self._objects = {
-            kind: plugin_faults.guarded(given.registration, called=plugin_faults.label(kind, given.registration.name, ORIGIN))
+            kind: plugin_errors.guarded(given.registration, called=plugin_errors.label(kind, given.registration.name, ORIGIN))
             for kind, given in objects.items()
         }
 
@@ -82,9 +82,9 @@ class RegistryWithObjects(PluginRegistry):
     def label(self, kind: str, name: str) -> str:
         """The name of a plugin or object in messages."""
         given = self._objects.get(kind)
-        return super().label(kind, name) if given is None else plugin_faults.label(kind, given.name, ORIGIN)
+        return super().label(kind, name) if given is None else plugin_errors.label(kind, given.name, ORIGIN)
 
-    def places(self) -> Iterator[plugin_faults.Place]:
+    def places(self) -> Iterator[plugin_errors.Place]:
         """Kind, name, origin and module of each object, then of each plugin."""
         for kind, given in self._given.items():
             yield kind, given.registration.name, ORIGIN, given.module

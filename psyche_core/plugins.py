@@ -21,7 +21,7 @@ from typing import Any, Literal, Self, overload
 import pluggy
 from pydantic import BaseModel
 
-from psyche_core import hookspecs, plugin_faults
+from psyche_core import hookspecs, plugin_errors
 from psyche_core.config.run_config import RunFile
 from psyche_core.config.sentences import join_path, nearest, validated
 from psyche_core.errors import ConfigError, PluginError
@@ -173,13 +173,13 @@ class PluginRegistry:
     def label(self, kind: str, name: str) -> str:
         """The name of a plugin in messages: its kind, name and distribution."""
         origin = next((each.origin for each in self._records if (each.kind, each.name) == (kind, name)), "not installed")
-        return plugin_faults.label(kind, name, origin)
+        return plugin_errors.label(kind, name, origin)
 
     def explain(self, error: BaseException) -> str:
-        """One sentence about an exception, with the plugin whose code raised it; see plugin_faults."""
-        return plugin_faults.explain(error, self.places())
+        """One sentence about an exception, with the plugin whose code raised it; see plugin_errors."""
+        return plugin_errors.explain(error, self.places())
 
-    def places(self) -> Iterator[plugin_faults.Place]:
+    def places(self) -> Iterator[plugin_errors.Place]:
         """Kind, name, origin and module of each plugin."""
         for record in self._records:
             yield record.kind, record.name, record.origin, record.module
@@ -245,8 +245,8 @@ class PluginRegistry:
                 self._errors[at] = refused.__cause__ or refused
             else:
                 self._records[at] = replace(record, status="ok", summary=registration.summary, api=api)
-                called = plugin_faults.label(record.kind, record.name, record.origin)
-                registration = self._loaded[record.kind, record.name] = plugin_faults.guarded(registration, called=called)
+                called = plugin_errors.label(record.kind, record.name, record.origin)
+                registration = self._loaded[record.kind, record.name] = plugin_errors.guarded(registration, called=called)
                 return registration
 
         message = f"the plugin {record.entry_point} ({record.origin}, module {record.module}) cannot be used: {record.cause}"

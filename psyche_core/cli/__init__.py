@@ -20,6 +20,7 @@ import click
 from psyche_core.cli.failures import describe_failure
 from psyche_core.cli.lazy import example
 from psyche_core.cli.plugin_commands import PluginGroup
+from psyche_core.text_safety import printable_lines
 
 
 @dataclass(slots=True)
@@ -108,8 +109,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if switches.debug and sentence:
             traceback.print_exception(error)
         if sentence and sentence != switches.reported_end:
-            from psyche_core.config.sentences import printable_lines  # not earlier: importing pydantic is slow
-
             click.echo(f"Error: {printable_lines(sentence)}", err=True)  # it may contain text from a server or a chain
     else:
         code = result if isinstance(result, int) else 0

@@ -61,7 +61,7 @@ def describe_failure(error: BaseException) -> tuple[str, int] | None:
 
 def _describe_plugin_fault(error: Exception) -> tuple[str, int] | None:
     """The sentence about an exception that a plugin's code raised; None if only our own code is in its traceback."""
-    from psyche_core.plugin_faults import explain_plugin  # only after a failure: finding plugins reads the environment
+    from psyche_core.plugin_errors import explain_plugin  # only after a failure: finding plugins reads the environment
     from psyche_core.plugins import PluginRegistry
 
     sentence = explain_plugin(error, PluginRegistry.discover().places())

@@ -21,11 +21,11 @@ import click
 
 from psyche_core.cli.failures import Interrupted
 from psyche_core.config.options.log_filters import parse_log_filters
-from psyche_core.config.sentences import PrintableFormatter
 from psyche_core.errors import UserError
 from psyche_core.telemetry.event_files import EventFolderWriter
 from psyche_core.telemetry.events import Ended, Event
 from psyche_core.telemetry.sinks import EventBus, Sink, json_lines
+from psyche_core.text_safety import PrintableFormatter
 
 _Result = TypeVar("_Result")
 

@@ -42,9 +42,10 @@ from psyche_core.config.schema import (
     RunFile,
     WarmupStableDecaySchedule,
 )
-from psyche_core.config.sentences import printable, problems_of, sentences
+from psyche_core.config.sentences import problems_of, sentences
 from psyche_core.errors import ConfigError
 from psyche_core.regular_files import regular
+from psyche_core.text_safety import printable
 
 __all__ = [
     "CHECKPOINTS",

@@ -9,6 +9,8 @@ warmup must say that they cannot get the model, each with the newest signed step
 these steps. Models are compared by digest, so nobody can introduce another model. If a member claims a step that it does not
 have, the run must go back once more. If nobody holds any step, only the stored checkpoint is left. The owner decides whether to
 use it, unless the configuration allows it in advance.
+
+How many signed ends a state keeps, and how many waiting intervals with each: MAX_ENDS and MAX_END_INTERVALS in `state`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ MAX_UNREADY_WAITS = 2
 """Number of successive warmups without being ready after which warmup no longer waits for a signer."""
 
 MAX_ENDS = 4
-"""Maximum number of signed epoch ends that are kept."""
+"""Maximum number of signed epoch ends that are kept, the newest ones. `history` adds them."""
 
 MAX_END_INTERVALS = 64
 """Maximum number of queued intervals that are kept with an epoch end."""

@@ -26,9 +26,10 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
-from psyche_core.config.sentences import nearest, printable
+from psyche_core.config.sentences import nearest
 from psyche_core.errors import InputError, ModelError
 from psyche_core.models.hf.quiet import first_line
+from psyche_core.text_safety import printable
 
 ALIASES: Mapping[str, str] = {"ceval": "ceval-valid", "ceval_valid": "ceval-valid", "mmlu_cf": "mmlu_continuation"}
 """Names of tasks in the Rust Psyche that lm-evaluation-harness spells differently."""

@@ -1,7 +1,9 @@
-"""What a program answers on its metrics port besides Prometheus' text: one JSON object, and whether the program is well. Pure.
+"""The status of a program as JSON, which `metrics_server` serves beside the metrics for Prometheus. Pure: no I/O, no clock.
 
-The object has the fields of the Rust client's. What has no counterpart here is null. A download asks several members before it
-counts as failed, so the two counts of failures are one.
+There are two objects: the program's status, and its health (whether it works, and why it ended). The status has the same fields
+as that of the Rust client. A field for which this program has no value is null. The Rust client counts failed downloads and
+those it gave up apart; here a download fails only after several members were asked, so both fields (`downloads_failed`,
+`downloads_perma_failed`) have the same count.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from psyche_core.config.sentences import printable
 from psyche_core.observer.member_view import MemberView
 from psyche_core.observer.run_view import RunView
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Event
+from psyche_core.text_safety import printable
 
 FORMAT = 1
 """Version of the document."""

@@ -11,10 +11,10 @@ import math
 import statistics
 from typing import Any
 
-from psyche_core.config.sentences import printable
 from psyche_core.observer.buckets import Bucket, BucketSeries
 from psyche_core.observer.member_view import MemberView
 from psyche_core.observer.run_view import RunView
+from psyche_core.text_safety import printable
 
 FORMAT = 1
 """Version of these documents."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from psyche_core.config.sentences import printable
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.observer.buckets import BucketSeries
 from psyche_core.observer.member_view import MemberView
@@ -19,6 +18,7 @@ from psyche_core.observer.roster import Roster
 from psyche_core.sdk.run_events import phase_of
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Event
+from psyche_core.text_safety import printable
 from psyche_core.types import ClientState, RunState
 from psyche_core.ui.console import describe
 

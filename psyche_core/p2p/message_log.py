@@ -33,12 +33,13 @@ from psyche_core.interfaces.transport import Opened
 PREFIX_BYTES = 16
 """Number of bytes of a message id that members send when they compare their messages."""
 
-_ASKED = 3
-"""Number of members that are asked for the same message in a small run. In a larger one it is more than a third of the members.
-So one of them is honest as long as the quorum is, whoever says to have a message and keeps it."""
+_MIN_SOURCES = 3
+"""Number of members from which the same message may be requested in a small run. In a larger one it is more than a third of the
+members. A member may report a message and then not send it. As long as no more than a third of the members do so, as the quorum
+assumes, at least one of those asked is honest."""
 
-_WANTED = 8192
-"""Maximum number of requested messages for which the number of requests is stored. The oldest entry is removed first."""
+_MAX_TRACKED_REQUESTS = 8192
+"""Maximum number of messages for which it is stored from whom they were requested. The oldest entry is removed first."""
 
 _RECEIVED = 8192
 """Maximum number of newest messages of others that `take_received` returns. Not every transport calls it."""
@@ -48,15 +49,18 @@ _RECEIVED = 8192
 class LogLimits:
     """Limits for the messages kept of each peer.
 
-    own_messages, own_bytes: maximum of live messages that a peer may send as its own; more is an offence.
-    relayed_messages, relayed_bytes: maximum of live messages that it may forward for others; more are ignored.
-    unknown_messages: maximum of these signed by keys that are not members', and of expired ones that it forwarded with a higher
-    tag since we last expired messages; above it, everything it forwards is ignored, unchecked.
-    passed_messages: maximum of one author's live messages that are passed on. An honest author has a few for each live round.
-    false_messages: so many messages of a peer that cannot be opened, or that it sent as its own although another key signed them
-    or they are expired ones with a higher tag, are an offence.
-    tag_ahead: how far a peer's tag may be above the newest tag that we used or expired; higher tags are lowered to that limit.
-    remembered: number of ids kept of expired messages, so that these are not read twice.
+    Attributes:
+        own_messages: live messages that a peer may send as its own; more is an offence.
+        own_bytes: total size of these messages; more is an offence.
+        relayed_messages: live messages that a peer may forward for others; more are ignored.
+        relayed_bytes: total size of these messages; more are ignored.
+        unknown_messages: relayed messages that keys of non-members signed, and expired ones that the peer relayed with a higher
+            tag since we last expired messages, together; once there are so many, all that the peer relays is ignored, unchecked.
+        passed_messages: one author's live messages that are passed on. An honest author has a few for each live round.
+        false_messages: the peer's false messages that are an offence. A message is false if it cannot be opened, or if the peer
+            sent it as its own although another key signed it, or although it is an expired one with a higher tag.
+        tag_ahead: how far a peer's tag may be above the newest tag that we used or expired; a higher one is lowered to that.
+        remembered: number of ids kept of expired messages, so that these are not read twice.
     """
 
     own_messages: int = 1024
@@ -128,7 +132,7 @@ class MessageLog:
         self._newest: int | None = None
         self._digest: bytes | None = None
         self._by_prefix: dict[bytes, bytes] = {}
-        self._wanted: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()  # the members asked; a tuple is small
+        self._requested: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()  # the members asked; a tuple is small
         self._received: deque[bytes] = deque(maxlen=_RECEIVED)
 
     def __len__(self) -> int:
@@ -226,19 +230,19 @@ class MessageLog:
         entry = self._live.get(message_id)
         return entry is not None and entry.passable
 
-    def wants(self, prefix: bytes, peer: bytes) -> bool:
-        """Record that a member reports to have a message. Returns whether to request it from this member.
+    def claim_request(self, prefix: bytes, peer: bytes) -> bool:
+        """Decide whether to request a message from a member that reports to have it; if so, record the request.
 
-        True only for the first members that report the same message, more than a third of all, once for each; and never for a
-        live message.
+        True only for the first members that report the same message, as many as may be asked for it (more than a third of all,
+        at least _MIN_SOURCES), once for each. False for a live message.
         """
-        asked = self._wanted.get(prefix, ())
-        if prefix in self._by_prefix or peer in asked or len(asked) >= max(_ASKED, len(self._members) // 3 + 1):
+        asked = self._requested.get(prefix, ())
+        if prefix in self._by_prefix or peer in asked or len(asked) >= max(_MIN_SOURCES, len(self._members) // 3 + 1):
             return False
 
-        self._wanted[prefix] = (*asked, peer)
-        if len(self._wanted) > _WANTED:
-            self._wanted.popitem(last=False)
+        self._requested[prefix] = (*asked, peer)
+        if len(self._requested) > _MAX_TRACKED_REQUESTS:
+            self._requested.popitem(last=False)
         return True
 
     def read(self) -> LogEntry | None:
@@ -399,7 +403,7 @@ class MessageLog:
     def _insert(self, entry: LogEntry) -> None:
         self._live[entry.id] = entry
         self._by_prefix[entry.id[:PREFIX_BYTES]] = entry.id
-        self._wanted.pop(entry.id[:PREFIX_BYTES], None)
+        self._requested.pop(entry.id[:PREFIX_BYTES], None)
         self._past.pop(entry.id, None)
         self._messages[entry.via, entry.relayed] += 1
         self._bytes[entry.via, entry.relayed] += len(entry.message)

@@ -20,7 +20,7 @@ from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.options.loading import load_settings
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, PluginFailed, PsycheError
-from psyche_core.plugin_faults import explain_plugin, leaf_exceptions, summary_of
+from psyche_core.plugin_errors import explain_plugin, leaf_exceptions, summary_of
 from psyche_core.plugin_objects import ObjectPlugin, RegistryWithObjects
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.address import Address, HostedAddress, resolve_address

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from psyche_core.config.run_config import DataFile, RunFile, check_data_file, load_data_file, load_run_file
-from psyche_core.config.sentences import printable
 from psyche_core.errors import ConfigError
 from psyche_core.plugins import PluginRegistry, check_run_file_plugins
+from psyche_core.text_safety import printable
 
 SERVER_LOCATION = "Server"
 """The data location of a run whose server also serves the data."""

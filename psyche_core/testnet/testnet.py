@@ -26,7 +26,6 @@ from rich.text import Text
 
 from psyche_core.config.options.testnet import TestnetSettings
 from psyche_core.config.run_config import RunFile
-from psyche_core.config.sentences import printable_lines
 from psyche_core.coordinator.round import witness
 from psyche_core.errors import BackendError, UserError
 from psyche_core.hookspecs import MemberContext
@@ -38,6 +37,7 @@ from psyche_core.testnet.arguments import HOST, client_arguments, server_argumen
 from psyche_core.testnet.processes import Child, Children, child_environment
 from psyche_core.testnet.random_kills import RandomKills
 from psyche_core.testnet.results_folder import prepare_folder, reserved_folder, result_files, state_file, stopped_sentence
+from psyche_core.text_safety import printable_lines
 from psyche_core.ui.console import describe
 from psyche_core.ui.live import Display, LineDisplay, LiveDisplay, SilentDisplay
 from psyche_core.ui.plot import plot_losses

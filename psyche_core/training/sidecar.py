@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from psyche_core.config.sentences import printable_lines
 from psyche_core.errors import IdentityError
 from psyche_core.models.sharding.group.secret import SIDECAR_PORT, read_secret
+from psyche_core.text_safety import printable_lines
 
 EXAMPLE: Final = """\
 Example:

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import anyio
 
-from psyche_core.config.sentences import printable
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry.events import Event
+from psyche_core.text_safety import printable
 from psyche_core.tui.lines import EndLine, EventLine, FeedLine, OutputLine, Request, StateLine, feed_line, parse_request
 from psyche_core.tui.terminal import HeldTerminal
 

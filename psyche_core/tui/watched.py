@@ -7,11 +7,11 @@ import re
 from collections import deque
 from dataclasses import dataclass, field
 
-from psyche_core.config.sentences import printable
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.observer.member_view import MemberView
 from psyche_core.observer.run_view import RunView
 from psyche_core.telemetry import events as telemetry
+from psyche_core.text_safety import printable
 from psyche_core.tui.lines import EventLine, FeedLine, OutputLine, StateLine
 from psyche_core.ui.console import describe
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TextIO
 
-from psyche_core.config.sentences import MAX_PRINTABLE, printable
 from psyche_core.telemetry.events import (
     CameBack,
     CheckpointSaved,
@@ -56,6 +55,7 @@ from psyche_core.telemetry.events import (
     WitnessSent,
 )
 from psyche_core.telemetry.sinks import Sink
+from psyche_core.text_safety import MAX_PRINTABLE, printable
 from psyche_core.ui.formatting import bytes_text, count_text
 from psyche_core.ui.owner_advice import contested_model, lost_model, older_state
 

@@ -18,7 +18,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from psyche_core.config.sentences import printable
 from psyche_core.telemetry.events import (
     CameBack,
     CheckpointSaved,
@@ -50,6 +49,7 @@ from psyche_core.telemetry.events import (
     WaitsForEpoch,
     WentBack,
 )
+from psyche_core.text_safety import printable
 from psyche_core.ui.client_metrics import ClientMetrics
 from psyche_core.ui.console import describe
 from psyche_core.ui.formatting import bytes_text, count_text, duration_text, sparkline

@@ -10,7 +10,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from psyche_core.config.sentences import printable
+from psyche_core.text_safety import printable
 
 SMOOTHING_STEPS = 9
 """Width of the smoothing window, in points."""

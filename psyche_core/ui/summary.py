@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from psyche_core.config.sentences import printable
 from psyche_core.telemetry.events import PromptAnswered
+from psyche_core.text_safety import printable
 from psyche_core.ui.formatting import bytes_text, duration_text
 from psyche_core.ui.run_metrics import RunMetrics
 

@@ -12,9 +12,9 @@ import hmac
 from collections.abc import Iterable
 from pathlib import Path
 
-from psyche_core.config.sentences import printable
 from psyche_core.errors import ConfigError, UserError
 from psyche_core.regular_files import regular
+from psyche_core.text_safety import printable
 
 MIN_TOKEN = 16
 MAX_TOKEN = 256

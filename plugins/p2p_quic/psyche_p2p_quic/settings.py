@@ -31,10 +31,11 @@ class QuicSettings:
     frame_bytes: longest frame on the control stream. send_queue_bytes: unsent frames for a peer until it is disconnected for
     not reading. frames_per_second, frame_burst: how fast frames of a peer are read; further frames wait.
 
-    hedge_seconds, hedge_bytes: when a blob source sends fewer bytes than this in that time, another is asked too. race_seconds:
-    so is one that needs longer than this for the rest at its rate. racers: most sources at once. again_seconds: when all that
-    may have the blob are slow or out of reach, members that did not have it are asked again after this time, then after twice
-    as long, and so on. chunk_bytes: of one blob write. stall_seconds: longest wait for a single read or write of a blob.
+    hedge_seconds, hedge_bytes: when a blob source sends fewer bytes than this in that time, another is asked too.
+    hedge_rest_seconds: another is asked, too, when a source needs longer than this for the rest at its rate. hedge_sources: most
+    sources that are asked for one blob at the same time. again_seconds: when all that may have the blob are slow or out of
+    reach, members that did not have it are asked again after this time, then after twice as long, and so on. chunk_bytes: of
+    one blob write. stall_seconds: longest wait for a single read or write of a blob.
 
     streams_served: blob requests of one peer at once; more break the rules. streams_asked: the same for ours, well below it.
     offers_read, offers_read_per_peer: offered blobs in memory at once while they are sent, in total and for one peer; further
@@ -70,9 +71,9 @@ class QuicSettings:
 
     hedge_seconds: float = 0.5
     hedge_bytes: int = 4096
-    race_seconds: float = 3.0
+    hedge_rest_seconds: float = 3.0
     again_seconds: float = 1.0
-    racers: int = 3
+    hedge_sources: int = 3
     chunk_bytes: int = 2**19
     stall_seconds: float = 10.0
     streams_served: int = 48

@@ -452,7 +452,7 @@ async def test_a_false_source_is_passed_over(answer: Callable[[Stream], Awaitabl
         assert await victim.fetch(blob_hash, sources=sources, max_bytes=10**6, timeout=20, tag=1) == BLOB
 
 
-async def test_a_source_that_is_silent_is_raced_by_the_next_long_before_it_is_given_up() -> None:
+async def test_a_source_that_is_silent_is_hedged_by_the_next_long_before_it_is_given_up() -> None:
     patient = replace(SETTINGS, stall_seconds=1000)
     async with false_source(silence, settings=patient) as (victim, friend, rogue, _):
         blob_hash = await friend.publish(BLOB, tag=1)
@@ -492,7 +492,7 @@ async def drip(stream: Stream) -> None:
         await anyio.sleep(SETTINGS.hedge_seconds / 4)
 
 
-async def test_a_source_that_drips_is_raced_by_the_next() -> None:
+async def test_a_source_that_drips_is_hedged_by_the_next() -> None:
     """Each byte is progress; the whole blob would take an hour."""
     async with false_source(drip) as (victim, friend, rogue, _):
         blob_hash = await friend.publish(BLOB, tag=1)
@@ -508,7 +508,7 @@ async def drip_as_progress(stream: Stream) -> None:
         await anyio.sleep(SETTINGS.hedge_seconds)
 
 
-async def test_a_source_that_drips_just_enough_is_raced_by_the_next() -> None:
+async def test_a_source_that_drips_just_enough_is_hedged_by_the_next() -> None:
     """At 8 KB/s nobody else was ever asked, and an honest member that lacked the result was dropped."""
     patient = replace(SETTINGS, stall_seconds=1000)
     async with false_source(drip_as_progress, settings=patient) as (victim, friend, rogue, _):
@@ -535,7 +535,7 @@ async def test_who_had_nothing_is_asked_again_while_a_member_is_out_of_reach() -
 
 async def test_silent_sources_do_not_use_up_all_places() -> None:
     """As many as may be asked at once are silent: one of them is given up for the next."""
-    lonely = replace(SETTINGS, stall_seconds=1000, racers=1)
+    lonely = replace(SETTINGS, stall_seconds=1000, hedge_sources=1)
     async with false_source(silence, settings=lonely) as (victim, friend, rogue, _):
         blob_hash = await friend.publish(BLOB, tag=1)
         sources = [rogue.peer_id, friend.peer_id]

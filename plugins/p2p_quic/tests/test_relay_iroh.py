@@ -17,9 +17,9 @@ import pytest
 
 from plugins.p2p_quic.tests.relay_parts import TIMEOUT, serving
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic.observer import protocol as observer_protocol
-from psyche_p2p_quic.observer.protocol import Observation
-from psyche_p2p_quic.observer.server import Observer, ObserverLimits
+from psyche_p2p_quic.address_observer import protocol as observer_protocol
+from psyche_p2p_quic.address_observer.protocol import Observation
+from psyche_p2p_quic.address_observer.server import Observer, ObserverLimits
 from psyche_p2p_quic.relay.access import MemberAccess, TokenAccess
 
 pytestmark = [pytest.mark.quic, pytest.mark.anyio]

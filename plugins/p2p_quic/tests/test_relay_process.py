@@ -27,7 +27,7 @@ from psyche_core.coordinator.commands import Withdraw
 from psyche_core.hookspecs import BackendContext, ServerContext
 from psyche_core.testing.backend import small_state
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic.observer.protocol import ObserverLocation
+from psyche_p2p_quic.address_observer.protocol import ObserverLocation
 from psyche_p2p_quic.relay_program import command
 
 pytestmark = [pytest.mark.anyio, pytest.mark.e2e]

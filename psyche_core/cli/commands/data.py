@@ -269,7 +269,7 @@ def _show(place: Path, parts: Mapping[str, Inspection], decode: Callable[[list[i
     from rich.table import Table
     from rich.text import Text
 
-    from psyche_core.config.sentences import printable
+    from psyche_core.text_safety import printable
 
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     for part, inspection in parts.items():

@@ -92,10 +92,10 @@ def doctor(
         return None
 
     from psyche_core.cli.commands import doctor_checks as checks
-    from psyche_core.config.sentences import printable
     from psyche_core.errors import PsycheError
     from psyche_core.plugins import PluginRegistry
     from psyche_core.storage.scratch import default_folder
+    from psyche_core.text_safety import printable
 
     found = [*checks.check_python(), *checks.check_torch(device), *checks.check_limits(), *checks.check_clock()]
     run, model_bytes = None, 0

@@ -26,8 +26,8 @@ def list_plugins(as_json: bool, kind: str | None) -> None:
     """List every plugin: kind, name, distribution, version, status and summary, or why it is broken."""
     from dataclasses import asdict
 
-    from psyche_core.config.sentences import printable
     from psyche_core.plugins import PluginRegistry
+    from psyche_core.text_safety import printable
 
     records = [record for record in PluginRegistry.discover().inspect_all() if kind in (None, record.kind)]
     if as_json:
@@ -53,9 +53,10 @@ def list_plugins(as_json: bool, kind: str | None) -> None:
 @click.argument("name")
 def show_plugin(name: str) -> None:
     """Show everything that is known about a plugin. NAME is `Name` or `kind.Name`."""
-    from psyche_core.config.sentences import did_you_mean, printable
+    from psyche_core.config.sentences import did_you_mean
     from psyche_core.errors import PluginError
     from psyche_core.plugins import PluginRegistry
+    from psyche_core.text_safety import printable
 
     registry = PluginRegistry.discover()
     found = [record for record in registry.inspect_all() if name in (record.name, record.entry_point)]

@@ -108,10 +108,10 @@ def validate_config(state: Path, data_config: Path | None, disk: bool, base: Pat
 
     A file without run_id, as `run-manager update-config` takes it, is accepted. Notes say what was not checked.
     """
-    from psyche_core.config.sentences import printable
     from psyche_core.plugins import PluginRegistry
     from psyche_core.server.disk_checks import Problem, check_disk
     from psyche_core.server.run_files import NAMELESS, load_run
+    from psyche_core.text_safety import printable
 
     files = load_run(state, data_config, PluginRegistry.discover(), prepares_data=True, only_looks=True)
     found = list(check_disk(files, base=base or state.parent)) if disk else []

@@ -7,11 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Seconds. payload: for an accepted payload before we resync (F11); peers: for all members to connect in warmup.
+    """Timeouts in seconds.
 
-    offers: for more members to offer their model; answer: before we join or come back again; evidence: before we repeat an
-    unanswered proof, short because it is accepted only until the epoch ends; leaving: serving our last results after we
-    withdrew. absence: longest time between two events that counts; the rest of a longer suspension does not count as waiting.
+    Attributes:
+        payload: how long we wait for an accepted payload before we resync (F11), and in a resync for an offer that helps.
+        peers: how long we wait for all members to connect in warmup.
+        offers: how long we wait for more members to offer their model.
+        answer: how long we wait before we repeat an unanswered command to the coordinator (join, come back, report that we lack
+            the model, report a stored model or leave storing to another member), or try again to fetch a model that could not
+            be fetched.
+        evidence: the same for a proof of equivocation; short, because it is accepted only until the epoch ends.
+        absence: longest time between two events that counts as waiting. The rest of a longer suspension does not count.
+        leaving: how long we serve our last results after we withdrew.
     """
 
     payload: float = 60.0

@@ -32,7 +32,7 @@ from psyche_core.interfaces import Transport
 from psyche_core.p2p.manifest import Manifest, Piece, Table, cut, decode, encode, max_manifest_bytes
 from psyche_core.storage.scratch import Scratch, ScratchFile
 from psyche_core.telemetry import events as telemetry
-from psyche_core.training.freed_memory import give_back_memory
+from psyche_core.training.malloc_tuning import give_back_memory
 from psyche_core.training.piece_file import PieceFile, PiecesOnDisk
 
 PIECES_AT_ONCE = 8

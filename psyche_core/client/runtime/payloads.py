@@ -11,7 +11,7 @@ import anyio.to_thread
 
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.errors import PayloadRejected, PluginFailed, RanksLost
-from psyche_core.plugin_faults import summary_of
+from psyche_core.plugin_errors import summary_of
 
 
 class PayloadStore:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from psyche_core.errors import ProviderFailed, PsycheError
 from psyche_core.interfaces import DataProvider
 from psyche_core.interfaces.data import Samples
-from psyche_core.plugin_faults import summary_of
+from psyche_core.plugin_errors import summary_of
 from psyche_core.types import BatchId
 
 READ_TIMEOUT = 60.0

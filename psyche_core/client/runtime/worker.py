@@ -74,7 +74,7 @@ from psyche_core.errors import (
 )
 from psyche_core.evaluation.spare_time import SpareTime
 from psyche_core.interfaces import Transport
-from psyche_core.plugin_faults import summary_of
+from psyche_core.plugin_errors import summary_of
 from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.storage.model_stores.interface import ModelStore
 from psyche_core.telemetry import events as telemetry

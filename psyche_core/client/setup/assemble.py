@@ -24,6 +24,7 @@ from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.client.setup.evaluations import Evaluations
 from psyche_core.client.setup.evaluations import wanted as evaluations_wanted
 from psyche_core.client.setup.model_opener import cache_folder
+from psyche_core.client.setup.model_store import open_store
 from psyche_core.client.setup.parallelism import parallelism_of
 from psyche_core.client.setup.preflight import expect_device, expect_held_out
 from psyche_core.client.setup.resources_builder import ResourcesBuilder
@@ -34,7 +35,6 @@ from psyche_core.errors import ConfigError, IdentityError
 from psyche_core.hookspecs import BackendContext, BackendRegistration, TransportContext
 from psyche_core.p2p.local_address import interface_towards
 from psyche_core.plugins import PluginRegistry
-from psyche_core.storage.model_stores.from_options import open_store
 from psyche_core.storage.scratch import Scratch, default_folder
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus

@@ -20,8 +20,9 @@ def training_time_is_over(state: CoordinatorState, now: int) -> bool:
 
 def witness_time_is_over(state: CoordinatorState, now: int) -> bool:
     """Whether RoundWitness has lasted as long as it may, or nobody is waited for. now: unix seconds."""
-    # Times are whole seconds, so a phase that is `seconds` old by its numbers may have lasted one second less. One second more
-    # makes the phase last as long as configured; else a time of one second could be over at once, and with it honest statements.
+    # Times are whole seconds: between two times that differ by N, hardly more than N - 1 seconds may have passed. One second is
+    # added, so that the phase lasts at least as long as configured. Without it, a phase of one second could end as soon as it
+    # begins, before the statements of honest witnesses arrive.
     return due(state.since, now, state.config.round_witness_time + 1) or everybody_stated(state)
 
 

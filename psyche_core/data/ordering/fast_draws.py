@@ -1,6 +1,8 @@
-"""The words and draws of `chacha`, with numpy: the same numbers, about ten times faster. Imported only if numpy is installed.
+"""The random words and draws of `chacha`, computed with numpy: the same numbers, about ten times faster.
 
-A draw that needs its correction word shifts all words after it, so draws are computed in stretches up to the next such draw.
+A draw is a uniform number below a bound. Mostly it consumes one word of the key stream; seldom it needs a second word as a
+correction. From there on, every later draw begins one word later. So many draws are computed at once up to the next one that
+needs a correction, that one is computed alone, and so on. Imported only if numpy is installed.
 """
 
 from __future__ import annotations

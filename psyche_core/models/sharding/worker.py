@@ -15,7 +15,6 @@ from typing import Final
 
 import torch
 
-from psyche_core.config.sentences import printable_lines
 from psyche_core.errors import PsycheError
 from psyche_core.hookspecs import ShardingContext
 from psyche_core.interfaces.sharding import ShardingEngine
@@ -26,6 +25,7 @@ from psyche_core.models.sharding.group.collectives import TorchGroup, is_lost_co
 from psyche_core.models.sharding.group.failure_detector import FailureDetector, report_failure
 from psyche_core.models.sharding.group.rendezvous import join, reach_store
 from psyche_core.models.sharding.model_shard import ModelShard
+from psyche_core.text_safety import printable_lines
 
 FAILED: Final = 1
 WAIT_FOR_REASON: Final = 30.0

@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable
 
-from psyche_core.plugin_faults import summary_of
+from psyche_core.plugin_errors import summary_of
 from psyche_core.telemetry import events as telemetry
 
 logger: logging.Logger = logging.getLogger("psyche.sdk")

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from psyche_core import plugin_faults
+from psyche_core import plugin_errors
 from psyche_core.errors import ConfigError, PluginError
 from psyche_core.hookspecs import DataContext, DataRegistration
 from psyche_core.interfaces import DataProvider
@@ -73,8 +73,8 @@ class RegistryWithHeldOut(RegistryWithObjects):
         self._place = str(place.absolute())
         self._held_out: Any = None
         if held_out is not None:
-            called = plugin_faults.label("data", held_out.registration.name, ORIGIN)
-            self._held_out = plugin_faults.guarded(held_out.registration, called=called)
+            called = plugin_errors.label("data", held_out.registration.name, ORIGIN)
+            self._held_out = plugin_errors.guarded(held_out.registration, called=called)
 
     def load(self, kind: str, name: str) -> Any:
         """Like `RegistryWithObjects.load`; the path of a `Local` location decides whether it is held-out data.

@@ -102,9 +102,11 @@ class Faults:
                 self._lies.begin(node, fault.kind)
 
     def _may_flip(self, node: Node) -> bool:
-        """Whether then still most of those that report the model hold it and are honest, of all and of the epoch's members.
+        """Whether a bit of this member's masters may flip: it holds the model, and the right reports stay a majority.
 
-        Without such a majority nobody could tell which model is right.
+        Reports of liars, of corrupted members and of this one are wrong. They must be fewer than half of the reports of all
+        running members, and fewer than half of those of the epoch's healthy members (if any of these is wrong). Otherwise
+        nobody could tell which model is right.
         """
         reporting = [other for other in self._nodes if other.running and (other.liar or other.holds_model)]
         state = self._server.state

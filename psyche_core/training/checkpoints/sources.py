@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from psyche_core.config.run_config import Choice, LLMConfig
-from psyche_core.config.sentences import printable
 from psyche_core.errors import ModelError, NoSuchBucket, NoSuchModel, StoreError
 from psyche_core.storage.checkpoint_names import MANIFEST_FILE
 from psyche_core.storage.folders import resumed_folder, whole_folder
 from psyche_core.storage.model_stores.url import is_hub_name
 from psyche_core.storage.object_store import ObjectStore, open_bucket
+from psyche_core.text_safety import printable
 from psyche_core.training.checkpoints.manifest import MAX_MANIFEST_BYTES, parse_manifest, verify
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")

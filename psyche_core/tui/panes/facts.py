@@ -7,11 +7,11 @@ import time
 
 from rich.text import Text
 
-from psyche_core.config.sentences import printable
 from psyche_core.coordinator.learning_rate import learning_rate
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.observer.buckets import BucketSeries
 from psyche_core.observer.member_view import MemberView
+from psyche_core.text_safety import printable
 from psyche_core.tui.watched import Watched
 from psyche_core.types import RunState
 from psyche_core.ui.formatting import bytes_text

@@ -6,8 +6,8 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.widgets import Static
 
-from psyche_core.config.sentences import printable
 from psyche_core.observer.member_view import MemberView
+from psyche_core.text_safety import printable
 from psyche_core.tui.panes import facts
 from psyche_core.tui.panes.pane import Pane, Row, Table
 from psyche_core.tui.watched import Watched

@@ -9,7 +9,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.widgets import Static
 
-from psyche_core.config.sentences import printable
+from psyche_core.text_safety import printable
 from psyche_core.tui.panes import facts
 from psyche_core.tui.panes.chart import MARK, loss_chart
 from psyche_core.tui.panes.pane import Pane

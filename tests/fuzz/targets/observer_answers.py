@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from psyche_core.errors import WireError
-from psyche_p2p_quic.observer.protocol import MAX_LOCATION_BYTES, Observation, ObserverLocation
+from psyche_p2p_quic.address_observer.protocol import MAX_LOCATION_BYTES, Observation, ObserverLocation
 from tests.fuzz.mutation import change_cbor as mutate
 
 __all__ = ["DOCUMENTED", "MAX_BYTES", "MEMORY", "TARGET", "mutate", "seeds"]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from psyche_core.cli.commands.member.client_status import status_lines
 from psyche_core.cli.program import open_report
 from psyche_core.errors import UserError
 from psyche_core.observer.client_status import ClientStatus
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.event_files import EventFolderReader, find_runs
 from psyche_core.telemetry.sinks import to_json
+from psyche_core.ui.client_status_text import status_lines
 from tests.unit.cli.conftest import Psyche
 
 

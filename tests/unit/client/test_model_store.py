@@ -10,11 +10,11 @@ from tempfile import TemporaryDirectory
 import anyio
 import pytest
 
+from psyche_core.client.setup.model_store import open_store
 from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.options.loading import load_settings
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import ConfigError
-from psyche_core.storage.model_stores.from_options import open_store
 from psyche_core.storage.model_stores.stores import BucketStore, FolderStore, HubStore
 
 

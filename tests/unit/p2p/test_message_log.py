@@ -287,8 +287,8 @@ def test_who_gives_each_of_us_other_messages_without_end_does_not_keep_us_compar
 
 def test_each_member_that_says_to_have_a_message_is_asked_once_and_only_a_few_are() -> None:
     log = MessageLog()
-    assert [log.wants(b"x" * 16, ALICE) for _ in range(4)] == [True, False, False, False]
-    assert [log.wants(b"x" * 16, peer) for peer in (BOB, CAROL, STRANGER)] == [True, True, False]
+    assert [log.claim_request(b"x" * 16, ALICE) for _ in range(4)] == [True, False, False, False]
+    assert [log.claim_request(b"x" * 16, peer) for peer in (BOB, CAROL, STRANGER)] == [True, True, False]
 
 
 def test_in_a_large_run_more_than_a_third_are_asked_for_the_same_message() -> None:
@@ -298,7 +298,7 @@ def test_in_a_large_run_more_than_a_third_are_asked_for_the_same_message() -> No
         log = MessageLog(own=members[-1])
         log.set_members(members)
         liars = count - quorum(count)
-        asked = sum(log.wants(b"x" * 16, peer) for peer in members[:-1])
+        asked = sum(log.claim_request(b"x" * 16, peer) for peer in members[:-1])
         assert asked > liars or asked == count - 1
         assert asked <= max(3, count // 3 + 1)
 

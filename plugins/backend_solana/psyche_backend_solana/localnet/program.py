@@ -14,8 +14,8 @@ import anyio
 import click
 
 from psyche_backend_solana.localnet.settings import LAMPORTS_PER_SOL, ChainSettings
-from psyche_core.config.sentences import PrintableFormatter
 from psyche_core.errors import ConfigError, UserError
+from psyche_core.text_safety import PrintableFormatter
 
 _DOORS = 16
 

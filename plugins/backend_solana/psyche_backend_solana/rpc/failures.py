@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from psyche_core.config.sentences import printable
+from psyche_core.text_safety import printable
 
 
 class Verdict(Enum):

@@ -32,8 +32,8 @@ from psyche_backend_tcp.connections.puzzle import encode_proof, prove
 from psyche_backend_tcp.connections.tls import WrongServer, open_tls
 from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, SERVER_FRAME
 from psyche_backend_tcp.protocol import Bye, Welcome, decode_server
-from psyche_core.config.sentences import printable
 from psyche_core.errors import BackendError, CommandRefused, UnknownHost, WireError
+from psyche_core.text_safety import printable
 from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from psyche_backend_tcp.limits import LOGIN_FRAME
 from psyche_backend_tcp.protocol import VERSION, Bye, decode_server
-from psyche_core.config.sentences import printable
 from psyche_core.errors import WireError
+from psyche_core.text_safety import printable
 from psyche_core.wire.codec import decode, encode
 from psyche_core.wire.signing import SecretKey, verify
 

@@ -20,8 +20,8 @@ from psyche_backend_tcp.data.protocol import (
     decode_data,
     encode_client,
 )
-from psyche_core.config.sentences import printable
 from psyche_core.errors import WireError
+from psyche_core.text_safety import printable
 from psyche_core.types import BatchId, total_samples
 
 

@@ -11,8 +11,9 @@ import socket
 
 import psutil
 
-from psyche_core.config.sentences import did_you_mean, printable
+from psyche_core.config.sentences import did_you_mean
 from psyche_core.errors import CannotBind
+from psyche_core.text_safety import printable
 
 
 def addresses_of(interface: str, *, whole: bool = False) -> tuple[str, ...]:

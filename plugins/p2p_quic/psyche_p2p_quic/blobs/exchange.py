@@ -1,7 +1,7 @@
 """Blob exchange: serves blobs from the store or from offers, and fetches blobs from one source after another.
 
 Each request has its own stream. `frames` defines request and answer; the body follows the head, and nothing follows the
-body. When a source is slow, another one is asked at the same time (`racing`), and the first correct answer wins. When no source
+body. When a source is slow, another one is asked at the same time (`hedging`), and the first correct answer wins. When no source
 is left that has the blob, members that did not have it are asked again, because they may have got it since.
 
 Every body is compared with its hash before anybody gets it, in a worker thread when it is large. A wrong body counts against
@@ -25,7 +25,7 @@ from psyche_core.p2p.blob_store import BlobStore
 from psyche_core.p2p.fetch_plan import Answer, FetchPlan, Outcome
 from psyche_core.p2p.offers import Offer, OfferBook
 from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
-from psyche_p2p_quic.blobs.racing import Race, Racing
+from psyche_p2p_quic.blobs.hedging import HedgedRequest, Hedging
 from psyche_p2p_quic.connections import session
 from psyche_p2p_quic.connections.mesh import Mesh
 from psyche_p2p_quic.connections.session import Session
@@ -45,8 +45,8 @@ FAST_PARTS = 2
 """So many parts in a row must be fast before the next one is larger: data that was already buffered comes at once and says
 little about the speed of the connection."""
 
-_TRUSTED = 8
-"""Memory for the whole body is reserved once 1/8 of it has come."""
+_RESERVE_AFTER_FRACTION = 1 / 8
+"""Memory for the whole body is reserved once this fraction of it has come. A head alone can claim any length."""
 
 SLOWEST_LINE = 16 * 1024
 """Bytes a second that the slowest accepted receiver takes of what was given to the library; home connections are faster."""
@@ -213,51 +213,53 @@ class BlobExchange:
             task.exception()  # marks it as seen: its waiters may all have left
 
     async def _transfer(self, blob_hash: bytes, transfer: _Transfer) -> bytes:
-        plan, races, settings = transfer.plan, dict[asyncio.Task[bytes | Answer], Race](), self._settings
-        racing = Racing(settings.hedge_seconds, settings.hedge_bytes, settings.race_seconds, settings.again_seconds)
+        plan, requests, settings = transfer.plan, dict[asyncio.Task[bytes | Answer], HedgedRequest](), self._settings
+        hedging = Hedging(settings.hedge_seconds, settings.hedge_bytes, settings.hedge_rest_seconds, settings.again_seconds)
         now = asyncio.get_running_loop().time
         try:
             while True:
                 changed = self._mesh.changed
-                wanted, full = racing.wants_another(races.values(), now()), len(races) >= settings.racers
-                leaves = racing.makes_place(races.values(), now()) if wanted and full else None
+                wanted, full = hedging.wants_another(requests.values(), now()), len(requests) >= settings.hedge_sources
+                leaves = hedging.makes_place(requests.values(), now()) if wanted and full else None
                 if wanted and (not full or leaves is not None):
                     mesh = self._mesh
                     peer = plan.begin(
                         members=mesh.members, reachable=mesh.sessions, doubted=mesh.reputation.doubted, slow=mesh.relayed
                     )
                     if peer is not None:
-                        source, race = mesh.sessions[peer], Race(peer, now(), now())
+                        source, hedged = mesh.sessions[peer], HedgedRequest(peer, now(), now())
                         if leaves is not None:
-                            await self._release(races, leaves, plan)
-                        racing.entered(race, races.values())
-                        races[asyncio.create_task(self._ask(source, blob_hash, transfer.max_bytes, race))] = race
+                            await self._release(requests, leaves, plan)
+                        hedging.entered(hedged, requests.values())
+                        requests[asyncio.create_task(self._ask(source, blob_hash, transfer.max_bytes, hedged))] = hedged
                         continue
 
                     open_still = plan.outcome(mesh.members) is Outcome.OPEN  # a slow source, or a member out of reach
-                    if open_still and racing.again_due(now()) and plan.ask_again():
+                    if open_still and hedging.again_due(now()) and plan.ask_again():
                         continue
 
                 _give_up(blob_hash, plan.outcome(self._mesh.members))
-                for task in await self._first_done(set(races), changed):
+                for task in await self._first_done(set(requests), changed):
                     answer = task.result()
                     if isinstance(answer, bytes):
                         return answer
 
-                    plan.settle(races.pop(task).peer, answer)
-                given_up = racing.look(races.values(), now())
+                    plan.settle(requests.pop(task).peer, answer)
+                given_up = hedging.look(requests.values(), now())
                 if given_up is not None:
-                    await self._release(races, given_up, plan)
+                    await self._release(requests, given_up, plan)
         finally:
-            for task in races:
+            for task in requests:
                 task.cancel()
-            await asyncio.gather(*races, return_exceptions=True)
+            await asyncio.gather(*requests, return_exceptions=True)
 
-    async def _release(self, races: dict[asyncio.Task[bytes | Answer], Race], race: Race, plan: FetchPlan) -> None:
+    async def _release(
+        self, requests: dict[asyncio.Task[bytes | Answer], HedgedRequest], hedged: HedgedRequest, plan: FetchPlan
+    ) -> None:
         """Stop asking a source by our own choice; it may be asked again later."""
-        task = next(task for task, known in races.items() if known is race)
-        del races[task]
-        plan.release(race.peer)
+        task = next(task for task, known in requests.items() if known is hedged)
+        del requests[task]
+        plan.release(hedged.peer)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -273,7 +275,7 @@ class BlobExchange:
 
         return {task for task in tasks if task.done()}
 
-    async def _ask(self, source: Session, blob_hash: bytes, max_bytes: int, race: Race) -> bytes | Answer:
+    async def _ask(self, source: Session, blob_hash: bytes, max_bytes: int, hedged: HedgedRequest) -> bytes | Answer:
         """Ask one source; returns the verified blob, or how it failed."""
         async with source.asking:
             try:
@@ -283,7 +285,7 @@ class BlobExchange:
 
             complete = False
             try:
-                answer = await self._read_answer(source, stream, BlobRequest(blob_hash, min(max_bytes, _MOST)), race)
+                answer = await self._read_answer(source, stream, BlobRequest(blob_hash, min(max_bytes, _MOST)), hedged)
                 complete = not isinstance(answer, Answer) or answer is Answer.ABSENT
             except (LinkLost, WireError, TimeoutError):
                 return Answer.LOST
@@ -301,7 +303,9 @@ class BlobExchange:
 
         return blob
 
-    async def _read_answer(self, source: Session, stream: Stream, request: BlobRequest, race: Race) -> BytesIO | Answer:
+    async def _read_answer(
+        self, source: Session, stream: Stream, request: BlobRequest, hedged: HedgedRequest
+    ) -> BytesIO | Answer:
         with anyio.fail_after(self._settings.stall_seconds) as patience:
             await stream.write(request.encode())
             await stream.finish()
@@ -313,25 +317,25 @@ class BlobExchange:
             if head.length > request.max_bytes:
                 return Answer.TOO_LARGE
 
-            race.size = head.length
+            hedged.size = head.length
             body = BytesIO()  # getvalue() needs no further copy
             roomy = False
             parts, began = _Parts(), self._go_on(patience)
-            while race.received < head.length:
-                part = min(head.length - race.received, parts.size)
+            while hedged.received < head.length:
+                part = min(head.length - hedged.received, parts.size)
                 chunk = await (stream.read_exactly(part) if part >= _WORTH_WAITING_BYTES else stream.read(part))
                 began, before = self._go_on(patience), began
                 parts.took(began - before)
                 if not chunk:
                     return Answer.LOST
 
-                if not roomy and head.length <= _TRUSTED * (race.received + len(chunk)):
+                if not roomy and hedged.received + len(chunk) >= _RESERVE_AFTER_FRACTION * head.length:
                     roomy = True  # reserve the rest now: growing step by step would copy the data several times
                     body.seek(head.length - 1)
                     body.write(b"\0")
-                    body.seek(race.received)
+                    body.seek(hedged.received)
                 body.write(chunk)
-                race.received += len(chunk)
+                hedged.received += len(chunk)
                 source.note_received(len(chunk))
 
             return body

@@ -142,7 +142,7 @@ class ControlProtocol:
             entry = self._log.find(prefix)
             if entry is not None:
                 self._known.add(entry.id)
-            elif len(wanted) < self._want_credit and self._log.wants(prefix, self.peer):
+            elif len(wanted) < self._want_credit and self._log.claim_request(prefix, self.peer):
                 wanted.append(prefix)
         self._want_credit -= len(wanted)
         return [control_frames.encode(IWant(tuple(wanted)))] if wanted else []

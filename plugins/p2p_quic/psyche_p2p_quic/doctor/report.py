@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from psyche_core.config.sentences import printable
+from psyche_core.text_safety import printable
 from psyche_p2p_quic.doctor.verdict import Figures, RelayFigures, Verdict
 
 _NAT = {

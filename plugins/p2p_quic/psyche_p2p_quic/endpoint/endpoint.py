@@ -18,11 +18,11 @@ import anyio.to_thread
 import iroh
 
 from psyche_core.errors import CannotBind
+from psyche_p2p_quic.address_observer.protocol import ALPN as OBSERVER_ALPN
+from psyche_p2p_quic.address_observer.protocol import MAX_OBSERVATION_BYTES, Observation, ObserverLocation
 from psyche_p2p_quic.addresses.interfaces import addresses_of, addresses_there, followed
 from psyche_p2p_quic.addresses.relay_urls import N0_RELAYS, canonical_relay
 from psyche_p2p_quic.endpoint.links import Arrival, Link, LinkLost, ObserverRefused, as_link_lost
-from psyche_p2p_quic.observer.protocol import ALPN as OBSERVER_ALPN
-from psyche_p2p_quic.observer.protocol import MAX_OBSERVATION_BYTES, Observation, ObserverLocation
 
 ALPN = b"psyche/p2p/1"
 _N0_DISCOVERY_PORT = 7842
@@ -244,9 +244,10 @@ class Endpoint:
             return Link(await self._endpoint.connect(target, ALPN))
 
     async def call_observer(self, location: ObserverLocation, hosts: Sequence[str]) -> tuple[Link, Observation]:
-        """Ask an observer at its host's IP addresses for our address; see `observer.protocol`. May take long; use a timeout.
+        """Ask an observer at its host's IP addresses for our address; see `address_observer.protocol`.
 
-        Raises LinkLost, ObserverRefused or WireError. The caller keeps the link open, and closes it.
+        May take long; use a timeout. Raises LinkLost, ObserverRefused or WireError. The caller keeps the link open, and closes
+        it.
         """
         at = [f"[{host}]:{location.port}" if ":" in host else f"{host}:{location.port}" for host in hosts]
         with as_link_lost("call the observer"):

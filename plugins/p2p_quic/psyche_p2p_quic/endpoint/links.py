@@ -19,8 +19,8 @@ import anyio
 import iroh
 from iroh.iroh_ffi import InternalError
 
-from psyche_core.config.sentences import printable
 from psyche_core.errors import TransportError
+from psyche_core.text_safety import printable
 from psyche_p2p_quic.endpoint.ffi_copy import mend
 
 _GIVE_UP_SECONDS = 1.0

@@ -1,9 +1,9 @@
 """Keeps our own address current: what is bound, what the user advertises, and what a relay's observer sees.
 
-Behind a router an endpoint knows only addresses of its own network. The observer beside a relay (`observer.protocol`) tells the
-one that others see; the connection to it stays open, so that the router keeps the mapping. Where the observer is, only the relay
-itself is asked; redirects are not followed and no proxy is used. The observer is asked again every minute, because routers
-change mappings. Nothing here decides which relays are used.
+Behind a router an endpoint knows only addresses of its own network. The observer beside a relay (`address_observer.protocol`)
+tells the one that others see; the connection to it stays open, so that the router keeps the mapping. Where the observer is,
+only the relay itself is asked; redirects are not followed and no proxy is used. The observer is asked again every minute,
+because routers change mappings. Nothing here decides which relays are used.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import anyio
 import anyio.to_thread
 
 from psyche_core.errors import TransportError, WireError
+from psyche_p2p_quic.address_observer.protocol import MAX_LOCATION_BYTES, PATH, REFRESH_SECONDS, ObserverLocation
 from psyche_p2p_quic.endpoint.endpoint import Endpoint
 from psyche_p2p_quic.endpoint.links import Link
-from psyche_p2p_quic.observer.protocol import MAX_LOCATION_BYTES, PATH, REFRESH_SECONDS, ObserverLocation
 from psyche_p2p_quic.settings import QuicSettings
 
 logger: logging.Logger = logging.getLogger("psyche.p2p")

@@ -12,8 +12,8 @@ import ssl
 from typing import Self
 from urllib.parse import urlsplit
 
-from psyche_core.config.sentences import printable
 from psyche_core.errors import TransportError, WireError
+from psyche_core.text_safety import printable
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.relay.access import TokenAccess
 from psyche_p2p_quic.relay.protocol import frames

@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from psyche_core.config.sentences import printable
 from psyche_core.errors import ConfigError, UserError
+from psyche_core.text_safety import printable
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.relay.access import Access, MemberAccess, OpenAccess, TokenAccess
 from psyche_p2p_quic.relay.limits import RelayLimits

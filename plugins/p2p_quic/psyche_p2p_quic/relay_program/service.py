@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from psyche_core.errors import ConfigError, UserError
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic.observer.protocol import PATH as OBSERVER_PATH
-from psyche_p2p_quic.observer.server import Observer
+from psyche_p2p_quic.address_observer.protocol import PATH as OBSERVER_PATH
+from psyche_p2p_quic.address_observer.server import Observer
 from psyche_p2p_quic.relay.access import Access
 from psyche_p2p_quic.relay.limits import RelayLimits
 from psyche_p2p_quic.relay.protocol.http import Page

@@ -1,4 +1,4 @@
 """Commands for members of a run.
 
-`client` is `psyche client`, with `client_status` for its status; `predownload` and `sidecar` are commands of these names.
+`client` is `psyche client`, with `client_status` to read its status; `predownload` and `sidecar` are commands of these names.
 """

@@ -56,7 +56,7 @@ def train(**given: Any) -> int:
     from psyche_core.cli.screens import open_program_display
     from psyche_core.client.setup.assemble import train_client
     from psyche_core.plugins import PluginRegistry
-    from psyche_core.training.freed_memory import keep_freed_memory
+    from psyche_core.training.malloc_tuning import keep_freed_memory
 
     keep_freed_memory()
     registry = PluginRegistry.discover()
@@ -180,8 +180,9 @@ def status(events_file: Path | None, events_dir: Path | None, as_json: bool) -> 
     """
     import json
 
-    from psyche_core.cli.commands.member.client_status import newest_client, read_status, status_lines
+    from psyche_core.cli.commands.member.client_status import newest_client, read_status
     from psyche_core.errors import InputError
+    from psyche_core.ui.client_status_text import status_lines
 
     if (events_file is None) == (events_dir is None):
         message = "give --events-file FILE or --events-dir DIR, as they were given to `psyche client train`"

@@ -74,9 +74,9 @@ def predownload(
 ) -> None:
     """Download and verify a model now, so that joining its run later needs no download."""
     from psyche_core.config.run_config import Choice, load_run_file
-    from psyche_core.config.sentences import printable
     from psyche_core.storage.model_stores.url import parse_model_url
     from psyche_core.storage.scratch import default_folder
+    from psyche_core.text_safety import printable
     from psyche_core.training.checkpoints import sources
     from psyche_core.training.checkpoints.manifest import read_manifest, total_bytes, verify
     from psyche_core.ui.formatting import bytes_text

@@ -76,8 +76,8 @@ def generate(
     import dataclasses
     import json
 
-    from psyche_core.config.sentences import printable_lines
     from psyche_core.evaluation.checkpoint_folders import model_folder
+    from psyche_core.text_safety import printable_lines
 
     folder = model_folder(model)
     import torch

@@ -140,7 +140,7 @@ BATCH = 500
 
 async def _timed(settings: ReplaySettings, events: Iterator[SourcedEvent], *, began: float) -> AsyncIterator[SourcedEvent]:
     """The events, each when its time has come. Files are read as they are needed, in a thread, so a long run begins at once."""
-    from psyche_core.observer.pacing import paced
+    from psyche_core.observer.replay_timing import paced
 
     played = paced(events, speed=settings.speed, max_pause=settings.max_pause, from_step=settings.from_step)
     while batch := await anyio.to_thread.run_sync(lambda: list(itertools.islice(played, BATCH))):

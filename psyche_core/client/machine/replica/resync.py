@@ -149,9 +149,10 @@ def rejects_fetched(client: MachineState, notes: EpochNotes, step: int, *, diges
 
 
 def is_corrupted(client: MachineState, event: SnapshotTaken) -> bool:
-    """Whether the masters to be offered differ from the earlier ones after the same step: bad memory. They must not be offered.
+    """Detect silent memory corruption: our masters, about to be offered, have another digest than before at the same step.
 
-    No other check finds this: between two epochs nothing is compared, and a joiner cannot tell which member is right.
+    If so, they are not offered, and a resync begins. Returns False if either digest is unknown. No other check finds this:
+    between two epochs nothing is compared, and a joiner cannot tell which member is right.
     """
     notes = client.notes
     unknown = notes is None or client.digest_at != event.step or event.digest == NO_DIGEST

@@ -1,4 +1,4 @@
-"""State of a resync: which masters we need, who offered them, what was tried; and requests of others for ours.
+"""State of a resync: which masters we need, who offered them, and what was tried.
 
 Protocol section 5. A client that needs masters says after which step (ModelWanted). Members that hold exactly those offer them
 (ModelOffer). What most of them offer is fetched piece by piece, and every piece is checked against the agreed manifest.
@@ -42,15 +42,27 @@ class OfferedModel:
 
 @dataclass(slots=True)
 class Resync:
-    """The resync of one epoch. reason: why our masters cannot be used, None while they can.
+    """The resync of one epoch. Times are those of the machine's clock, in seconds.
 
-    diverged: our masters differ from the others', so nothing may be built on them. wanted: the step last requested, where the run
-    is, and asked_at when; floor: the first one requested, from which on we know all rounds; since: when that was; first_offer_at:
-    when a member first offered it; failed_at: when we last failed to get it. refused: manifests that led to wrong masters;
-    retry_at: those that could not be fetched, and until when they are not tried; last_tried, last_tried_slots: the last manifest
-    tried, and who offered it then. matching, differing: slots that had our masters, and others, when ours were still right.
-    contested: members offer different masters of a step that nobody signed, and so few of them each that all could be liars;
-    contested_notified: people were told.
+    Attributes:
+        reason: why our masters cannot be used; None while they can.
+        diverged: our masters differ from the others', so nothing may be built on them.
+        contested: members offer different masters of a step that nobody signed, and so few offer each that all could be liars.
+        contested_notified: people were told that the model is contested.
+        wanted: the step last requested, which is where the run is; None before a request.
+        asked_at: when `wanted` was requested.
+        floor: the step requested first, from which on we know all rounds; None before a request.
+        since: when `floor` was requested.
+        first_offer_at: when we first noticed an offer of masters that we can use; None before.
+        attempts: how often a fetch was begun.
+        offers: the offers received, by slot, ascending by step.
+        refused: hashes of manifests that led to wrong masters.
+        retry_at: by hash, manifests that could not be fetched, and until when they are not tried again.
+        failed_at: when a fetch last failed.
+        last_tried: hash of the last manifest tried; None if there is none, or if its failure was dealt with.
+        last_tried_slots: the members that offered it then.
+        matching: slots that had the same masters as we, when ours were still right. Their offers count.
+        differing: slots that had others at that time. Their offers do not count.
     """
 
     reason: str | None = None

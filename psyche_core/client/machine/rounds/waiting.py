@@ -1,19 +1,30 @@
-"""For whom a member waits, and how long: waiting is earned (protocol F16).
+"""For which trainers a member waits in a round, and how long (protocol F16).
 
 A round lasts until its slowest trainer is done. A trainer that is slow on purpose, or holds its result back, would set
-everybody's speed. So each slot has a budget of seconds per epoch by which it may delay the others with its results, and one for
-Finished. Behind all trainers but one it may be GRACE_ROUNDS a round's usual time late, and then BEHIND_ALL_FRACTION of the
-epoch's time so far; with both together no more than the same and COMBINED_FRACTION. That is what one liar can cost. Where several
-are slow together, each is compared with two thirds of the trainers, with BEHIND_MOST_FRACTION, because members may differ in
-speed. A slot without budget is not waited for: its result counts if it comes before the next round's witnesses state. Budgets
-grow with time, so a short problem is forgiven.
+everybody's speed. So each member keeps a budget for each slot: the seconds per epoch by which the slot may delay the others. A
+slot whose budget is used up is not waited for; its result counts only if it comes before the next round's witnesses send their
+statements. Budgets grow with the epoch's time, so a short problem is forgiven.
 
-A member may look late without being slow: because it was busy when the others stopped to wait for a liar, and so waits for longer
-than they do. So it stops waiting once all others that are waited for have sent Finished and LAST_WAITER_FRACTION is over, where a
-quorum does without its statement: SPARE_STATEMENTS of the elected, and all results of the last settled round.
+Results and Finished have a budget each. A slot's lateness is measured in two ways, and it must stay within the budgets of both:
+
+- against all trainers but one: GRACE_ROUNDS times a round's usual time, and BEHIND_ALL_FRACTION of the epoch's time so far. The
+  lateness of results and of Finished together must stay within the same grace and COMBINED_FRACTION of the epoch's time. That is
+  the most that one liar can cost;
+- against two thirds of the trainers, for the case that several are slow together: the same grace, and BEHIND_MOST_FRACTION of the
+  epoch's time. It is larger because members may differ in speed.
 
 A round's usual time is the shortest in this epoch that most trainers needed. The present round's time would give more to whoever
-delays it.
+delays it. The grace is at least MIN_GRACE_SECONDS.
+
+An honest member can look late to the others: if it was busy when they stopped waiting for a liar, it goes on waiting for longer
+than they do. So a member stops waiting for the results that it lacks if all of these hold (`should_stop_waiting`, and
+`EpochNotes.should_stop_waiting` for the last one):
+
+- each slot whose result it lacks has used NEARLY_SPENT_FRACTION of a budget against all trainers but one;
+- all other members that are waited for have sent Finished, and at most MAX_STRAGGLERS of the rest have not;
+- since the last of these Finished, LAST_WAITER_FRACTION of a round's usual time has passed, at least LAST_WAITER_MIN_SECONDS;
+- SPARE_STATEMENTS fewer statements than there are elected witnesses are still a quorum;
+- all results that were accepted in the last settled round would have been accepted without its own statement.
 """
 
 from __future__ import annotations

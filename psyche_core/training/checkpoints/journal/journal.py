@@ -39,13 +39,13 @@ from psyche_core.training.checkpoints.checkpoint import abandoned_name
 from psyche_core.training.checkpoints.journal.contents import EarlierJournal, Recovered
 from psyche_core.training.checkpoints.journal.file import JournalFile, OtherVersion, header_in
 from psyche_core.training.checkpoints.journal.lock import earlier_path, journal_path, lock_journal
-from psyche_core.training.checkpoints.journal.replacement import copy_records, newest_results, replacement
-from psyche_core.training.checkpoints.journal.set_aside import (
+from psyche_core.training.checkpoints.journal.quarantined_journals import (
     Reach,
     keep_damaged_end,
     set_journal_aside,
     take_journal_back,
 )
+from psyche_core.training.checkpoints.journal.replacement import copy_records, newest_results, replacement
 from psyche_core.training.checkpoints.journal_records import MAX_RECORD_BYTES, AppliedRound, Header, StoredResult
 
 LEAST_LIMIT: Final = 64 * 2**20

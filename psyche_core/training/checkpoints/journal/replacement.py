@@ -17,7 +17,7 @@ from psyche_core.errors import ModelError, WireError
 from psyche_core.storage.disk_errors import disk_error_in
 from psyche_core.training.checkpoints.journal.file import JournalFile, named
 from psyche_core.training.checkpoints.journal.lock import earlier_path, replacement_path
-from psyche_core.training.checkpoints.journal.set_aside import keep_of_another_run
+from psyche_core.training.checkpoints.journal.quarantined_journals import keep_of_another_run
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header, StoredResult
 
 _COPY_BYTES: Final = 8 * 2**20

@@ -19,8 +19,8 @@ import anyio
 import anyio.abc
 import click
 
-from psyche_core.config.sentences import printable_lines
 from psyche_core.errors import UserError
+from psyche_core.text_safety import printable_lines
 
 STDERR = 2
 TOOL_LEAVE_SECONDS = 5.0

@@ -1,36 +1,36 @@
 """Which sources of a blob are asked at once: progress, trials and places, in made-up seconds."""
 
-from psyche_p2p_quic.blobs.racing import Race, Racing
+from psyche_p2p_quic.blobs.hedging import HedgedRequest, Hedging
 
 HEDGE, LEAST, LONGEST, PAUSE = 0.5, 4096, 3.0, 1.0
 
 
 class Fetch:
-    """Races whose sources send at given rates, bytes a second, and looks every HEDGE seconds."""
+    """Requests to sources that send at given rates, bytes a second, and looks every HEDGE seconds."""
 
     def __init__(self) -> None:
-        self.racing = Racing(HEDGE, LEAST, LONGEST, PAUSE)
-        self.races: list[Race] = []
+        self.hedging = Hedging(HEDGE, LEAST, LONGEST, PAUSE)
+        self.requests: list[HedgedRequest] = []
         self.now = 0.0
 
-    def ask(self, name: bytes, *, size: int | None = 600_000) -> Race:
-        race = Race(name, self.now, self.now, size=size)
-        self.racing.entered(race, self.races)
-        self.races.append(race)
-        return race
+    def ask(self, name: bytes, *, size: int | None = 600_000) -> HedgedRequest:
+        request = HedgedRequest(name, self.now, self.now, size=size)
+        self.hedging.entered(request, self.requests)
+        self.requests.append(request)
+        return request
 
-    def look(self, *rates: float) -> Race | None:
+    def look(self, *rates: float) -> HedgedRequest | None:
         self.now += HEDGE
-        for race, rate in zip(self.races, rates, strict=True):
-            race.received += int(rate * HEDGE)
-        return self.racing.look(self.races, self.now)
+        for request, rate in zip(self.requests, rates, strict=True):
+            request.received += int(rate * HEDGE)
+        return self.hedging.look(self.requests, self.now)
 
     @property
     def wants_another(self) -> bool:
-        return self.racing.wants_another(self.races, self.now)
+        return self.hedging.wants_another(self.requests, self.now)
 
 
-def test_a_source_that_would_take_long_at_its_pace_is_raced_whatever_it_sends() -> None:
+def test_a_source_that_would_take_long_at_its_pace_is_hedged_whatever_it_sends() -> None:
     """8 KB/s was progress, and held a fetch of 600 kB until its time was over."""
     fetch = Fetch()
     fetch.ask(b"drips")
@@ -39,7 +39,7 @@ def test_a_source_that_would_take_long_at_its_pace_is_raced_whatever_it_sends() 
     assert fetch.wants_another
 
 
-def test_a_source_that_is_soon_done_is_not_raced() -> None:
+def test_a_source_that_is_soon_done_is_not_hedged() -> None:
     fetch = Fetch()
     fetch.ask(b"fast")
     fetch.look(400_000)
@@ -55,7 +55,7 @@ def test_where_our_own_line_is_slow_the_second_source_is_given_up_after_a_moment
     more = fetch.wants_another
     assert not more, "one trial at a time"
     assert fetch.look(20_000, 20_000) is second
-    fetch.races.remove(second)
+    fetch.requests.remove(second)
 
     tried = []
     for _ in range(12):
@@ -65,7 +65,7 @@ def test_where_our_own_line_is_slow_the_second_source_is_given_up_after_a_moment
             newest = fetch.ask(b"again")
             fetch.look(20_000, 20_000)
             assert fetch.look(20_000, 20_000) is newest
-            fetch.races.remove(newest)
+            fetch.requests.remove(newest)
     assert len(tried) <= 3, "longer and longer pauses"
 
 
@@ -95,9 +95,9 @@ def test_places_are_made_by_those_that_send_nothing_longest_asked_first() -> Non
     fetch.look(2)
     busy = fetch.ask(b"busy", size=None)
     fetch.look(2, 0)
-    assert fetch.racing.makes_place(fetch.races, fetch.now) is drips
-    fetch.races.remove(drips)
-    assert fetch.racing.makes_place(fetch.races, fetch.now) is busy
+    assert fetch.hedging.makes_place(fetch.requests, fetch.now) is drips
+    fetch.requests.remove(drips)
+    assert fetch.hedging.makes_place(fetch.requests, fetch.now) is busy
 
 
 def test_where_all_send_the_one_that_needs_longest_makes_place_now_and_then() -> None:
@@ -107,11 +107,11 @@ def test_where_all_send_the_one_that_needs_longest_makes_place_now_and_then() ->
     fetch.ask(b"slow")
     fetch.look(10_000, 60_000)
     fetch.look(10_000, 60_000)
-    assert fetch.racing.makes_place(fetch.races, fetch.now) is slowest
-    assert fetch.racing.makes_place(fetch.races, fetch.now) is None
+    assert fetch.hedging.makes_place(fetch.requests, fetch.now) is slowest
+    assert fetch.hedging.makes_place(fetch.requests, fetch.now) is None
 
 
 def test_members_that_had_nothing_are_asked_again_after_longer_and_longer() -> None:
-    racing = Racing(HEDGE, LEAST, LONGEST, PAUSE)
-    asked = [moment / 10 for moment in range(100) if racing.again_due(moment / 10)]
+    hedging = Hedging(HEDGE, LEAST, LONGEST, PAUSE)
+    asked = [moment / 10 for moment in range(100) if hedging.again_due(moment / 10)]
     assert asked == [1.0, 3.0, 7.0]

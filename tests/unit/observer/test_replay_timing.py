@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_core.observer.pacing import paced
+from psyche_core.observer.replay_timing import paced
 from psyche_core.telemetry.event_files import SourcedEvent
 from psyche_core.telemetry.events import Joined, StepTrained
 

@@ -18,10 +18,10 @@ from typing import Any, Self
 
 import iroh
 
-from psyche_core.config.sentences import printable
 from psyche_core.errors import UserError, WireError
+from psyche_core.text_safety import printable
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic.observer.protocol import (
+from psyche_p2p_quic.address_observer.protocol import (
     ALPN,
     CLOSE_BUSY,
     CLOSE_NOT_ALLOWED,

@@ -1,4 +1,7 @@
-"""The store for models that a client's options name: `--model-store`, `--hub-repo` or `--gcs-bucket`."""
+"""The store for models that a client's options name: `--model-store`, `--hub-repo` or `--gcs-bucket`.
+
+The stores themselves are in `storage.model_stores`, which knows no options.
+"""
 
 from __future__ import annotations
 

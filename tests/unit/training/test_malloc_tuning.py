@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys
-from psyche_core.training.freed_memory import give_back_memory, keep_freed_memory
+from psyche_core.training.malloc_tuning import give_back_memory, keep_freed_memory
 
 def resident():
     with open("/proc/self/statm") as figures:
@@ -43,7 +43,7 @@ def test_a_kept_block_is_not_taken_anew_and_goes_when_it_is_given_back() -> None
 
 THREADS = """
 import ctypes, os, sys, threading
-from psyche_core.training.freed_memory import keep_freed_memory
+from psyche_core.training.malloc_tuning import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()

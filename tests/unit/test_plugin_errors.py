@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from psyche_core import plugin_faults
+from psyche_core import plugin_errors
 from psyche_core.cli.failures import describe_failure
 from psyche_core.errors import DataError, PluginFailed
 from psyche_core.hookspecs import GROUP, BackendRegistration, BackendTestnet, DataContext
-from psyche_core.plugin_faults import guarded
+from psyche_core.plugin_errors import guarded
 from psyche_core.plugins import PluginRegistry
 from psyche_core.telemetry.events import Ended
 from psyche_core.telemetry.sinks import from_json
@@ -182,7 +182,7 @@ def test_a_defect_of_ours_beside_a_plugin_s_keeps_its_traceback(registry_of: Cal
     with pytest.raises(ZeroDivisionError) as caught:
         raise ZeroDivisionError
     assert describe_failure(BaseExceptionGroup("tasks", [error, caught.value])) is None
-    assert plugin_faults.explain(caught.value, []).startswith("ZeroDivisionError (test_plugin_faults.py, line ")
+    assert plugin_errors.explain(caught.value, []).startswith("ZeroDivisionError (test_plugin_errors.py, line ")
 
 
 def test_plugins_of_one_module_are_named_together() -> None:
@@ -191,7 +191,7 @@ def test_plugins_of_one_module_are_named_together() -> None:
 
     with pytest.raises(json.JSONDecodeError) as caught:
         json.loads("{")
-    sentence = plugin_faults.explain_plugin(caught.value, places)
+    sentence = plugin_errors.explain_plugin(caught.value, places)
     assert sentence is not None
     assert sentence.startswith("the plugins of two 1.0 (data.A, model.B) failed with JSONDecodeError")
 
@@ -236,7 +236,7 @@ def test_of_several_plugins_the_one_that_was_called_is_named(tmp_path: Path, cal
     places = [("data", "Liar", "liar 0.1", "liar.data_hooks"), ("optimizer", "Raiser", "liar 0.1", "liar.optimizer_hooks")]
     with pytest.raises(RuntimeError) as caught:
         eval(call, {**namespace, "__name__": __name__, "asyncio": asyncio})
-    sentence = plugin_faults.explain_plugin(caught.value, places)
+    sentence = plugin_errors.explain_plugin(caught.value, places)
     assert sentence is not None
     assert sentence.startswith(f"{blamed} failed with RuntimeError: boom (impl.py, line 6)")
 

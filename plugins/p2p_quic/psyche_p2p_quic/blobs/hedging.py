@@ -1,4 +1,4 @@
-"""Decides which sources of one blob are asked at the same time, from their progress. Pure; the caller passes the time.
+"""Hedged requests: which sources of one blob are asked at the same time, by their progress. Pure; the caller passes the time.
 
 When a source sends almost nothing, or would need long for the rest at its rate, another source is asked too. So a source that
 sends just enough to count as progress cannot delay a fetch. If our own connection is the bottleneck, a second source does not
@@ -22,11 +22,11 @@ ALMOST = 0.9
 
 
 @dataclass(slots=True, eq=False)
-class Race:
-    """One source being asked. began, looked_at: times. received: body bytes so far; size: of the body, None before its head came.
+class HedgedRequest:
+    """A request to one source. began, looked_at: times. received: body bytes so far.
 
-    rate: bytes a second between the last two measurements. slow: whether another source should be asked. before: rate of all
-    other sources when this one was added, while it is on trial.
+    size: of the body in bytes, None before its head came. rate: bytes a second between the last two measurements. slow: whether
+    another source should be asked. before: rate of all other sources when this one was added, while it is on trial.
     """
 
     peer: bytes
@@ -51,8 +51,8 @@ class Race:
 
 
 @dataclass(slots=True)
-class Racing:
-    """The sources of one fetch. hedge_seconds: between two measurements. least: bytes that count as progress in that time.
+class Hedging:
+    """The requests of one fetch. hedge_seconds: between two measurements. least: bytes that count as progress in that time.
 
     longest: seconds that a source may need for the rest before another is asked too. pause: seconds until the next trial, or
     until members that had nothing are asked again; it doubles each time. A source that is asked alone and sends is never
@@ -68,47 +68,47 @@ class Racing:
     _again_at: float | None = None
     _again_pause: float | None = None
 
-    def look(self, races: Iterable[Race], now: float) -> Race | None:
+    def look(self, requests: Iterable[HedgedRequest], now: float) -> HedgedRequest | None:
         """Measure each source that has been asked for long enough; returns one that should be dropped, mostly None."""
-        races = tuple(races)
-        for race in races:
-            if now - race.looked_at >= ALMOST * self.hedge_seconds:
-                race.look(now, least=self.least, longest=self.longest)
-        for newest in races:
+        requests = tuple(requests)
+        for request in requests:
+            if now - request.looked_at >= ALMOST * self.hedge_seconds:
+                request.look(now, least=self.least, longest=self.longest)
+        for newest in requests:
             if newest.before is not None and newest.looks >= LOOKS_OF_A_TRIAL:
-                return self._judge(newest, [race for race in races if race is not newest], now)
+                return self._judge(newest, [request for request in requests if request is not newest], now)
 
         return None
 
-    def wants_another(self, races: Iterable[Race], now: float) -> bool:
+    def wants_another(self, requests: Iterable[HedgedRequest], now: float) -> bool:
         """Whether one more source should be asked now."""
-        races = tuple(races)
-        if not all(race.slow for race in races) or any(race.before is not None for race in races):
+        requests = tuple(requests)
+        if not all(request.slow for request in requests) or any(request.before is not None for request in requests):
             return False
 
-        return now >= self._held_until or not any(self._sends(race) for race in races)
+        return now >= self._held_until or not any(self._sends(request) for request in requests)
 
-    def entered(self, race: Race, others: Iterable[Race]) -> None:
+    def entered(self, request: HedgedRequest, others: Iterable[HedgedRequest]) -> None:
         """A source is asked now. others: those already asked; if one of them sends, the new one is on trial."""
         others = tuple(others)
         if any(self._sends(other) for other in others):
-            race.before = sum(other.rate for other in others)
+            request.before = sum(other.rate for other in others)
 
-    def makes_place(self, races: Iterable[Race], now: float) -> Race | None:
+    def makes_place(self, requests: Iterable[HedgedRequest], now: float) -> HedgedRequest | None:
         """The source to drop for another one when the limit is reached; None for now to keep all.
 
         First those that send nothing, the longest asked first, so that each gets its time; otherwise, from time to time, the
         one whose rest would take longest.
         """
-        races = tuple(races)
-        idle = [race for race in races if not self._sends(race)]
+        requests = tuple(requests)
+        idle = [request for request in requests if not self._sends(request)]
         if idle:
-            return min(idle, key=lambda race: race.began)
+            return min(idle, key=lambda request: request.began)
         if now < self._place_at:
             return None
 
         self._place_at = now + 2 * self.longest
-        return max(races, key=lambda race: ((race.size or 0) - race.received) / race.rate)
+        return max(requests, key=lambda request: ((request.size or 0) - request.received) / request.rate)
 
     def again_due(self, now: float) -> bool:
         """Whether members that had nothing are asked again, because all sources have been slow, or none was left, for a while."""
@@ -122,10 +122,10 @@ class Racing:
         self._again_at = now + self._again_pause
         return True
 
-    def _sends(self, race: Race) -> bool:
-        return race.rate * self.hedge_seconds >= self.least
+    def _sends(self, request: HedgedRequest) -> bool:
+        return request.rate * self.hedge_seconds >= self.least
 
-    def _judge(self, newest: Race, others: list[Race], now: float) -> Race | None:
+    def _judge(self, newest: HedgedRequest, others: list[HedgedRequest], now: float) -> HedgedRequest | None:
         before, newest.before = newest.before, None
         together = newest.rate + sum(other.rate for other in others)
         if before is None or not others or together >= GAIN * before:
@@ -133,5 +133,5 @@ class Racing:
 
         self._held_until = now + self.pause
         self.pause *= 2
-        slowest = min(others, key=lambda race: race.rate)
+        slowest = min(others, key=lambda request: request.rate)
         return slowest if newest.rate > GAIN * slowest.rate else newest

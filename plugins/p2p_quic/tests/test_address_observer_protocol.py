@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from psyche_core.errors import WireError
 from psyche_core.wire import codec
-from psyche_p2p_quic.observer.protocol import MAX_LOCATION_BYTES, MAX_OBSERVATION_BYTES, Observation, ObserverLocation
+from psyche_p2p_quic.address_observer.protocol import MAX_LOCATION_BYTES, MAX_OBSERVATION_BYTES, Observation, ObserverLocation
 
 HOSTS = st.ip_addresses().filter(
     lambda ip: not (ip.is_multicast or ip.is_unspecified or (isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped))
