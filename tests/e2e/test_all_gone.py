@@ -37,7 +37,7 @@ from psyche_core.wire.signing import SecretKey
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(600)]
 
-TOTAL = 16
+TOTAL = 28
 BATCH = 6
 
 

@@ -567,7 +567,7 @@ def test_each_check_of_a_payment_refuses(opened: World, name: str, what: str, ch
 
 
 @pytest.mark.parametrize(
-    ("name", "owner", "poke", "error"),
+    ("name", "owner", "refresh", "error"),
     [
         (name, owner, refresh, error)
         for name in AFTER
