@@ -206,8 +206,8 @@ def test_a_second_signal_ends_the_client_at_once_and_costs_the_last_checkpoint_o
         recovered = journal.read()
     assert recovered is not None
     assert recovered.header.base_step == steps[-1]
-    # A round is in the journal before it is told, and the signal may have come in between. Before that it may be in the masters that
-    # are being saved: until the client attests to the next round, only this one's results are journalled.
+    # A round is in the journal before it is told, and the signal may have come in between. Before that it may be in the masters
+    # that are being saved: until the client attests to the next round, only this one's results are journalled.
     being_saved = Path((client.folder / "half-saved").read_text()).parent.name
     assert being_saved.startswith(tuple(f".alone-step{recovered.last_step + more}." for more in (0, 1)))
     assert recovered.last_step >= max(event.step for event in told if isinstance(event, StepApplied))
