@@ -173,3 +173,16 @@ def bitmap(slots: tuple[int, ...] | list[int] | set[int] | frozenset[int]) -> by
             raise ValueError(message)
         bits[slot // 8] |= 1 << (slot % 8)
     return bytes(bits)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What decided the last step in a model: a checkpoint keeps it, so that a later state can be compared with it.
+
+    step: that step. epoch, height: of its round. statements: digest of the statements about that round, 32 bytes.
+    """
+
+    step: int
+    epoch: int
+    height: int
+    statements: bytes

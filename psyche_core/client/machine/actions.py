@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry.events import Event as ReportEvent
-from psyche_core.types import BatchId, NodeIdentity
+from psyche_core.types import BatchId, Decision, NodeIdentity
 from psyche_core.wire.messages import Message, Result
 
 Share = tuple[BatchId, ...]
@@ -154,6 +154,11 @@ class Apply:
     data_index: int = 0
     generation: int = 0
 
+    @property
+    def decision(self) -> Decision:
+        """What decided the step."""
+        return Decision(self.step, self.epoch, self.height, self.statements)
+
 
 @dataclass(frozen=True, slots=True)
 class Digest:
@@ -166,13 +171,14 @@ class Digest:
 class CloseEpoch:
     """Work: full digest, evaluation and checkpoint after the last apply; answered by EpochClosed. step: last step applied.
 
-    data_index: first sample never assigned yet. generation: of the run.
+    data_index: first sample never assigned yet. generation: of the run. decision: of that step, None if unknown.
     """
 
     epoch: int
     step: int
     data_index: int = 0
     generation: int = 0
+    decision: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +200,8 @@ class FetchModel:
     sources: p2p keys that serve it. build: the state to build model, optimizer and data for first, None when they are built.
     descriptions: hash and length of the model's description as the sources report it, likeliest first; needed only with
     `build`. epoch, data_index, generation: of the run now, for the checkpoint from which the journal continues. epoch_end:
-    whether the run knows the end of an epoch after this step. Answered by ModelFetched, or with `build` by ModelReady, or by
-    ModelFetchFailed.
+    whether the run knows the end of an epoch after this step. decision: of this step, None if unknown. Answered by
+    ModelFetched, or with `build` by ModelReady, or by ModelFetchFailed.
     """
 
     step: int
@@ -209,6 +215,7 @@ class FetchModel:
     data_index: int = 0
     generation: int = 0
     epoch_end: bool = False
+    decision: Decision | None = None
 
 
 Work = Load | Train | Apply | Digest | CloseEpoch | TakeSnapshot | FetchModel

@@ -10,6 +10,7 @@ from psyche_core.client.machine.actions import CloseEpoch, Digest, FetchModel, T
 from psyche_core.client.machine.epoch import PLAYING, EpochNotes, masters_due
 from psyche_core.client.machine.replica.snapshot_offers import SnapshotOffer, SnapshotOffers
 from psyche_core.client.machine.rounds.round import RoundRecord
+from psyche_core.client.machine.rounds.settled_rounds import decision_of
 from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.types import ClientState, RunState
@@ -117,7 +118,8 @@ def next_work(
     if notes.describes(state) and state.run_state in PLAYING:
         return _round_work(newest, notes, state)
     if record is None and not notes.closed:
-        return CloseEpoch(notes.number, notes.last_step(state), state.progress.data_index, state.generation)
+        step = notes.last_step(state)
+        return CloseEpoch(notes.number, step, state.progress.data_index, state.generation, decision_of(state, step))
 
     return None
 
@@ -163,6 +165,7 @@ def fetch(
         data_index=state.progress.data_index,
         generation=state.generation,
         epoch_end=choice.step in {end.step for end in state.ends},
+        decision=decision_of(state, choice.step),
     )
 
 

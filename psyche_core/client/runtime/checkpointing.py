@@ -276,6 +276,7 @@ class Checkpointer:
             generation=work.generation,
             mid_epoch=not at_end,
             instance=self._instance,
+            decision=work.decision,
         )
 
     def _is_ours(self, manifest: CheckpointManifest) -> bool:

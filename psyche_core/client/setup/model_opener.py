@@ -15,6 +15,7 @@ import anyio.from_thread
 import anyio.to_thread
 
 from psyche_core.client.machine.epoch import masters_due
+from psyche_core.client.machine.rounds.settled_rounds import first_conflicting_step
 from psyche_core.client.runtime.resources import ResourcesRequest
 from psyche_core.client.runtime.restoring import ReplayFailed, Restorer, signed_ends
 from psyche_core.client.setup.parallelism import parallelism_of
@@ -185,6 +186,7 @@ class ModelOpener:
             ends=signed_ends(request.state),
             stored_step=request.state.stored.step,
             journal_base=None if self._restorer is None else self._restorer.base_of_history(request.state),
+            conflicts=lambda decision: first_conflicting_step(request.state, (decision,)) is not None,
             report=self._warn,
         )
 

@@ -17,6 +17,7 @@ from psyche_core.client.machine.rounds.settled_rounds import first_conflicting_s
 from psyche_core.coordinator.history import signed_digests
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.simulator.replicas.replica import Payload
+from psyche_core.types import Decision
 from psyche_core.wire.messages import Result
 
 KEPT = 4
@@ -27,16 +28,14 @@ KEPT = 4
 class SavedMasters:
     """Masters on the disk. step: the last one in them; generation: of the run; digest: full digest.
 
-    epoch, height: of the round applied last; statements: digest of those that decided it. Checkpoints have none of these.
+    decision: of that step, None where it is unknown, as for a model that was loaded.
     """
 
     step: int
     generation: int
     masters: object
     digest: bytes
-    epoch: int = -1
-    height: int = -1
-    statements: bytes = bytes(32)
+    decision: Decision | None = None
 
 
 class PendingResult(NamedTuple):
@@ -96,7 +95,7 @@ class Disk:
         if last is not None and not self._suspended and (last.generation, last.step) == (saved.generation, saved.step - 1):
             self._journal.append(saved)
         elif can_write:
-            self.save(replace(saved, epoch=-1, height=-1))
+            self.save(saved)
 
     def keep(self, results: Iterable[tuple[KeptResult, Payload]]) -> None:
         """Write verified results and their payloads to the journal."""
@@ -128,7 +127,7 @@ class Disk:
             and (
                 ends[saved.step] == saved.digest
                 if saved.step in ends
-                else saved.generation == state.generation or (saved.step, saved.digest) == base
+                else not _conflicts(state, saved) and (saved.generation == state.generation or (saved.step, saved.digest) == base)
             )
         ]
         return max(found, key=lambda saved: saved.step, default=None)
@@ -195,7 +194,7 @@ class Disk:
             if base <= due or not reached:
                 return
 
-        anew = first_conflicting_step(state, earlier[1:])  # type: ignore[arg-type] # the fields it uses
+        anew = first_conflicting_step(state, _decisions(earlier))
         up_to = due if anew is None else min(due, anew - 1)
         if up_to < base:
             self._journal, self.pending = earlier, self._earlier_pending
@@ -210,7 +209,7 @@ class Disk:
     def _last_valid_step(self, state: CoordinatorState, *, base: SavedMasters, last: SavedMasters) -> int | None:
         due = masters_due(state)
         if last.generation == state.generation:
-            anew = first_conflicting_step(state, self._journal[1:])  # type: ignore[arg-type] # the fields it uses
+            anew = first_conflicting_step(state, _decisions(self._journal))
             return due if anew is None else min(due, anew - 1)
 
         reach = range(base.step, min(due, last.step) + 1)
@@ -223,3 +222,15 @@ class Disk:
         if self._journal:
             found |= {step: ends[step] for step in range(self._journal[0].step, self._journal[-1].step + 1) if step in ends}
         return tuple(sorted(found.items()))
+
+
+def _decisions(journal: list[SavedMasters]) -> list[Decision]:
+    """The decisions about the rounds of a journal, whose first entry is its base."""
+    return [saved.decision for saved in journal[1:] if saved.decision is not None]
+
+
+def _conflicts(state: CoordinatorState, saved: SavedMasters) -> bool:
+    """Whether the run has another decision about the last step of a checkpoint, within its generation."""
+    if saved.decision is None or saved.generation != state.generation:
+        return False
+    return first_conflicting_step(state, (saved.decision,)) is not None

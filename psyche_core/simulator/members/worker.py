@@ -10,7 +10,6 @@ import functools
 import hashlib
 import random
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 from psyche_core.client.machine import actions as act
@@ -24,6 +23,7 @@ from psyche_core.simulator.members.disk import Disk, SavedMasters
 from psyche_core.simulator.members.process import Process
 from psyche_core.simulator.replicas.replica import Payload, Replica, StepOrder
 from psyche_core.simulator.sample_tracker import bits
+from psyche_core.types import Decision
 from psyche_core.wire.messages import ModelOffer
 
 if TYPE_CHECKING:
@@ -218,21 +218,20 @@ class Worker(Process):
             commitments = tuple(commitment for commitment, _ in settled.results)
             applied = act.Apply(settled.height, settled.step, hashes, False, commitments=commitments, generation=state.generation)
             self._world.applied(self, applied, payloads, lineage=lineage, before=before)
-            entry = self._saved(settled.step, state.generation)
-            entry = replace(entry, epoch=settled.epoch, height=settled.height, statements=settled.statements)
-            self.disk.applied(entry, can_write=not self.full_disks)
+            decision = Decision(settled.step, settled.epoch, settled.height, settled.statements)
+            self.disk.applied(self._saved(settled.step, state.generation, decision), can_write=not self.full_disks)
             at = settled.step
         return at
 
-    def _saved(self, step: int, generation: int) -> SavedMasters:
-        return SavedMasters(step, generation, self.replica.snapshot(), self.replica.digest())
+    def _saved(self, step: int, generation: int, decision: Decision | None = None) -> SavedMasters:
+        return SavedMasters(step, generation, self.replica.snapshot(), self.replica.digest(), decision)
 
-    def _base(self, step: int, generation: int) -> None:
+    def _base(self, work: act.CloseEpoch | act.FetchModel) -> None:
         """Write a checkpoint, from which the journal continues."""
         if self.full_disks:
             self.counts["full-disk"] += 1
             return
-        self.disk.save(self._saved(step, generation))
+        self.disk.save(self._saved(work.step, work.generation, work.decision))
 
     def _begin(self, base: SavedMasters) -> None:
         """Start the journal again, if the disk has room."""
@@ -284,9 +283,7 @@ class Worker(Process):
         )
         self._world.applied(self, work, held, lineage=lineage, before=before)
         if not self.corrupted:
-            masters, digest = self.replica.snapshot(), self.replica.digest()
-            saved = SavedMasters(work.step, work.generation, masters, digest, work.epoch, work.height, work.statements)
-            self.disk.applied(saved, can_write=not self.full_disks)
+            self.disk.applied(self._saved(work.step, work.generation, work.decision), can_write=not self.full_disks)
         return ev.Applied(work.height, 0.01)
 
     def _digest(self, work: act.Digest) -> ev.Event:
@@ -297,7 +294,7 @@ class Worker(Process):
         if not self.liar and not self.corrupted:
             self._world.replicas.closed(self.name, lineage=lineage, step=work.step, masters=masters)
         if not self.corrupted:
-            self._base(work.step, work.generation)
+            self._base(work)
         return ev.EpochClosed(self.replica.digest(), saved=not self.corrupted and not self.full_disks)
 
     def _store_model(self, action: act.StoreModel) -> None:
@@ -353,7 +350,7 @@ class Worker(Process):
         self._order = StepOrder(self.name)
         self.replica.restore(masters)
         self.corrupted = False
-        self._base(work.step, work.generation)
+        self._base(work)
         self.counts["models fetched"] += 1
         if work.build is not None:
             return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, work.step)

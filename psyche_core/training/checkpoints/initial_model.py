@@ -23,10 +23,12 @@ from psyche_core.training.checkpoints.checkpoint import set_damaged_aside
 from psyche_core.training.checkpoints.manifest import (
     CheckpointManifest,
     DamagedCheckpoint,
+    decision_in,
     read_manifest,
     step_and_digest,
     verify,
 )
+from psyche_core.types import Decision
 
 FROM_MEMBERS = ("P2P", "P2PGcs")
 _INSTEAD = (
@@ -67,6 +69,7 @@ def find_origin(
     ends: Mapping[int, bytes] = _NO_ENDS,
     stored_step: int | None = None,
     journal_base: tuple[int, bytes] | None = None,
+    conflicts: Callable[[Decision], bool] = lambda _: False,
     report: Callable[[str], None] | None = None,
 ) -> Origin:
     """Find the folder to build the model from. May download, so call it in a worker thread.
@@ -75,14 +78,14 @@ def find_origin(
     one is of a history that the run has left. fresh: ignore our own checkpoints. instance, generation, ends: see `belongs`.
     stored_step: step of the stored model according to the coordinator; None if unknown, then the stored model is read to find
     out. journal_base: step and full digest of a checkpoint of ours that is trusted whatever its generation, because our journal
-    leads from it into the run's history. base, cache, report: see `sources.find`. Raises NoModelSource, and ModelError with a
-    message that says what to do.
+    leads from it into the run's history. conflicts: see `belongs`. base, cache, report: see `sources.find`.
+    Raises NoModelSource, and ModelError with a message that says what to do.
     """
     report = report or _silence
     is_stored = checkpoint.name not in FROM_MEMBERS
     saved = None
     if own is not None and not fresh:
-        trusted = belongs(instance, generation, ends, journal_base=journal_base)
+        trusted = belongs(instance, generation, ends, journal_base=journal_base, conflicts=conflicts)
         saved = newest_own(own, run_id, at_most=at_most, trusted=trusted, report=report)
     if is_stored:
         ours = (run_id, instance)
@@ -102,20 +105,28 @@ def find_origin(
 
 
 def belongs(
-    instance: bytes, generation: int, ends: Mapping[int, bytes], *, journal_base: tuple[int, bytes] | None = None
+    instance: bytes,
+    generation: int,
+    ends: Mapping[int, bytes],
+    *,
+    journal_base: tuple[int, bytes] | None = None,
+    conflicts: Callable[[Decision], bool] = lambda _: False,
 ) -> Callable[[CheckpointManifest], bool]:
     """Return a function that says whether a checkpoint belongs to the run's history.
 
     If a quorum signed a digest for the checkpoint's step, the digests must be equal; otherwise instance and generation must be
     equal. A run that was begun anew under the same name has another instance. The generation alone is not enough, because a
     coordinator that was restored from an older state repeats steps in the same generation with other results. instance (32
-    bytes), generation: of the state. ends: full digest (32 bytes) by step, of the signed ends in the
-    state. journal_base: see `find_origin`.
+    bytes), generation: of the state. ends: full digest (32 bytes) by step, of the signed ends in the state. conflicts: whether
+    the state has another decision about a checkpoint's last step. journal_base: see `find_origin`.
     """
 
     def check(manifest: CheckpointManifest) -> bool:
         if manifest.step in ends and manifest.digest:
             return _is_end(manifest, ends)
+        decision = decision_in(manifest)
+        if decision is not None and manifest.generation == generation and conflicts(decision):
+            return False
         if _instance(manifest) == instance and step_and_digest(manifest) == journal_base:
             return True
 

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from psyche_core.errors import ModelError
 from psyche_core.regular_files import regular
 from psyche_core.storage.checkpoint_names import MANIFEST_FILE
+from psyche_core.types import Decision
 
 MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 100 * 2**20
@@ -45,6 +46,7 @@ class CheckpointFacts:
     digest of the model (32 bytes, see `shared_tensors.shared_digest`), empty if unknown. generation: how often the run had gone
     back; it distinguishes different masters of the same step. mid_epoch: whether it was saved before the end of the epoch.
     instance: of the run (32 bytes); it distinguishes runs that were begun anew under the same name. Empty for a model of no run.
+    decision: what decided the step, None if unknown; a coordinator that was restored from an older state may decide it again.
     """
 
     run_id: str
@@ -55,6 +57,7 @@ class CheckpointFacts:
     generation: int = 0
     mid_epoch: bool = False
     instance: bytes = b""
+    decision: Decision | None = None
 
 
 class _Table(BaseModel):
@@ -77,15 +80,23 @@ class FileEntry(_Table):
     sha256: _Digest
 
 
+class DecisionEntry(_Table):
+    """What decided the last step: epoch and height of its round. statements: digest of those about it, 64 hex digits."""
+
+    epoch: Annotated[int, Field(ge=0, lt=2**32)]
+    height: Annotated[int, Field(ge=0, lt=2**32)]
+    statements: _Digest
+
+
 class CheckpointManifest(_Table):
     """The content of `psyche.json`. The fields are those of `CheckpointFacts`, and the tensors and other files by name.
 
     Version 1 has no digest and no generation, versions up to 3 have no instance. They can still be read, but a member does not
     treat its own checkpoints of these versions as part of its run, unless their digest is signed. Version 5 has a public state,
-    which its digest includes; a checkpoint without one is still written as version 4.
+    which its digest includes, version 6 may have one, and has a decision; a checkpoint without both is written as version 4.
     """
 
-    version: Literal[1, 2, 3, 4, 5]
+    version: Literal[1, 2, 3, 4, 5, 6]
     run_id: Annotated[str, Field(min_length=1, max_length=64)]
     step: Annotated[int, Field(ge=0, lt=2**32)]
     epoch: Annotated[int, Field(ge=0, lt=2**32)]
@@ -94,6 +105,7 @@ class CheckpointManifest(_Table):
     generation: Annotated[int, Field(ge=0, lt=2**32)] = 0
     mid_epoch: bool = False
     instance: _Digest | None = None
+    decision: DecisionEntry | None = None
     tensors: dict[str, TensorEntry]
     files: dict[_FileName, FileEntry]
 
@@ -106,6 +118,12 @@ class CheckpointManifest(_Table):
 def step_and_digest(manifest: CheckpointManifest) -> tuple[int, bytes]:
     """Return the step of a checkpoint, and the full digest of its model (32 bytes; empty if it is not in the manifest)."""
     return manifest.step, bytes.fromhex(manifest.digest or "")
+
+
+def decision_in(manifest: CheckpointManifest) -> Decision | None:
+    """Return what decided the last step of a checkpoint, None if that is not in the manifest."""
+    entry = manifest.decision
+    return None if entry is None else Decision(manifest.step, entry.epoch, entry.height, bytes.fromhex(entry.statements))
 
 
 def write_manifest(directory: Path, facts: CheckpointFacts) -> CheckpointManifest:
@@ -122,9 +140,14 @@ def write_manifest(directory: Path, facts: CheckpointFacts) -> CheckpointManifes
         elif path.name != MANIFEST_FILE:
             files[path.name] = FileEntry(bytes=path.stat().st_size, sha256=_digest_of(path, 0, path.stat().st_size))
     told = {**asdict(facts), "digest": facts.digest.hex() or None, "instance": facts.instance.hex() or None}
-    version: Literal[4, 5] = 5 if (directory / STATE_FILE).exists() else 4
+    version: Literal[4, 5, 6] = 5 if (directory / STATE_FILE).exists() else 4
+    decision = facts.decision
+    if decision is not None:
+        version = 6
+        told["decision"] = DecisionEntry(epoch=decision.epoch, height=decision.height, statements=decision.statements.hex())
     manifest = CheckpointManifest(version=version, **told, tensors=tensors, files=files)
-    (directory / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    left_out = {"decision"} if decision is None else None  # programs that know versions up to 5 can read it
+    (directory / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1, exclude=left_out) + "\n", encoding="utf-8")
     return manifest
 
 

@@ -22,7 +22,8 @@ from psyche_core.storage.checkpoint_names import checkpoint_path, checkpoints
 from psyche_core.telemetry import events as telemetry
 from psyche_core.training.checkpoints.checkpoint import keep_last
 from psyche_core.training.checkpoints.journal.journal import LEAST_LIMIT, Journal
-from psyche_core.training.checkpoints.manifest import read_manifest, verify
+from psyche_core.training.checkpoints.manifest import decision_in, read_manifest, verify
+from psyche_core.types import Decision
 
 RUN_ID, INSTANCE = "a-run", bytes(32)
 
@@ -101,6 +102,12 @@ class Member:
             found.append(manifest.step)
         return found
 
+    def decision_after(self, step: int) -> Decision | None:
+        """What the checkpoint of a step keeps."""
+        manifest = read_manifest(checkpoint_path(self.folder, RUN_ID, step))
+        assert manifest is not None
+        return decision_in(manifest)
+
     def problems(self) -> list[str]:
         return [event.message for event in self.told if isinstance(event, telemetry.Problem)]
 
@@ -176,6 +183,17 @@ async def test_masters_of_others_count_where_the_run_knows_them_as_an_epochs_end
     member.journal.set_limit(1)
     await member.apply(8)
     assert member.steps() == ([3, 6, 8] if epoch_end else [8])
+
+
+async def test_each_checkpoint_says_what_decided_its_last_step(member: Member) -> None:
+    """A coordinator that is restored from an older state may decide that step again."""
+    decision = Decision(step=3, epoch=1, height=2, statements=b"s" * 32)
+    member.masters.step = 3
+    await member.checkpointer.fetched(FetchModel(3, bytes(32), 1, (), 0, epoch=2, decision=decision))
+    assert member.decision_after(3) == decision
+    await member.apply(4)
+    await member.checkpointer.leave()
+    assert member.decision_after(4) == Decision(step=4, epoch=1, height=11, statements=bytes(32))
 
 
 async def test_an_epochs_end_that_could_only_be_saved_on_leaving_counts_as_one(member: Member) -> None:

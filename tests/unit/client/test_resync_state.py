@@ -15,7 +15,7 @@ def offer(manifest_hash: bytes) -> ModelOffer:
 def asking(*, alike: Iterable[int] = frozenset(), unlike: Iterable[int] = frozenset()) -> Resync:
     repair = Resync(matching=frozenset(alike), differing=frozenset(unlike))
     repair.begin("changed by itself", diverged=True)
-    assert repair.is_new_request(3, 0.0)
+    assert repair.register_request(3, 0.0)
     return repair
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from psyche_core.client.machine.rounds.settled_rounds import first_conflicting_step
+from psyche_core.client.machine.rounds.settled_rounds import decision_of, first_conflicting_step
 from psyche_core.coordinator.round.witness import statements_digest
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.training.checkpoints.journal_records import AppliedRound
@@ -62,3 +62,27 @@ def test_a_step_that_the_state_plays_elsewhere_is_found(which: int, epoch: int, 
     rounds = journalled(state)
     rounds[which] = replace(rounds[which], epoch=epoch, height=height)
     assert first_conflicting_step(state, rounds) == rounds[which].step
+
+
+def test_a_decision_is_told_once_no_statement_can_be_added() -> None:
+    state = in_the_second_epoch()
+    *_, last = journalled(state)
+    found = decision_of(state, last.step)
+    assert found is not None
+    assert (found.step, found.epoch, found.height, found.statements) == (last.step, 1, 0, last.statements)
+    assert first_conflicting_step(state, [found]) is None
+    assert first_conflicting_step(state, [replace(found, statements=bytes([1] * 32))]) == last.step
+    assert decision_of(state, last.step + 1) is None, "its round's statements are still coming in"
+    assert decision_of(state, last.step - 1) is None, "the state stores no round of the epoch before"
+
+
+def test_the_last_step_of_an_epoch_is_decided_in_its_cooldown_and_in_the_next_warmup() -> None:
+    world = Stage()
+    world.run(until=lambda: world.state.run_state is RunState.Cooldown)
+    cooldown = world.state
+    step = max(played.step for played in cooldown.epoch.rounds if not played.drain)
+    decision = decision_of(cooldown, step)
+    assert decision is not None
+    world.run(until=lambda: world.state.run_state is RunState.Warmup)
+    assert world.state.progress.epoch == decision.epoch + 1
+    assert decision_of(world.state, step) == decision

@@ -48,7 +48,7 @@ def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNot
 
     due = masters_due(state)
     # A fetch may take many rounds; a request for each of them would use up what we may request.
-    if not isinstance(client.work, FetchModel) and repair.is_new_request(due, client.now):
+    if not isinstance(client.work, FetchModel) and repair.register_request(due, client.now):
         client.emit(Broadcast(ModelWanted(notes.number, due, notes.seed), notes.tag(max(notes.newest, 0))))
     # What could not be fetched during the run may be available at its end.
     waited = client.now - (repair.asked_at if state.run_state is RunState.Finished else repair.since)

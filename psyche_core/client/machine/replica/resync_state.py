@@ -109,7 +109,7 @@ class Resync:
         self.wanted = self.floor = None
         self.matching = self.differing = frozenset()
 
-    def is_new_request(self, step: int, now: float) -> bool:
+    def register_request(self, step: int, now: float) -> bool:
         """Whether `step` was not requested yet; records that it is now."""
         if self.wanted == step:
             return False

@@ -8,17 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.witness import accepted_slots, judge, statements_digest
-from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.types import RunState
+from psyche_core.coordinator.state import CoordinatorState, Round
+from psyche_core.types import Decision, RunState
 
 if TYPE_CHECKING:
-    from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
+    from psyche_core.training.checkpoints.journal_records import StoredResult
 
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
+
+
+class DecidedStep(Protocol):
+    """A step with the round that played it. statements: digest of those that decided it, 32 bytes."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of the round's epoch."""
+
+    @property
+    def height(self) -> int:
+        """Number of the round within its epoch."""
+
+    @property
+    def step(self) -> int:
+        """The step."""
+
+    @property
+    def statements(self) -> bytes:
+        """See the class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +66,26 @@ def _played_rounds(state: CoordinatorState) -> tuple[int, CoordinatorState]:
     return epoch_of_rounds(state), replace(state, epoch=replace(state.epoch, unplayed=False))
 
 
-def first_conflicting_step(state: CoordinatorState, rounds: Iterable[AppliedRound]) -> int | None:
-    """The first step of journalled rounds that the state has otherwise, None without one: its statements differ from those
-    that we applied, or it plays the step in another epoch or at another height.
+def decision_of(state: CoordinatorState, step: int) -> Decision | None:
+    """What decided a step; None while a state still collects statements about it, or stores its round no longer."""
+    number, view = _played_rounds(state)
+    for played in view.epoch.rounds:
+        if played.step == step and not played.drain:
+            attesting = _attesting(view, played.height)
+            return None if attesting is None else Decision(step, number, played.height, statements_digest(attesting.statements))
+    return None
+
+
+def _attesting(view: CoordinatorState, height: int) -> Round | None:
+    """The round whose statements decide the round at `height`, None while the state lacks it or it may get more of them."""
+    attesting = view.round_at(height + 1)
+    undecided = view.run_state in _PLAYING and height + 2 > view.epoch.rounds[-1].height
+    return None if undecided else attesting
+
+
+def first_conflicting_step(state: CoordinatorState, rounds: Iterable[DecidedStep]) -> int | None:
+    """The first of these steps that the state has otherwise, None without one: its statements differ from those that we
+    applied, or it plays the step in another epoch or at another height.
 
     A coordinator restored from an older state may decide a round again, and end an epoch earlier than before. Statements of
     rounds that it no longer stores cannot be compared; steps of such rounds follow from those that it stores.
@@ -66,7 +103,7 @@ def first_conflicting_step(state: CoordinatorState, rounds: Iterable[AppliedRoun
     return None
 
 
-def _has_position(applied: AppliedRound, number: int, first: int) -> bool:
+def _has_position(applied: DecidedStep, number: int, first: int) -> bool:
     """Whether a round's epoch and height are those of a state whose epoch `number` plays step `first` at height 0."""
     if applied.step < first:
         return applied.epoch < number
@@ -75,7 +112,6 @@ def _has_position(applied: AppliedRound, number: int, first: int) -> bool:
 
 def settled_rounds(state: CoordinatorState, known: Iterable[StoredResult], *, after: int) -> Iterator[SettledRound]:
     """The rounds after step `after` that are decided in a state, in order, while we have all their accepted results."""
-    playing = state.run_state in _PLAYING
     rounds = state.epoch.rounds
     number, view = _played_rounds(state)
     candidates: dict[tuple[int, int], dict[bytes, bytes]] = {}
@@ -86,8 +122,8 @@ def settled_rounds(state: CoordinatorState, known: Iterable[StoredResult], *, af
         if played.drain or played.step <= after:
             continue
 
-        attesting = view.round_at(played.height + 1)
-        if played.step != after + 1 or attesting is None or (playing and played.height + 2 > rounds[-1].height):
+        attesting = _attesting(view, played.height)
+        if played.step != after + 1 or attesting is None:
             return
 
         results: list[tuple[bytes, bytes]] = []

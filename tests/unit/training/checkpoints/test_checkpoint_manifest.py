@@ -18,12 +18,14 @@ from psyche_core.errors import ModelError
 from psyche_core.storage.checkpoint_names import MANIFEST_FILE
 from psyche_core.training.checkpoints.manifest import (
     CheckpointFacts,
+    decision_in,
     parse_manifest,
     read_manifest,
     total_bytes,
     verify,
     write_manifest,
 )
+from psyche_core.types import Decision
 
 FACTS = CheckpointFacts(run_id="run", step=40, epoch=2, data_index=320)
 TENSORS = {"a": torch.arange(12, dtype=torch.float32).reshape(3, 4), "b": torch.ones(5, dtype=torch.bfloat16)}
@@ -66,6 +68,18 @@ def test_runs_of_one_name_are_told_apart(folder: Path) -> None:
     assert read_manifest(folder) == manifest
     assert (manifest.mid_epoch, manifest.instance) == (True, "07" * 32)
     verify(folder, manifest)
+
+
+def test_what_decided_the_last_step_is_kept(folder: Path) -> None:
+    decision = Decision(step=40, epoch=2, height=7, statements=b"\x08" * 32)
+    manifest = write_manifest(folder, replace(FACTS, decision=decision))
+    found = read_manifest(folder)
+    assert found == manifest
+    assert found is not None
+    assert (found.version, decision_in(found)) == (6, decision)
+    before = write_manifest(folder, FACTS)
+    assert (before.version, decision_in(before)) == (4, None)
+    assert "decision" not in (folder / MANIFEST_FILE).read_text(), "programs that know version 4 can read it"
 
 
 def test_a_manifest_of_version_1_is_read(folder: Path) -> None:
@@ -140,7 +154,7 @@ def test_a_tensor_twice_is_refused(folder: Path) -> None:
         b"[]",
         b"{}",
         b'{"version": 2}',
-        b'{"version": 6, "run_id": "r", "step": 1, "epoch": 0, "data_index": 0, "tensors": {}, "files": {}}',
+        b'{"version": 7, "run_id": "r", "step": 1, "epoch": 0, "data_index": 0, "tensors": {}, "files": {}}',
         b'{"version": 2, "run_id": "r", "step": 1, "epoch": 0, "data_index": 0, "digest": "ff", "tensors": {}, "files": {}}',
         b"\xff",
         b'{"version": 1, "run_id": "r", "step": -1, "epoch": 0, "data_index": 0, "tensors": {}, "files": {}}',

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,6 +17,7 @@ from psyche_core.storage.checkpoint_names import MANIFEST_FILE, checkpoint_path,
 from psyche_core.training.checkpoints.checkpoint import keep_last, save_checkpoint
 from psyche_core.training.checkpoints.initial_model import FROM_MEMBERS, NoModelSource, Origin, find_origin, held
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, read_manifest, verify
+from psyche_core.types import Decision
 
 P2P = Choice("P2P", {"repo_id": "nowhere"})
 
@@ -24,7 +26,14 @@ END = b"e" * 32
 
 
 def save(
-    own: Path, step: int, *, run_id: str = "a run", digest: bytes = b"", generation: int = 0, instance: bytes = b"i" * 32
+    own: Path,
+    step: int,
+    *,
+    run_id: str = "a run",
+    digest: bytes = b"",
+    generation: int = 0,
+    instance: bytes = b"i" * 32,
+    decision: Decision | None = None,
 ) -> Path:
     def write(folder: Path) -> None:
         folder.mkdir()
@@ -33,7 +42,14 @@ def save(
 
     directory = checkpoint_path(own, run_id, step)
     facts = CheckpointFacts(
-        run_id=run_id, step=step, epoch=0, data_index=0, digest=digest, generation=generation, instance=instance
+        run_id=run_id,
+        step=step,
+        epoch=0,
+        data_index=0,
+        digest=digest,
+        generation=generation,
+        instance=instance,
+        decision=decision,
     )
     save_checkpoint(directory, facts, write=write)
     return directory
@@ -54,6 +70,7 @@ def find(
     ends: Mapping[int, bytes] = MappingProxyType({}),
     stored_step: int | None = None,
     instance: bytes = b"i" * 32,
+    conflicts: Callable[[Decision], bool] = lambda _: False,
 ) -> tuple[Origin, list[str]]:
     told: list[str] = []
     origin = find_origin(
@@ -68,6 +85,7 @@ def find(
         generation=generation,
         ends=ends,
         stored_step=stored_step,
+        conflicts=conflicts,
         report=told.append,
     )
     return origin, told
@@ -217,6 +235,23 @@ def test_a_stored_model_that_is_newer_than_the_run_does_not_hide_our_own_checkpo
     assert find(tmp_path, STORED, at_most=9, stored_step=stored_step)[0].step == 9
     assert find(tmp_path, STORED, at_most=9, stored_step=stored_step, fresh=True)[0] == Origin(folder, stored_step=12)
     assert find(tmp_path, STORED, at_most=12, stored_step=stored_step)[0] == Origin(folder, stored_step=12)
+
+
+def test_a_checkpoint_whose_last_step_was_decided_again_is_not_ours_unless_it_was_signed(tmp_path: Path) -> None:
+    """A coordinator that was restored from an older state decides steps again, in the same generation."""
+    decision = Decision(step=9, epoch=0, height=8, statements=b"s" * 32)
+    save(tmp_path / "own", 7, decision=replace(decision, step=7, height=6))
+    save(tmp_path / "own", 9, decision=decision, digest=END)
+
+    def conflicts(known: Decision) -> bool:
+        return known == decision
+
+    origin, told = find(tmp_path, conflicts=conflicts)
+    assert origin.step == 7
+    assert len(told) == 1
+    assert "a history that the run has left" in told[0]
+    assert find(tmp_path, conflicts=conflicts, ends={9: END})[0].step == 9
+    assert find(tmp_path)[0].step == 9
 
 
 def test_where_the_epoch_begins_with_the_stored_model_all_take_it_whatever_they_saved(tmp_path: Path) -> None:
