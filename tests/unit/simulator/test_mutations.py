@@ -344,6 +344,11 @@ def journals_end_with_their_checkpoint(patch: Patch) -> None:
     patch.setattr(Disk, "restore_earlier_journal", lambda *_: None)
 
 
+def checkpoints_forget_what_decided_their_last_step(patch: Patch) -> None:
+    """Section 5: a member that fetched the model goes on with it though the restored coordinator decides its step again."""
+    patch.setattr(disk, "_conflicts", lambda *_: False)
+
+
 def a_contested_model_is_waited_for(patch: Patch) -> None:
     """F18: of models that members contest none is ever given up, so the run waits for its owner."""
     patch.setattr(contested_model, "_repeated", lambda *_: False)
@@ -418,6 +423,8 @@ MUTATIONS = (
              found="went-back-before-the-last-checkpoint"),
     Mutation(requests_for_models_name_no_seed, (), ("nothing-is-lost-that-a-member-holds",), first=7130,
              found="model-asked-for-in-a-repeated-warmup"),
+    Mutation(checkpoints_forget_what_decided_their_last_step, (), ("fetched-masters-are-the-runs",), first=10015554,
+             found="fetched-in-a-forgotten-history"),
     Mutation(equal_payloads_expire_with_the_first, ("empty-results", "repeated-payload"),
              ("applies-what-it-holds", "the-run-goes-on", "honest-members-succeed")),
     Mutation(members_wait_alone, ("withhold",), ("no-honest-member-dropped", "a-liar-costs-little-time"), lone=True, first=505),
