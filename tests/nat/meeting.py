@@ -149,11 +149,18 @@ class Meeting:
             for other in voices[at + 1 :]:
                 yield one, other
 
-    def until(self, holds: Callable[[], object], what: str, *, seconds: float = WAIT_SECONDS) -> float:
-        """Wait until something holds; returns how long it took. Raises AssertionError with all paths."""
+    def until(
+        self,
+        holds: Callable[[], object],
+        what: str,
+        *,
+        seconds: float = WAIT_SECONDS,
+        missing: Callable[[], object] = lambda: "",
+    ) -> float:
+        """Wait until something holds; returns how long it took. Raises AssertionError with all paths and what is missing."""
         began = time.monotonic()
         while not holds():
-            assert time.monotonic() - began < seconds, f"waited {seconds:g} s for {what}: {self.shown()}"
+            assert time.monotonic() - began < seconds, f"waited {seconds:g} s for {what}: {missing()} {self.shown()}"
             ended = [voice.host.name for voice in self.voices.values() if voice.process.poll() is not None]
             assert not ended, f"ended: {ended}"
             time.sleep(POLL_SECONDS)
@@ -177,7 +184,7 @@ class Meeting:
                 if expected(one.host, other.host) not in {each["path"] for each in voice.of("path", peer)}
             ]
 
-        self.until(lambda: not missing(), "each pair's path", seconds=seconds)
+        self.until(lambda: not missing(), "each pair's path", seconds=seconds, missing=missing)
         wrong = [
             (one.host.name, other.host.name)
             for one, other in self.pairs()

@@ -11,7 +11,8 @@ import pytest
 from tests.nat.lab import KINDS, Lab
 from tests.nat.meeting import Meeting, Voice, pair_table
 
-FEW = ("public", "port", "shift", "sym", "sym6", "noudp")
+FEW = ("public", "port", "sym", "noudp")
+"""One kind of router for each way to connect. `make soak` connects all of them."""
 
 
 def has_fetched_all(member: Voice, others: set[str]) -> bool:
@@ -24,7 +25,6 @@ def has_fetched_all(member: Voice, others: set[str]) -> bool:
 def test_members_behind_routers_find_the_best_path_that_their_routers_allow(lab: Lab, meeting: Meeting) -> None:
     hosts = [lab.host(kind, kind) for kind in FEW]
     hosts.append(lab.beside(hosts[1], "beside"))
-    hosts.append(lab.host("sym", "sym2"))
     for host in hosts:
         meeting.join(host, "--bytes", "100000")
     meeting.until_met(seconds=150)  # a direct path that is not found at once is looked for again after a minute
