@@ -85,8 +85,8 @@ _WHY_DROPPED = {
 
 
 _WHY_EXITED = {
-    "unready": "dropped {}: it was not ready when the first round began",
-    "late": "dropped {}: it sent no result, or sent it much later than all others",
+    "unready": "dropped {} from this epoch: it was not ready when the first round began",
+    "late": "dropped {} from this epoch: it sent no result, or sent it much later than all others (as after a restart)",
     "ejected": "ejected {}: it signed two different results for one share",
     "lost": "lost {}: its connection was lost, and it did not reconnect in time (--reconnect-seconds)",
     "not allowed": "withdrew {}: its key is no longer in the list of allowed clients (--allow-list)",

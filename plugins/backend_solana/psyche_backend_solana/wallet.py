@@ -81,15 +81,19 @@ class Wallet:
         """
         written = text.strip()
         try:
-            if written.startswith("["):
-                return cls(Keypair.from_bytes(_bytes_of(written)))
-            return cls(Keypair.from_base58_string(written))
+            keypair = Keypair.from_bytes(_bytes_of(written)) if written.startswith("[") else Keypair.from_base58_string(written)
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             # no `from error`: the cause may quote the secret
             message = f"{source} holds no wallet: expected a JSON array of 64 bytes, or their base58; {_HOW}"
             raise IdentityError(message) from None
+
+        if not any(keypair.secret()):
+            message = f"the secret in {source} consists of zeros, so that everybody can sign with it; {_HOW}"
+            raise IdentityError(message)
+
+        return cls(keypair)
 
     @classmethod
     def load(cls, path: Path, *, allow_readable_by_others: bool = False) -> Wallet:

@@ -70,6 +70,14 @@ def test_what_is_no_wallet_is_refused_without_quoting_it(text: str) -> None:
     assert raised.value.__suppress_context__
 
 
+@pytest.mark.parametrize("form", ["array", "base58"])
+def test_a_secret_of_zeros_is_refused(form: str) -> None:
+    known = Keypair.from_seed(bytes(32))
+    text = json.dumps(list(bytes(known))) if form == "array" else str(known)
+    with pytest.raises(IdentityError, match="the secret in the file w consists of zeros, so that everybody can sign with it"):
+        Wallet.parse(text, source="the file w")
+
+
 def test_secrets_are_in_no_text_of_a_wallet() -> None:
     wallet = Wallet(KEYPAIR)
     shown = repr(wallet) + str(wallet) + f"{wallet!r:>5}"

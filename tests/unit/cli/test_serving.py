@@ -112,8 +112,13 @@ def test_first_epochs_settings_follow_the_rules(local_testnet: Any) -> None:
         (ClientState.Withdrawn, None, True, "left the run cleanly"),
         (ClientState.Withdrawn, "lost", True, "lost {}: its connection was lost, and it did not reconnect in time ("),
         (ClientState.Withdrawn, "not allowed", True, "withdrew {}: its key is no longer in the list of allowed clients"),
-        (ClientState.Dropped, None, True, "dropped {}: it sent no result, or sent it much later than all others"),
-        (ClientState.Dropped, None, False, "dropped {}: it was not ready when the first round began"),
+        (
+            ClientState.Dropped,
+            None,
+            True,
+            "dropped {} from this epoch: it sent no result, or sent it much later than all others (as after a restart)",
+        ),
+        (ClientState.Dropped, None, False, "dropped {} from this epoch: it was not ready when the first round began"),
         (ClientState.Ejected, None, True, "ejected {}: it signed two different results for one share"),
     ],
 )
