@@ -3,7 +3,7 @@
 A client keeps its slot (its index in `Epoch.clients`) for the whole epoch (F4). The last four rounds are kept, oldest first, the
 current one last. A round's unit of work is a *share*: all intervals that one trainer got, for which it sends one result (see
 docs/explanation/protocol.md, "Shares"). The state holds nothing that can be computed from it: shares, elections and acceptance
-are functions in `assignment`, `committee` and `witness`.
+are functions in `assignment`, `committee` and `witness`. The limits of its lists are here too, such as MAX_ENDS.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ class Timeouts:
     Attributes:
         payload: how long we wait for an accepted payload before we resync (F11), and in a resync for an offer that helps.
         peers: how long we wait for all members to connect in warmup.
-        offers: how long we wait for more members to offer their model.
+        offers: how long we wait for more members to offer their model. The report that nobody
+            has it waits longer: `missing_model`.
         answer: how long we wait before we repeat an unanswered command to the coordinator (join, come back, report that we lack
             the model, report a stored model or leave storing to another member), or try again to fetch a model that could not
             be fetched.

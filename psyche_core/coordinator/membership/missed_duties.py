@@ -45,7 +45,7 @@ WAITED_MISSES = 64
 """From this score on, rounds do not wait for a witness. Two missed duties while it was waited for give this score."""
 
 MAX_MISSED = 128
-"""From this score on, a slot is dropped."""
+"""From this score on, a slot is dropped: after four missed duties while it was waited for."""
 
 MOST_MISSED = 255
 """Upper limit of `missed`."""

@@ -2,7 +2,7 @@
 
 Liars do only what an outsider can do: they use their own keys and send well-typed messages (the envelope's decoder rejects
 others before a machine sees them), and their commands carry the identity the backend authenticated. Everything else may be
-false.
+false. The name of each lie is also in `simulator.script: LIES`.
 """
 
 from __future__ import annotations

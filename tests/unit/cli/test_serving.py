@@ -116,7 +116,7 @@ def test_first_epochs_settings_follow_the_rules(local_testnet: Any) -> None:
             ClientState.Dropped,
             None,
             True,
-            "dropped {} from this epoch: it sent no result, or sent it much later than all others (as after a restart)",
+            "dropped {} from this epoch: it sent no result, or sent it much later",
         ),
         (ClientState.Dropped, None, False, "dropped {} from this epoch: it was not ready when the first round began"),
         (ClientState.Ejected, None, True, "ejected {}: it signed two different results for one share"),

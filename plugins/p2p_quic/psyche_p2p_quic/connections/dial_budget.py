@@ -8,7 +8,8 @@ freely until it has not answered for an hour.
 
 After the last connection, the library remembers a peer's addresses for a while, and each dial of the peer sends to all of them.
 Therefore each dial counts them again, even if it names other addresses; and while a proven address answers, no others are
-named. What is remembered is bounded; the least recently used entry is forgotten first.
+named. So `take` also decides which addresses a dial names, proven ones first; the library tries all that are named, in an order
+of its own. What is remembered is bounded; the least recently used entry is forgotten first.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Is our replica equal to the others'? Digests are compared at both ends of an epoch and in every round's statements.
 
+Nothing here tells anybody: what follows from a difference, and what people are told, is in `resync`.
 The reference never exchanged a hash of its weights, so replicas could drift unseen (its defect 9.1-1).
 """
 
