@@ -138,10 +138,17 @@ class World:
             self.clock.after(fault.start, faults.begin, fault)
 
     def _is_straggler(self, signer: bytes) -> bool:
-        """Whether a member's average training was so much longer than every other's that it is no longer waited for (F16)."""
-        means = {identity_of(node.index).signer: node.training.mean for node in self.nodes if node.training.count}
-        others = [mean for other, mean in means.items() if other != signer]
-        return signer in means and bool(others) and means[signer] > STRAGGLER_RATIO * max(others)
+        """Whether a member's average training was so much longer than every other's that it is no longer waited for (F16).
+
+        Members that trained less than half as often, such as liars that were dropped early, are not compared.
+        """
+        trained = {identity_of(node.index).signer: node.training for node in self.nodes if node.training.count}
+        ours = trained.pop(signer, None)
+        if ours is None:
+            return False
+
+        others = [their.mean for their in trained.values() if 2 * their.count >= ours.count]
+        return bool(others) and ours.mean > STRAGGLER_RATIO * max(others)
 
     def stream(self, name: str) -> random.Random:
         """The random stream with this name."""

@@ -27,6 +27,7 @@ from psyche_core.coordinator.commands import (
 )
 from psyche_core.coordinator.history import held_digest, signed_digests
 from psyche_core.coordinator.round.assignment import shares
+from psyche_core.coordinator.round.bloom_filter import BLOOM_BYTES
 from psyche_core.simulator.clock import Clock
 from psyche_core.simulator.injection.forgeries import Forgeries, with_payload
 from psyche_core.simulator.injection.slowing import Slowing, is_slowing
@@ -153,12 +154,12 @@ class Lies:
         assigned = sorted(shares(state, before)) if before is not None else []
         match rng.randrange(4):
             case 0:
-                return replace(statement, participants=bitmap(assigned), broadcast_bloom=b"\xff" * 320)
+                return replace(statement, participants=bitmap(assigned), broadcast_bloom=b"\xff" * BLOOM_BYTES)
             case 1:
-                return replace(statement, participants=bytes(32), broadcast_bloom=bytes(320))
+                return replace(statement, participants=bytes(32), broadcast_bloom=bytes(BLOOM_BYTES))
             case 2:
                 some = [slot for slot in assigned if rng.random() < 0.5]
-                return replace(statement, participants=bitmap(some), broadcast_bloom=rng.randbytes(320))
+                return replace(statement, participants=bitmap(some), broadcast_bloom=rng.randbytes(BLOOM_BYTES))
         return replace(statement, participants=b"\xff" * 32, merkle_root=rng.randbytes(32))
 
     def _two_results(self, node: Node, first: Result, tag: int) -> None:
@@ -230,7 +231,7 @@ class Lies:
         slot = rng.randrange(self._members)
         signed = SignedResult(rng.randbytes(32), rng.randbytes(64))
         statement = WitnessStatement(
-            epoch, height, slot, rng.randbytes(32), rng.randbytes(320), rng.randbytes(32), rng.randbytes(32)
+            epoch, height, slot, rng.randbytes(32), rng.randbytes(BLOOM_BYTES), rng.randbytes(32), rng.randbytes(32)
         )
         slots = tuple(rng.sample(range(self._members), rng.randrange(1, self._members + 1)))
         invented: tuple[Command, ...] = (

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 
 from psyche_core.coordinator.commands import Command, HealthCheck, Witness
+from psyche_core.coordinator.round.bloom_filter import BLOOM_BYTES
 from psyche_core.simulator.clock import Clock
 from psyche_core.simulator.members.keys import join_of
 from psyche_core.simulator.members.node import Node
@@ -88,7 +89,9 @@ class Slowing:
                 return replace(command, statement=replace(command.statement, participants=b"\xff" * 32))
             case "empty-statements", Witness():
                 self._counts[kind] += 1
-                empty = replace(command.statement, participants=bytes(32), broadcast_bloom=bytes(320), merkle_root=bytes(32))
+                empty = replace(
+                    command.statement, participants=bytes(32), broadcast_bloom=bytes(BLOOM_BYTES), merkle_root=bytes(32)
+                )
                 return replace(command, statement=empty)
         return command
 
