@@ -170,7 +170,8 @@ def without_model(state: CoordinatorState, now: int) -> Outcome:
         held = next((end for end in state.ends if end.step == state.epoch.held_step), None)
     if held is None and not state.config.restart_from_checkpoint:
         lost = ModelLost(step=state.progress.step - 1)
-        return entered(replace(state, model_lost=True), RunState.Paused, now), (given_up, lost)
+        state = replace(state, model_lost=True, epoch=replace(state.epoch, repeats=0))
+        return entered(state, RunState.Paused, now), (given_up, lost)
 
     state, events = went_back(state, held or state.stored, from_checkpoint=held is None)
     return wait_for_members(state, now), (given_up, *events)
@@ -213,7 +214,7 @@ def went_back(state: CoordinatorState, target: EpochEnd, *, from_checkpoint: boo
         ends=tuple(end for end in state.ends if end.step <= target.step),
         from_checkpoint=from_checkpoint,
         generation=state.generation + 1,
-        epoch=replace(state.epoch, rounds=(), unplayed=True),  # they belong to the discarded history
+        epoch=replace(state.epoch, rounds=(), unplayed=True, repeats=0),  # they belong to the discarded history
     )
     return state, (event,)
 
@@ -239,5 +240,5 @@ def moved_to(state: CoordinatorState, progress: Progress) -> CoordinatorState:
         from_checkpoint=not signed,
         model_lost=False,
         generation=state.generation + 1,
-        epoch=replace(state.epoch, rounds=(), unplayed=True),
+        epoch=replace(state.epoch, rounds=(), unplayed=True, repeats=0),
     )

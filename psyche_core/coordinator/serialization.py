@@ -28,6 +28,7 @@ from psyche_core.coordinator.state import (
     MAX_END_INTERVALS,
     MAX_ENDS,
     MAX_REJOINS,
+    MAX_REPEATED_WARMUPS,
     MAX_UNREADY,
     STORED_ROUNDS,
     CoordinatorState,
@@ -38,7 +39,7 @@ from psyche_core.coordinator.state import (
 from psyche_core.errors import ConfigError, WireError
 from psyche_core.types import MAX_CLIENTS, MAX_SAMPLES, MAX_WITNESSES, BatchId, RunState
 
-VERSION = 5
+VERSION = 6
 
 _LIMIT = 2**32
 _MAX_ROUND_SAMPLES = 2**16
@@ -242,6 +243,7 @@ def _check_epoch(epoch: Epoch) -> None:
         _expect(client.missed <= _MAX_TIMES, f"{at}.missed", f"at most {_MAX_TIMES}", client.missed)
         _expect(client.lost_rounds < 1 << LOST_ROUND_BITS, f"{at}.lost_rounds", f"{LOST_ROUND_BITS} bits", client.lost_rounds)
         _expect(len(client.end_digest) == 32, f"{at}.end_digest", "32 bytes", client.end_digest)
+    _expect(0 <= epoch.repeats <= MAX_REPEATED_WARMUPS, "state.epoch.repeats", f"at most {MAX_REPEATED_WARMUPS}", epoch.repeats)
     _check_slots(epoch.ready, clients, at="state.epoch.ready")
     _check_slots(epoch.ceded, clients, at="state.epoch.ceded")
     _check_slots(epoch.lacking, clients, at="state.epoch.lacking")

@@ -31,6 +31,9 @@ MAX_UNREADY = 256
 MAX_UNREADY_WAITS = 2
 """Number of successive warmups without being ready after which warmup no longer waits for a signer."""
 
+MAX_REPEATED_WARMUPS = 2
+"""So often in a row a warmup begins again, before the run goes back, because members joined that took no part in it (F18)."""
+
 MAX_ENDS = 4
 """Maximum number of signed epoch ends that are kept, the newest ones. `history` adds them."""
 
@@ -149,6 +152,7 @@ class Epoch:
     ready, None before. lacking: slots that reported that they cannot get the model the epoch starts with. held_step: the newest
     signed step that one of these holds, 0 for none (F18). ceded: slots that were responsible for storing the model and reported
     that they cannot. seed: u64 drawn at its start, used to elect the checkpointers (F9). rates: what it pays, fixed at its start.
+    repeats: number of warmups in a row that began again for members that had joined meanwhile, at most MAX_REPEATED_WARMUPS.
     unplayed: True while no round of it has begun. Until then `rounds` are those of the last epoch that had rounds, so that a
     client that missed the end of that epoch can still read it.
     """
@@ -167,6 +171,7 @@ class Epoch:
     seed: int = 0
     rates: EpochRates = field(default_factory=EpochRates)
     unplayed: bool = False
+    repeats: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.epoch import PLAYING, masters_due
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.round.witness import tolerated
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import MAX_REPEATED_WARMUPS, CoordinatorState
 from psyche_core.simulator.clock import Clock, StepTimes
 from psyche_core.simulator.failure import InvariantViolation, SimFailure
 from psyche_core.simulator.injection.faults import Faults
@@ -322,7 +322,7 @@ class World:
         self.replicas.went_back(lineage, step, of=of)
 
     def _check_nothing_lost(self, before: CoordinatorState, state: CoordinatorState) -> None:
-        """The run goes back: no honest member of the epoch that returned in time may hold what it leaves behind.
+        """The run goes back: no honest member that returned in time may hold what it leaves behind.
 
         That is: the masters after the last step, in memory or on a disk, and on a disk those after any step that members
         signed. A member that read them from a store does not know which step they belong to, where no quorum signed them.
@@ -332,7 +332,7 @@ class World:
         """
         step, target = before.progress.step - 1, state.progress.step - 1
         signed = [*attested_digests(before), *(end.step for end in before.ends)]
-        present = [node for node in self._honest() if self._came_in_time(node, state)]
+        present = [node for node in self._honest() if self._came_in_time(node, before, state)]
         holders = [node for node in present if self._holds_more(node, step, than=target)]
         few = len(holders) <= tolerated(len(before.epoch.clients))
         contested = few and step not in signed and (before.generation, step) in self.false_offers
@@ -349,11 +349,17 @@ class World:
                     sentence = f"the run goes back to step {target}, {node.name} has step {kept.step} on its disk"
                     raise InvariantViolation("nothing-is-lost-that-a-disk-holds", sentence)
 
-    def _came_in_time(self, node: Node, state: CoordinatorState) -> bool:
-        """Whether a healthy member of the epoch has been there long enough for others to get what it holds."""
+    def _came_in_time(self, node: Node, before: CoordinatorState, state: CoordinatorState) -> bool:
+        """Whether the run had to wait for what a member holds: it takes part, and others had the time to get it.
+
+        Or it joined while the warmup went on, which could begin again for it. before: the state that the run leaves.
+        """
         slot = state.slot_of(node.identity)
-        awake = node.running and not node.paused and not node.corrupted and self.clock.now - node.booted_at > RECOVERY
-        return awake and slot is not None and slot in state.healthy_slots
+        if not node.running or node.paused or node.corrupted:
+            return False
+        if slot is not None and slot in state.healthy_slots:
+            return self.clock.now - node.booted_at > RECOVERY
+        return node.identity in before.pending and before.epoch.repeats < MAX_REPEATED_WARMUPS
 
     def _holds_more(self, node: Node, step: int, *, than: int) -> bool:
         """Whether a member has the masters after `step`, in memory or on disk, with more in them than those after `than`."""

@@ -302,6 +302,35 @@ def test_where_the_next_members_load_from(chain: CoordinatorSvm, health: ClientS
     assert check(chain, state, commands.Tick()) is None
 
 
+@pytest.mark.parametrize("pending", [199, 200, 201])
+@pytest.mark.parametrize("repeats", [0, 1, 2])
+@pytest.mark.parametrize("held", [True, False])
+def test_a_warmup_begins_again_for_who_joined(
+    chain: CoordinatorSvm, largest: Largest, pending: int, repeats: int, held: bool
+) -> None:
+    """Without the model: whoever is pending and takes no part may hold it."""
+    state = largest.state
+    clients = state.epoch.clients[:200]
+    state = replace(
+        state,
+        run_state=RunState.Warmup,
+        from_checkpoint=False,
+        since=NOW - 100_000,
+        pending=tuple(member(number) for number in range(pending)),
+        epoch=replace(
+            state.epoch,
+            clients=tuple(replace(client, state=ClientState.Healthy) for client in clients),
+            ready=(),
+            ceded=(),
+            lacking=tuple(range(200)),
+            held_step=state.ends[0].step if held else 0,
+            unplayed=True,
+            repeats=repeats,
+        ),
+    )
+    assert check(chain, state, commands.Tick()) is None
+
+
 @pytest.mark.parametrize("late", [0, 1])
 def test_no_time_is_due_at_once(chain: CoordinatorSvm, late: int) -> None:
     largest = Largest(torn=False, percent=0, instance=chain.instance)

@@ -71,6 +71,7 @@ def tick_waiting(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
         seed=seed,
         rates=state.future_rates,
         unplayed=True,
+        repeats=old.repeats,
     )
     state = replace(entered(state, RunState.Warmup, now), model=model, epoch=epoch)
     return state, (EpochStarted(epoch=state.progress.epoch, clients=len(clients)),)

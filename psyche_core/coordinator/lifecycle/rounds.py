@@ -53,7 +53,7 @@ def start_round(state: CoordinatorState, now: int, *, seed: int, drain: bool = F
         drain=drain,
     )
     rounds = (started,) if last is None else (*state.epoch.rounds, started)[-STORED_ROUNDS:]
-    epoch = replace(state.epoch, rounds=rounds, unplayed=False)
+    epoch = replace(state.epoch, rounds=rounds, unplayed=False, repeats=0)
     state = replace(entered(state, RunState.RoundTrain, now), epoch=epoch)
     event = RoundStarted(epoch=state.progress.epoch, height=started.height, step=started.step, drain=drain)
     return state, (event,)

@@ -4,7 +4,7 @@ Warmup does not wait for slow members without limit (F17). When init_min_clients
 again as these needed, at least a quarter of warmup_time. Warmup does not wait for a signer that was not ready twice in a row.
 Clients that are not ready when the first round starts are dropped before it (F10) and may return like any dropped slot. An epoch
 that is abandoned in warmup pays nobody and uses no step. If a quorum of the members that report cannot get the model, the run
-goes back (F18).
+goes back (F18). Where members joined in the meantime, the warmup begins again with them instead, at most twice in a row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from psyche_core.coordinator.history import held_digest, must_go_back, signed_di
 from psyche_core.coordinator.lifecycle.rounds import start_round
 from psyche_core.coordinator.membership.exits import exited
 from psyche_core.coordinator.phases import due, wait_for_members
-from psyche_core.coordinator.state import MAX_UNREADY, MAX_UNREADY_WAITS, NO_DIGEST, CoordinatorState, Unready
+from psyche_core.coordinator.state import (
+    MAX_REPEATED_WARMUPS,
+    MAX_UNREADY,
+    MAX_UNREADY_WAITS,
+    NO_DIGEST,
+    CoordinatorState,
+    Unready,
+)
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import ClientState
 
@@ -110,7 +117,7 @@ def _warmup_outcome(state: CoordinatorState, now: int, *, seed: int) -> Outcome 
     # As long as one member has the model, the others may still get it from that member.
     all_reported = not ready and waited <= set(state.epoch.lacking)
     if (timed_out or all_reported) and must_go_back(state):
-        return without_model(state, now)
+        return _repeated(state, now) if _others_may_hold_it(state) else without_model(state, now)
 
     enough = len(ready) >= state.config.min_clients
     if not enough or not (timed_out or waited <= ready or _grace_is_over(state, now)):
@@ -119,6 +126,21 @@ def _warmup_outcome(state: CoordinatorState, now: int, *, seed: int) -> Outcome 
     state, events = _unready_dropped(state, now)
     state, started = start_round(state, now, seed=seed)
     return state, (*events, *started)
+
+
+def _others_may_hold_it(state: CoordinatorState) -> bool:
+    """Whether members are pending that take no part in this warmup, and it may begin again for them.
+
+    They joined after it began, and may hold what these members lack. Each healthy member is pending, too. The limit is for
+    strangers who join in each warmup and hold nothing.
+    """
+    return len(state.pending) > len(state.healthy_slots) and state.epoch.repeats < MAX_REPEATED_WARMUPS
+
+
+def _repeated(state: CoordinatorState, now: int) -> Outcome:
+    """Abandon the warmup, so that the next one has all members that are here now."""
+    state = replace(state, epoch=replace(state.epoch, repeats=state.epoch.repeats + 1))
+    return wait_for_members(state, now), (EpochEnded(epoch=state.progress.epoch, success=False),)
 
 
 def _ready(state: CoordinatorState) -> set[int]:

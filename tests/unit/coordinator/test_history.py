@@ -20,6 +20,7 @@ from psyche_core.coordinator.commands import (
     Resume,
     UpdateConfig,
     WentBack,
+    Withdraw,
 )
 from psyche_core.coordinator.history import signed_digests
 from psyche_core.coordinator.state import NO_DIGEST, EpochEnd, Progress
@@ -295,6 +296,50 @@ def test_the_run_goes_back_to_the_newest_end_that_a_member_holds(play: Any) -> N
     assert (run.round.step, run.round.batches) == (5, (BatchId(32, 39),))
     run.play_signed_epoch(OTHER)
     assert [end.digest for end in run.state.ends] == [FIRST, SECOND, OTHER]
+
+
+def test_before_the_run_goes_back_it_asks_those_who_joined_meanwhile(play: Any, members: Any, joins: Any) -> None:
+    """One of them may hold what the warmup's members lack. Strangers who join in each warmup hold it up twice."""
+    run = warming(ended(play, FIRST, SECOND))
+    for times in (1, 2):
+        run.do(joins(members(3 + times)))
+        assert lack(run, s0=FIRST) == [EpochEnded(epoch=2, success=False)]
+        assert (run.phase, run.state.epoch.repeats, run.state.generation) == ("WaitingForMembers", times, 0)
+        warming(run)
+        assert len(run.state.epoch.clients) == 4 + times
+    run.do(joins(members(6)))
+    assert lack(run, s0=FIRST)[-1] == WentBack(from_step=4, to_step=2, from_checkpoint=False)
+    assert run.state.epoch.repeats == 0
+
+
+def test_who_joined_meanwhile_and_holds_the_model_saves_it(play: Any, members: Any, joins: Any) -> None:
+    run = warming(ended(play, FIRST, SECOND))
+    run.do(joins(members(4)))
+    lack(run, s0=FIRST)
+    warming(run)
+    run.do(run.ready(4, digest=SECOND))
+    for slot in range(4):
+        run.do(run.lacking(slot, held=FIRST))
+    assert run.phase == "Warmup", "who holds it can give it to the others"
+    for slot in range(4):
+        run.do(run.ready(slot, digest=SECOND))
+    assert (run.phase, run.round.step, run.state.epoch.repeats) == ("RoundTrain", 5, 0)
+
+
+def test_who_joined_and_left_again_is_not_waited_for(play: Any, members: Any, joins: Any) -> None:
+    run = warming(ended(play, FIRST, SECOND))
+    run.do(joins(members(4)))
+    run.do(Withdraw(members(4)))
+    assert lack(run, s0=FIRST)[-1] == WentBack(from_step=4, to_step=2, from_checkpoint=False)
+
+
+def test_a_lost_model_is_told_when_those_who_joined_meanwhile_lack_it_too(play: Any, members: Any, joins: Any) -> None:
+    run = warming(ended(play, FIRST, SECOND))
+    run.do(joins(members(4)))
+    lack(run)
+    warming(run)
+    assert lack(run) == [EpochEnded(epoch=2, success=False), ModelLost(step=4)]
+    assert (run.phase, run.state.epoch.repeats) == ("Paused", 0)
 
 
 def test_the_queue_of_then_is_assigned_again(play: Any) -> None:

@@ -23,6 +23,7 @@ from psyche_core.coordinator.state import (
     MAX_ACCOUNTS,
     MAX_END_INTERVALS,
     MAX_ENDS,
+    MAX_REPEATED_WARMUPS,
     MAX_UNREADY,
     STORED_ROUNDS,
     Account,
@@ -176,6 +177,7 @@ def synthetic(
         held_step=2**43,
         ready_since=1_700_000_004,
         unplayed=clients == 256,
+        repeats=1,
         seed=2**63 + 1,
         rates=EpochRates(earning_total_shared=2**64 - 5, slashing_per_client=3),
     )
@@ -442,6 +444,7 @@ def epochs(draw: st.DrawFn) -> Epoch:
         held_step=draw(numbers(64)),
         ready_since=draw(st.none() | numbers(64)),
         unplayed=draw(st.booleans()),
+        repeats=draw(st.integers(0, MAX_REPEATED_WARMUPS)),
         seed=draw(numbers(64)),
         rates=draw(rates),
     )
@@ -497,11 +500,15 @@ def test_the_image_of_a_state_built_by_hand_never_changes() -> None:
     state = synthetic(**SMALL)
     image = encode(state)
     assert len(image) == 182_664
-    assert hashlib.sha256(image).hexdigest() == "f83c5fe4634f9e4771d370be3a7c36c8aebbb2bfccefeb563ce936b8e6ff070a"
+    assert hashlib.sha256(image).hexdigest() == "31db734c6fd95c228eaffb0715b98051d095f3c795a737907958d64ca68f1280"
+
+    # `epoch.repeats` was padding once: an image from before it is that of a state in which no warmup began again.
+    before = encode(replace(state, epoch=replace(state.epoch, repeats=0)))
+    assert hashlib.sha256(before).hexdigest() == "f83c5fe4634f9e4771d370be3a7c36c8aebbb2bfccefeb563ce936b8e6ff070a"
 
     # `lost_rounds` was padding once: an image from before it is that of a state in which no share is known as lost.
     clients = tuple(replace(client, lost_rounds=0) for client in state.epoch.clients)
-    before = encode(replace(state, epoch=replace(state.epoch, clients=clients)))
+    before = encode(replace(state, epoch=replace(state.epoch, clients=clients, repeats=0)))
     assert hashlib.sha256(before).hexdigest() == "349f34d1205be856f313329fc6a80f6004b8fe18eedf4c406eb99d5cc310a3d2"
 
 
@@ -614,7 +621,7 @@ def test_every_padding_byte_must_be_zero() -> None:
                 with pytest.raises(WireError, match=rf" at byte {at}: expected zero in padding, got 0x80"):
                     decode(patched(image, at, b"\x80"))
                 tried += 1
-    assert tried == 72 + 2 * 4 + 4 * (3 + 4 + 4) + 8 * 2
+    assert tried == 71 + 2 * 4 + 4 * (3 + 4 + 4) + 8 * 2
 
 
 @pytest.mark.parametrize(

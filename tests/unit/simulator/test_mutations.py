@@ -344,6 +344,11 @@ def journals_end_with_their_checkpoint(patch: Patch) -> None:
     patch.setattr(Disk, "restore_earlier_journal", lambda *_: None)
 
 
+def the_run_goes_back_while_members_wait(patch: Patch) -> None:
+    """F18: who joined while a warmup went on is not asked for the model that its members lack."""
+    patch.setattr(warmup, "_others_may_hold_it", lambda _: False)
+
+
 def checkpoints_forget_what_decided_their_last_step(patch: Patch) -> None:
     """Section 5: a member that fetched the model goes on with it though the restored coordinator decides its step again."""
     patch.setattr(disk, "_conflicts", lambda *_: False)
@@ -423,6 +428,8 @@ MUTATIONS = (
              found="went-back-before-the-last-checkpoint"),
     Mutation(requests_for_models_name_no_seed, (), ("nothing-is-lost-that-a-member-holds",), first=7130,
              found="model-asked-for-in-a-repeated-warmup"),
+    Mutation(the_run_goes_back_while_members_wait, (), ("nothing-is-lost-that-a-disk-holds",), first=83000027,
+             found="holder-that-joined-in-the-warmup"),
     Mutation(checkpoints_forget_what_decided_their_last_step, (), ("fetched-masters-are-the-runs",), first=10015554,
              found="fetched-in-a-forgotten-history"),
     Mutation(equal_payloads_expire_with_the_first, ("empty-results", "repeated-payload"),

@@ -208,6 +208,7 @@ pub fn must_go_back(image: &Image) -> bool {
 #[inline(never)]
 pub fn without_model(run: &mut Run) {
     run.backing.keep(0);
+    run.image.epoch.repeats = 0;
     if run.image.epoch.held_step != 0 {
         add_attested(run);
     }
@@ -310,4 +311,5 @@ fn leave_history(image: &mut Image) {
     image.generation = image.generation.wrapping_add(1);
     image.epoch.rounds.truncate(0);
     image.epoch.unplayed = 1;
+    image.epoch.repeats = 0;
 }

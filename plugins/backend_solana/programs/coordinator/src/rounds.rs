@@ -55,6 +55,7 @@ pub fn start_round(run: &mut Run, healthy: &Set, drain: bool) {
         take_samples(run, place);
     }
     run.image.epoch.unplayed = 0;
+    run.image.epoch.repeats = 0;
     run.image.enter(state::TRAIN, run.now);
 }
 

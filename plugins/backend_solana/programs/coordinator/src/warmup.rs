@@ -9,6 +9,7 @@ use crate::run::{Run, Signers};
 use crate::set;
 
 const MOST_TIMES: u32 = 255;
+const MAX_REPEATED_WARMUPS: u8 = 2;
 
 /// Starts the first round, goes back, or gives the epoch up, if it is time.
 pub fn tick_warmup(run: &mut Run) -> Outcome {
@@ -88,7 +89,13 @@ fn advance(run: &mut Run) -> bool {
     }
     let least = run.image.config.min_clients as usize;
     if must_go_back(run.image) && (timed_out || (set::is_empty(&ready) && nobody_awaited(run, &healthy, &spoken))) {
-        without_model(run);
+        if others_may_hold_it(run.image) {
+            run.image.epoch.repeats += 1;
+            run.backing.keep(0);
+            wait_for_members(run);
+        } else {
+            without_model(run);
+        }
         return true;
     }
     if set::count(&ready) >= least && (timed_out || grace_is_over(run) || nobody_awaited(run, &healthy, &ready)) {
@@ -97,6 +104,13 @@ fn advance(run: &mut Run) -> bool {
         return true;
     }
     false
+}
+
+/// Whether members are pending that take no part in this warmup, and it may begin again for them. Each healthy one is pending, too.
+fn others_may_hold_it(image: &Image) -> bool {
+    let mut healthy = [0; 4];
+    image.healthy(&mut healthy);
+    image.pending.len() > set::count(&healthy) && image.epoch.repeats < MAX_REPEATED_WARMUPS
 }
 
 /// Whether who is not ready has had its time since enough others were.
