@@ -38,6 +38,7 @@ class ChangeReporter:
         self._later: dict[tuple[int, int], telemetry.StateIsOlder] = {}
         self._seen: tuple[object, ...] | None = None
         self._withdrawn: dict[bytes, str] = {}
+        self._repeats = 0
 
     def note_withdrawn(self, signer: bytes, why: str) -> None:
         """Handle `on_withdrawn`: remember that the server withdraws this member without its request."""
@@ -78,6 +79,9 @@ class ChangeReporter:
         if self._follow is not None:
             self._follow(state)
         self._report_phase(state)
+        if state.epoch.repeats > self._repeats:
+            self._report(telemetry.Problem("warning", _repeated(state)))
+        self._repeats = state.epoch.repeats
         for event in events:
             match event:
                 case ClientsExited():
@@ -114,3 +118,13 @@ class ChangeReporter:
             return telemetry.MemberExited(epoch, member, withdrawn)
 
         return telemetry.MemberExited(epoch, member, "late" if slot in state.epoch.ready else "unready")
+
+
+def _repeated(state: CoordinatorState) -> str:
+    """Why a warmup begins again instead of the run going back."""
+    others = len(state.pending) - len(state.healthy_slots)
+    joined = "1 member has joined" if others == 1 else f"{others} members have joined"
+    return (
+        f"no member of this warmup has the model after step {state.progress.step - 1}, but {joined} meanwhile: the warmup begins "
+        "again with all of them, before the run goes back"
+    )
