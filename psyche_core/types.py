@@ -179,10 +179,13 @@ def bitmap(slots: tuple[int, ...] | list[int] | set[int] | frozenset[int]) -> by
 class Decision:
     """What decided the last step in a model: a checkpoint keeps it, so that a later state can be compared with it.
 
-    step: that step. epoch, height: of its round. statements: digest of the statements about that round, 32 bytes.
+    step: that step. epoch, height: of its round. statements: digest of the statements about that round, 32 bytes. slots: of those
+    whose results count, and voided: of those whose shares were void (F7), both ascending.
     """
 
     step: int
     epoch: int
     height: int
     statements: bytes
+    slots: tuple[int, ...] = ()
+    voided: tuple[int, ...] = ()

@@ -53,6 +53,7 @@ LIES = (
     "wrong-shape",
     "two-results",
     "three-results",
+    "late-second-result",
     "repeated-payload",
     "garbage",
     "withhold",

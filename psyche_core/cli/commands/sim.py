@@ -34,7 +34,7 @@ Kinds of faults:
             empty-results failing-work slow-downlink full-disk
   network   drop duplicate reorder delay partition asymmetric
   server    server-restart owner-pause older-state slow-rpc failing-rpc
-  liars     wrong-hash wrong-shape two-results three-results
+  liars     wrong-hash wrong-shape two-results three-results late-second-result
             repeated-payload garbage withhold false-statements
             false-digests false-models flood model-requests stolen-key
             old-signatures

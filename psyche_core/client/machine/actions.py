@@ -140,8 +140,8 @@ class Apply:
     """Work: apply these payloads, all fetched and checked; answered by Applied or PayloadsLost. Their order has no meaning.
 
     Equal bytes that several slots sent are listed, and applied, as often. The rest is for the journal: commitments: of the
-    payloads, in the same order; statements: digest of the statements that accepted them; data_index: first sample never
-    assigned yet; generation: of the run.
+    payloads, in the same order; decision: what accepted them; data_index: first sample never assigned yet; generation: of the
+    run.
     """
 
     height: int
@@ -150,14 +150,9 @@ class Apply:
     own_accepted: bool
     epoch: int = 0
     commitments: tuple[bytes, ...] = ()
-    statements: bytes = bytes(32)
+    decision: Decision | None = None
     data_index: int = 0
     generation: int = 0
-
-    @property
-    def decision(self) -> Decision:
-        """What decided the step."""
-        return Decision(self.step, self.epoch, self.height, self.statements)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from psyche_core.client.machine.rounds.settled_rounds import epoch_of_rounds
 from psyche_core.client.machine.state import MachineState
 from psyche_core.coordinator.commands import Withdraw
 from psyche_core.coordinator.membership.missed_duties import MAX_MISSED
-from psyche_core.coordinator.state import MAX_REJOINS, Client, CoordinatorState
+from psyche_core.coordinator.state import MAX_REJOINS, Client, CoordinatorState, Round
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import ClientState, RunState
 
@@ -66,7 +66,8 @@ def receive_state(client: MachineState, state: CoordinatorState) -> None:
 def _went_back(previous: CoordinatorState, state: CoordinatorState) -> bool:
     """Whether the coordinator has forgotten something, as after a restore from an older state, however far it came since.
 
-    Within a generation a state never takes back anything about the run's progress, and a round keeps its seed.
+    Within a generation a state never takes back anything about the run's progress, and a round keeps its seed, its statements and
+    its void shares.
     """
     if state.generation != previous.generation:
         return state.generation < previous.generation
@@ -88,8 +89,18 @@ def _went_back(previous: CoordinatorState, state: CoordinatorState) -> bool:
     if other_epoch and not state.epoch.unplayed and not previous.epoch.unplayed:
         return True  # the number was used already: its epoch is forgotten
 
-    seeds = {known.height: known.seed for known in previous.epoch.rounds}
-    return any(seeds.get(stored.height, stored.seed) != stored.seed for stored in state.epoch.rounds)
+    known = {stored.height: stored for stored in previous.epoch.rounds}
+    return any(stored.height in known and _is_another(known[stored.height], stored) for stored in state.epoch.rounds)
+
+
+def _is_another(known: Round, stored: Round) -> bool:
+    """Whether a round that we know is not the stored one, or the stored one lacks a statement or a proof that we know."""
+    if known is stored:
+        return False
+    if known.seed != stored.seed or stored.statements[: len(known.statements)] != known.statements:
+        return True
+
+    return not set(known.voided).issubset(stored.voided)
 
 
 def _forgotten(previous: CoordinatorState, state: CoordinatorState) -> str:

@@ -24,7 +24,6 @@ from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.state import MachineState
 from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.checkpoints import OPEN
-from psyche_core.coordinator.round import witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import Finished, Result
@@ -282,6 +281,7 @@ def _apply(client: MachineState, notes: EpochNotes, record: RoundRecord) -> None
     """Apply a settled round once every accepted payload is here; request missing ones (F11)."""
     payloads: list[bytes] = []
     commitments: list[bytes] = []
+    slots: list[int] = []
     tag = notes.tag(record.height)
     for slot in sorted(record.accepted):
         result = record.decided_result(slot)
@@ -293,6 +293,7 @@ def _apply(client: MachineState, notes: EpochNotes, record: RoundRecord) -> None
         if result is not None and notes.payloads.holds(result.payload_hash, tag=tag):
             payloads.append(result.payload_hash)
             commitments.append(result.commitment)
+            slots.append(slot)
             if record.verified.get(slot) != result.commitment:
                 record.verified[slot] = result.commitment
                 record.kept.discard(slot)
@@ -304,7 +305,6 @@ def _apply(client: MachineState, notes: EpochNotes, record: RoundRecord) -> None
         return
 
     assert record.settled_by is not None
-    attesting = record.settled_by.round_at(record.height + 1)
     client.emit(*announcements.keep_verified(record, notes))
     client.start(
         act.Apply(
@@ -314,7 +314,7 @@ def _apply(client: MachineState, notes: EpochNotes, record: RoundRecord) -> None
             notes.slot in record.accepted,
             epoch=notes.number,
             commitments=tuple(commitments),
-            statements=witness.statements_digest(() if attesting is None else attesting.statements),
+            decision=record.decision(notes.number, slots),
             data_index=record.settled_by.progress.data_index,
             generation=record.settled_by.generation,
         )

@@ -32,9 +32,10 @@ from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.training.checkpoints.checkpoint import remove_between, save_checkpoint, set_aside, set_aside_sentence
 from psyche_core.training.checkpoints.journal.journal import Journal
-from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
+from psyche_core.training.checkpoints.journal_records import NO_DIGEST, AppliedRound, StoredResult
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, CheckpointManifest
 from psyche_core.training.checkpoints.private_state import private_path
+from psyche_core.types import Decision
 
 logger: logging.Logger = logging.getLogger("psyche.client")
 
@@ -128,13 +129,16 @@ class Checkpointer:
             await self._early(work, "the journal is full")
 
     async def _added(self, journal: Journal, work: Apply, *, learning_rate: float) -> bool:
+        decision = work.decision or Decision(work.step, work.epoch, work.height, NO_DIGEST)
         applied = AppliedRound(
             epoch=work.epoch,
             height=work.height,
             step=work.step,
             learning_rate=learning_rate,
             results=tuple(zip(work.commitments, work.payload_hashes, strict=True)),
-            statements=work.statements,
+            statements=decision.statements,
+            slots=decision.slots,
+            voided=decision.voided,
         )
         return await self._write(partial(journal.add_applied, applied))
 

@@ -313,26 +313,29 @@ class Restorer:
             return at
 
         for settled in settled_rounds(state, journal.pending, after=at):
-            if settled.step > masters_due(state):
+            decision = settled.decision
+            if decision.step > masters_due(state):
                 break
             payloads = [journal.payload(payload_hash) for _, payload_hash in settled.results]
-            rate = trainer.rate_of(settled.step)
+            rate = trainer.rate_of(decision.step)
             try:
-                trainer.apply(settled.step, payloads, own_accepted=False, learning_rate=rate)
+                trainer.apply(decision.step, payloads, own_accepted=False, learning_rate=rate)
             except ModelError as error:
-                message = f"the results of step {settled.step} in the journal cannot be applied: {error}"
+                message = f"the results of step {decision.step} in the journal cannot be applied: {error}"
                 raise ReplayFailed(message) from error
             journal.add_applied(
                 AppliedRound(
-                    epoch=settled.epoch,
-                    height=settled.height,
-                    step=settled.step,
+                    epoch=decision.epoch,
+                    height=decision.height,
+                    step=decision.step,
                     learning_rate=rate,
                     results=settled.results,
-                    statements=settled.statements,
+                    statements=decision.statements,
+                    slots=decision.slots,
+                    voided=decision.voided,
                 )
             )
-            at = settled.step
+            at = decision.step
         self._written(journal, journal.sync)
         return at
 

@@ -28,17 +28,22 @@ from psyche_core.coordinator.commands import (
 from psyche_core.coordinator.history import held_digest, signed_digests
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.bloom_filter import BLOOM_BYTES
+from psyche_core.coordinator.round.committee import witness_slots
+from psyche_core.coordinator.round.witness import quorum
 from psyche_core.simulator.clock import Clock
 from psyche_core.simulator.injection.forgeries import Forgeries, with_payload
 from psyche_core.simulator.injection.slowing import Slowing, is_slowing
 from psyche_core.simulator.members.node import Node
 from psyche_core.simulator.network import Network
 from psyche_core.simulator.server import Server
-from psyche_core.types import BatchId, WitnessStatement, bitmap
+from psyche_core.types import BatchId, RunState, WitnessStatement, bitmap
 from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result
 
 INVENT_EVERY = {"garbage": 0.7, "flood": 0.6, "model-requests": 0.5}
 """Mean seconds between two invented messages of one liar."""
+
+LOOK_EVERY = 0.05
+"""Seconds between two looks of a liar at the coordinator's state."""
 
 FLOOD = 25
 """Messages in one burst."""
@@ -94,6 +99,9 @@ class Lies:
                     return
                 case "three-results", Result() if message.payload_hash in node.payloads:
                     self._three_results(node, message, tag)
+                    return
+                case "late-second-result", Result() if message.payload_hash in node.payloads:
+                    self._late_second_result(node, message, tag)
                     return
                 case "withhold", Result():
                     few = frozenset(rng.sample(range(self._members), rng.randrange(self._members)))
@@ -181,6 +189,28 @@ class Lies:
         orders = [rng.sample(waits, len(waits)) for _ in range(self._members)]
         for number, result in enumerate(results):
             node.broadcast(result, tag, held_back={index: order[number] for index, order in enumerate(orders)})
+
+    def _late_second_result(self, node: Node, first: Result, tag: int) -> None:
+        """A second valid result for one share, which is sent once a quorum of witnesses has stated that it saw the first.
+
+        The proof then voids a share of which the statements say that it is accepted.
+        """
+        second = self._another(node, first, tag)
+        node.broadcast(first, tag)
+        self._clock.after(LOOK_EVERY, self._send_once_stated, node, second, tag)
+
+    def _send_once_stated(self, node: Node, second: Result, tag: int) -> None:
+        state = self._server.state
+        current = state.current_round
+        if current is None or current.height > second.height + 1 or not node.running:
+            return
+
+        stated = len(current.statements) >= quorum(len(witness_slots(state, current)))
+        if current.height == second.height + 1 and state.run_state is RunState.RoundWitness and stated:
+            self._count("late-second-result")
+            node.broadcast(second, tag)
+            return
+        self._clock.after(LOOK_EVERY, self._send_once_stated, node, second, tag)
 
     def _another(self, node: Node, first: Result, tag: int) -> Result:
         """Another valid result for the same share; its payload can be fetched."""

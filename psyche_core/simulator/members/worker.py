@@ -208,19 +208,21 @@ class Worker(Process):
         self.replica.restore(saved.masters)
         at = saved.step
         for settled in settled_rounds(state, self.disk.pending, after=at):  # type: ignore[arg-type] # the fields it uses
-            if settled.step > masters_due(state) or not same_history:
+            decision = settled.decision
+            if decision.step > masters_due(state) or not same_history:
                 break
             self.counts["settled from the journal"] += 1
             payloads = {pending.payload_hash: payload for pending, payload in self.disk.pending.items()}
             hashes = tuple(payload_hash for _, payload_hash in settled.results)
             before = self.replica.snapshot()
-            self.replica.apply(settled.step, [payloads[item] for item in hashes], own_accepted=False)
+            self.replica.apply(decision.step, [payloads[item] for item in hashes], own_accepted=False)
             commitments = tuple(commitment for commitment, _ in settled.results)
-            applied = act.Apply(settled.height, settled.step, hashes, False, commitments=commitments, generation=state.generation)
+            applied = act.Apply(
+                decision.height, decision.step, hashes, False, commitments=commitments, generation=state.generation
+            )
             self._world.applied(self, applied, payloads, lineage=lineage, before=before)
-            decision = Decision(settled.step, settled.epoch, settled.height, settled.statements)
-            self.disk.applied(self._saved(settled.step, state.generation, decision), can_write=not self.full_disks)
-            at = settled.step
+            self.disk.applied(self._saved(decision.step, state.generation, decision), can_write=not self.full_disks)
+            at = decision.step
         return at
 
     def _saved(self, step: int, generation: int, decision: Decision | None = None) -> SavedMasters:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from psyche_core.errors import ModelError
 from psyche_core.regular_files import regular
 from psyche_core.storage.checkpoint_names import MANIFEST_FILE
-from psyche_core.types import Decision
+from psyche_core.types import MAX_CLIENTS, Decision
 
 MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 100 * 2**20
@@ -35,6 +35,7 @@ CHUNK_BYTES = 4 * 2**20
 WEIGHTS = ".safetensors"
 
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_Slots = Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_CLIENTS)], ...], Field(strict=False, max_length=MAX_CLIENTS)]
 _FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,200}$")]
 
 
@@ -81,11 +82,16 @@ class FileEntry(_Table):
 
 
 class DecisionEntry(_Table):
-    """What decided the last step: epoch and height of its round. statements: digest of those about it, 64 hex digits."""
+    """What decided the last step: epoch and height of its round. statements: digest of those about it, 64 hex digits.
+
+    slots: of those whose results count. voided: of those whose shares were void.
+    """
 
     epoch: Annotated[int, Field(ge=0, lt=2**32)]
     height: Annotated[int, Field(ge=0, lt=2**32)]
     statements: _Digest
+    slots: _Slots
+    voided: _Slots
 
 
 class CheckpointManifest(_Table):
@@ -123,7 +129,12 @@ def step_and_digest(manifest: CheckpointManifest) -> tuple[int, bytes]:
 def decision_in(manifest: CheckpointManifest) -> Decision | None:
     """Return what decided the last step of a checkpoint, None if that is not in the manifest."""
     entry = manifest.decision
-    return None if entry is None else Decision(manifest.step, entry.epoch, entry.height, bytes.fromhex(entry.statements))
+    if entry is None:
+        return None
+
+    return Decision(
+        manifest.step, entry.epoch, entry.height, bytes.fromhex(entry.statements), slots=entry.slots, voided=entry.voided
+    )
 
 
 def write_manifest(directory: Path, facts: CheckpointFacts) -> CheckpointManifest:
@@ -144,7 +155,13 @@ def write_manifest(directory: Path, facts: CheckpointFacts) -> CheckpointManifes
     decision = facts.decision
     if decision is not None:
         version = 6
-        told["decision"] = DecisionEntry(epoch=decision.epoch, height=decision.height, statements=decision.statements.hex())
+        told["decision"] = DecisionEntry(
+            epoch=decision.epoch,
+            height=decision.height,
+            statements=decision.statements.hex(),
+            slots=decision.slots,
+            voided=decision.voided,
+        )
     manifest = CheckpointManifest(version=version, **told, tensors=tensors, files=files)
     left_out = {"decision"} if decision is None else None  # programs that know versions up to 5 can read it
     (directory / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1, exclude=left_out) + "\n", encoding="utf-8")

@@ -39,7 +39,7 @@ def test_what_is_said_of_a_missing_model_can_be_followed(*, owner_decides: bool)
         Problem(
             "warning",
             "no member that is here has the model after step 8; this client's disk holds no model that members signed; once "
-            "most members here have reported the same, the run goes back to the newest signed model that a member reports; if "
-            f"nobody has one, {last}",
+            "most members here have reported the same, those who have joined meanwhile are asked; if they lack it, too, the run "
+            f"goes back to the newest signed model that a member reports; if nobody has one, {last}",
         )
     ]

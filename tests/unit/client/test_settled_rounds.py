@@ -64,12 +64,32 @@ def test_a_step_that_the_state_plays_elsewhere_is_found(which: int, epoch: int, 
     assert first_conflicting_step(state, rounds) == rounds[which].step
 
 
+@pytest.mark.parametrize("of_an_epoch", [False, True], ids=["in a journal", "of a checkpoint"])
+def test_a_share_that_was_void_or_is_void_now_is_found(*, of_an_epoch: bool) -> None:
+    """The statements are the same: only a proof came in one history, and not in the other."""
+    state = in_the_second_epoch()
+    *_, last = journalled(state)
+    known = decision_of(state, last.step) if of_an_epoch else last
+    assert known is not None
+    slots = (0, 1, 2)
+    assert first_conflicting_step(state, [replace(known, slots=slots)]) is None
+    assert first_conflicting_step(state, [replace(known, slots=slots[1:], voided=(0,))]) == last.step
+    played = replace(state.epoch.rounds[0], voided=(0,))
+    proven = replace(state, epoch=replace(state.epoch, rounds=(played, *state.epoch.rounds[1:])))
+    assert first_conflicting_step(proven, [replace(known, slots=slots)]) == last.step
+    assert first_conflicting_step(proven, [replace(known, slots=slots[1:], voided=(0,))]) is None
+    assert first_conflicting_step(proven, [replace(known, slots=slots[1:])]) is None, (
+        "nobody applied it, and the proof came later"
+    )
+
+
 def test_a_decision_is_told_once_no_statement_can_be_added() -> None:
     state = in_the_second_epoch()
     *_, last = journalled(state)
     found = decision_of(state, last.step)
     assert found is not None
     assert (found.step, found.epoch, found.height, found.statements) == (last.step, 1, 0, last.statements)
+    assert (found.slots, found.voided) == ((0, 1, 2), ())
     assert first_conflicting_step(state, [found]) is None
     assert first_conflicting_step(state, [replace(found, statements=bytes([1] * 32))]) == last.step
     assert decision_of(state, last.step + 1) is None, "its round's statements are still coming in"

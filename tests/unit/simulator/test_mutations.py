@@ -22,7 +22,7 @@ from psyche_core.client.machine.buffers import MAX_EARLY_SENDERS, EarlyMessages,
 from psyche_core.client.machine.epoch import EpochNotes
 from psyche_core.client.machine.replica import contested_model, digests, missing_model, resync
 from psyche_core.client.machine.replica.digests import DigestTracker
-from psyche_core.client.machine.rounds import results
+from psyche_core.client.machine.rounds import results, settled_rounds
 from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.rounds.waiting import WaitingBudget
 from psyche_core.coordinator import checkpoints, history, transitions
@@ -344,6 +344,22 @@ def journals_end_with_their_checkpoint(patch: Patch) -> None:
     patch.setattr(Disk, "restore_earlier_journal", lambda *_: None)
 
 
+def decisions_leave_void_shares_out(patch: Patch) -> None:
+    """Section 5: a proof that a restored coordinator has forgotten changes what a round with the same statements accepts."""
+    decided = settled_rounds._decided_otherwise
+    patch.setattr(settled_rounds, "_decided_otherwise", lambda view, one: decided(view, WithoutSlots(one)))
+
+
+class WithoutSlots:
+    """A decided step that tells nothing of shares."""
+
+    slots: tuple[int, ...] = ()
+    voided: tuple[int, ...] = ()
+
+    def __init__(self, one: settled_rounds.DecidedStep) -> None:
+        self.epoch, self.height, self.step, self.statements = one.epoch, one.height, one.step, one.statements
+
+
 def the_run_goes_back_while_members_wait(patch: Patch) -> None:
     """F18: who joined while a warmup went on is not asked for the model that its members lack."""
     patch.setattr(warmup, "_others_may_hold_it", lambda _: False)
@@ -428,6 +444,8 @@ MUTATIONS = (
              found="went-back-before-the-last-checkpoint"),
     Mutation(requests_for_models_name_no_seed, (), ("nothing-is-lost-that-a-member-holds",), first=7130,
              found="model-asked-for-in-a-repeated-warmup"),
+    Mutation(decisions_leave_void_shares_out, (), ("replicas-are-equal",), first=11,
+             found="proof-forgotten-by-a-restore"),
     Mutation(the_run_goes_back_while_members_wait, (), ("nothing-is-lost-that-a-disk-holds",), first=83000027,
              found="holder-that-joined-in-the-warmup"),
     Mutation(checkpoints_forget_what_decided_their_last_step, (), ("fetched-masters-are-the-runs",), first=10015554,

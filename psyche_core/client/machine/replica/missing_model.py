@@ -49,7 +49,8 @@ def report_missing_model(client: MachineState, state: CoordinatorState, notes: E
         )
         back = f"the run goes back to the newest signed model that a member reports; {last}"
         why = f"no member that is here has the model after step {start}"
-        then = f"once most members here have reported the same, those who have joined meanwhile are asked, and without them {back}"
+        asked = "once most members here have reported the same, those who have joined meanwhile are asked"
+        then = f"{asked}; if they lack it, too, {back}"
         if contested:
             why = f"members offer different models after step {start} again, so it is given up"
             then = back

@@ -8,7 +8,7 @@ coordinator's statements (`psyche_core.coordinator.round.witness`), which all me
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,7 +17,7 @@ from psyche_core.coordinator.round import assignment, committee, witness
 from psyche_core.coordinator.round.bloom_filter import BroadcastBloom
 from psyche_core.coordinator.round.merkle_root import merkle_root
 from psyche_core.coordinator.state import CoordinatorState, Round
-from psyche_core.types import MAX_WITNESSES, BatchId, RunState, WitnessStatement, bitmap
+from psyche_core.types import MAX_WITNESSES, BatchId, Decision, RunState, WitnessStatement, bitmap
 from psyche_core.wire.messages import Result
 
 MAX_CANDIDATES = MAX_WITNESSES + 1
@@ -180,6 +180,20 @@ class RoundRecord:
         self.settled_by = state
         if state.round_at(self.height + 1) is not None:
             self.accepted = witness.accepted_slots(state, decided) & frozenset(self.shares)
+
+    def decision(self, epoch: int, slots: Iterable[int]) -> Decision:
+        """What decided this round, once it is settled. epoch: number of its epoch. slots: of those whose results count."""
+        state = self.settled_by
+        attesting = None if state is None else state.round_at(self.height + 1)
+        stored = None if state is None else state.round_at(self.height)
+        return Decision(
+            self.round.step,
+            epoch,
+            self.height,
+            witness.statements_digest(() if attesting is None else attesting.statements),
+            tuple(sorted(slots)),
+            () if stored is None else stored.voided,
+        )
 
     def accepted_without(self, slot: int) -> bool:
         """Whether a quorum of other witnesses saw everything that was accepted; False while that is unknown."""

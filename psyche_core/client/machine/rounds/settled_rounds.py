@@ -40,19 +40,21 @@ class DecidedStep(Protocol):
     def statements(self) -> bytes:
         """See the class."""
 
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Of those whose results were applied."""
+
+    @property
+    def voided(self) -> tuple[int, ...]:
+        """Of those whose shares were void."""
+
 
 @dataclass(frozen=True, slots=True)
 class SettledRound:
-    """A round whose accepted results are all here. results: commitment and payload hash of each, by slot.
+    """A round whose accepted results are all here. results: commitment and payload hash of each, by slot."""
 
-    statements: digest of the statements that accepted them.
-    """
-
-    epoch: int
-    height: int
-    step: int
+    decision: Decision
     results: tuple[tuple[bytes, bytes], ...]
-    statements: bytes
 
 
 def epoch_of_rounds(state: CoordinatorState) -> int:
@@ -71,9 +73,19 @@ def decision_of(state: CoordinatorState, step: int) -> Decision | None:
     number, view = _played_rounds(state)
     for played in view.epoch.rounds:
         if played.step == step and not played.drain:
-            attesting = _attesting(view, played.height)
-            return None if attesting is None else Decision(step, number, played.height, statements_digest(attesting.statements))
+            return _decision(view, played, number)
     return None
+
+
+def _decision(view: CoordinatorState, played: Round, number: int, *, slots: Iterable[int] | None = None) -> Decision | None:
+    """What decided a round, None if nothing did yet. slots: of those whose results count, None for all that were accepted."""
+    attesting = _attesting(view, played.height)
+    if attesting is None:
+        return None
+
+    counted = accepted_slots(view, played).intersection(shares(view, played)) if slots is None else slots
+    statements = statements_digest(attesting.statements)
+    return Decision(played.step, number, played.height, statements, tuple(sorted(counted)), played.voided)
 
 
 def _attesting(view: CoordinatorState, height: int) -> Round | None:
@@ -84,8 +96,8 @@ def _attesting(view: CoordinatorState, height: int) -> Round | None:
 
 
 def first_conflicting_step(state: CoordinatorState, rounds: Iterable[DecidedStep]) -> int | None:
-    """The first of these steps that the state has otherwise, None without one: its statements differ from those that we
-    applied, or it plays the step in another epoch or at another height.
+    """The first of these steps that the state has otherwise, None without one: its statements or its void shares
+    differ from those that we applied, or it plays the step in another epoch or at another height.
 
     A coordinator restored from an older state may decide a round again, and end an epoch earlier than before. Statements of
     rounds that it no longer stores cannot be compared; steps of such rounds follow from those that it stores.
@@ -96,11 +108,26 @@ def first_conflicting_step(state: CoordinatorState, rounds: Iterable[DecidedStep
     for applied in rounds:
         if first is not None and not _has_position(applied, number, first):
             return applied.step
-        attesting = view.round_at(applied.height + 1) if applied.epoch == number else None
-        if attesting is not None and statements_digest(attesting.statements) != applied.statements:
+        if applied.epoch == number and _decided_otherwise(view, applied):
             return applied.step
 
     return None
+
+
+def _decided_otherwise(view: CoordinatorState, applied: DecidedStep) -> bool:
+    """Whether a round of a state's epoch has other statements, a void share that was applied, or a result that was void.
+
+    A share that is void becomes void later only where nobody applied it (F7), and is never accepted again.
+    """
+    attesting, played = view.round_at(applied.height + 1), view.round_at(applied.height)
+    if attesting is None:
+        return False
+    if statements_digest(attesting.statements) != applied.statements:
+        return True
+    if played is None:
+        return False
+
+    return not (set(applied.slots).isdisjoint(played.voided) and accepted_slots(view, played).isdisjoint(applied.voided))
 
 
 def _has_position(applied: DecidedStep, number: int, first: int) -> bool:
@@ -122,11 +149,10 @@ def settled_rounds(state: CoordinatorState, known: Iterable[StoredResult], *, af
         if played.drain or played.step <= after:
             continue
 
-        attesting = _attesting(view, played.height)
-        if played.step != after + 1 or attesting is None:
+        if played.step != after + 1 or _attesting(view, played.height) is None:
             return
 
-        results: list[tuple[bytes, bytes]] = []
+        results: dict[int, tuple[bytes, bytes]] = {}
         for slot in sorted(accepted_slots(view, played).intersection(shares(view, played))):
             announced = candidates.get((played.height, slot), {})
             verdict = judge(view, played, slot, announced)
@@ -134,6 +160,8 @@ def settled_rounds(state: CoordinatorState, known: Iterable[StoredResult], *, af
                 continue
             if verdict.chosen is None:
                 return
-            results.append((verdict.chosen, announced[verdict.chosen]))
+            results[slot] = verdict.chosen, announced[verdict.chosen]
         after = played.step
-        yield SettledRound(number, played.height, played.step, tuple(results), statements_digest(attesting.statements))
+        decision = _decision(view, played, number, slots=results)
+        assert decision is not None
+        yield SettledRound(decision, tuple(results.values()))

@@ -71,7 +71,7 @@ def test_runs_of_one_name_are_told_apart(folder: Path) -> None:
 
 
 def test_what_decided_the_last_step_is_kept(folder: Path) -> None:
-    decision = Decision(step=40, epoch=2, height=7, statements=b"\x08" * 32)
+    decision = Decision(step=40, epoch=2, height=7, statements=b"\x08" * 32, slots=(0, 3, 255), voided=(1,))
     manifest = write_manifest(folder, replace(FACTS, decision=decision))
     found = read_manifest(folder)
     assert found == manifest
