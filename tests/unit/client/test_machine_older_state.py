@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.machine import ClientMachine
 from psyche_core.coordinator import apply
 from psyche_core.coordinator.commands import Tick, WarmupWitness
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.simulator.members.keys import RUN_ID, identity_of
 from psyche_core.types import RunState
 from stage import Stage
@@ -99,3 +100,24 @@ def test_rounds_that_are_played_anew_are_recognised_also_after_their_epoch() -> 
     assert {RunState.Cooldown, RunState.WaitingForMembers, RunState.Warmup} <= {state.run_state for state in first}
     assert known
     assert all(begins_anew(before, later) for before in known for later in first)
+
+
+@pytest.mark.parametrize("what", ["a statement", "a proof"])
+def test_a_round_that_lacks_what_we_know_is_of_another_history(what: str) -> None:
+    """Also where nothing else differs: a restored coordinator may decide a round again while we sleep."""
+    original = states(run(rounds_per_epoch=6))
+    known = next(state for state in original if training(state, STEP + 1))
+    later = next(state for state in original if training(state, STEP + 2))
+    assert not begins_anew(known, later)
+    shared = next(stored for stored in later.epoch.rounds if known.round_at(stored.height) and stored.statements)
+    with_proof = replace(shared, voided=(0,))
+    if what == "a statement":
+        assert begins_anew(known, with_round(later, replace(shared, statements=shared.statements[1:])))
+    else:
+        assert begins_anew(with_round(known, with_proof), later)
+        assert not begins_anew(known, with_round(later, with_proof)), "a proof that comes later"
+
+
+def with_round(state: CoordinatorState, other: Round) -> CoordinatorState:
+    rounds = tuple(other if stored.height == other.height else stored for stored in state.epoch.rounds)
+    return replace(state, epoch=replace(state.epoch, rounds=rounds))
