@@ -100,7 +100,8 @@ def all_gone(run: LiveRun, how: int) -> None:
 def knows_most(run: LiveRun) -> str:
     """Of clients that were killed, one that has on its disk whatever a quorum may have accepted, and the others may have alone.
 
-    It stated to the server last, which a client does when it has a round's results. Who was killed before it stated may lack some.
+    It stated to the server last, which a client does when it has a round's results. Who was killed before it stated may lack
+    some.
     """
     run.wait(lambda: time.time() - run.events("server")[-1][0] > 1)  # what was on its way has arrived
     names = {SecretKey.load(run.folder / f"{name}.key").public.hex()[:8]: name for name in THREE}
