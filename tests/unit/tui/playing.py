@@ -19,6 +19,8 @@ def play(screen: Shown, steps: Callable[[Pilot[None]], Awaitable[None]], *, size
     never ended so: `run_async` waits for the end of the loop, which stops the timers first.
     """
 
+    screen.app.animation_level = "none"  # else most of the work is drawing what moves
+
     async def run() -> None:
         async with screen.app.run_test(size=size) as pilot:
             try:
