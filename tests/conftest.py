@@ -14,12 +14,9 @@ from hypothesis import HealthCheck, settings
 
 from psyche_core.testing import ports
 
-# A busy machine draws slowly, which says nothing about the code.
-settings.register_profile("default", print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile(
-    "ci", parent=settings.get_profile("default"), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+# A busy machine draws slowly and runs slowly, which says nothing about the code.
+settings.register_profile("default", print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("default")
 
 
 REPOSITORY = Path(__file__).parents[1]

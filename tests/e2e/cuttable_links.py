@@ -35,7 +35,7 @@ class CuttableLinks:
         """A command that runs the words after it in a member's namespace, made at first use. The process keeps its id."""
         if name not in self._holders:
             self._make(name)
-        return ("nsenter", "--target", str(self._holders[name].pid), "--net", "--")
+        return ("nsenter", f"--net=/proc/{self._holders[name].pid}/ns/net", "--")
 
     def cut(self, name: str) -> None:
         """Take a member's link down."""

@@ -1,8 +1,9 @@
 """Clients that are forked from one process which has imported torch already: to import it takes a client most of its time.
 
 A forked client is a process like any other: it has a number, files, signals and an end of its own, and runs
-`python -m psyche_core ARGUMENTS` from its first line. What it shares with its like is what was imported, and the seed with which
-Python hashes strings. Members that are started from nothing, as a user starts them, train in test_testnet.py and test_solana.py.
+`python -m psyche_core ARGUMENTS` from its first line, in another network namespace if asked. What it shares with its like is what
+was imported, and the seed with which Python hashes strings. Members that are started from nothing, as a user starts them, train
+in test_testnet.py and test_solana.py.
 
 This file is both sides: tests import it, and it is the program that is forked.
 """
@@ -10,6 +11,7 @@ This file is both sides: tests import it, and it is the program that is forked.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -37,6 +39,7 @@ IMPORTED = (
 )
 """What a client of these tests imports sooner or later."""
 
+CLONE_NEWNET = 0x40000000
 REQUEST_BYTES = 1 << 20
 SECONDS = 60.0
 
@@ -59,9 +62,14 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
-    def start(self, arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str], log: int) -> Process:
-        """Run `python -m psyche_core ARGUMENTS` in a folder. log: file that gets its output and errors."""
-        request = {"arguments": list(arguments), "folder": str(folder), "environment": dict(environment)}
+    def start(
+        self, arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str], log: int, network: str = ""
+    ) -> Process:
+        """Run `python -m psyche_core ARGUMENTS` in a folder.
+
+        log: file that gets its output and errors. network: file of the network namespace to run in, "" for ours.
+        """
+        request = {"arguments": list(arguments), "folder": str(folder), "environment": dict(environment), "network": network}
         return _Forked(self, int(self.ask(request, log)["pid"]))
 
     def ask(self, request: Mapping[str, Any], *files: int) -> dict[str, Any]:
@@ -163,6 +171,8 @@ def become(request: Mapping[str, Any], log: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    if request["network"]:
+        enter_network(request["network"])
     os.chdir(request["folder"])
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ.clear()
@@ -170,6 +180,14 @@ def become(request: Mapping[str, Any], log: int) -> None:
     more = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in known]
     sys.path[:1] = [request["folder"], *more]  # as `python -m`
     sys.argv = ["psyche_core", *request["arguments"]]
+
+
+def enter_network(path: str) -> None:
+    """Move this thread, the only one, to a network namespace, as `nsenter --net=PATH` does."""
+    with Path(path).open("rb") as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), path)
 
 
 def main() -> NoReturn:

@@ -4,7 +4,8 @@ Every member writes its events to `NAME.jsonl` and everything else to `NAME.log`
 so that the metrics, which are filled afterwards from all files in the order of time, know who was killed, disturbed or asked to
 leave, and holds everybody to the rest.
 
-Clients are forked from a process that has imported torch (see fork_server.py), unless a command runs them.
+Clients are forked from a process that has imported torch (see fork_server.py), unless a command runs them that does more than
+enter a network namespace.
 
 The fixture `live_run` makes such runs; conftest.py of each folder whose tests use it imports it, with `fork_server` and
 `run_keys`, which a module overrides to have its own lengths of epochs.
@@ -133,9 +134,14 @@ class LiveRun:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PSYCHE_")}
         environment["OMP_NUM_THREADS"] = "1"
         with (self.folder / f"{name}.log").open("ab") as log:
-            if command[: len(CLIENT)] == CLIENT:
+            network, words = _network_of(command)
+            if words[: len(CLIENT)] == CLIENT:
                 self.processes[name] = self._forks.start(
-                    command[CLIENT.index("client") :], folder=self.folder, environment=environment, log=log.fileno()
+                    words[CLIENT.index("client") :],
+                    folder=self.folder,
+                    environment=environment,
+                    log=log.fileno(),
+                    network=network,
                 )
                 return
             self.processes[name] = subprocess.Popen(
@@ -284,6 +290,14 @@ class LiveRun:
 # ---------------------------------------------------------------------------------------------------------------- fixtures
 
 StartRun = Callable[..., LiveRun]
+
+
+def _network_of(command: list[str]) -> tuple[str, list[str]]:
+    """The network namespace's file that a command line enters first, "" if none, and the words it runs there."""
+    match command:
+        case ["nsenter", option, "--", *words] if option.startswith("--net="):
+            return option.removeprefix("--net="), words
+    return "", command
 
 
 @pytest.fixture

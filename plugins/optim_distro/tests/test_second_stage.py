@@ -120,7 +120,7 @@ def test_a_step_of_the_masters_is_the_formula() -> None:
 # --------------------------------------------------------------------------------------------------------- the optimizer
 
 
-@pytest.mark.parametrize("rounds", [60, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [60, pytest.param(500, marks=pytest.mark.soak)])
 def test_replicas_stay_equal(rounds: int) -> None:
     """With other numbers of threads, with and without compiled code in `compress`."""
     replicas = []

@@ -10,7 +10,7 @@ import pytest
 
 from psyche_core.cli.failures import describe_failure
 from tests.unit.cli.conftest import Psyche
-from tests.unit.evaluation.task_list import known_tasks, read_once
+from tests.unit.evaluation.task_list import only_from_folders, read_once
 from tests.unit.evaluation.tiny_checkpoint import make_checkpoint
 
 pytest.importorskip("lm_eval", reason="needs the extra eval")
@@ -41,16 +41,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_scores_are_those_of_lm_eval_by_hand(psyche: Psyche, folder: Path, tasks: Path) -> None:
+def test_scores_are_those_of_lm_eval_by_hand(psyche: Psyche, folder: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    only_from_folders(monkeypatch)
 
     more = ("--fewshot", "2", "--limit", "6", "--seed", "5")
     options = ("--tasks", "psyche_plays", "--include-path", str(tasks), "--device", "cpu")
     ours = psyche("evaluate", folder, *options, *more, "--json")
     assert ours.code == 0, ours.err
     assert ours.err == ""
+    known = TaskManager(include_path=[str(tasks)], include_defaults=False)
     theirs = simple_evaluate(
-        model="hf", model_args=f"pretrained={folder}", tasks=["psyche_plays"], task_manager=known_tasks([str(tasks)]),
+        model="hf", model_args=f"pretrained={folder}", tasks=["psyche_plays"], task_manager=known,
         num_fewshot=2, limit=6, batch_size=1, device="cpu",
         random_seed=5, numpy_random_seed=5, torch_random_seed=5, fewshot_random_seed=5,
     )  # fmt: skip

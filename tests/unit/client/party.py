@@ -69,6 +69,14 @@ INSTANCE = hashlib.sha256(b"world").digest()
 QUICK = RUN.replace("cooldown_time = 2", "cooldown_time = 1").replace("extra_time = 2", "extra_time = 1")
 """These seconds are real ones here."""
 
+PATIENT = {
+    "warmup_time = 20": "warmup_time = 100",
+    "max_round_train_time = 10": "max_round_train_time = 100",
+    "round_witness_time = 2": "round_witness_time = 100",
+    "epoch_time = 400": "epoch_time = 4000",
+}
+"""Limits of what ends by itself as soon as everybody has spoken: longer ones cost nothing, and no slow machine reaches them."""
+
 TABLE = {"total_steps": 6, "clients": 3, "min_clients": 2, "witness_nodes": 0, "rounds_per_epoch": 3}
 
 
@@ -153,10 +161,21 @@ class ChainTrainer:
 
 
 class Party:
-    """Three runtimes over memory parts, on the real clock."""
+    """Three runtimes over memory parts, on the real clock. patient: with the limits of PATIENT."""
 
-    def __init__(self, trainers: list[ChainTrainer], *, backend: type[MemoryBackend] = MemoryBackend, **config: int) -> None:
-        run = parse_run_file(QUICK.format(**{**TABLE, "clients": len(trainers), **config}), source="world")
+    def __init__(
+        self,
+        trainers: list[ChainTrainer],
+        *,
+        backend: type[MemoryBackend] = MemoryBackend,
+        patient: bool = False,
+        **config: int,
+    ) -> None:
+        text = QUICK
+        for short, long in PATIENT.items() if patient else ():
+            assert short in text
+            text = text.replace(short, long)
+        run = parse_run_file(text.format(**{**TABLE, "clients": len(trainers), **config}), source="world")
         self.coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model, instance=INSTANCE))
         self.network = MemoryNetwork()
         self.trainers = trainers

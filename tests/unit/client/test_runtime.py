@@ -365,14 +365,14 @@ async def test_when_the_queue_is_full_nothing_that_matters_is_dropped(monkeypatc
     """Room for one event, ticks that fill it faster than it is emptied, and a talkative peer: all the same all arrives."""
     monkeypatch.setattr(runtime_module, "QUEUE_LENGTH", 1)
     monkeypatch.setattr(runtime_module, "TICK_SECONDS", 0.002)
-    party = Party(trainers(2), total_steps=3, rounds_per_epoch=3)
+    party = Party(trainers(2), patient=True, total_steps=3, rounds_per_epoch=3)
     party.runtime = Ponderous
     talker = SecretKey(hashlib.sha256(b"party\x01").digest())
 
     async def talk() -> None:
         while 1 not in party.transports or not party.transports[1].stats.peers:
             await anyio.sleep(0.01)
-        for number in range(200):
+        for number in range(60):
             await party.transports[1].broadcast(seal(talker, INSTANCE, Finished(0, 10**6 + number, 0)), tag=2**40)
             await anyio.sleep(0)
 

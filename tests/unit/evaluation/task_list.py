@@ -1,4 +1,4 @@
-"""lm_eval's list of its tasks, read once in this process: that takes five seconds, and no test changes it."""
+"""lm_eval's list of its tasks, which takes five seconds to read: once in this process, or without its own tasks."""
 
 from __future__ import annotations
 
@@ -24,3 +24,10 @@ def known_tasks(include_path: Sequence[str] | None = None) -> Any:
 def read_once(patch: pytest.MonkeyPatch) -> None:
     """Let our code have that list, too."""
     patch.setattr("psyche_core.evaluation.harness.TaskManager", known_tasks)
+
+
+def only_from_folders(patch: pytest.MonkeyPatch) -> None:
+    """Let our code have the tasks of its own folders only."""
+    from lm_eval.tasks import TaskManager
+
+    patch.setattr("psyche_core.evaluation.harness.TaskManager", functools.partial(TaskManager, include_defaults=False))

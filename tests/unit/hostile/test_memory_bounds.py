@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -21,24 +22,39 @@ from psyche_optim_distro.value_format import ValueFormat
 PER_BYTE = 160
 CONSTANT = 65_536
 MIB = 2**20
+ATTEMPTS = 10
 
 
-def peak(work: Callable[[], object]) -> int:
+def peak(work: Callable[[], object], *, enough: int) -> int:
     """Most bytes that were allocated at once while `work` ran; what it raises on purpose is an answer too.
 
-    It runs once before: what Python and numpy allocate at the first use of something belongs to no input.
+    Every thread's memory is counted, and threads that earlier tests have left behind go on meanwhile. So what is more than
+    `enough` is measured again, ATTEMPTS times at most, and the least counts: `work` needs at least as much every time. It runs
+    once before: what Python and numpy allocate at the first use of something belongs to no input. Nor does what destructors do,
+    so garbage is left alone.
     """
     _outcome(work)
+    least = _peak(work)
+    for _ in range(ATTEMPTS - 1):
+        if least <= enough:
+            break
+        least = min(least, _peak(work))
+    return least
+
+
+def _peak(work: Callable[[], object]) -> int:
+    collecting = gc.isenabled()
+    gc.disable()
     tracemalloc.start()
     try:
-        tracemalloc.reset_peak()
-        before, _ = tracemalloc.get_traced_memory()
         result = _outcome(work)
-        most = tracemalloc.get_traced_memory()[1] - before
+        most = tracemalloc.get_traced_memory()[1]
         del result
         return most
     finally:
         tracemalloc.stop()
+        if collecting:
+            gc.enable()
 
 
 def _outcome(work: Callable[[], object]) -> object:
@@ -74,7 +90,8 @@ DEAR = {
 def test_a_message_takes_at_most_160_times_its_length(name: str) -> None:
     data = encoded(DEAR[name])
     assert decode(data, max_bytes=MIB) == DEAR[name]
-    assert peak(lambda: decode(data, max_bytes=MIB)) <= PER_BYTE * len(data) + CONSTANT
+    limit = PER_BYTE * len(data) + CONSTANT
+    assert peak(lambda: decode(data, max_bytes=MIB), enough=limit) <= limit
 
 
 @pytest.mark.parametrize(
@@ -91,14 +108,15 @@ def test_a_message_takes_at_most_160_times_its_length(name: str) -> None:
 )
 def test_an_announced_length_takes_no_memory(head: str) -> None:
     data = bytes.fromhex(head)
-    assert peak(lambda: decode(data, max_bytes=MIB)) <= PER_BYTE * len(data) + CONSTANT
+    limit = PER_BYTE * len(data) + CONSTANT
+    assert peak(lambda: decode(data, max_bytes=MIB), enough=limit) <= limit
 
 
 def test_a_message_of_many_items_is_refused_before_a_value_is_built() -> None:
     data = b"\x9a" + (4 * MIB - 5).to_bytes(4, "big") + bytes(4 * MIB - 5)
     with pytest.raises(WireError, match=f"more than {MAX_ITEMS} items"):
         decode(data, max_bytes=8 * MIB)
-    assert peak(lambda: decode(data, max_bytes=8 * MIB)) <= CONSTANT
+    assert peak(lambda: decode(data, max_bytes=8 * MIB), enough=CONSTANT) <= CONSTANT
 
 
 leaves = (
@@ -122,7 +140,8 @@ trees = st.recursive(
 def test_any_message_takes_at_most_160_times_its_length(tree: Any, times: int) -> None:
     data = encoded([tree] * times)
     decode(data, max_bytes=MIB)
-    assert peak(lambda: decode(data, max_bytes=MIB)) <= PER_BYTE * len(data) + CONSTANT
+    limit = PER_BYTE * len(data) + CONSTANT
+    assert peak(lambda: decode(data, max_bytes=MIB), enough=limit) <= limit
 
 
 @pytest.mark.parametrize("piece", [1, 1000, 30_000])
@@ -134,7 +153,8 @@ def test_a_frame_that_is_announced_and_does_not_come_takes_no_memory(piece: int)
             decoder.feed(bytes(piece))
             assert decoder.next() is None
 
-    assert peak(feed) <= 3 * 100 * piece + CONSTANT
+    limit = 3 * 100 * piece + CONSTANT
+    assert peak(feed, enough=limit) <= limit
 
 
 # --------------------------------------------------------------------------------------------------------------- payloads
@@ -146,8 +166,8 @@ TABLE_BYTES = 64 * sum(entry.chunks.size * entry.topk for entry in LAYOUT.classe
 """What a full payload may need whatever its length: a few int64 for every coefficient our own table allows."""
 
 
-def payload_peak(data: bytes) -> int:
-    return peak(lambda: distro.decode(LAYOUT, data, values=ValueFormat.SIGNS))
+def payload_peak(data: bytes, *, enough: int) -> int:
+    return peak(lambda: distro.decode(LAYOUT, data, values=ValueFormat.SIGNS), enough=enough)
 
 
 @pytest.mark.parametrize("filling", [0x00, 0x01, 0x55, 0x80, 0xFF])
@@ -157,16 +177,18 @@ def payload_peak(data: bytes) -> int:
 def test_a_payload_takes_memory_for_its_length_and_our_table_only(filling: int, flags: int, rice: int, announced: int) -> None:
     room = distro.max_payload_bytes(LAYOUT, values=ValueFormat.SIGNS) - len(HEADER) - 6
     data = HEADER + distro._CLASS.pack(flags, rice, announced) + bytes((filling,)) * room
-    assert payload_peak(data) <= PAYLOAD_PER_BYTE * len(data) + TABLE_BYTES + CONSTANT
+    limit = PAYLOAD_PER_BYTE * len(data) + TABLE_BYTES + CONSTANT
+    assert payload_peak(data, enough=limit) <= limit
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(0, 2), st.integers(0, 9), st.integers(0, 400), st.binary(max_size=600))
 def test_any_payload_takes_memory_for_its_length_and_our_table_only(flags: int, rice: int, unary: int, rest: bytes) -> None:
     data = HEADER + distro._CLASS.pack(flags, rice, unary) + rest
-    assert payload_peak(data) <= PAYLOAD_PER_BYTE * len(data) + TABLE_BYTES + CONSTANT
+    limit = PAYLOAD_PER_BYTE * len(data) + TABLE_BYTES + CONSTANT
+    assert payload_peak(data, enough=limit) <= limit
 
 
 def test_a_payload_over_what_the_table_can_need_is_refused_unread() -> None:
     data = HEADER + bytes(64 * MIB)
-    assert payload_peak(data) <= CONSTANT
+    assert payload_peak(data, enough=CONSTANT) <= CONSTANT

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
 from textual.pilot import Pilot
@@ -12,9 +11,9 @@ from psyche_core.telemetry import events as telemetry
 from psyche_core.tui.app import TABS
 from psyche_core.tui.lines import EndLine, Request
 from tests.unit.tui.conftest import Shown
+from tests.unit.tui.playing import LARGE, SMALL, play, settled, until
 
 NewScreen = Callable[[str], Shown]
-SMALL, LARGE = (80, 24), (200, 60)
 SEEN = {
     "Run": ("loss 3.2", "phase", "step", "40 of 100", "efficiency", "tokens/s", "⠉"),
     "Members": ("3 members", "client-1", "client-2", "client-3", "healthy", "3.2"),
@@ -23,31 +22,6 @@ SEEN = {
     "Rewards": ("earned", "client-1"),
     "Log": ("trained step 40", "warning: the disk is nearly full"),
 }
-
-
-def play(screen: Shown, steps: Callable[[Pilot[None]], Awaitable[None]], *, size: tuple[int, int] = SMALL) -> None:
-    async def run() -> None:
-        async with screen.app.run_test(size=size) as pilot:
-            await until(pilot, lambda: bool(screen.app.query("#filter")))  # the last part that is built
-            await settled(screen, pilot)
-            await steps(pilot)
-
-    asyncio.run(run())
-
-
-async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
-    """Let the screen work until something is so; the test's own time limit ends a wait in vain."""
-    while not condition():
-        await pilot.pause(0.02)
-
-
-async def settled(screen: Shown, pilot: Pilot[None]) -> None:
-    """Everything is taken in and drawn."""
-    screen.app.take()
-    await pilot.pause()
-    screen.app._drawn = ()
-    screen.app.draw()
-    await pilot.pause()
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
@@ -87,11 +61,14 @@ def test_closing_asks_first_and_tells_the_program(shown: NewScreen) -> None:
 
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("q")
-        await pilot.pause()
-        assert "Close this screen?" in screen.text
+        await until(pilot, lambda: "Close this screen?" in screen.text)
         await pilot.press("n")
+        await until(pilot, lambda: "Close this screen?" not in screen.text)
         assert not screen.asked
-        await pilot.press("q", "y")
+        await pilot.press("q")
+        await until(pilot, lambda: "Close this screen?" in screen.text)
+        await pilot.press("y")
+        await until(pilot, lambda: not screen.app.is_running)
 
     play(screen, steps)
     assert screen.asked == [Request("leave")]
@@ -102,6 +79,7 @@ def test_ctrl_c_asks_the_program_and_leaves_the_screen(shown: NewScreen) -> None
 
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("ctrl+c")
+        await until(pilot, lambda: bool(screen.asked))
         assert screen.app.is_running
 
     play(screen, steps)
@@ -115,10 +93,20 @@ def test_the_owner_pauses_expels_after_a_question_and_updates(shown: NewScreen) 
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("ctrl+p", "2")
         await settled(screen, pilot)
+        await until(pilot, lambda: "client-2" in screen.text)
         await pilot.press("down", "x")
-        await pilot.pause()
-        assert "Expel client-2 from the run?" in screen.text
-        await pilot.press("n", "x", "y", "u", "y")
+        await until(pilot, lambda: "Expel client-2 from the run?" in screen.text)
+        await pilot.press("n")
+        await until(pilot, lambda: "Expel client-2 from the run?" not in screen.text)
+        assert screen.asked == [Request("pause")]
+        await pilot.press("x")
+        await until(pilot, lambda: "Expel client-2 from the run?" in screen.text)
+        await pilot.press("y")
+        await until(pilot, lambda: len(screen.asked) == 2)
+        await pilot.press("u")
+        await until(pilot, lambda: "Update the run's configuration?" in screen.text)
+        await pilot.press("y")
+        await until(pilot, lambda: len(screen.asked) == 3)
 
     play(screen, steps)
     assert screen.asked == [Request("pause"), Request("expel", "bb" * 32), Request("update")]
@@ -142,12 +130,12 @@ def test_the_log_is_filtered_by_words_and_level(shown: NewScreen) -> None:
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("5", "slash", *"trained", "space", *"client-2", "enter")
         await settled(screen, pilot)
-        assert "client-2: trained step 40" in screen.text
+        await until(pilot, lambda: "client-2: trained step 40" in screen.text)
         assert "client-1: trained" not in screen.text
         assert "applied" not in screen.text
-        await pilot.press("slash", *(["backspace"] * 20), "enter", "l")
+        await pilot.press("slash", "ctrl+u", "enter", "l")
         await settled(screen, pilot)
-        assert "the disk is nearly full" in screen.text
+        await until(pilot, lambda: "trained step" not in screen.text and "the disk is nearly full" in screen.text)
         assert "trained step" not in screen.text
 
     play(screen, steps)
@@ -164,7 +152,7 @@ def test_text_of_others_cannot_colour_or_mark_up(shown: NewScreen) -> None:
             await settled(screen, pilot)
             assert "\x1b" not in screen.text
             assert "\x07" not in screen.text
-        assert "\\x1b[2J[bold]gone[/nothing]" in screen.text
+        await until(pilot, lambda: "\\x1b[2J[bold]gone[/nothing]" in screen.text)
 
     play(screen, steps)
 
@@ -189,10 +177,10 @@ def test_the_end_of_the_program_closes_the_screen_and_a_replays_end_does_not(sho
     client.feed.put(EndLine())
 
     async def over(pilot: Pilot[None]) -> None:
-        assert "the run is over" in replay.text
+        await until(pilot, lambda: "the run is over" in replay.text)
 
     async def closed(pilot: Pilot[None]) -> None:
-        assert client.app._exit
+        await until(pilot, lambda: not client.app.is_running)
 
     play(replay, over)
     play(client, closed)
