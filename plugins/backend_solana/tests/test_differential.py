@@ -53,7 +53,15 @@ def test_random_commands() -> None:
 
 
 class Forgetful(RandomCommands):
-    """Members that agree about their masters in every round, and have lost the newest of them when the next epoch begins."""
+    """Members that agree about their masters in every round, and have lost the newest of them when the next epoch begins.
+
+    joining: probability that somebody joins in a warmup, for whom it may begin again.
+    """
+
+    joining = 0.0
+
+    def warming_up(self, state: CoordinatorState) -> Command:
+        return self.join(state) if self.chance(self.joining) else super().warming_up(state)
 
     def ready(self, state: CoordinatorState, slot: int) -> Command:
         start = state.epoch.start_step - 1
@@ -65,14 +73,16 @@ class Forgetful(RandomCommands):
 
 
 class Watched(Comparison):
-    """Counts how often a run went back to a step of the last rounds."""
+    """Counts how often a run went back to a step of the last rounds, and how often a warmup began again before it did."""
 
     attested = 0
+    repeated = 0
 
     def compare(self, state: CoordinatorState, command: Command, now: int) -> CoordinatorState:
         after = super().compare(state, command, now)
         step = after.progress.step - 1
         self.attested += after.generation > state.generation and not after.from_checkpoint and step in after_rounds(state)
+        self.repeated += after.epoch.repeats > state.epoch.repeats
         return after
 
 
@@ -91,6 +101,18 @@ def test_going_back_into_the_last_rounds() -> None:
     assert not comparison.coverage.differences, "\n".join(comparison.coverage.differences)
     print(f"{comparison.attested} times, {comparison.coverage.commands} commands")
     assert comparison.attested >= 10
+
+
+def test_warmups_that_begin_again_for_who_joined() -> None:
+    comparison = Watched()
+    for number in range(30):
+        random = Random(f"joined {number}")
+        drawn = Forgetful(random, random.choice([3, 4, 5, 6]), witness_nodes=0, init_min_clients=1, min_clients=1)
+        drawn.blind, drawn.joining = 0.0, 0.3
+        comparison.play(drawn, 100, name=f"run {number}")
+    assert not comparison.coverage.differences, "\n".join(comparison.coverage.differences)
+    print(f"{comparison.repeated} times, {comparison.coverage.commands} commands")
+    assert comparison.repeated >= 10
 
 
 @pytest.mark.soak
