@@ -130,7 +130,7 @@ def plan(segments: Sequence[Segment], *, start: int, until: int | None = None) -
 
 
 def _gap(segments: Sequence[Segment], at: int, *, start: int) -> str:
-    following = min(each.base_step for each in segments if each.base_step > at and each.rounds)
+    following = min(each.base_step for each in segments if each.base_step > at)
     missing = f"no journal has the steps {at + 1} to {following}{_damage_at(segments, at)}"
     if at == start:
         return (

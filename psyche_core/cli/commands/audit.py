@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from psyche_core.cli.lazy import example
-from psyche_core.errors import BackendError
+from psyche_core.errors import BackendError, PsycheError, UserError
 
 if TYPE_CHECKING:
     from psyche_core.audit.auditing import Signed
     from psyche_core.audit.replaying import Progress
+    from psyche_core.coordinator.state import CoordinatorState
 
 PATH = click.Path(path_type=Path)
 DIFFERENCE = 1
@@ -32,8 +33,8 @@ _MAX_LINE = 4000
         "psyche audit journals --config-path examples/local_testnet",
         "psyche audit alice/journals bob/journals --config-path state.toml --checkpoint checkpoints --json",
         "psyche audit journals --config-path examples/local_testnet --until 120 --out model-of-step-120",
-        note="Exit status: 0 verified; 1 a difference was found, or the audit failed; 2 the input cannot be used, for instance "
-        "because a journal is missing. Members publish journals with `psyche client train --publish-journal`.",
+        note="Exit status: 0 verified; 1 a difference was found; 2 the audit could not be done, for instance because a journal "
+        "is missing. Members publish journals with `psyche client train --publish-journal`.",
     ),
 )
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=PATH)
@@ -104,25 +105,30 @@ def audit(
         import torch
 
         torch.set_num_threads(torch_threads)
-    signed = None if server_addr is None else _signed(run.run_id, server_addr, backend)
-    request = AuditRequest(
-        sources=sources,
-        run=run,
-        base=base or file.absolute().parent,
-        cache=cache_dir or default_folder(),
-        checkpoint=checkpoint,
-        until=until,
-        out=out,
-        signed=signed,
-        compute=Compute(device=device),
-    )
-    with _shown(hidden=as_json) as progress:
-        report = run_audit(
-            request,
-            PluginRegistry.discover().load,
-            progress=progress,
-            say=lambda sentence: click.echo(printable(sentence), err=True),
+    try:
+        request = AuditRequest(
+            sources=sources,
+            run=run,
+            base=base or file.absolute().parent,
+            cache=cache_dir or default_folder(),
+            checkpoint=checkpoint,
+            until=until,
+            out=out,
+            signed=None if server_addr is None else _signed(run.run_id, server_addr, backend),
+            compute=Compute(device=device),
         )
+        with _shown(hidden=as_json) as progress:
+            report = run_audit(
+                request,
+                PluginRegistry.discover().load,
+                progress=progress,
+                say=lambda sentence: click.echo(printable(sentence), err=True),
+            )
+    except UserError:
+        raise
+    except PsycheError as error:  # exit status 1 says that a difference was found
+        raise UserError(error.sentence) from error
+
     if as_json:
         click.echo(json.dumps(report.document(), indent=2))
     else:
@@ -135,28 +141,33 @@ def _signed(run_id: str, address: str, backend: str) -> Signed:
     """What the members of a run signed, as its coordinator knows it. Raises UserError and BackendError."""
     import anyio
 
+    from psyche_core.sdk.observe import observed_run
+
+    async def ask() -> CoordinatorState:
+        with anyio.fail_after(2 * STATE_SECONDS):
+            async with observed_run(run_id, address, backend=backend, retry_seconds=STATE_SECONDS) as connection:
+                return (await connection.next_state()).state
+
+    try:
+        return signed_in(anyio.run(ask), source=f"the coordinator {address.partition('#')[0]}")
+    except TimeoutError as error:
+        message = f"the coordinator {address} gave no state within {2 * STATE_SECONDS:g} s"
+        raise BackendError(message) from error
+
+
+def signed_in(state: CoordinatorState, *, source: str) -> Signed:
+    """What a coordinator's state says about the run's history. source: who gave the state, for people."""
     from psyche_core.audit.auditing import Signed
     from psyche_core.client.machine.rounds.settled_rounds import decision_of
     from psyche_core.coordinator.history import signed_digests
-    from psyche_core.sdk.observe import observed_run
 
-    async def ask() -> Signed:
-        with anyio.fail_after(STATE_SECONDS):
-            async with observed_run(run_id, address, backend=backend, retry_seconds=STATE_SECONDS) as connection:
-                state = (await connection.next_state()).state
-        decided = (decision_of(state, played.step) for played in state.epoch.rounds if not played.drain)
-        return Signed(
-            instance=state.instance,
-            ends=signed_digests(state),
-            decisions={decision.step: decision for decision in decided if decision is not None},
-            source=f"the coordinator {address.partition('#')[0]}",
-        )
-
-    try:
-        return anyio.run(ask)
-    except TimeoutError as error:
-        message = f"the coordinator {address} gave no state within {STATE_SECONDS:g} s"
-        raise BackendError(message) from error
+    decided = (decision_of(state, played.step) for played in state.epoch.rounds if not played.drain)
+    return Signed(
+        instance=state.instance,
+        ends=signed_digests(state),
+        decisions={decision.step: decision for decision in decided if decision is not None},
+        source=source,
+    )
 
 
 @contextmanager

@@ -237,11 +237,13 @@ class Checkpointer:
     async def _begin(self, journal: Journal, step: int, *, digest: bytes, generation: int) -> bool:
         """Start the journal again; returns whether that succeeded. The old one is published later, if that is wanted."""
         held = await self._held(journal)
-        begun = await self._write(partial(journal.begin, step, digest, generation), to_disk=True)
-        if held is not None and self._publisher is not None:
-            if begun:
+        begun = False
+        try:
+            begun = await self._write(partial(journal.begin, step, digest, generation), to_disk=True)
+        finally:
+            if held is not None and begun and self._publisher is not None:
                 self._publisher.add(held)
-            else:
+            elif held is not None:
                 held.close()  # the journal goes on, and is published later
         return begun
 

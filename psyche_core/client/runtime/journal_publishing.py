@@ -75,8 +75,9 @@ class JournalPublisher:
         """Publish what was added."""
         async with self._one_at_a_time:
             while self._waiting:
-                held = self._waiting.popleft()
+                held = self._waiting[0]  # it stays if we are cancelled before the copy begins
                 done = await self._attempt(partial(publish, held, self._folder, self._run_id, instance=self._instance))
+                self._waiting.popleft()
                 if done is not None:
                     steps = (done.first_step, done.last_step)
                     self._report(telemetry.JournalPublished(*steps, str(done.path), done.size, done.seconds))
