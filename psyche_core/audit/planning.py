@@ -2,7 +2,8 @@
 
 Several members may publish, so journals overlap. A run that went back (protocol F18) has another generation from then on, and a
 member's journal may begin before the step that the run went back to. So the journal of the newest generation that has a step
-gives it; of several, the one that leads furthest.
+gives it; of several, the one that leads furthest. After a step of a generation nothing of an earlier one is used: the run has
+left it.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def plan(segments: Sequence[Segment], *, start: int, until: int | None = None) -
 
     segments: of one run. Raises InputError for a gap, naming its steps, and if nothing can be applied.
     """
-    furthest = max(each.last_step for each in segments)
+    newest = max(each.header.generation for each in segments)
+    furthest = max(each.last_step for each in segments if each.header.generation == newest)
     if until is not None and until > furthest:
         message = f"the journals end with step {furthest}{_damage_at(segments, furthest)}, so step {until} cannot be reached"
         raise InputError(message)
@@ -111,9 +113,9 @@ def plan(segments: Sequence[Segment], *, start: int, until: int | None = None) -
 
     last = furthest if until is None else until
     found: list[Stretch] = []
-    at = start
+    at, generation = start, 0
     while at < last:
-        usable = [each for each in segments if each.covers(at + 1)]
+        usable = [each for each in segments if each.covers(at + 1) and each.header.generation >= generation]
         if not usable:
             raise InputError(_gap(segments, at, start=start))
 
@@ -125,7 +127,7 @@ def plan(segments: Sequence[Segment], *, start: int, until: int | None = None) -
         ]
         end = min(chosen.last_step, last, *newer)
         found.append(Stretch(chosen, at + 1, end))
-        at = end
+        at, generation = end, chosen.header.generation
     return Plan(start, last, tuple(found))
 
 

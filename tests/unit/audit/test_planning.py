@@ -94,6 +94,16 @@ def test_a_run_that_went_back_is_played_from_its_newest_generation() -> None:
     assert planned.generation_after(31) == 1
 
 
+def test_what_a_run_has_left_is_not_used_though_it_leads_further() -> None:
+    segments = [segment(0, 30), segment(30, 50), segment(30, 40, generation=1)]
+    assert steps_of(plan(segments, start=0)) == [("g0-0-30", 1, 30), ("g1-30-40", 31, 40)]
+    with pytest.raises(InputError, match="the journals end with step 40, so step 45 cannot be reached"):
+        plan(segments, start=0, until=45)
+    segments.append(segment(60, 70, generation=1))
+    with pytest.raises(InputError, match="no journal has the steps 41 to 60"):
+        plan(segments, start=0)
+
+
 def test_a_newer_generation_is_entered_where_it_begins() -> None:
     segments = [segment(0, 50), segment(40, 60, generation=1)]
     planned = plan(segments, start=0)

@@ -6,11 +6,13 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from psyche_core.audit.auditing import rates_of
 from psyche_core.audit.rounds import RoundChecker
-from psyche_core.config.run_config import Choice
+from psyche_core.config.run_config import Choice, load_run_file
 from psyche_core.coordinator.learning_rate import cold_start_factor, learning_rate
 from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
 from psyche_core.types import BatchId
@@ -149,11 +151,9 @@ def test_the_last_bit_of_a_cosine_is_no_difference() -> None:
 
 
 def test_an_epoch_that_started_cold_has_a_lower_rate_at_first() -> None:
-    from psyche_core.audit.auditing import rates_of
-    from psyche_core.config.run_config import LLMConfig
-
+    run = load_run_file(Path(__file__).parents[3] / "examples" / "local_testnet" / "state.toml")
     schedule = Choice.parse({"Constant": {"base_lr": 0.5, "warmup_init_lr": 0.0, "warmup_steps": 0}})
-    llm = LLMConfig.model_construct(lr_schedule=schedule, cold_start_warmup_steps=10)
+    llm = run.model.LLM.model_copy(update={"lr_schedule": schedule, "cold_start_warmup_steps": 10})
     rates = rates_of(llm)
     assert rates(21, 20) == (0.5, 0.5 * cold_start_factor(23, (20, 30)))
     assert rates(40, 20) == (learning_rate(schedule, 42),)
