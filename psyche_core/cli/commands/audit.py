@@ -74,7 +74,9 @@ def audit(
     torch_threads: int | None,
     as_json: bool,
 ) -> int:
-    """Recompute a run's weights from SOURCE: journals that members published, or folders of them. No gradients are needed.
+    """Recompute a run's weights from published journals, and check everything on the way.
+
+    SOURCE is a journal that a member published, or a folder of them. No gradients are computed, and no data is needed.
 
     \b
     Checked for each step, in order, up to the first difference:
