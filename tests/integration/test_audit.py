@@ -31,7 +31,7 @@ from psyche_core.training.checkpoints.journal_records import AppliedRound, Store
 from psyche_core.training.checkpoints.manifest import read_manifest
 from psyche_core.wire.messages import commitment_hash, sign_commitment
 from psyche_core.wire.signing import SecretKey
-from tests.unit.audit.forgery import Item, forge
+from tests.unit.audit.forgery import Item, forge, items_of, write_items
 
 STEPS, EPOCH = 8, 4
 RUN = f"""
@@ -314,17 +314,18 @@ def test_a_payload_that_was_exchanged_with_its_hash_has_no_commitment(played: Pl
     assert "has a commitment that does not follow from its run, round, share, trainer and payload" in answer.text
 
 
-def test_a_member_that_signs_another_result_later_is_found_by_the_digest(played: Played) -> None:
-    """It has the key, so all records are right; but the model of the next journal is another one."""
-    run = psyche.load_run(played.folder / "state.toml")
+def sign_again(played: Played, *, step: int, payload: Callable[[list[bytes]], bytes]) -> None:
+    """Put another result of the first member into its journal, with all hashes and its signature. payload: given those before."""
+    instance = played.state.instance
     payloads: list[bytes] = []
     again: dict[bytes, tuple[bytes, bytes]] = {}
-
-    def change(item: Item) -> Item:
+    items: list[Item] = []
+    for item in items_of(played.journals()[0]):
         if isinstance(item, bytes):
             payloads.append(item)
-        if isinstance(item, StoredResult) and item.step == 3 and item.trainer == KEY.public:
-            payload_hash = hashlib.sha256(payloads[0]).digest()
+        if isinstance(item, StoredResult) and item.step == step and item.trainer == KEY.public:
+            other = payload(payloads)
+            payload_hash = hashlib.sha256(other).digest()
             commitment = commitment_hash(
                 instance,
                 epoch=item.epoch,
@@ -335,23 +336,42 @@ def test_a_member_that_signs_another_result_later_is_found_by_the_digest(played:
                 payload_hash=payload_hash,
             )
             again[item.commitment] = commitment, payload_hash
-            return replace(
-                item, commitment=commitment, payload_hash=payload_hash, signature=sign_commitment(KEY, instance, commitment)
-            )
-        if isinstance(item, AppliedRound):
-            return replace(item, results=tuple(again.get(one, (one, other)) for one, other in item.results))
-        return item
+            signature = sign_commitment(KEY, instance, commitment)
+            items += [other] if other not in payloads else []
+            items.append(replace(item, commitment=commitment, payload_hash=payload_hash, signature=signature))
+        elif isinstance(item, AppliedRound):
+            items.append(replace(item, results=tuple(again.get(one, (one, other)) for one, other in item.results)))
+        else:
+            items.append(item)
+    assert again
+    write_items(played.journals()[0], items)
 
-    manifest = read_manifest(played.checkpoint(4))
-    assert manifest is not None
-    instance = bytes.fromhex(manifest.instance or "")
-    forge(played.journals()[0], change)
+
+def test_a_member_that_signs_another_result_later_is_found_by_the_digest(played: Played) -> None:
+    """It has the key, so all records are right; but the model of the next journal is another one."""
+    sign_again(played, step=3, payload=lambda payloads: payloads[0])
     answer = played.audit()
-    assert (answer.code, run.run_id) == (1, "audited")
+    assert answer.code == 1
     assert "DIFFERENCE at step 4: the recomputed model after step 4 is" in answer.text
     assert "steps5-8.journal)" in answer.text
     other = played.audit(played.folder / "one" / "journals", played.folder / "two" / "journals")
     assert "DIFFERENCE at step 3: another journal has another round for step 3: 2 and 2 accepted results" in other.text
+
+
+def test_a_payload_that_no_member_would_have_accepted_is_found(played: Played) -> None:
+    sign_again(played, step=3, payload=lambda payloads: payloads[0][:-1])
+    answer = played.audit()
+    assert answer.code == 1
+    assert re.search(r"DIFFERENCE at step 3: the accepted payload [0-9a-f]{16}… does not fit the model: ", answer.text)
+
+
+def test_a_payload_that_is_too_large_is_not_read(played: Played) -> None:
+    sign_again(played, step=2, payload=lambda _: bytes(10_000_000))
+    answer = played.audit()
+    assert answer.code == 1
+    assert re.search(
+        r"DIFFERENCE at step 2: the accepted payload \w{16}… has 10,000,000 bytes, and a result of this", answer.text
+    )
 
 
 def test_a_changed_rate_is_not_the_schedule_s(played: Played) -> None:
