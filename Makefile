@@ -76,6 +76,7 @@ $(STAMP): $(CONSTRAINTS) pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 
 demo: $(STAMP) ## train a small model here: a server and three clients, about two minutes
 	$(LOOPBACK) $(BIN)/psyche testnet start --num-clients 3 --config-path examples/local_testnet --out runs/demo --overwrite --show-text \
+	  --publish-journal \
 	  --require-steps 150 --require-epochs 3 --require-loss-drop 2.0 --time-limit 1200
 
 demo-solana: $(STAMP) ## the same on a local Solana chain: three wallets, two epochs, and an RPC provider that dies midway

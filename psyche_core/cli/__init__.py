@@ -41,6 +41,10 @@ class Switches:
     epilog=example("psyche testnet start --num-clients 3 --config-path examples/local_testnet"),
     cls=PluginGroup,
     commands_by_path={
+        "audit": (
+            "psyche_core.cli.commands.audit:audit",
+            "Recompute a run's weights from published journals, and check everything on the way.",
+        ),
         "bench": ("psyche_core.cli.commands.bench:bench", "Compare optimizers and their settings by training."),
         "client": ("psyche_core.cli.commands.member.client:client", "Take part in a run on this machine."),
         "data": ("psyche_core.cli.commands.data:data", "Make token files from text, and inspect training data."),

@@ -33,6 +33,8 @@ def client_arguments(
     more: list[str] = []
     if measures:
         more = ["--checkpoint-dir", str(out / "checkpoint")]
+        if settings.publish_journal:
+            more += ["--publish-journal", str(out / "journals")]
         if settings.eval_tasks is not None:
             more += ["--eval-tasks", settings.eval_tasks]
             if settings.eval_include_path is not None:

@@ -37,7 +37,10 @@ CHECKPOINTS = "checkpoint"
 LOCK_FILE = ".testnet.lock"
 """File that a running testnet holds locked in its folder of results. It exists also when none is running."""
 
-_OURS = ("events", "logs", "keys", CHECKPOINTS, "report.json", "loss.png", STATE_FILE, MARKER)
+JOURNALS = "journals"
+"""The folder of the first client's published journals, in the folder of results; named in `arguments`, too."""
+
+_OURS = ("events", "logs", "keys", CHECKPOINTS, JOURNALS, "report.json", "loss.png", STATE_FILE, MARKER)
 _TAIL_BYTES = 1 << 20
 
 
@@ -142,6 +145,8 @@ def result_files(out: Path, metrics: RunMetrics) -> Iterator[Path]:
         yield out / "loss.png"
     if metrics.checkpoints:
         yield Path(metrics.checkpoints[-1].path)
+    if (out / JOURNALS).exists():
+        yield out / JOURNALS
 
 
 def _refuse_strange_files(out: Path) -> None:

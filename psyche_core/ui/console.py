@@ -18,6 +18,7 @@ from psyche_core.telemetry.events import (
     Evaluated,
     Event,
     Joined,
+    JournalPublished,
     Leaving,
     MemberExited,
     MemberWithdrew,
@@ -194,6 +195,10 @@ def _sentence(event: Event) -> str:
             return f"step {event.step} writes: {event.prompt!r} -> {event.text!r}"
         case CheckpointSaved():
             return f"checkpoint of step {event.step} saved in {event.path}"
+        case JournalPublished():
+            steps = f"steps {event.first_step} to {event.last_step}"
+            cost = f"{bytes_text(event.size)}, copied in {event.seconds:.2f} s"
+            return f"journal of {steps} published in {event.path}: {cost}"
         case CheckpointStored():
             return f"the model of step {event.step} is stored at {event.location}, and the run refers to it"
         case Resynced():

@@ -16,6 +16,7 @@ from psyche_core.config.run_config import Choice, parse_run_file
 from psyche_core.hookspecs import DataRegistration
 from psyche_core.plugins import PluginRegistry, validate_settings
 from psyche_core.training import sidecar
+from tests.unit.audit.recorded_run import record_run
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = {
@@ -70,6 +71,7 @@ def test_each_command_that_needs_a_client_parses(command: str) -> None:
 def test_the_other_commands_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
     (tmp_path / "books").mkdir()
+    record_run(tmp_path / "runs" / "demo", REPOSITORY / "examples" / "local_testnet", steps=160)
     for number in range(3):
         (tmp_path / "books" / f"{number}.txt").write_text("To be, or not to be, that is the question.\n" * 400)
     monkeypatch.chdir(tmp_path)

@@ -23,6 +23,7 @@ import anyio
 import anyio.to_thread
 
 from psyche_core.client.machine.actions import Apply, CloseEpoch, FetchModel, KeepResults
+from psyche_core.client.runtime.journal_publishing import JournalPublisher
 from psyche_core.client.runtime.payloads import PayloadStore
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.errors import ModelError, RanksLost
@@ -32,6 +33,7 @@ from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.training.checkpoints.checkpoint import remove_between, save_checkpoint, set_aside, set_aside_sentence
 from psyche_core.training.checkpoints.journal.journal import Journal
+from psyche_core.training.checkpoints.journal.publishing import HeldSegment
 from psyche_core.training.checkpoints.journal_records import NO_DIGEST, AppliedRound, StoredResult
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, CheckpointManifest
 from psyche_core.training.checkpoints.private_state import private_path
@@ -55,6 +57,8 @@ class Checkpointer:
         self._report = report
         self._explain = explain
         self._resources: Resources | None = None
+        self._publisher: JournalPublisher | None = None
+        self._published = anyio.Event()  # set once there is something to publish for
         self._run_id = ""
         self._instance = b""
         self._lock = anyio.Lock()
@@ -67,6 +71,29 @@ class Checkpointer:
         """Use these resources from now on. instance: of the run (32 bytes)."""
         self._resources, self._run_id, self._instance = resources, run_id, instance
         self._newest = self._saved = None
+        if resources.published is not None and self._publisher is None:
+            self._publisher = JournalPublisher(
+                resources.published, run_id=run_id, instance=instance, report=self._report, explain=self._explain
+            )
+            self._published.set()
+
+    async def publish_journals(self) -> None:
+        """Publish finished journals beside all other work, until cancelled."""
+        await self._published.wait()
+        assert self._publisher is not None
+        await self._publisher.run(self._journal())
+
+    async def finish_publishing(self, *, present: bool = False) -> None:
+        """Publish what was not published yet. present: the journal as it is now, too."""
+        if self._publisher is None:
+            return
+
+        journal = self._journal()
+        if present and journal is not None:
+            held = await self._held(journal)
+            if held is not None:
+                self._publisher.add(held)
+        await self._publisher.publish_waiting()
 
     def masters_change(self) -> None:
         """Work on the masters begins: until it succeeds their step is unknown."""
@@ -207,11 +234,29 @@ class Checkpointer:
             f"the checkpoint of step {step} is saved, but not the optimizer's own state",
             again="the optimizer's own state is saved again",
         )
-        if resources.journal is None or await self._write(
-            partial(resources.journal.begin, step, digest, work.generation), to_disk=True
-        ):
+        if resources.journal is None or await self._begin(resources.journal, step, digest=digest, generation=work.generation):
             await self._remove_old(resources, step)
         return True
+
+    async def _begin(self, journal: Journal, step: int, *, digest: bytes, generation: int) -> bool:
+        """Start the journal again; returns whether that succeeded. The old one is published later, if that is wanted."""
+        held = await self._held(journal)
+        begun = False
+        try:
+            begun = await self._write(partial(journal.begin, step, digest, generation), to_disk=True)
+        finally:
+            if held is not None and begun and self._publisher is not None:
+                self._publisher.add(held)
+            elif held is not None:
+                held.close()  # the journal goes on, and is published later
+        return begun
+
+    async def _held(self, journal: Journal) -> HeldSegment | None:
+        if self._publisher is None:
+            return None
+
+        async with self._lock:
+            return await self._publisher.hold(journal)
 
     async def leave(self, *, seconds: float = LEAVING_SECONDS) -> None:
         """Save what was applied since our last checkpoint, so that the next start has nothing to replay; reports when it is done.

@@ -107,7 +107,8 @@ class Resources:
     """What is needed to work on a run. checkpoints: folder for checkpoints; None saves nothing.
 
     step: the last one whose results are in the trainer's masters; None for the model the run's checkpoint names. stored_step:
-    the step that this model claims. journal: of the rounds since the last checkpoint; None keeps none. held: steps and full
+    the step that this model claims. journal: of the rounds since the last checkpoint; None keeps none. published: folder for
+    copies of finished journals; None publishes none. held: steps and full
     digests of the signed epoch ends in `checkpoints`, if the masters are not up to date. optimizer_name, data_name: names of
     their plugins in messages. training_delay: seconds to wait after each computed step, for tests.
     """
@@ -120,6 +121,7 @@ class Resources:
     step: int | None = None
     stored_step: int | None = None
     journal: Journal | None = None
+    published: Path | None = None
     held: tuple[tuple[int, bytes], ...] = ()
     optimizer_name: str = "the optimizer"
     data_name: str = "the data provider"

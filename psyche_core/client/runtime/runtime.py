@@ -190,6 +190,8 @@ class ClientRuntime(Actions[Awaitable[None]]):
             stop = await self._follow()
             if stop is not None and self._left and self._machine.masters_are_valid:
                 await self._worker.save_on_leaving()
+            if stop is not None and stop.success and not stop.again:
+                await self._worker.publish_present()
             if stop is not None and stop.success and not self._left and self._at_end is not None:
                 await self._at_end()
         return stop
@@ -198,7 +200,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         """Turn events into actions, see `_take_part`."""
         async with self._events, self._inbox, anyio.create_task_group() as tasks:
             self._tasks = tasks
-            for watch in (self._watch_states, self._watch_messages, self._watch_time):
+            for watch in (self._watch_states, self._watch_messages, self._watch_time, self._worker.publish_journals):
                 tasks.start_soon(watch)
             async for event in self._inbox:
                 actions = self._machine.handle(event, anyio.current_time())

@@ -374,11 +374,20 @@ class Worker:
         """Save the masters if they are newer than our last checkpoint, within a timeout; reports it."""
         await self._checkpoints.leave()
 
+    async def publish_journals(self) -> None:
+        """Publish finished journals, if that is wanted, until cancelled."""
+        await self._checkpoints.publish_journals()
+
+    async def publish_present(self) -> None:
+        """Publish the journal as it is now, too: the client ends in order."""
+        await self._checkpoints.finish_publishing(present=True)
+
     async def aclose(self) -> None:
-        """Remove files kept on disk for others. Idempotent."""
+        """Publish what was not published yet, and remove files kept on disk for others. Idempotent."""
         await self._exchange.aclose()
         with anyio.CancelScope(shield=True):
             await self._checkpoints.sync()
+            await self._checkpoints.finish_publishing()
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._descriptions.close)
 

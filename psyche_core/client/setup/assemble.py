@@ -26,7 +26,7 @@ from psyche_core.client.setup.evaluations import wanted as evaluations_wanted
 from psyche_core.client.setup.model_opener import cache_folder
 from psyche_core.client.setup.model_store import open_store
 from psyche_core.client.setup.parallelism import parallelism_of
-from psyche_core.client.setup.preflight import expect_device, expect_held_out
+from psyche_core.client.setup.preflight import expect_device, expect_held_out, expect_publishing
 from psyche_core.client.setup.resources_builder import ResourcesBuilder
 from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.options.loading import RAW_IDENTITY
@@ -172,6 +172,7 @@ def _check_own(settings: ClientSettings) -> None:
         message = f"--checkpoint-dir {folder} is a file; give a folder, which is made when there is none"
         raise ConfigError(message)
 
+    expect_publishing(settings)
     expect_held_out(settings)
     expect_device(settings)
 

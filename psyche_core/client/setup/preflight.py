@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from psyche_core.config.options.client import ClientSettings
@@ -26,6 +27,23 @@ def expect_held_out(settings: ClientSettings | TrainLocalSettings) -> None:
     """Check that --validation-data exists. Raises ConfigError."""
     if settings.validation_data is not None:
         expect_tokens(settings.validation_data, option="--validation-data")
+
+
+def expect_publishing(settings: ClientSettings) -> None:
+    """Check the folder of --publish-journal, and that there will be a journal. Raises ConfigError."""
+    folder = settings.publish_journal
+    if folder is None:
+        return
+
+    if sys.platform == "win32":  # a file that is being copied cannot be replaced there
+        message = "--publish-journal does not work on Windows; leave it out"
+        raise ConfigError(message)
+    if settings.checkpoint_dir is None:
+        message = "--publish-journal copies the journal beside the checkpoints, so it needs --checkpoint-dir FOLDER"
+        raise ConfigError(message)
+    if folder.exists() and not folder.is_dir():
+        message = f"--publish-journal {folder} is a file; give a folder, which is made when there is none"
+        raise ConfigError(message)
 
 
 def expect_checkpoint_dir(settings: TrainLocalSettings) -> None:

@@ -85,6 +85,7 @@ class ResourcesBuilder:
             step=origin.step,
             stored_step=origin.stored_step,
             journal=None if self._restorer is None else self._restorer.journal,
+            published=self._settings.publish_journal,
             held=await self._held_ends(request.state, origin.step),
             optimizer_name=self._registry.label("optimizer", llm.optimizer.name),
             data_name=self._registry.label("data", llm.data_location.name),

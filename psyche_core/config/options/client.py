@@ -78,6 +78,14 @@ class ClientSettings(ReportingOptions, ComputeOptions):
             "early. Default: twice the size of the model."
         ),
     )
+    publish_journal: Path | None = Field(
+        default=None,
+        description=(
+            "Folder for copies of every finished journal, from which anybody can recompute the run's weights (`psyche audit`). A "
+            "copy is made when a new journal starts, and at the end; its size and how long copying took are reported. Nothing in "
+            "the folder is deleted. Needs --checkpoint-dir."
+        ),
+    )
     keep_steps: int = Field(
         default=3,
         ge=1,

@@ -96,6 +96,11 @@ class TestnetSettings(ProgramSettings):
     eval_include_path: Path | None = Field(
         default=None, description="Folder with benchmarks of your own, as YAML files of lm-evaluation-harness."
     )
+    publish_journal: bool = Field(
+        default=False,
+        description="The first client publishes its journals in the folder journals/ of --out (its --publish-journal), for "
+        "`psyche audit`.",
+    )
     show_text: bool = Field(
         default=False, description="At the end show what the model wrote before and after training (--prompt-task of a client)."
     )

@@ -40,6 +40,7 @@ from psyche_core.telemetry.events.replicas import (
     CheckpointStored,
     EpochDigest,
     EpochSigned,
+    JournalPublished,
     ModelContested,
     ModelLoaded,
     ModelLoading,
@@ -93,6 +94,7 @@ Event = (
     | PromptAnswered
     | CheckpointSaved
     | CheckpointStored
+    | JournalPublished
     | ModelSync
     | RewardPaid
     | EpochSigned
@@ -121,6 +123,7 @@ __all__ = [
     "Evaluated",
     "Event",
     "Joined",
+    "JournalPublished",
     "Leaving",
     "MemberExited",
     "MemberWithdrew",

@@ -109,6 +109,25 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class JournalPublished:
+    """A journal of applied rounds was copied to `path`, for audits of the run.
+
+    Attributes:
+        first_step: the first step whose results are in it.
+        last_step: the last one.
+        path: the file.
+        size: its length in bytes.
+        seconds: how long copying took.
+    """
+
+    first_step: int
+    last_step: int
+    path: str
+    size: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointStored:
     """We stored the model after `step`, and the run now refers to it."""
 

@@ -30,6 +30,7 @@ from psyche_core.errors import (
 from tests.unit.cli.conftest import Psyche
 
 LEAVES = [
+    ("audit",),
     ("bench", "convergence"),
     ("client", "train"),
     ("client", "show-identity"),

@@ -87,6 +87,11 @@ async def test_folders_that_are_none_are_told_before_anything_is_joined(tmp_path
         ({"device": "cuda:77"}, "device cuda:77 was asked for, but torch .* CUDA devices"),
         ({"device": "gpu"}, "a device is auto, cpu, mps, cuda, .* got 'gpu'"),
         ({"validation_data": Path("nowhere")}, "--validation-data 'nowhere': No such file"),
+        ({"publish_journal": Path("journals")}, "--publish-journal copies the journal .* needs --checkpoint-dir FOLDER"),
+        (
+            {"publish_journal": Path(__file__), "checkpoint_dir": Path(__file__).parent},
+            "--publish-journal .* is a file; give a folder",
+        ),
     ],
 )
 async def test_what_this_machine_lacks_is_told_once_and_before_anybody_is_connected_to(

@@ -61,9 +61,9 @@ class Masters:
 
 
 class Member:
-    """A checkpointer with a journal in a folder."""
+    """A checkpointer with a journal in a folder. published: folder for its finished journals, None for none."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, published: Path | None = None) -> None:
         self.folder = folder
         self.told: list[telemetry.Event] = []
         self.masters = Masters()
@@ -73,7 +73,9 @@ class Member:
         trainer: Any = self.masters
         data: Any = None
         self.checkpointer.use(
-            Resources(trainer, data, checkpoints=folder, keep_checkpoints=self._keep_two, journal=self.journal),
+            Resources(
+                trainer, data, checkpoints=folder, keep_checkpoints=self._keep_two, journal=self.journal, published=published
+            ),
             run_id=RUN_ID,
             instance=INSTANCE,
         )
@@ -329,3 +331,88 @@ async def test_who_leaves_a_full_disk_is_told_what_is_on_it(tmp_path: Path, save
     there = "the next start goes on from the checkpoint a-run-step1"
     nothing = "nothing of this run is on this disk; the next start gets the model from the other members"
     assert member.problems()[-1].endswith(f"No space left on device; make room on its disk; {there if saved else nothing}")
+
+
+# ------------------------------------------------------------------------------------------------ published journals
+
+
+def published_steps(member: Member) -> list[tuple[int, int]]:
+    return [(event.first_step, event.last_step) for event in member.told if isinstance(event, telemetry.JournalPublished)]
+
+
+@pytest.fixture
+def publishing(tmp_path: Path) -> Iterator[Member]:
+    made = Member(tmp_path / "saved", published=tmp_path / "journals")
+    yield made
+    made.journal.close()
+
+
+async def until_published(member: Member, count: int) -> None:
+    with anyio.fail_after(20):
+        while len(published_steps(member)) < count:
+            await anyio.sleep(0.01)
+
+
+async def test_each_journal_is_published_beside_the_work_when_the_next_one_starts(publishing: Member, tmp_path: Path) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(publishing.checkpointer.publish_journals)
+        await publishing.apply(1, 2)
+        await publishing.end_epoch()
+        await until_published(publishing, 1)
+        await publishing.apply(3, 4, 5)
+        await publishing.end_epoch()
+        await until_published(publishing, 2)
+        tasks.cancel_scope.cancel()
+    assert published_steps(publishing) == [(1, 2), (3, 5)]
+    event = next(event for event in publishing.told if isinstance(event, telemetry.JournalPublished))
+    path = tmp_path / "journals" / "a-run-0000000000000000-g0-steps1-2.journal"
+    assert (event.path, event.size) == (str(path), path.stat().st_size)
+    assert publishing.problems() == []
+
+
+async def test_who_ends_in_order_publishes_the_journal_as_it_is_and_who_goes_on_the_longer_one(publishing: Member) -> None:
+    await publishing.apply(1, 2)
+    await publishing.checkpointer.finish_publishing()
+    assert published_steps(publishing) == [], "who starts over does not know whether these rounds are of the run's history"
+    await publishing.checkpointer.finish_publishing(present=True)
+    await publishing.checkpointer.finish_publishing(present=True)
+    assert published_steps(publishing) == [(1, 2)], "once"
+    await publishing.apply(3)
+    await publishing.end_epoch()
+    await publishing.checkpointer.finish_publishing(present=True)
+    assert published_steps(publishing) == [(1, 2), (1, 3)]
+
+
+async def test_what_a_killed_process_could_not_publish_is_published_by_the_next_one(member: Member, tmp_path: Path) -> None:
+    await member.apply(1, 2)
+    await member.end_epoch()
+    await member.apply(3)
+    await member.checkpointer.sync()
+    member.journal.close()
+    again = Member(tmp_path, published=tmp_path / "journals")
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(again.checkpointer.publish_journals)
+            await until_published(again, 1)
+            tasks.cancel_scope.cancel()
+    finally:
+        again.journal.close()
+    assert len(list((tmp_path / "journals").iterdir())) == 1
+
+
+async def test_a_folder_that_cannot_be_written_is_told_once_and_costs_nothing_else(publishing: Member, tmp_path: Path) -> None:
+    (tmp_path / "journals").touch()
+    for end in (1, 2, 3):
+        await publishing.apply(end)
+        await publishing.end_epoch()
+        await publishing.checkpointer.finish_publishing()
+    (problem,) = publishing.problems()
+    assert problem.startswith(f"a journal was not published in {tmp_path / 'journals'}: ")
+    assert publishing.steps() == [2, 3]
+
+
+async def test_nothing_is_published_without_a_folder_for_it(member: Member) -> None:
+    await member.apply(1)
+    await member.end_epoch()
+    await member.checkpointer.finish_publishing(present=True)
+    assert published_steps(member) == []

@@ -142,6 +142,10 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
     (telemetry.Evaluated("piqa", "acc", 0.5, 9, 4, 4), "evaluation piqa of step 4: acc 0.5000 on 9 documents"),
     (telemetry.PromptAnswered(0, "To be", " or", 4, 6), "step 6 writes: 'To be' -> ' or'"),
     (telemetry.CheckpointSaved(60, "out/c"), "checkpoint of step 60 saved in out/c"),
+    (
+        telemetry.JournalPublished(21, 60, "out/a.journal", 1_234_567, 0.0234),
+        "journal of steps 21 to 60 published in out/a.journal: 1.2 MB, copied in 0.02 s",
+    ),
     (telemetry.ModelSync(60, 3, 12, 4_000_000), "fetching the model after step 60: 3 of 12 pieces, 4.0 MB"),
     (telemetry.RewardPaid("3ae20e59", 1234567), "3ae20e59 was paid 1,234,567 units for its work"),
     (telemetry.CheckpointStored(60, "there"), "the model of step 60 is stored at there, and the run refers to it"),

@@ -48,8 +48,9 @@ class JournalFile:
 
     header: content of its first frame. last_step: step of the last applied round, or of the base if there is none. synced_step:
     the same for the data that is on the disk. pending: results of later steps than last_step. rounds: the rounds that `load`
-    found. lost: number of bytes after the last complete frame; `cut` removes them. largest: number of bytes of the largest
-    complete frame. lost_step: the last round that is recognizable in these bytes, None without one.
+    found. lost: number of bytes after the last complete frame; `cut` removes them. damage: why they were not read, empty if
+    there are none. largest: number of bytes of the largest complete frame. lost_step: the last round that is recognizable in
+    these bytes, None without one.
     """
 
     def __init__(self, file: io.FileIO) -> None:
@@ -67,6 +68,7 @@ class JournalFile:
         self.rounds: list[AppliedRound] = []
         self.pending: list[StoredResult] = []
         self.lost: int = 0
+        self.damage: str = ""
         self.largest: int = 0
         self.lost_step: int | None = None
 
@@ -101,6 +103,21 @@ class JournalFile:
             raise
         return made
 
+    @classmethod
+    def view(cls, file: io.FileIO, *, size: int | None = None, most_frames: int | None = None) -> Self:
+        """Read all complete frames of a file that is open for reading. Nothing may be added. Takes the file over.
+
+        size: number of bytes to read, None for all. most_frames: limit for a file of a stranger, since every frame needs some
+        memory. Raises OSError, OtherVersion, and WireError for a file without a valid header or over the limit.
+        """
+        made = cls(file)
+        try:
+            made._load(size, most_frames)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
     def close(self) -> None:
         """Close the file. Data that is not synced is lost. Idempotent."""
         self._file.close()
@@ -122,6 +139,10 @@ class JournalFile:
     def has_result(self, commitment: bytes) -> bool:
         """Whether a result is in the file, synced or not. commitment: the result's, 32 bytes."""
         return commitment in self._commitments
+
+    def payload_size(self, payload_hash: bytes) -> int:
+        """Return the length of a payload in bytes. Raises KeyError if it is not in the file."""
+        return self._payloads[payload_hash][1]
 
     def payload(self, payload_hash: bytes) -> bytes:
         """Return a payload's bytes. payload_hash: its SHA-256.
@@ -190,8 +211,8 @@ class JournalFile:
             if isinstance(frame.record, StoredResult | AppliedRound):
                 yield frame.record
 
-    def _load(self) -> None:
-        size = os.fstat(self._file.fileno()).st_size
+    def _load(self, size: int | None = None, most_frames: int | None = None) -> None:
+        size = os.fstat(self._file.fileno()).st_size if size is None else size
         start = self._file.read(len(START))
         if start != START:
             message = "another version of this program wrote it"
@@ -207,11 +228,21 @@ class JournalFile:
 
         self._take_header(first.record)
         self._end, self._check = first.at + first.length, first.check
-        with contextlib.suppress(WireError):  # a damaged frame and all frames after it are ignored
+        frames = 0
+        try:
             while (frame := read_frame(self._file, before=self._check, left=size - self._end)) is not None:
+                if frames == most_frames:
+                    break
                 self._take_frame(frame)
                 self._end, self._check = frame.at + frame.length, frame.check
                 self.largest = max(self.largest, FRAME.size + frame.length)
+                frames += 1
+        except WireError as error:  # a damaged frame and all frames after it are ignored
+            self.damage = str(error)
+        else:
+            if frame is not None:
+                message = f"it has more than {most_frames:,} frames"
+                raise WireError(message)
         self.lost = size - self._end
         self.synced_step = self.last_step
         if self.lost:

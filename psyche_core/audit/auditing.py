@@ -1,0 +1,223 @@
+"""An audit from beginning to end: find, plan, build the model, replay, and write the model that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from psyche_core.audit.finding import Found, FoundCheckpoint, checkpoints_in, find
+from psyche_core.audit.planning import Anchor, Plan, anchors, disagreements, of_one_run, plan
+from psyche_core.audit.replaying import Expectations, Progress, Replay, Replayed
+from psyche_core.audit.report import AuditReport
+from psyche_core.audit.rounds import Rates, RoundChecker
+from psyche_core.audit.segments import Segment
+from psyche_core.audit.start import Start, from_checkpoint, from_run_file
+from psyche_core.config.run_config import LLMConfig, RunFile
+from psyche_core.coordinator.learning_rate import cold_start_factor, learning_rate
+from psyche_core.errors import InputError, ModelError
+from psyche_core.hookspecs import ModelRegistration
+from psyche_core.training.build import Compute, RegistryLoad, build_trainer
+from psyche_core.training.checkpoints.checkpoint import save_checkpoint
+from psyche_core.training.checkpoints.manifest import CheckpointFacts, decision_in, verify
+from psyche_core.training.trainer import APPLY_DELAY, Trainer
+from psyche_core.types import Decision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signed:
+    """What a coordinator's state says. instance: of the run. ends: signed digests, decisions: of the last rounds; by step."""
+
+    instance: bytes
+    ends: Mapping[int, bytes]
+    decisions: Mapping[int, Decision]
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRequest:
+    """What to audit.
+
+    sources: files and folders with journals; checkpoints in the folders are compared, too. run: the run file. base: folder that
+    its relative paths start from. checkpoint: folder to begin with, None for the first weights. until: last step, None for all.
+    out: folder for the model after it. signed: what the coordinator says, if it was asked. compute: device and number format.
+    """
+
+    sources: Sequence[Path]
+    run: RunFile
+    base: Path
+    cache: Path
+    checkpoint: Path | None = None
+    until: int | None = None
+    out: Path | None = None
+    signed: Signed | None = None
+    compute: Compute = field(default_factory=Compute)
+
+
+def audit(
+    request: AuditRequest,
+    registry_load: RegistryLoad,
+    *,
+    progress: Callable[[Progress], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> AuditReport:
+    """Audit a run. Blocks; call it in a worker thread or a program.
+
+    registry_load: see `build_trainer`. say: called with a sentence about a long download. Raises UserError for input that cannot
+    be used, ModelError for a model that cannot be built or written; a difference is no error but in the report.
+    """
+    if request.out is not None:
+        _expect_free(request.out)
+    found = find(request.sources)
+    start = _start(request, found.segments, registry_load, say)
+    instance = start.instance
+    if request.signed is not None:
+        if instance not in (None, request.signed.instance):
+            message = f"{start.folder} is a checkpoint of another run than the one that {request.signed.source} knows"
+            raise InputError(message)
+        instance = request.signed.instance
+    segments = of_one_run(found.segments, instance)
+    planned = plan(segments, start=start.step, until=request.until)
+    run_instance = segments[0].header.instance
+    expected, notes = _expectations(request, found, planned, segments, start=start)
+
+    trainer = build_trainer(
+        registry_load=registry_load,
+        model_config=request.run.model,
+        run_id=request.run.run_id,
+        source=start.folder,
+        compute=request.compute,
+    )
+    try:
+        checker = RoundChecker(run_instance, rates_of(request.run.model.LLM))
+        begins = None
+        if start.manifest is not None and start.manifest.digest is not None:
+            begins = Anchor(bytes.fromhex(start.manifest.digest), f"the manifest of {start.folder}")
+        done = Replay(trainer, planned, checker, expected=expected, start=begins, progress=progress).run()
+        if request.out is not None and done.difference is None:
+            _write(trainer, request.out, done, planned, start=start, run_id=request.run.run_id, segments=segments)
+    finally:
+        trainer.close()
+
+    ignored = tuple(f"{each.path} is of another run" for each in found.segments if each not in segments)
+    return AuditReport(
+        run_id=request.run.run_id,
+        instance=run_instance.hex(),
+        start=start.name,
+        start_step=start.step,
+        last_step=done.last_step,
+        digest=done.digest.hex(),
+        results=done.results,
+        members=len(done.members),
+        compared=done.compared,
+        payload_bytes=done.payload_bytes,
+        file_bytes=sum({stretch.segment.path: stretch.segment.size for stretch in planned.stretches}.values()),
+        seconds=done.seconds,
+        difference=done.difference,
+        notes=(*found.notes, *ignored, *notes),
+        out=str(request.out) if request.out is not None and done.difference is None else None,
+    )
+
+
+def rates_of(llm: LLMConfig) -> Rates:
+    """Return the learning rates with which a step's results may be applied: the schedule's two steps later (protocol section 3).
+
+    In an epoch that started cold the rate is lower at first. Journals do not say whether an epoch did, so both are right.
+    """
+
+    def rates(step: int, epoch_start: int) -> tuple[float, ...]:
+        applied = step + APPLY_DELAY
+        rate, cold = learning_rate(llm.lr_schedule, applied), llm.cold_start_warmup_steps
+        bounds = (epoch_start, epoch_start + cold) if cold else None
+        return tuple(dict.fromkeys((rate, rate * cold_start_factor(applied, bounds))))
+
+    return rates
+
+
+def _start(request: AuditRequest, segments: Sequence[Segment], registry_load: RegistryLoad, say: Callable[[str], None]) -> Start:
+    if request.checkpoint is not None:
+        return from_checkpoint(request.checkpoint, segments, run_id=request.run.run_id)
+
+    registration = registry_load("model", request.run.model.LLM.architecture)
+    own = registration.source if isinstance(registration, ModelRegistration) else None
+    return from_run_file(request.run, base=request.base, cache=request.cache, own=own, report=say)
+
+
+def _expectations(
+    request: AuditRequest, found: Found, planned: Plan, segments: Sequence[Segment], *, start: Start
+) -> tuple[Expectations, list[str]]:
+    """What others say about the steps of a plan, and a sentence for each checkpoint that is not compared."""
+    by_step = anchors(planned, segments)
+    decisions: dict[int, list[tuple[Decision, str]]] = {}
+    notes: list[str] = []
+    beside = () if request.checkpoint is None else checkpoints_in(request.checkpoint)
+    for each in {each.folder.resolve(): each for each in (*found.checkpoints, *beside)}.values():
+        if each.folder == start.folder or not _comparable(each, request, planned, segments):
+            continue
+        try:
+            verify(each.folder, each.manifest)
+        except ModelError as error:
+            notes.append(f"not compared: {error}")
+            continue
+
+        step, source = each.manifest.step, f"the checkpoint {each.folder}"
+        if each.manifest.digest is not None:
+            by_step.setdefault(step, []).append(Anchor(bytes.fromhex(each.manifest.digest), source))
+        decision = decision_in(each.manifest)
+        if decision is not None:
+            decisions.setdefault(step, []).append((decision, source))
+    if request.signed is not None:
+        source = request.signed.source
+        for step, digest in request.signed.ends.items():
+            by_step.setdefault(step, []).append(Anchor(digest, f"what members signed, by {source}"))
+        for step, decision in request.signed.decisions.items():
+            decisions.setdefault(step, []).append((decision, source))
+    return Expectations(anchors=by_step, decisions=decisions, disagreements=disagreements(planned, segments)), notes
+
+
+def _comparable(each: FoundCheckpoint, request: AuditRequest, planned: Plan, segments: Sequence[Segment]) -> bool:
+    """Whether a checkpoint is of this run, of a step of the plan, and of the history that is applied there."""
+    manifest = each.manifest
+    return (
+        manifest.run_id == request.run.run_id
+        and manifest.instance == segments[0].header.instance.hex()
+        and planned.start <= manifest.step <= planned.until
+        and manifest.generation == planned.generation_after(manifest.step)
+    )
+
+
+def _expect_free(out: Path) -> None:
+    """Raise InputError for a folder that has something in it."""
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            message = f"--out {out} exists and is not an empty folder; give another one, which is made"
+            raise InputError(message)
+    except OSError as error:
+        message = f"--out {out} cannot be used: {error.strerror}; give another folder"
+        raise InputError(message) from error
+
+
+def _write(
+    trainer: Trainer, out: Path, done: Replayed, planned: Plan, *, start: Start, run_id: str, segments: Sequence[Segment]
+) -> None:
+    """Write the masters as a checkpoint. What a journal does not say is left at what is known for certain."""
+    step, before = done.last_step, start.manifest
+    played = done.last
+    epoch = 0 if before is None else before.epoch
+    decision = None if before is None else decision_in(before)
+    if played is not None:
+        decision = Decision(step, played.epoch, played.height, played.statements, played.slots, played.voided)
+        epoch = played.epoch
+    following = next((each.round_of(step + 1) for each in segments if each.covers(step + 1)), None)
+    facts = CheckpointFacts(
+        run_id=run_id,
+        step=step,
+        epoch=epoch,
+        data_index=max(done.next_sample, 0 if before is None else before.data_index),
+        digest=done.digest,
+        generation=planned.generation_after(step) if planned.stretches else segments[0].header.generation,
+        mid_epoch=following is None or following.height != 0,
+        instance=segments[0].header.instance,
+        decision=decision,
+    )
+    save_checkpoint(out, facts, write=trainer.save)
