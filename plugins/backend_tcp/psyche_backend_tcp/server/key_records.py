@@ -49,6 +49,10 @@ class KeyRecords:
         """The record of a known key."""
         return self._entries[signer]
 
+    def get(self, signer: bytes) -> KeyRecord | None:
+        """The record of a key, None if there is none."""
+        return self._entries.get(signer)
+
     def known(self, signer: bytes, now: float) -> KeyRecord:
         """The record of a key; made if there is none."""
         entry = self._entries.get(signer)
