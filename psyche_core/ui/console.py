@@ -89,6 +89,7 @@ _WHY_EXITED = {
     "late": "dropped {} from this epoch: it sent no result, or sent it much later than all others (as after a restart)",
     "ejected": "ejected {}: it signed two different results for one share",
     "lost": "lost {}: its connection was lost, and it did not reconnect in time (--reconnect-seconds)",
+    "not back": "not back yet after the server's start: {}, no longer a member until it joins again",
     "not allowed": "withdrew {}: its key is no longer in the list of allowed clients (--allow-list)",
 }
 

@@ -111,6 +111,7 @@ def test_first_epochs_settings_follow_the_rules(local_testnet: Any) -> None:
     [
         (ClientState.Withdrawn, None, True, "left the run cleanly"),
         (ClientState.Withdrawn, "lost", True, "lost {}: its connection was lost, and it did not reconnect in time ("),
+        (ClientState.Withdrawn, "not back", True, "not back yet after the server's start: {}, no longer a member until it joins"),
         (ClientState.Withdrawn, "not allowed", True, "withdrew {}: its key is no longer in the list of allowed clients"),
         (
             ClientState.Dropped,

@@ -193,7 +193,10 @@ class Hub:
         return changes
 
     def take_withdrawn(self) -> list[tuple[bytes, str]]:
-        """Healthy members withdrawn since the last call, and why (`lost`, `not allowed`); call it before `take_changes`."""
+        """Healthy members withdrawn since the last call, and why; call it before `take_changes`.
+
+        `lost`, `not back` (no connection since this server continued the run), `not allowed`.
+        """
         taken, self._withdrawn = self._withdrawn, []
         return taken
 
@@ -222,6 +225,7 @@ class Hub:
 
         entry.connection = number
         entry.lost_at = None
+        entry.restored = False
         limits = self._limits
         bucket = TokenBucket(rate=limits.bytes_per_second, burst=limits.burst_bytes, now=now.monotonic)
         self._connections[number] = _Connection(
@@ -422,7 +426,8 @@ class Hub:
         overdue = list(self._key_records.overdue(self._members(), now.monotonic))
         if self._withdraw and not self._clock_stands(now):
             for signer in overdue:
-                self._withdraw_member(signer, now, why="lost")
+                why = "not back" if self._key_records[signer].restored else "lost"
+                self._withdraw_member(signer, now, why=why)
 
     def _withdraw_member(self, signer: bytes, now: ClockTime, *, why: str) -> None:
         identity = NodeIdentity(signer, signer)

@@ -19,12 +19,16 @@ REMEMBERED_ANSWERS = 32
 
 @dataclass(slots=True)
 class KeyRecord:
-    """One key. connection: number of its newest one, None when lost; lost_at: when, in monotonic seconds."""
+    """One key. connection: number of its newest one, None when lost; lost_at: when, in monotonic seconds.
+
+    restored: whether it has had no connection since this server continued the run.
+    """
 
     requests: TokenBucket
     connection: int | None = None
     address: bytes | None = None
     lost_at: float | None = None
+    restored: bool = False
     _answers: OrderedDict[int, Answer] = field(default_factory=OrderedDict)
 
     def answered(self, number: int) -> Answer | None:
@@ -66,6 +70,7 @@ class KeyRecords:
         for signer in members:
             entry = self.known(signer, now)
             entry.lost_at = now
+            entry.restored = True
             entry.address = addresses.get(signer)
 
     def connected(self, signer: bytes) -> bool:
