@@ -87,6 +87,8 @@ _WHY_DROPPED = {
 _WHY_EXITED = {
     "unready": "dropped {} from this epoch: it was not ready when the first round began",
     "late": "dropped {} from this epoch: it sent no result, or sent it much later than all others (as after a restart)",
+    "interrupted": "dropped {} from this epoch: no result came from it in the round that was under way when this server was "
+    "started again",
     "ejected": "ejected {}: it signed two different results for one share",
     "lost": "lost {}: its connection was lost, and it did not reconnect in time (--reconnect-seconds)",
     "not back": "not back yet after the server's start: {}, no longer a member until it joins again",

@@ -66,8 +66,9 @@ class MemberExited:
     """The coordinator no longer counts on a member in this epoch. member: first digits of its key.
 
     why: `unready` (it was not ready when the first round began), `late` (it sent no result, or much later than all others),
-    `ejected` (it signed two different results for one share), `lost` (its connection was lost for too long), `not back` (it has
-    not connected since the server continued the run), `not allowed` (its key is no longer in the list of allowed clients).
+    `interrupted` (so, in a round that was under way when the server was started again), `ejected` (it signed two different
+    results for one share), `lost` (its connection was lost for too long), `not back` (it has not connected since the server
+    continued the run), `not allowed` (its key is no longer in the list of allowed clients).
     """
 
     epoch: int
