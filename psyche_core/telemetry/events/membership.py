@@ -32,7 +32,7 @@ class Dropped:
         why: the likely reason: `unready` (we were not ready when the first round began), `silent` (we sent no result), `late`
             (our results arrived much later than all others, protocol F16), `failed` (our own training failed), `unstated` (as a
             witness we repeatedly did not send our statement in time), `lost` (our connection to the coordinator was lost for too
-            long).
+            long), `starting` (this client began in the middle of the epoch, as after a restart, and had trained nothing of it).
         returns: whether we may take part again in this epoch, once our model is up to date; otherwise in the next one.
     """
 

@@ -20,10 +20,10 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
     (telemetry.RunContinued(3, 861, ""), "continues the run from the saved state: epoch 3, before step 861"),
     (telemetry.RelayStarted("http://h:3340"), "relay for members of this run: http://h:3340"),
     (telemetry.Started("client", "ab" * 32, "r", "h:1"), "client abababababababab has reached run r at h:1"),
-    (telemetry.Joined("r"), "takes part in run r"),
+    (telemetry.Joined("r"), "joined run r"),
     (
         telemetry.WaitsForEpoch(2),
-        "joined during epoch 2; this client waits, and takes part from the next epoch on",
+        "epoch 2 is under way; this client waits, and takes part from the next epoch on",
     ),
     (
         telemetry.Dropped(2, 7, "late", returns=True),
