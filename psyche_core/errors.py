@@ -84,7 +84,7 @@ class BackendClosed(BackendError):
 
 
 class KeyUsedElsewhere(BackendClosed, UserError):
-    """Another client has logged in with the same key. Each client needs a key of its own."""
+    """Another client uses the same key. Each client needs a key of its own."""
 
 
 class CommandRefused(BackendError):

@@ -109,7 +109,7 @@ class ServerContext:
         opening: the run's own configuration, if the configuration in `state` applies only until the first round.
         on_paid: called like on_event, with a member's signer and the amount paid, by servers that pay.
         on_withdrawn: called before the matching on_event when the server withdraws a healthy member without its request; gets the
-            signer and the reason (`lost`, `not allowed`).
+            signer and the reason (`lost`, `not back` since the server continued the run, `not allowed`).
         relays: URLs of relays that the server offers its clients, beside those of the run's configuration.
         on_figures: called like on_event, with a witness's signer and the unverified figures of its statement.
         on_later_state: called like on_event, after a restart, when a member or the server's folder knows a later state of the run

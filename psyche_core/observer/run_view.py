@@ -166,7 +166,7 @@ class RunView:
             case telemetry.ReplicasDiffer():
                 self.differ += 1
             case telemetry.WentBack():
-                self._go_back(event)
+                self._go_back(source, time, event)
             case telemetry.CheckpointSaved():
                 self._list(Entry(time, "saved", event.step, event.path))
             case telemetry.CheckpointStored():
@@ -332,7 +332,15 @@ class RunView:
             if epoch.last_step == event.step:
                 epoch.signed, self.epochs_changed = True, self.version
 
-    def _go_back(self, event: telemetry.WentBack) -> None:
+    def _go_back(self, source: str, time: float, event: telemetry.WentBack) -> None:
+        """Cut the curves. Where the server tells too, a member cuts its own only: one that was away learns it late."""
+        if self._server not in (None, source):
+            own = self._of_source(source)
+            if own is not None:
+                own.losses.cut(event.to_step, changed=self.version)
+                self._touch(own, time)
+            return
+
         curves = (self.loss, self.reported, self.validation, self.accepted, self.healthy, *self.scores.values())
         for series in curves:
             series.cut(event.to_step, changed=self.version)

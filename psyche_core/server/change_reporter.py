@@ -6,13 +6,16 @@ from collections.abc import Callable
 
 from psyche_core.config.options.server import ServerSettings
 from psyche_core.coordinator.commands import ClientsExited, EpochSigned, Event, ModelLost, StatementVoided, WentBack
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import Client, CoordinatorState
 from psyche_core.hookspecs import LaterKnown
 from psyche_core.sdk.run_events import phase_of
 from psyche_core.server.restarting import TrainedMembers, lost_model
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import ClientState
+
+_DROPPED_AFTER = 2
+"""Rounds after the one whose result is missing, in which its member is dropped."""
 
 Follow = Callable[[CoordinatorState], None]
 """Called with each state of the coordinator."""
@@ -117,7 +120,22 @@ class ChangeReporter:
         if withdrawn is not None:
             return telemetry.MemberExited(epoch, member, withdrawn)
 
-        return telemetry.MemberExited(epoch, member, "late" if slot in state.epoch.ready else "unready")
+        if slot not in state.epoch.ready:
+            return telemetry.MemberExited(epoch, member, "unready")
+
+        return telemetry.MemberExited(epoch, member, "interrupted" if self._interrupted(state, client) else "late")
+
+    def _interrupted(self, state: CoordinatorState, client: Client) -> bool:
+        """Whether the round of which a member's result is missing was under way when this server continued the run.
+
+        A member is dropped two rounds later. Members of a state that they do not follow begin again from their disks.
+        """
+        begun = self._beginning
+        if begun is None or not self._continued or begun.current_round is None:
+            return False
+
+        same_epoch = (begun.generation, begun.progress.epoch) == (state.generation, state.progress.epoch)
+        return same_epoch and client.exited_height <= begun.current_round.height + _DROPPED_AFTER
 
 
 def _repeated(state: CoordinatorState) -> str:

@@ -78,6 +78,7 @@ _WHY_DROPPED = {
     "warmup_time of the run",
     "silent": "it sent no result of its share",
     "failed": "it sent no result, because its own training fails (see the errors before)",
+    "starting": "no result of its share came, because it was starting again while that round was played",
     "late": "its results came much later than all others'; if this happens again, the machine or its connection is "
     "too slow for this run",
     "unstated": "as a witness it repeatedly did not send its statement in time",
@@ -88,8 +89,11 @@ _WHY_DROPPED = {
 _WHY_EXITED = {
     "unready": "dropped {} from this epoch: it was not ready when the first round began",
     "late": "dropped {} from this epoch: it sent no result, or sent it much later than all others (as after a restart)",
+    "interrupted": "dropped {} from this epoch: no result came from it in the round that was under way when this server was "
+    "started again",
     "ejected": "ejected {}: it signed two different results for one share",
     "lost": "lost {}: its connection was lost, and it did not reconnect in time (--reconnect-seconds)",
+    "not back": "not back yet after the server's start: {}, no longer a member until it joins again",
     "not allowed": "withdrew {}: its key is no longer in the list of allowed clients (--allow-list)",
 }
 
@@ -123,9 +127,9 @@ def _sentence(event: Event) -> str:
             kept = f" {event.path}" if event.path else ""
             return f"continues the run from the saved state{kept}: epoch {event.epoch}, before step {event.step}"
         case Joined():
-            return f"takes part in run {event.run_id}"
+            return f"joined run {event.run_id}"
         case WaitsForEpoch():
-            return f"joined during epoch {event.epoch}; this client waits, and takes part from the next epoch on"
+            return f"epoch {event.epoch} is under way; this client waits, and takes part from the next epoch on"
         case Dropped():
             return _dropped(event)
         case CameBack():
@@ -210,21 +214,8 @@ def _sentence(event: Event) -> str:
             return f"{event.member} was paid {event.units:,} units for its work"
         case EpochSigned():
             return f"the members signed the model after step {event.step}: parameters {event.sha256[:16]}…"
-        case WentBack(by_owner=True):
-            return (
-                f"WENT BACK: the owner returned the run from step {event.from_step} to the members' model after step "
-                f"{event.to_step}; the later steps are trained again"
-            )
-        case WentBack(from_checkpoint=True):
-            return (
-                f"WENT BACK: no member had the model after step {event.from_step}; the run continues from the stored checkpoint, "
-                f"after step {event.to_step}, and trains the later steps again"
-            )
         case WentBack():
-            return (
-                f"WENT BACK: no member had the model after step {event.from_step}; the run continues with the members' "
-                f"model after step {event.to_step}, and trains the later steps again"
-            )
+            return f"WENT BACK: {_went_back(event)}"
         case ModelLost():
             return lost_model(event)
         case StateIsOlder():
@@ -249,6 +240,22 @@ def _sentence(event: Event) -> str:
             return event.message
         case Ended():
             return event.reason
+
+
+def _went_back(event: WentBack) -> str:
+    """From where the run went back to where, and why."""
+    model = "stored checkpoint," if event.from_checkpoint else "members' model"
+    to = f"the {model} after step {event.to_step}"
+    if event.by_owner:
+        return f"the owner returned the run from step {event.from_step} to {to}; the later steps are trained again"
+    if event.by_owner is None:
+        why = "its owner asked for it, or no member had a later model"
+        return f"the run returned from step {event.from_step} to {to} ({why}), and trains the later steps again"
+
+    go_on = "from" if event.from_checkpoint else "with"
+    return (
+        f"no member had the model after step {event.from_step}; the run continues {go_on} {to}, and trains the later steps again"
+    )
 
 
 def _exited(event: MemberExited) -> str:

@@ -94,16 +94,21 @@ def contested_model(event: ModelContested) -> str:
 
 
 def older_state(event: StateIsOlder) -> str:
-    """The server was restored from an older state."""
+    """The server was restored from an older state.
+
+    A state is older than one of an earlier position if the run went back in between.
+    """
+    went_back = event.known_step < event.step or (event.known_epoch, event.known_step) <= (event.epoch, event.step)
+    was = "had gone back since, and was" if went_back else "was"
     if event.member is None:
-        other = f"a state in the same folder is in epoch {event.known_epoch}, step {event.known_step}"
+        has = "is of after the run went back, and is" if went_back else "is"
+        other = f"a state in the same folder {has} in epoch {event.known_epoch}, step {event.known_step}"
         go_on = f"to continue from that one, stop this server now, rename {event.later_path} to {event.path}, and start it again"
     else:
-        other = f"member {event.member} says that the run was in epoch {event.known_epoch}, step {event.known_step}"
+        other = f"member {event.member} says that the run {was} in epoch {event.known_epoch}, step {event.known_step}"
         go_on = f"if you have a newer state, stop this server now, put it in place of {event.path}, and start it again"
     return (
         f"THE STATE IS OLDER than the run: this server continues in epoch {event.epoch}, before step {event.step}, but {other}; "
         f"{go_on}. Otherwise do nothing: members start again from their disks, and what came later is trained again. If they no "
-        "longer have a model that old, the run pauses and says THE MODEL IS LOST; the newer state then still brings everything "
-        "back"
+        "longer have a model that old, the run pauses and asks you what to do; the newer state then still brings everything back"
     )

@@ -17,9 +17,11 @@ from psyche_backend_tcp.server.state_store import StateStore, state_file
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry.events import (
     CheckpointSaved,
+    Dropped,
     Ended,
     EpochDigest,
     Joined,
+    MemberExited,
     ModelLoaded,
     ModelLost,
     Problem,
@@ -260,6 +262,7 @@ def test_with_all_disks_gone_the_run_waits_for_its_owner_who_lets_it_go_on_from_
     back = run.wait(lambda: run.told("server", WentBack, after=restarted))[-1]
     assert (back.from_step, back.to_step, back.from_checkpoint) == (lost.step, 0, True)
     run.wait_for_end()
+    assert [run.told(name, WentBack) for name in THREE] == [[back]] * 3, "each member says so in its own log"
     first = min(told.step for name in THREE for told in run.told(name, StepTrained, after=restarted))
     assert first == 1
     assert_identical(run)
@@ -302,6 +305,7 @@ def test_the_owner_returns_the_run_to_a_signed_epoch_end(live_run: StartRun) -> 
     run.wait_for_end()
     (back,) = run.told("server", WentBack, after=restarted)
     assert (back.to_step, back.from_checkpoint, back.by_owner) == (end, False, True)
+    assert [run.told(name, WentBack) for name in THREE] == [[back]] * 3, "each member says so in its own log"
     assert min(told.step for name in THREE for told in run.told(name, StepTrained, after=restarted)) == end + 1
     assert_identical(run)
 
@@ -337,6 +341,11 @@ def test_members_go_on_with_a_coordinator_that_comes_back_with_an_older_state(li
         assert min(event.known_step for event in told) > known
         for name in THREE:
             assert any("starting over" in problem.message for problem in run.told(name, Problem)), name
+            assert run.told(name, Ended)[0].reason.startswith("the coordinator was restored from an earlier state: it is in "), (
+                name
+            )
+            assert not {told.why for told in run.told(name, Dropped, after=restarted)} & {"silent", "late"}, name
+        assert "late" not in {told.why for told in run.told("server", MemberExited, after=restarted)}, "they had to begin again"
 
 
 @pytest.mark.soak

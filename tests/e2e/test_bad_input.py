@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from psyche_core.telemetry.events import Started
+from psyche_core.telemetry.events import Joined, Started
 from psyche_core.telemetry.sinks import from_json
 from psyche_core.training.checkpoints.journal.lock import journal_path, lock_journal
+from psyche_core.wire.signing import SecretKey
 from tests.conftest import LocalTestnet
 from tests.e2e.conftest import Started as Start
 
@@ -38,18 +39,21 @@ def taken_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-@pytest.fixture
-def server_address(start: Start, short_run: Path) -> str:
-    """A server that hosts the short run."""
-    server = start(
-        "server", "run", "--state", short_run / "state.toml", "--data-config", short_run / "data.toml", "--logs", "json"
-    )
+def served(start: Start, run: Path) -> str:
+    """The address of a new server that hosts the run in a folder."""
+    server = start("server", "run", "--state", run / "state.toml", "--data-config", run / "data.toml", "--logs", "json")
     assert server.stdout is not None
     for line in server.stdout:
         parsed = from_json(line)
         if parsed is not None and isinstance(parsed[1], Started):
             return parsed[1].address
     pytest.fail(f"the server did not start: {server.communicate()}")
+
+
+@pytest.fixture
+def server_address(start: Start, short_run: Path) -> str:
+    """A server that hosts the short run."""
+    return served(start, short_run)
 
 
 @pytest.fixture
@@ -141,6 +145,32 @@ def test_a_wrong_key_file(client: StartClient, tmp_path: Path, make: Callable[[P
     key = tmp_path / "me.key"
     make(key)
     assert said in the_sentence(client(server_addr="127.0.0.1:1", identity_secret_key_path=key), code=2)
+
+
+def joined(process: subprocess.Popen[str]) -> None:
+    """Read what a client writes up to where it has joined."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        parsed = from_json(line)
+        if parsed is not None and isinstance(parsed[1], Joined):
+            return
+    pytest.fail(f"it did not join: {process.communicate()}")
+
+
+def test_a_key_that_another_client_uses(start: Start, client: StartClient, run_of_two: Path) -> None:
+    """The newcomer is refused, not the one that takes part. One that is killed and started again at once gets in."""
+    server_address = served(start, run_of_two)
+    key = run_of_two / "me.key"
+    SecretKey.generate().save(key)
+    with_key = ("client", "train", "--run-id", "local-testnet", "--server-addr", server_address, "-i", key, "--base", run_of_two)
+    first = start(*with_key, "--logs", "json")
+    joined(first)
+    second = client(server_addr=server_address, identity_secret_key_path=key, base=run_of_two)
+    assert "another client takes part with this key now" in the_sentence(second, code=2)
+    assert first.poll() is None
+
+    first.kill()
+    joined(start(*with_key, "--logs", "json"))
 
 
 def in_use(folder: Path) -> Iterator[None]:

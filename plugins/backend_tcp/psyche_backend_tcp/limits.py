@@ -33,6 +33,7 @@ class Limits:
 
     Members. reconnect_seconds: a lost member may return within this time before it is withdrawn; 0 withdraws at once.
     reopening_seconds: after a restart the coordinator's clock stands still until all members are back, at most this long.
+    probe_seconds: a second login of a key waits this long for the first connection to answer a ping.
 
     Connections. ping_seconds: a connection silent for this long is pinged. silence_seconds: it is closed when no whole frame
     came for this long, even if single bytes did. send_seconds: timeout of one write. finish_seconds: time to disconnect after
@@ -62,6 +63,7 @@ class Limits:
     login_burst: float = 20.0
     reconnect_seconds: float = 10.0
     reopening_seconds: float = 20.0
+    probe_seconds: float = 3.0
     ping_seconds: float = 10.0
     silence_seconds: float = 30.0
     send_seconds: float = 30.0

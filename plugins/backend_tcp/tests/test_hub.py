@@ -589,3 +589,15 @@ def test_who_is_lost_or_no_longer_allowed_is_told_apart_from_who_leaves() -> Non
     hub, _, _ = warm_hub()
     hub.expel(lambda key: key == BOB.signer, at(10))
     assert hub.take_withdrawn() == [(ALICE.signer, "not allowed")]
+
+
+def test_who_has_not_come_back_since_a_restart_is_not_called_lost() -> None:
+    """It was about to be started. Who came back and is lost then is another matter."""
+    state = warm_hub()[0].state
+    hub = Hub(state, LIMITS, draw_seed=lambda: 1, addresses={}, began=at(0))
+    alice = hub.connect(ALICE, at(1))
+    hub.tick(at(LIMITS.reopening_seconds))
+    assert hub.take_withdrawn() == [(BOB.signer, "not back")]
+    hub.disconnect(alice, at(30))
+    hub.tick(at(30 + LIMITS.reconnect_seconds))
+    assert hub.take_withdrawn() == [(ALICE.signer, "lost")]

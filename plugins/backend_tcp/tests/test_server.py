@@ -22,9 +22,10 @@ from blockbuster import blockbuster_ctx
 from psyche_backend_tcp.client.connection import TcpBackend
 from psyche_backend_tcp.client.session import Received
 from psyche_backend_tcp.connections.addresses import parse_address
+from psyche_backend_tcp.connections.dialer import dial
 from psyche_backend_tcp.connections.login import COORDINATOR, Login, decode_hello, encode_login
 from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, Limits
-from psyche_backend_tcp.protocol import Answer, Bye, JoinRequest, WholeRequest, decode_server, encode_client
+from psyche_backend_tcp.protocol import Answer, Bye, Heartbeat, JoinRequest, WholeRequest, decode_server, encode_client
 from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.coordinator.commands import Event, Pause, RunFinished, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
@@ -155,17 +156,115 @@ async def test_connections_beyond_the_limit_are_told(serving: Any, client: Any, 
                 pass
 
 
-async def test_b25_duplicate_login_ends_the_older_and_keeps_the_member(serving: Any, client: Any, keys: list[SecretKey]) -> None:
+async def test_b25_a_second_client_with_the_key_of_one_that_answers_is_refused(
+    serving: Any, client: Any, keys: list[SecretKey]
+) -> None:
+    """It ended the first, which was healthy. Both are users' mistakes, exit code 2, but only the newcomer made one."""
     async with serving(limits=Limits(reconnect_seconds=0)) as server, client(server, keys[0]) as older:
         await older.join(b"here", timeout=TIMEOUT)
+        with pytest.raises(KeyUsedElsewhere, match=r"^another client takes part.*; each client needs a key of its own") as no:
+            async with client(server, keys[0]):
+                pytest.fail("it is refused before it opens its transport, which has the same key")
+        assert isinstance(no.value, UserError)
+        await older.join(b"still here", timeout=TIMEOUT)
+        assert (older.reconnects, server.state.pending) == (0, (older.identity,))
+        assert server._hub._key_records.addresses({older.identity.signer}) == {older.identity.signer: b"still here"}
+
+
+async def test_of_two_that_start_at_once_with_one_key_exactly_one_takes_part(
+    serving: Any, client: Any, keys: list[SecretKey]
+) -> None:
+    """Neither has a connection yet when the other one's key is looked at."""
+    joined: list[TcpBackend] = []
+    refusals: list[str] = []
+    looked_at: list[bytes] = []
+    both, done = anyio.Event(), anyio.Event()
+    async with serving() as server, anyio.create_task_group() as group:
+
+        async def look_at_both(public: bytes) -> None:
+            await server._check_key(public)
+            looked_at.append(public)
+            if len(looked_at) == 2:
+                both.set()
+            await both.wait()
+
+        server._bound()._welcome = look_at_both
+
+        async def take_part() -> None:
+            try:
+                async with client(server, keys[0]) as backend:
+                    await backend.join(b"here", timeout=TIMEOUT)
+                    joined.append(backend)
+                    await done.wait()
+            except KeyUsedElsewhere as refused:
+                refusals.append(str(refused))
+                done.set()
+
+        with anyio.fail_after(TIMEOUT):
+            group.start_soon(take_part)
+            group.start_soon(take_part)
+            await done.wait()
+    (refusal,) = refusals
+    assert refusal.startswith("another client takes part"), "the one that was in first stays"
+    assert len(joined) == 1
+
+
+async def test_b25_a_login_takes_the_place_of_a_connection_that_does_not_answer(
+    serving: Any, client: Any, raw: Any, login: Any, keys: list[SecretKey]
+) -> None:
+    """As after a lost line. The end of the older connection withdraws nobody."""
+    limits = Limits(reconnect_seconds=0, probe_seconds=0.05)
+    async with serving(limits=limits) as server:
+        silent = await raw(server.address)
+        await login(silent, keys[0], server)
         async with client(server, keys[0]) as newer:
-            with pytest.raises(KeyUsedElsewhere, match=r"logged in again.*; each client needs a key of its own: make one"):
-                await until(older, lambda _: False)
             await newer.join(b"here", timeout=TIMEOUT)
+            assert await bye_of(silent) == "Replaced"
+            with anyio.fail_after(TIMEOUT):
+                await server._until(lambda: server.connected == 1)
             assert server.state.pending == (newer.identity,)
         with anyio.fail_after(TIMEOUT):
             await server._until(lambda: not server.connected)
         assert server.state.pending == ()
+
+
+@pytest.mark.parametrize("pongs", [0, 1], ids=["silent", "its last words arrive late"])
+async def test_a_client_that_is_killed_and_started_again_at_once_gets_in(
+    serving: Any, client: Any, raw: Any, login: Any, keys: list[SecretKey], pongs: int
+) -> None:
+    """It need not wait until the server has missed the first one. A pong that nobody asked for now proves nothing."""
+    async with serving(limits=Limits(probe_seconds=10 * TIMEOUT)) as server:
+        killed = await raw(server.address)
+        await login(killed, keys[0], server)
+        if pongs:
+            server._hub.ping(server._hub.connection_of(keys[0].public), server._now())
+
+        async def kill() -> None:
+            await server._until(lambda: any(each.pings > pongs for each in server._hub._connections.values()))
+            for _ in range(pongs):
+                await killed.send(encode_client(Heartbeat()))
+            await killed.aclose()
+
+        with anyio.fail_after(TIMEOUT):
+            async with anyio.create_task_group() as group:
+                group.start_soon(kill)
+                async with client(server, keys[0]) as newer:
+                    await newer.join(b"here", timeout=TIMEOUT)
+                    assert server.state.pending == (newer.identity,)
+
+
+async def test_a_client_that_lost_its_line_leaves_its_key_to_who_uses_it_now(
+    serving: Any, client: Any, keys: list[SecretKey]
+) -> None:
+    async with serving() as server, client(server, keys[0]) as now:
+        await now.join(b"here", timeout=TIMEOUT)
+        lost = await dial(parse_address(server.address), service=COORDINATOR, key=keys[1], run_id=None, timeout=TIMEOUT)
+        await lost.frames.aclose()
+        before = client(server, keys[0])
+        await before._run(lost)  # it connects again, by its own key
+        with pytest.raises(KeyUsedElsewhere, match=r"^another client takes part"):
+            await until(before, lambda _: False)
+        assert now.reconnects == 0
 
 
 async def test_a_refusal_that_comes_too_late_to_matter_is_a_detail(

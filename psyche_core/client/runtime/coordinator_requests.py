@@ -44,6 +44,11 @@ class CoordinatorRequests:
         self._joined = False
         self._silent_since: float | None = None
 
+    @property
+    def joined(self) -> bool:
+        """Whether the coordinator has accepted us, and people were told so."""
+        return self._joined
+
     async def join(self, prepare: Callable[[], Awaitable[None]]) -> None:
         """Join once `prepare` is done, however long the coordinator takes to answer. One request at a time; others return.
 

@@ -30,7 +30,8 @@ from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.coordinator_requests import CoordinatorRequests
 from psyche_core.client.runtime.downloads import DOWNLOADS_AT_ONCE, PayloadDownloads
 from psyche_core.client.runtime.reports.network_reporter import NetworkReporter
-from psyche_core.client.runtime.reports.step_figures import StepFigureMaker, described
+from psyche_core.client.runtime.reports.run_changes import RunChanges, other_state
+from psyche_core.client.runtime.reports.step_figures import StepFigureMaker
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.client.runtime.worker import Worker, describe_exception
 from psyche_core.coordinator.commands import Command, Withdraw, Witness
@@ -128,7 +129,8 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._relays: tuple[str, ...] | None = None
         self._relays_used = anyio.Event()
         self._figures = StepFigureMaker()
-        self._described: telemetry.RunDescribed | None = None
+        self._changes = RunChanges()
+        self._waits: telemetry.WaitsForEpoch | None = None
         self._members: tuple[NodeIdentity, ...] = ()
         self._stopped: act.Stop | None = None
         self._failure: PsycheError | None = None
@@ -203,11 +205,14 @@ class ClientRuntime(Actions[Awaitable[None]]):
             for watch in (self._watch_states, self._watch_messages, self._watch_time, self._worker.publish_journals):
                 tasks.start_soon(watch)
             async for event in self._inbox:
+                before = self._machine.state
                 actions = self._machine.handle(event, anyio.current_time())
                 if self._leave_asked:
                     self._leave_asked, self._left = False, True
                     actions = [*actions, *self._machine.handle(ev.LeaveRequested(), anyio.current_time())]
                 await self._carry_out_all(actions)
+                if self.must_restart and self._stopped is not None and before is not None:
+                    self._stopped = replace(self._stopped, reason=other_state(before, self.state))
                 if self._stopped is not None or self._failure is not None:
                     break
 
@@ -261,19 +266,13 @@ class ClientRuntime(Actions[Awaitable[None]]):
                     await self._connect()
                 if self._follow_state is not None:
                     self._follow_state(update.state)
-                self._describe(update.state)
+                for told in self._changes.see(update.state):
+                    self._report(told)
                 self._report_loss(update.state)
                 await self._put(ev.StateSeen(update.state))
         except BackendError as error:
             if not finished:  # a server may close after the last state
                 self._fail(error)
-
-    def _describe(self, state: CoordinatorState) -> None:
-        """Report what the run trains, when that is new."""
-        now = described(state.run_id, state.config, state.model)
-        if now != self._described:
-            self._described = now
-            self._report(now)
 
     def _report_loss(self, state: CoordinatorState) -> None:
         """Report once that nobody has the model, however long the run waits for its owner.
@@ -349,9 +348,12 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
     async def _notify(self, action: act.Notify) -> None:
         event = action.event
-        if isinstance(event, telemetry.Dropped) and event.why in ("late", "silent") and self._worker.training_fails:
-            event = replace(event, why="failed")  # the machine sees that no result came, and only the worker why
-        self._report(event)
+        if isinstance(event, telemetry.Dropped):  # the machine sees that no result came, and not always why
+            event = self._changes.explained(event, training_fails=self._worker.training_fails)
+        if isinstance(event, telemetry.WaitsForEpoch) and not self._coordinator.joined:
+            self._waits = event  # until it is true; an earlier life of this client may wait already
+        else:
+            self._report(event)
 
     async def _join(self, action: act.Join) -> None:  # noqa: ARG002 - carries nothing
         self._tasks.start_soon(self._become_member)
@@ -416,6 +418,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         if isinstance(done, ev.Applied):
             self._figures.applied(done.seconds)
         elif isinstance(done, ev.Trained) and newest is not None:
+            self._changes.note_trained(done.height)
             self._report(self._figures.trained(newest, self.state, now=anyio.current_time()))
 
     async def _wait_and_remind(self, action: act.SetTimer) -> None:
@@ -431,6 +434,10 @@ class ClientRuntime(Actions[Awaitable[None]]):
             await self._coordinator.join(self._prepare)
         except PsycheError as error:
             self._fail(error)
+        if self._waits is not None and self._coordinator.joined:
+            waits, self._waits = self._waits, None
+            if waits.epoch == self.state.progress.epoch:
+                self._report(waits)
 
     async def _prepare(self) -> None:
         """Open model and data; raises PsycheError."""

@@ -32,7 +32,7 @@ class Dropped:
         why: the likely reason: `unready` (we were not ready when the first round began), `silent` (we sent no result), `late`
             (our results arrived much later than all others, protocol F16), `failed` (our own training failed), `unstated` (as a
             witness we repeatedly did not send our statement in time), `lost` (our connection to the coordinator was lost for too
-            long).
+            long), `starting` (this client began in the middle of the epoch, as after a restart, and had trained nothing of it).
         returns: whether we may take part again in this epoch, once our model is up to date; otherwise in the next one.
     """
 
@@ -66,8 +66,9 @@ class MemberExited:
     """The coordinator no longer counts on a member in this epoch. member: first digits of its key.
 
     why: `unready` (it was not ready when the first round began), `late` (it sent no result, or much later than all others),
-    `ejected` (it signed two different results for one share), `lost` (its connection was lost for too long), `not allowed` (its
-    key is no longer in the list of allowed clients).
+    `interrupted` (so, in a round that was under way when the server was started again), `ejected` (it signed two different
+    results for one share), `lost` (its connection was lost for too long), `not back` (it has not connected since the server
+    continued the run), `not allowed` (its key is no longer in the list of allowed clients).
     """
 
     epoch: int

@@ -162,15 +162,17 @@ class StateIsOlder:
 class WentBack:
     """No member had the model after `from_step`: the run continues after `to_step`, and trains the later samples again.
 
+    The server tells of it, and each member that sees it: one that was away from the last step that it knew.
+
     Attributes:
         from_checkpoint: whether it continues with the model of the stored checkpoint, instead of a model that members have.
-        by_owner: whether the run's owner asked for it, whatever members have.
+        by_owner: whether the run's owner asked for it, whatever members have; None if a member cannot know that.
     """
 
     from_step: int
     to_step: int
     from_checkpoint: bool
-    by_owner: bool = False
+    by_owner: bool | None = False
 
 
 @dataclass(frozen=True, slots=True)

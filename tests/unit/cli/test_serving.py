@@ -31,7 +31,7 @@ from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.run_config import Choice, RunFile, load_data_file
 from psyche_core.coordinator import apply, new_state
 from psyche_core.coordinator.commands import ClientsExited, Command
-from psyche_core.coordinator.state import Account, Client, CoordinatorState, EpochEnd, Progress
+from psyche_core.coordinator.state import Account, Client, CoordinatorState, EpochEnd, Progress, Round
 from psyche_core.errors import ConfigError, IdentityError, UserError
 from psyche_core.hookspecs import LaterKnown
 from psyche_core.interfaces.backend import OwnerControl
@@ -111,6 +111,7 @@ def test_first_epochs_settings_follow_the_rules(local_testnet: Any) -> None:
     [
         (ClientState.Withdrawn, None, True, "left the run cleanly"),
         (ClientState.Withdrawn, "lost", True, "lost {}: its connection was lost, and it did not reconnect in time ("),
+        (ClientState.Withdrawn, "not back", True, "not back yet after the server's start: {}, no longer a member until it joins"),
         (ClientState.Withdrawn, "not allowed", True, "withdrew {}: its key is no longer in the list of allowed clients"),
         (
             ClientState.Dropped,
@@ -138,6 +139,41 @@ def test_who_leaves_in_order_is_not_called_lost(state: ClientState, withdrawn: s
     assert member.short in said[0]
     assert ("lost" in said[0]) == (withdrawn == "lost")
     assert "left the run cleanly" in said[-1] or not withdrawn, "the next time it is by itself that it leaves"
+
+
+@pytest.mark.parametrize(
+    ("change", "blamed"),
+    [
+        ({}, False),
+        ({"height": 11}, True),
+        ({"epoch": 5}, True),
+        ({"generation": 1}, True),
+        ({"continued": False}, True),
+        ({"ready": ()}, True),
+    ],
+    ids=["under way", "later round", "later epoch", "after the run went back", "a server that began the run", "not ready"],
+)
+def test_nobody_is_blamed_for_a_round_in_which_the_server_was_started_again(change: dict[str, Any], blamed: bool) -> None:
+    """All members had to begin again from their disks, and each was said to have sent no result or to be late."""
+    case: dict[str, Any] = {"height": 10, "epoch": 4, "generation": 0, "continued": True, "ready": (0,)} | change
+    before = small_state(clients=1)
+    member = Client(NodeIdentity(b"a" * 32, b"b" * 32))
+    rounds = tuple(Round(height, step=110 + height, seed=height, slots=(0,), batches=()) for height in (7, 8))
+    epoch = replace(before.epoch, clients=(member,), ready=case["ready"], rounds=rounds)
+    begun = replace(before, run_state=RunState.RoundTrain, progress=Progress(4, 118, 0), epoch=epoch)
+    told: list[Event] = []
+    reporter = ChangeReporter(EventBus(told.append), settings=settings(), trained=TrainedMembers())
+    reporter.continue_from(begun, continued=case["continued"])
+
+    gone = replace(member, state=ClientState.Dropped, exited_height=case["height"])
+    progress = Progress(case["epoch"], 120, 0)
+    state = replace(begun, generation=case["generation"], progress=progress, epoch=replace(epoch, clients=(gone,)))
+    reporter.report_change(state, (ClientsExited(epoch=case["epoch"], slots=(0,)),))
+    (said,) = [describe(event) for event in told if isinstance(event, MemberExited)]
+    innocent = (
+        f"dropped {member.id.short} from this epoch: no result came from it in the round that was under way when this server"
+    )
+    assert (innocent in said) != blamed
 
 
 @pytest.mark.anyio

@@ -153,6 +153,21 @@ def test_going_back_cuts_the_curves() -> None:
     assert run_document(view, since=view.version - 1)["series"]["loss"]["reset"]
 
 
+@pytest.mark.parametrize(("of_server", "left"), [(True, [1, 2, 3, 4, 5]), (False, [1, 2, 3, 4])])
+def test_a_member_that_tells_late_that_the_run_went_back_takes_no_new_step_from_the_curves(
+    of_server: bool, left: list[int]
+) -> None:
+    """Where no server tells, its members do."""
+    view = begun() if of_server else RunView(run_id="first-light")
+    for step in range(1, 10):
+        train(view, "client-1", step, 3.0)
+    if of_server:
+        view.handle("server", 30.0, telemetry.WentBack(9, 4, from_checkpoint=True))
+        train(view, "client-1", 5, 3.0)
+    view.handle("client-2", 31.0, telemetry.WentBack(9, 4, from_checkpoint=True))
+    assert [row[0] for row in run_document(view)["series"]["loss"]["rows"]] == left
+
+
 def test_traffic_is_summed_over_members_and_their_processes() -> None:
     view = begun()
     view.handle("client-1", 2.0, telemetry.NetworkTotals(100, 10, 2))

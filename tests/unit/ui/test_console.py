@@ -20,10 +20,10 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
     (telemetry.RunContinued(3, 861, ""), "continues the run from the saved state: epoch 3, before step 861"),
     (telemetry.RelayStarted("http://h:3340"), "relay for members of this run: http://h:3340"),
     (telemetry.Started("client", "ab" * 32, "r", "h:1"), "client abababababababab has reached run r at h:1"),
-    (telemetry.Joined("r"), "takes part in run r"),
+    (telemetry.Joined("r"), "joined run r"),
     (
         telemetry.WaitsForEpoch(2),
-        "joined during epoch 2; this client waits, and takes part from the next epoch on",
+        "epoch 2 is under way; this client waits, and takes part from the next epoch on",
     ),
     (
         telemetry.Dropped(2, 7, "late", returns=True),
@@ -243,7 +243,7 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
             "THE STATE IS OLDER than the run: this server continues in epoch 1, before step 15, but member 49d7b0e8 says that "
             "the run was in epoch 2, step 24; if you have a newer state, stop this server now, put it in place of "
             "saved/r.state, and start it again. Otherwise do nothing: members start again from their disks, and what came "
-            "later is trained again. If they no longer have a model that old, the run pauses and says THE MODEL IS LOST; the "
+            "later is trained again. If they no longer have a model that old, the run pauses and asks you what to do; the "
             "newer state then still brings everything back"
         ),
     ),
@@ -253,7 +253,7 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
             "THE STATE IS OLDER than the run: this server continues in epoch 1, before step 15, but a state in the same folder "
             "is in epoch 2, step 24; to continue from that one, stop this server now, rename saved/r.state.later to "
             "saved/r.state, and start it again. Otherwise do nothing: members start again from their disks, and what came "
-            "later is trained again. If they no longer have a model that old, the run pauses and says THE MODEL IS LOST; the "
+            "later is trained again. If they no longer have a model that old, the run pauses and asks you what to do; the "
             "newer state then still brings everything back"
         ),
     ),
@@ -371,3 +371,26 @@ def test_a_client_that_began_anew_has_no_negative_rates_and_a_fetch_no_line_for_
     text = stream.getvalue()
     assert "-" not in text.replace("--", "")
     assert text.count("fetching the model") == 2
+
+
+@pytest.mark.parametrize("member", ["49d7b0e8", None])
+def test_the_hint_about_an_older_state_is_not_found_by_who_looks_for_a_lost_model(member: str | None) -> None:
+    said = describe(telemetry.StateIsOlder(1, 15, 2, 24, "r.state", member, None if member else "r.state.later"))
+    assert said.startswith("THE STATE IS OLDER")
+    assert "LOST" not in said
+    assert describe(telemetry.ModelLost(63, state_dir="saved", known_step=70)).startswith("THE MODEL IS LOST")
+
+
+@pytest.mark.parametrize(
+    ("member", "says"),
+    [
+        (
+            "49d7b0e8",
+            "epoch 54, before step 1466, but member 49d7b0e8 says that the run had gone back since, and was in epoch 2,",
+        ),
+        (None, "a state in the same folder is of after the run went back, and is in epoch 2, step 53; to continue from"),
+    ],
+)
+def test_a_state_of_before_the_run_went_back_is_older_though_it_is_further(member: str | None, says: str) -> None:
+    """It said that the run was in epoch 2, as if that came after epoch 54."""
+    assert says in describe(telemetry.StateIsOlder(54, 1466, 2, 53, "r.state", member, None if member else "r.state.later"))

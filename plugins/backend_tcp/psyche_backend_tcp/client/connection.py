@@ -4,7 +4,7 @@ One background task owns the socket; only it reads and writes. Requests stay in 
 reconnect they are sent again under the same number; the server remembers its answers, so nothing is done twice. A join is
 repeated after a loss. The server is told which state we still have, so that it sends only what changed. Pauses between tries
 grow and are partly random, so that the members of a restarted server do not return all at once. A server that is not up yet, or
-full, is tried for as long as a lost one; an error that the user can fix is raised at once. When our key logs in elsewhere, this
+full, is tried for as long as a lost one; an error that the user can fix is raised at once. When another client uses our key, this
 connection ends and does not compete for the key.
 
 The task is a plain asyncio task, not an anyio task group: a group's scope must be left by the task that entered it and in
@@ -62,9 +62,12 @@ SILENT_PINGS = 3.0
 """A server that sent nothing for this many ping intervals is lost."""
 
 _FINAL = frozenset(
-    {"Replaced", "Finished", "WrongRun", "VersionMismatch", "WrongService", "BadSignature", "BadLogin", "NotAllowed"}
+    {"Replaced", "KeyInUse", "Finished", "WrongRun", "VersionMismatch", "WrongService", "BadSignature", "BadLogin", "NotAllowed"}
 )
 """Codes of a bye after which retrying is useless."""
+
+_SAME_KEY = frozenset({"Replaced", "KeyInUse"})
+"""Codes of a bye because another client uses our key: it took our place, or keeps its own."""
 
 _LATER = frozenset({"Busy", "RateLimited"})
 """Refusals after which the client can only retry."""
@@ -85,13 +88,13 @@ class _Request:
 class _Lost(Exception):
     """This connection ended; final: so did the backend. silent: seconds since something was received on it.
 
-    replaced: whether another client took our place with the same key.
+    same_key: whether another client uses our key.
     """
 
-    def __init__(self, sentence: str, *, final: bool = False, silent: float = 0.0, replaced: bool = False) -> None:
+    def __init__(self, sentence: str, *, final: bool = False, silent: float = 0.0, same_key: bool = False) -> None:
         super().__init__(sentence)
         self.final = final
-        self.replaced = replaced
+        self.same_key = same_key
         self.silent = silent
 
 
@@ -111,7 +114,7 @@ class TcpBackend(Backend):
         self._unread = False
         self._changed = anyio.Event()
         self._closed: str | None = None
-        self._replaced = False
+        self._same_key = False
         self._task: asyncio.Task[None] | None = None
         self._connection: DialedConnection | None = None
         self._session = ClientSession()
@@ -127,7 +130,7 @@ class TcpBackend(Backend):
         """Connect; retries for as long as the context says.
 
         Raises BackendError (`cannot connect to host:port: reason`), CommandRefused (Busy, …); AccessRefused (WrongServer,
-        WrongRun, …) and UnknownHost at once.
+        WrongRun, …), KeyUsedElsewhere and UnknownHost at once.
         """
         self._connection = connection = await self._first_dial()
         self._task = asyncio.create_task(self._run(connection), name=f"tcp backend {self._identity}")
@@ -219,7 +222,7 @@ class TcpBackend(Backend):
             raise CommandRefused(printable(request.answer.code), printable(request.answer.sentence))
 
     def _ended(self) -> BackendClosed:
-        return (KeyUsedElsewhere if self._replaced else BackendClosed)(self._closed or "the connection is open")
+        return (KeyUsedElsewhere if self._same_key else BackendClosed)(self._closed or "the connection is open")
 
     def _close(self, sentence: str) -> None:
         if self._closed is None:
@@ -248,6 +251,8 @@ class TcpBackend(Backend):
             try:
                 return await self._dial(CONNECT_SECONDS)
             except CommandRefused as error:
+                if error.code in _SAME_KEY:
+                    raise KeyUsedElsewhere(error.message) from error
                 if error.code in _MENDABLE:
                     raise AccessRefused(error.code, error.message) from error
                 if error.code not in _LATER:
@@ -287,7 +292,7 @@ class TcpBackend(Backend):
             while True:
                 lost = await self._run_connection(connection)
                 if lost.final:
-                    self._replaced = lost.replaced
+                    self._same_key = lost.same_key
                     self._close(str(lost))
                     return
 
@@ -298,7 +303,8 @@ class TcpBackend(Backend):
                 away = anyio.current_time() - since
                 logger.warning("connected to the coordinator at %s again after %.0f s", server, max(away, 1.0))
         except BackendError as error:
-            self._close(str(error))
+            self._same_key = isinstance(error, CommandRefused) and error.code in _SAME_KEY
+            self._close(error.message if isinstance(error, CommandRefused) and self._same_key else str(error))
         except Exception as error:  # callers must get an error instead of waiting forever
             logger.exception("the connection to the coordinator failed")
             self._close(f"the connection to {server} failed: {reason(error)}")
@@ -378,7 +384,7 @@ class TcpBackend(Backend):
 
             if received.bye is not None:
                 code = received.bye.code
-                return _Lost(printable(received.bye.sentence), final=code in _FINAL, replaced=code == "Replaced")
+                return _Lost(printable(received.bye.sentence), final=code in _FINAL, same_key=code in _SAME_KEY)
 
             self._take_in(received, replies)
 

@@ -58,6 +58,10 @@ class AcceptedConnection:
     known: bytes = b""
 
 
+Welcoming = Callable[[bytes], Awaitable[None]]
+"""Raises LoginRefused for a key that does not get in now."""
+
+
 class Listener:
     """Listens for one service. Made by `bind`. facts: what the hello says about the service."""
 
@@ -73,6 +77,7 @@ class Listener:
         limits: Limits,
         allowed: Callable[[bytes], bool] | None,
         members: Callable[[], Collection[bytes]],
+        welcome: Welcoming | None,
     ) -> None:
         self._sockets = sockets
         self._service = service
@@ -82,6 +87,7 @@ class Listener:
         self._limits = limits
         self._admission = Admission(limits, allowed=allowed, members=members)
         self._cookies = Cookies()
+        self._welcome = welcome
         self._waiting: dict[int, anyio.CancelScope] = {}
         self._inside: dict[int, tuple[bytes, anyio.CancelScope]] = {}
         self._count = 0
@@ -100,11 +106,12 @@ class Listener:
         limits: Limits,
         allowed: Callable[[bytes], bool] | None = None,
         members: Callable[[], Collection[bytes]] = frozenset,
+        welcome: Welcoming | None = None,
     ) -> Listener:
         """Start listening; port 0 picks a free one. Raises UserError when host or port cannot be used.
 
         key: proves our identity to clients. allowed: whether a key may log in, called at each login; None allows all. members:
-        the keys that always get a place.
+        the keys that always get a place. welcome: awaited for each key that has proved itself, before it is told that it is in.
         """
         context = await anyio.to_thread.run_sync(server_context, key)
         try:
@@ -125,6 +132,7 @@ class Listener:
             limits=limits,
             allowed=allowed,
             members=members,
+            welcome=welcome,
         )
 
     @property
@@ -256,6 +264,12 @@ class Listener:
         try:
             login = check_login(await frames.receive(), hello, server_key=self._key.public)
             self._admission.enter(login.public, anyio.current_time())
+            if self._welcome is not None:
+                try:
+                    await self._welcome(login.public)
+                except BaseException:
+                    self._admission.leave(login.public)
+                    raise
         except (LoginRefused, WireError) as error:
             code = error.code if isinstance(error, LoginRefused) else "BadLogin"
             sentence = error.message if isinstance(error, LoginRefused) else str(error)

@@ -1,8 +1,9 @@
 """The coordinator server's logic, without sockets, clocks or disks: takes frames of connections, returns the frames to send.
 
-Each key has one connection: the newer one wins, and the end of the older withdraws nobody. A lost member may return for a
-while. States are not queued: a connection's changes are computed when they can be sent, so a slow reader gets fewer, merged
-changes and needs no memory. Nothing is sent when nothing changed.
+Each key has one connection. The caller pings it when the key logs in again (`ping`, `give_up`) and refuses the newcomer if
+it answers; otherwise `connect` replaces it, and its end withdraws nobody. A lost member may return for a while. States are not
+queued: a connection's changes are computed when they can be sent, so a slow reader gets fewer, merged changes and needs no
+memory. Nothing is sent when nothing changed.
 
 Write-ahead: neither a changed state nor the answer to the request that changed it is sent before the caller reports with
 `saved` that the change is on disk. Changes during a write are collected and written together. After a restart the coordinator's
@@ -47,10 +48,16 @@ WHOLE_COST = 20.0
 """A request for the whole document counts as this many requests."""
 
 
-_REPLACED = (
-    "this key has logged in again, from another client; each client needs a key of its own: "
+_ONE_KEY_EACH = (
+    "each client needs a key of its own: "
     "make one with `openssl rand 32 > another.key && chmod 600 another.key`, and give it with -i"
 )
+_REPLACED = f"this key has logged in again, from another client, while this one did not answer; {_ONE_KEY_EACH}"
+KEY_IN_USE = Bye("KeyInUse", f"another client takes part with this key now, and answers; {_ONE_KEY_EACH}")
+"""What a newcomer is told whose key another client uses."""
+
+NOT_ALLOWED = Bye("NotAllowed", "the run's owner removed your key from the list of those who may take part")
+"""What a client is told whose key is no longer allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,9 @@ class _Connection:
     sizes: TokenBucket
     received_at: float
     pinged_at: float
+    pings: int = 0
+    pongs: int = 0
+    given_up: bool = False
     outbox: list[bytes] = field(default_factory=list)
     held: deque[tuple[int, bytes]] = field(default_factory=deque)
     known: Document | None = None
@@ -183,7 +193,10 @@ class Hub:
         return changes
 
     def take_withdrawn(self) -> list[tuple[bytes, str]]:
-        """Healthy members withdrawn since the last call, and why (`lost`, `not allowed`); call it before `take_changes`."""
+        """Healthy members withdrawn since the last call, and why; call it before `take_changes`.
+
+        `lost`, `not back` (no connection since this server continued the run), `not allowed`.
+        """
         taken, self._withdrawn = self._withdrawn, []
         return taken
 
@@ -212,6 +225,7 @@ class Hub:
 
         entry.connection = number
         entry.lost_at = None
+        entry.restored = False
         limits = self._limits
         bucket = TokenBucket(rate=limits.bytes_per_second, burst=limits.burst_bytes, now=now.monotonic)
         self._connections[number] = _Connection(
@@ -219,6 +233,34 @@ class Hub:
         )
         self._to_flush.add(number)
         return number
+
+    def connection_of(self, signer: bytes) -> int | None:
+        """Number of the connection that a key has now, unless it is being closed or was given up."""
+        entry = self._key_records.get(signer)
+        number = None if entry is None else entry.connection
+        return None if number is None or self.is_closing(number) or self._connections[number].given_up else number
+
+    def give_up(self, number: int) -> None:
+        """A connection did not answer a ping: until something comes from it, the next login of its key takes its place."""
+        connection = self._connections.get(number)
+        if connection is not None:
+            connection.given_up = True
+
+    def ping(self, number: int, now: ClockTime) -> int:
+        """Ping a connection; returns the number of the pong that answers it, for `has_answered`."""
+        connection = self._connections[number]
+        connection.pinged_at = now.monotonic
+        connection.pings += 1
+        self._send(number, encode_server(Heartbeat()))
+        return connection.pings
+
+    def has_answered(self, number: int, pong: int) -> bool:
+        """Whether that pong has come, and the connection is open. A client sends one for each ping, in order."""
+        return not self.is_closing(number) and self._connections[number].pongs >= pong
+
+    def is_settled(self, number: int, pong: int) -> bool:
+        """Whether that pong has come, or cannot come any more."""
+        return self.is_closing(number) or self.has_answered(number, pong)
 
     def disconnect(self, number: int, now: ClockTime) -> None:
         """A connection ended. Its member is withdrawn unless it returns in time; the end of a replaced one does not count."""
@@ -238,7 +280,7 @@ class Hub:
         """Close the connections of keys that are no longer allowed, and withdraw those members."""
         for number, connection in self._connections.items():
             if not may(connection.identity.signer):
-                self._send_bye(number, "NotAllowed", "the run's owner removed your key from the list of those who may take part")
+                self._send_bye(number, NOT_ALLOWED.code, NOT_ALLOWED.sentence)
         for signer in self._members():
             if not may(signer):
                 self._withdraw_member(signer, now, why="not allowed")
@@ -250,6 +292,7 @@ class Hub:
             return 0.0
 
         connection.received_at = now.monotonic
+        connection.given_up = False
         try:
             message = decode_client(payload)
             self._handle(number, connection, message, now)
@@ -338,8 +381,7 @@ class Hub:
             if silent >= self._limits.silence_seconds:
                 self._send_bye(number, "Silent", f"no complete frame came from you for {silent:.0f} s")
             elif min(silent, now.monotonic - connection.pinged_at) >= self._limits.ping_seconds:
-                connection.pinged_at = now.monotonic
-                self._send(number, encode_server(Heartbeat()))
+                self.ping(number, now)
 
     def _tick(self, now: ClockTime) -> None:
         if not self._state.run_state.halted and not self._clock_stands(now):
@@ -384,7 +426,8 @@ class Hub:
         overdue = list(self._key_records.overdue(self._members(), now.monotonic))
         if self._withdraw and not self._clock_stands(now):
             for signer in overdue:
-                self._withdraw_member(signer, now, why="lost")
+                why = "not back" if self._key_records[signer].restored else "lost"
+                self._withdraw_member(signer, now, why=why)
 
     def _withdraw_member(self, signer: bytes, now: ClockTime, *, why: str) -> None:
         identity = NodeIdentity(signer, signer)
@@ -412,7 +455,7 @@ class Hub:
     def _handle(self, number: int, connection: _Connection, message: ClientMessage, now: ClockTime) -> None:
         match message:
             case Heartbeat():
-                return
+                connection.pongs += 1
             case WholeRequest():
                 connection.known = None
                 self._to_flush.add(number)

@@ -19,12 +19,16 @@ REMEMBERED_ANSWERS = 32
 
 @dataclass(slots=True)
 class KeyRecord:
-    """One key. connection: number of its newest one, None when lost; lost_at: when, in monotonic seconds."""
+    """One key. connection: number of its newest one, None when lost; lost_at: when, in monotonic seconds.
+
+    restored: whether it has had no connection since this server continued the run.
+    """
 
     requests: TokenBucket
     connection: int | None = None
     address: bytes | None = None
     lost_at: float | None = None
+    restored: bool = False
     _answers: OrderedDict[int, Answer] = field(default_factory=OrderedDict)
 
     def answered(self, number: int) -> Answer | None:
@@ -49,6 +53,10 @@ class KeyRecords:
         """The record of a known key."""
         return self._entries[signer]
 
+    def get(self, signer: bytes) -> KeyRecord | None:
+        """The record of a key, None if there is none."""
+        return self._entries.get(signer)
+
     def known(self, signer: bytes, now: float) -> KeyRecord:
         """The record of a key; made if there is none."""
         entry = self._entries.get(signer)
@@ -62,6 +70,7 @@ class KeyRecords:
         for signer in members:
             entry = self.known(signer, now)
             entry.lost_at = now
+            entry.restored = True
             entry.address = addresses.get(signer)
 
     def connected(self, signer: bytes) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -15,10 +17,11 @@ import anyio.to_thread
 
 from psyche_backend_tcp.connections.allow_list import AllowList
 from psyche_backend_tcp.connections.listener import CONNECTION_LOST, AcceptedConnection, Listener
-from psyche_backend_tcp.connections.login import COORDINATOR
+from psyche_backend_tcp.connections.login import COORDINATOR, LoginRefused
 from psyche_backend_tcp.data.server import DataServer
 from psyche_backend_tcp.limits import Limits
-from psyche_backend_tcp.server.hub import ClockTime, Hub, PendingSave
+from psyche_backend_tcp.protocol import Bye, encode_server
+from psyche_backend_tcp.server.hub import KEY_IN_USE, NOT_ALLOWED, ClockTime, Hub, PendingSave
 from psyche_backend_tcp.server.initial_state import InitialState, begin
 from psyche_backend_tcp.server.state_store import StateStore
 from psyche_core.coordinator.commands import Command
@@ -99,6 +102,7 @@ class TcpServer(BackendServer):
             limits=self._limits,
             allowed=self._may,
             members=self._members,
+            welcome=self._check_key,
         )
         try:
             if context.data is not None:
@@ -363,6 +367,12 @@ class TcpServer(BackendServer):
     # ------------------------------------------------------------ connections
 
     async def _attend(self, accepted: AcceptedConnection) -> None:
+        try:
+            await self._check_key(accepted.public)  # again: others may have come in while this one was welcomed
+        except LoginRefused as refused:
+            await _say_bye(accepted.frames, Bye(refused.code, refused.message), within=self._limits.send_seconds)
+            return
+
         number = self._hub.connect(NodeIdentity(accepted.public, accepted.public), self._now(), known=accepted.known)
         self._notify()
         try:
@@ -379,6 +389,19 @@ class TcpServer(BackendServer):
             self._wakes.pop(number, None)
             self._hub.disconnect(number, self._now())
             self._notify()
+
+    async def _check_key(self, public: bytes) -> None:
+        """Raise LoginRefused while another connection of the key answers pings. A dead one is closed, or stays silent."""
+        while (number := self._hub.connection_of(public)) is not None:
+            pong = self._hub.ping(number, self._now())
+            self._notify()
+            with anyio.move_on_after(self._limits.probe_seconds):
+                await self._until(partial(self._hub.is_settled, number, pong))
+            if self._hub.has_answered(number, pong):
+                raise LoginRefused(KEY_IN_USE.code, KEY_IN_USE.sentence)
+            if not self._may(public):
+                raise LoginRefused(NOT_ALLOWED.code, NOT_ALLOWED.sentence)
+            self._hub.give_up(number)
 
     async def _read(self, number: int, frames: FramedStream) -> None:
         while True:
@@ -415,3 +438,16 @@ class TcpServer(BackendServer):
                 return
 
             await wake.wait()
+
+
+async def _say_bye(frames: FramedStream, bye: Bye, *, within: float) -> None:
+    """Tell a client why it is not served, and wait until it has closed: closing with unread bytes would discard the bye.
+
+    within: seconds for the bye.
+    """
+    with contextlib.suppress(*CONNECTION_LOST, WireError):
+        with anyio.move_on_after(within):
+            await frames.send(encode_server(bye))
+        with anyio.move_on_after(_FAREWELL_SECONDS):
+            while True:
+                await frames.receive()

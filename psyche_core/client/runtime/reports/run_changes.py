@@ -1,0 +1,107 @@
+"""What people are told about a run that does not simply go on, and about a client that began in the middle of an epoch.
+
+The run may go back to an earlier model, and its coordinator may be restored from another state. Both are seen by comparing a
+state with the one before it. Pure; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from psyche_core.client.runtime.reports.step_figures import described
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.telemetry import events as telemetry
+from psyche_core.types import RunState
+
+_DROPPED_AFTER = 2
+"""Rounds after the one whose result is missing, in which its member is dropped."""
+
+
+class RunChanges:
+    """Follows the states that one client sees, from its first on."""
+
+    def __init__(self) -> None:
+        self._begun: CoordinatorState | None = None
+        self._newest: CoordinatorState | None = None
+        self._described: telemetry.RunDescribed | None = None
+        self._first_trained: tuple[int, int] | None = None
+
+    def see(self, state: CoordinatorState) -> Iterator[telemetry.Event]:
+        """Take in the next state; yields what people are told of it."""
+        previous, self._newest = self._newest, state
+        self._begun = self._begun or state
+        now = described(state.run_id, state.config, state.model)
+        if now != self._described:
+            self._described = now
+            yield now
+        if previous is not None and state.instance == previous.instance and state.generation > previous.generation:
+            yield went_back(previous, state) or telemetry.Problem("warning", other_state(previous, state))
+
+    def note_trained(self, height: int) -> None:
+        """Our share of the round of this height was trained."""
+        if self._first_trained is None and self._newest is not None:
+            self._first_trained = self._newest.progress.epoch, height
+
+    def explained(self, dropped: telemetry.Dropped, *, training_fails: bool) -> telemetry.Dropped:
+        """The same with what this process knows of itself: why no result came, or came late."""
+        if dropped.why not in ("late", "silent"):
+            return dropped
+        if training_fails:
+            return replace(dropped, why="failed")
+
+        return replace(dropped, why="starting") if self._was_starting(dropped) else dropped
+
+    def _was_starting(self, dropped: telemetry.Dropped) -> bool:
+        """Whether this client began in the middle of that epoch, as a member already, and had trained nothing of it yet."""
+        begun = self._begun
+        if begun is None or begun.current_round is None or begun.progress.epoch != dropped.epoch:
+            return False
+
+        missed = dropped.height - _DROPPED_AFTER
+        first = self._first_trained
+        return first is None or first[0] != dropped.epoch or missed < first[1]
+
+
+def went_back(previous: CoordinatorState, state: CoordinatorState) -> telemetry.WentBack | None:
+    """The event for a run that went back between two states; None if it rather continues from another state.
+
+    state: of a later generation. A return keeps the epoch's number and leads to an earlier step.
+    """
+    before, now = previous.progress, state.progress
+    begins_at = now.step if state.current_round is None else state.epoch.start_step
+    if now.epoch < before.epoch or begins_at >= before.step:
+        return None
+
+    from_checkpoint = state.from_checkpoint
+    return telemetry.WentBack(
+        before.step - 1, begins_at - 1, from_checkpoint=from_checkpoint, by_owner=_by_owner(previous, from_checkpoint)
+    )
+
+
+def _by_owner(previous: CoordinatorState, from_checkpoint: bool) -> bool | None:
+    """Whether the owner returned the run; None if that cannot be known from the state before."""
+    if previous.model_lost and from_checkpoint:
+        return False
+    if previous.run_state is RunState.Paused:
+        return True
+    if previous.run_state is RunState.Warmup and previous.epoch.lacking:
+        return False
+    return None
+
+
+def other_state(previous: CoordinatorState, state: CoordinatorState) -> str:
+    """Say that the coordinator was restored from a state that does not follow the one before, and in which direction."""
+    before, now = previous.progress, state.progress
+    then, here = (f"epoch {known.epoch}, step {known.step}" for known in (before, now))
+    if then == here:
+        return f"the coordinator was restored from another state of {here}: it has forgotten what it was told last"
+    if state.generation < previous.generation:
+        which = "a state of before the run went back"
+    elif now.epoch <= before.epoch and now.step <= before.step:
+        which = "an earlier state"
+    elif now.epoch >= before.epoch and now.step >= before.step:
+        which = "a later state"
+    else:
+        which = "another state"
+    return f"the coordinator was restored from {which}: it is in {here}, and was in {then}"
