@@ -1,8 +1,9 @@
-"""A simulated member's disk: checkpoints of epoch ends, and a journal of steps applied and results verified since the last one.
+"""A simulated member's disk: checkpoints, and a journal of steps applied and results verified since the last one.
 
 It survives the process when a fault says so. Writes reach the disk at once, as the real journal syncs before a statement is
-sent. Loading follows `training.checkpoints.initial_model` and `client.runtime.restoring`: it takes a checkpoint of the run's
-generation, or of an end that a quorum signed, none newer than the run; then the journal's steps as far as the run knows them.
+sent. Which checkpoints stay is the rule of `training.checkpoints.checkpoint.keep_last`. Loading follows
+`training.checkpoints.initial_model` and `client.runtime.restoring`: it takes a checkpoint of the run's generation, or of an end
+that a quorum signed, none newer than the run; then the journal's steps as far as the run knows them.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from psyche_core.types import Decision
 from psyche_core.wire.messages import Result
 
 KEPT = 4
-"""Number of checkpoints kept."""
+"""Number of checkpoints of epoch ends that are kept, beside the newest one and the bases of both journals."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedMasters:
     """Masters on the disk. step: the last one in them; generation: of the run; digest: full digest.
 
-    decision: of that step, None where it is unknown, as for a model that was loaded.
+    decision: of that step, None where it is unknown, as for a model that was loaded. mid_epoch: whether it is no epoch's end.
     """
 
     step: int
@@ -36,6 +37,7 @@ class SavedMasters:
     masters: object
     digest: bytes
     decision: Decision | None = None
+    mid_epoch: bool = True
 
 
 class PendingResult(NamedTuple):
@@ -46,21 +48,24 @@ class PendingResult(NamedTuple):
     slot: int
     commitment: bytes
     payload_hash: bytes
+    step: int
 
     @classmethod
     def of(cls, kept: KeptResult) -> PendingResult:
         """The part of a result that is kept."""
         result: Result = kept.result
-        return cls(result.epoch, result.height, kept.slot, result.commitment, result.payload_hash)
+        return cls(result.epoch, result.height, kept.slot, result.commitment, result.payload_hash, result.step)
 
 
 class Disk:
     """See the module. pending: results verified since the journal's base, with their payloads.
 
     The journal before this one is kept, because a coordinator restored from an older state may need a step before its base.
+    rounds: number of rounds at which the journal is full, so that a checkpoint is saved in mid-epoch; None for no limit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, rounds: int | None = None) -> None:
+        self._rounds = rounds
         self.pending: dict[PendingResult, Payload] = {}
         self._saved: list[SavedMasters] = []
         self._journal: list[SavedMasters] = []
@@ -72,18 +77,45 @@ class Disk:
     # ------------------------------------------------------------------------------------ written
 
     def save(self, saved: SavedMasters) -> None:
-        """Write a checkpoint and start the journal again from it. Checkpoints that the run has left behind are removed."""
-        self._saved = [one for one in self._saved if one.step < saved.step][1 - KEPT :]
+        """Write a checkpoint and start the journal again from it. Checkpoints that the run has left behind are set aside."""
+        self._set_aside(saved.step)
+        there = self.at_end(saved.step)
+        if there is not None:
+            self._saved.remove(there)
+            self._discarded += [there] if there.digest != saved.digest else []
         self._saved.append(saved)
         self.begin(saved)
+        self._remove_old()
 
     def begin(self, base: SavedMasters) -> None:
-        """Start the journal again; the one before is kept if it is of the same generation."""
+        """Start the journal again. The one before is kept if it is of the same generation and leads further than its earlier one.
+
+        Results of later steps are taken over.
+        """
         same = bool(self._journal) and self._journal[0].generation == base.generation
-        self._earlier, self._earlier_pending = (self._journal, self.pending) if same else ([], {})
+        if same and not self._adds_nothing():
+            self._earlier, self._earlier_pending = self._journal, self.pending
+        self.pending = {known: payload for known, payload in self.pending.items() if same and known.step > base.step}
         self._journal = [base]
         self._suspended = False
-        self.pending = {}
+
+    def _adds_nothing(self) -> bool:
+        """Whether the journal has only a base, to which the one before it leads, too."""
+        base = self._journal[0]
+        led_to = [one.step for one in self._earlier if one.generation == base.generation]
+        return len(self._journal) == 1 and base.step in led_to
+
+    def _remove_old(self) -> None:
+        """Delete old checkpoints; never those with which a journal begins."""
+        kept = {one.step for one in self._saved[-1:]}
+        kept |= {one.step for one in [one for one in self._saved if not one.mid_epoch][-KEPT:]}
+        bases = self.bases
+        self._saved = [one for one in self._saved if one.step in kept or (one.step, one.digest) in bases]
+
+    @property
+    def bases(self) -> frozenset[tuple[int, bytes]]:
+        """Step and digest of the model with which each journal begins."""
+        return frozenset((one[0].step, one[0].digest) for one in (self._journal, self._earlier) if one)
 
     def suspend(self) -> None:
         """Take nothing into the journal before it starts again; what it has stays."""
@@ -94,6 +126,8 @@ class Disk:
         last = self._journal[-1] if self._journal else None
         if last is not None and not self._suspended and (last.generation, last.step) == (saved.generation, saved.step - 1):
             self._journal.append(saved)
+            if can_write and self._rounds is not None and len(self._journal) > self._rounds:
+                self.save(saved)
         elif can_write:
             self.save(saved)
 

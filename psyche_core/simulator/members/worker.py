@@ -10,6 +10,7 @@ import functools
 import hashlib
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 from psyche_core.client.machine import actions as act
@@ -35,6 +36,9 @@ EMPTY_RESULT = hashlib.sha256(b"").digest()
 
 DESCRIPTION = hashlib.sha256(b"description").digest(), 64
 """Hash and length of the description of the run's model."""
+
+SMALL_JOURNALS = 0.1
+"""Probability that the journals of a run's members are full after a few rounds, so that they save checkpoints in mid-epoch."""
 
 SECONDS: dict[type[object], float] = {
     act.Load: 0.4,
@@ -70,7 +74,8 @@ class Worker(Process):
         self.expired_before: int = 0
         self.training: Durations = Durations()
         self._speed = 0.7 + 0.6 * rng.random()
-        self.disk: Disk = Disk()
+        self._journal_rounds = journal_rounds(world, index)
+        self.disk: Disk = Disk(rounds=self._journal_rounds)
         self._trained = 0
         self._has_store = rng.random() < 0.6
         self._knows_the_model = rng.random() < 0.5
@@ -79,7 +84,7 @@ class Worker(Process):
         self.replica = self._world.new_replica()
         self._order = StepOrder(self.name)
         if not disk:
-            self.disk = Disk()
+            self.disk = Disk(rounds=self._journal_rounds)
         self.payloads, self.snapshots = {}, {}
         self.expired_before = 0
 
@@ -231,7 +236,8 @@ class Worker(Process):
         if self.full_disks:
             self.counts["full-disk"] += 1
             return
-        self.disk.save(self._saved(work.step, work.generation, work.decision))
+        at_end = work.__class__ is act.CloseEpoch or (isinstance(work, act.FetchModel) and work.epoch_end)
+        self.disk.save(replace(self._saved(work.step, work.generation, work.decision), mid_epoch=not at_end))
 
     def _begin(self, base: SavedMasters) -> None:
         """Start the journal again, if the disk has room."""
@@ -355,6 +361,17 @@ class Worker(Process):
         if work.build is not None:
             return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, work.step)
         return ev.ModelFetched(work.step, self.replica.digest())
+
+
+def journal_rounds(world: World, index: int) -> int | None:
+    """The rounds at which a member's journal is full, None for no limit.
+
+    In a few runs the model is so large that all journals are full after a few rounds, in others that of a few members.
+    """
+    for rng in (world.stream("journals"), world.stream(f"journal {index}")):
+        if rng.random() < SMALL_JOURNALS:
+            return rng.randint(2, 8)
+    return None
 
 
 def offer_of(epoch: int, step: int, seed: int, digest: bytes) -> ModelOffer:

@@ -349,6 +349,11 @@ def checkpoints_forget_what_decided_their_last_step(patch: Patch) -> None:
     patch.setattr(disk, "_conflicts", lambda *_: False)
 
 
+def bases_of_journals_are_deleted(patch: Patch) -> None:
+    """F18: of checkpoints only epoch ends and the newest are kept, so a journal outlives the model with which it begins."""
+    patch.setattr(Disk, "bases", frozenset())
+
+
 def a_contested_model_is_waited_for(patch: Patch) -> None:
     """F18: of models that members contest none is ever given up, so the run waits for its owner."""
     patch.setattr(contested_model, "_repeated", lambda *_: False)
@@ -414,6 +419,8 @@ MUTATIONS = (
              ("nothing-is-lost-that-a-member-holds", "nothing-is-lost-that-a-disk-holds"), first=60),
     Mutation(going_back_is_not_said, ("all-die",), ("training-never-goes-back-unsaid", "step-and-data-go-forward-only")),
     Mutation(journals_end_with_their_checkpoint, ("older-state",), ("nothing-is-lost-that-a-disk-holds",)),
+    Mutation(bases_of_journals_are_deleted, (), ("nothing-is-lost-that-a-disk-holds",), first=127,
+             found="full-journals-lost-their-base"),
     Mutation(a_contested_model_is_waited_for, ("all-die", "false-models"), ("the-run-goes-on",)),
     Mutation(made_up_keys_fill_the_buffer, ("flood",), ("memory-is-bounded",)),
     Mutation(journals_are_not_replayed, ("all-die",), ("nothing-is-lost-that-a-disk-holds",)),

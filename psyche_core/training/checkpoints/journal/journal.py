@@ -35,7 +35,6 @@ from filelock import BaseFileLock
 
 from psyche_core.errors import ModelError, WireError
 from psyche_core.storage.folders import flush
-from psyche_core.training.checkpoints.checkpoint import abandoned_name
 from psyche_core.training.checkpoints.journal.contents import EarlierJournal, Recovered
 from psyche_core.training.checkpoints.journal.file import JournalFile, OtherVersion, header_in
 from psyche_core.training.checkpoints.journal.lock import earlier_path, journal_path, lock_journal
@@ -47,6 +46,7 @@ from psyche_core.training.checkpoints.journal.quarantined_journals import (
 )
 from psyche_core.training.checkpoints.journal.replacement import copy_records, newest_results, replacement
 from psyche_core.training.checkpoints.journal_records import MAX_RECORD_BYTES, AppliedRound, Header, StoredResult
+from psyche_core.training.checkpoints.quarantine_names import abandoned_name
 
 LEAST_LIMIT: Final = 64 * 2**20
 """Smallest limit of a journal in bytes: thousands of rounds of a small model."""
@@ -151,8 +151,9 @@ class Journal:
         """Replace the journal by one with a new base. base_digest: full digest (32 bytes) of the masters after base_step.
 
         Results of later steps in the same generation are copied, because a checkpoint may be saved before they are applied. An
-        old journal of the same generation becomes the earlier one. Delete the older checkpoint only afterwards. Raises ModelError
-        on a disk error; then the old journal stays in use.
+        old journal of the same generation becomes the earlier one, unless it has no rounds and the earlier one leads to its base:
+        that one can restore more. Delete the older checkpoint only afterwards. Raises ModelError on a disk error; then the old
+        journal stays in use.
         """
         header = Header(instance=self._instance, generation=generation, base_step=base_step, base_digest=base_digest)
         old = self._file
@@ -160,9 +161,22 @@ class Journal:
         if kept:
             with contextlib.suppress(ModelError):
                 self.sync()  # what is still in memory is needed to go back to it
-        with self._replacement(header, keep_old=kept) as new:
+        with self._replacement(header, keep_old=kept and not self._adds_nothing()) as new:
             if old is not None and kept:
                 copy_records(old, (each for each in old.pending if each.step > base_step), new)
+
+    def _adds_nothing(self) -> bool:
+        """Whether this journal has only a base, to which the one before it leads, too."""
+        file = self._file
+        if file is None or file.last_step > file.header.base_step:
+            return False
+
+        earlier = self.earlier()
+        if earlier is None:
+            return False
+        with earlier:
+            known = earlier.recovered
+            return known.header.base_step <= file.header.base_step <= known.last_step
 
     def add_result(self, result: StoredResult, payload: bytes) -> bool:
         """Add a verified result. Returns False if it is already in the journal. payload: must match `result.payload_hash`.
