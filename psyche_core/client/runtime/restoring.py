@@ -119,8 +119,8 @@ class Restorer:
     def _written(self, journal: Journal, change: Callable[[], object]) -> bool:
         """Change the journal on the disk; returns whether that succeeded.
 
-        If the disk refuses, for instance because it is full, the client continues without a journal until its next checkpoint,
-        and the file stays as it is.
+        If the disk refuses, for instance because it is full, the client continues without a journal until its next checkpoint.
+        The file stays, but without rounds that the run has left: `rewind` cuts them off.
         """
         try:
             change()

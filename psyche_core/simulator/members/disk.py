@@ -179,7 +179,8 @@ class Disk:
         """The masters the journal restores from those with this digest after `step`, and whether results after that may follow.
 
         None if the journal does not begin with them. step: None for the model the run's checkpoint names. can_write: whether the
-        journal can be written again; else it stays as it is, and takes nothing more.
+        journal can be written again; else rounds that the run has left are cut off, with the results after the first of them.
+        One of another generation takes nothing more then.
         """
         self._suspended = False
         if not self._journal:
@@ -200,13 +201,28 @@ class Disk:
         same = last.generation == state.generation
         if at < last.step:
             self._set_aside(at)
-        if not can_write and (not same or at < last.step):
+        if (at < last.step or not same) and not self._rewind(at, generation=state.generation, can_write=can_write):
             self._suspended = True
             return reached, False
+        return self._journal[-1], same
+
+    def _rewind(self, at: int, *, generation: int, can_write: bool) -> bool:
+        """Keep the journal's steps up to `at`, in this generation now. A full disk has no room for a new journal.
+
+        Then this one is cut off in place, and one of another generation takes nothing more: False.
+        """
+        kept = [one for one in self._journal if one.step <= at]
+        same = kept[0].generation == generation
+        if not can_write and len(kept) < len(self._journal):
+            self.pending = {known: payload for known, payload in self.pending.items() if known.step <= at + 1}
+        if not can_write and not same:
+            self._journal = kept
+            return False
+
         if not same:
             self.pending = {}  # results of rounds that the run has left behind
-        self._journal = [replace(saved, generation=state.generation) for saved in self._journal[: at - base.step + 1]]
-        return self._journal[-1], same
+        self._journal = [replace(one, generation=generation) for one in kept]
+        return True
 
     def restore_earlier_journal(self, state: CoordinatorState) -> None:
         """Take the journal before this one if the coordinator is at a step before this one's base, or decided it otherwise.

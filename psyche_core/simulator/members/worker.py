@@ -235,6 +235,8 @@ class Worker(Process):
         """Write a checkpoint, from which the journal continues."""
         if self.full_disks:
             self.counts["full-disk"] += 1
+            if isinstance(work, act.FetchModel):
+                self.disk.suspend()  # its rounds do not lead to these masters
             return
         at_end = work.__class__ is act.CloseEpoch or (isinstance(work, act.FetchModel) and work.epoch_end)
         self.disk.save(replace(self._saved(work.step, work.generation, work.decision), mid_epoch=not at_end))

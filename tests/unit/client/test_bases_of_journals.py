@@ -14,6 +14,7 @@ from psyche_core.client.runtime.checkpointing import Checkpointer
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.client.runtime.restoring import Restorer, signed_ends
 from psyche_core.client.runtime.worker import describe_exception
+from psyche_core.errors import ModelError
 from psyche_core.telemetry import events as telemetry
 from psyche_core.training.checkpoints.checkpoint import keep_last
 from psyche_core.training.checkpoints.initial_model import belongs, newest_own
@@ -60,7 +61,7 @@ class Member:
         """Apply the rounds up to step `last`. full_at: steps after which the journal is full."""
         for step in range(self.masters.step + 1, last + 1):
             results = [result(step, slot) for slot in range(4)]
-            for one in results:
+            for one in results if not self.journal.broken else ():
                 self.journal.add_result(one, payload_of(step, one.slot))
             self._apply(step)
             record = applied(step, *results)
@@ -140,6 +141,28 @@ async def test_a_journal_that_is_full_at_the_epochs_end_keeps_the_one_before_it(
     await member.end_epoch()
     await member.train(10)
     assert member.restored(back_to) == back_to
+
+
+@pytest.mark.parametrize("refuses", ["the checkpoint", "the journal"])
+async def test_no_round_follows_a_model_of_others_that_could_not_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
+) -> None:
+    """The journal led to another model of that step, and took the rounds after it: the next start applied them to that one."""
+
+    def full(*_: object, **__: object) -> None:
+        raise ModelError("no space")
+
+    member = Member(tmp_path, keep=3)
+    await member.train(4)
+    ours = member.contents[4]
+    member.masters.content = b"the others' masters after step 4"
+    with monkeypatch.context() as patch:
+        patch.setattr(*((SavedMasters, "save") if refuses == "the checkpoint" else (Journal, "begin")), full)
+        await member.fetch(4)
+        assert member.journal.broken
+        await member.train(6)
+    member.contents[4] = ours
+    assert member.restored(6) == (4 if refuses == "the checkpoint" else 6)
 
 
 async def test_of_one_kept_epochs_end_the_journal_before_it_still_begins_with_another(tmp_path: Path) -> None:

@@ -165,28 +165,55 @@ def test_a_journal_that_cannot_be_replayed_is_kept_under_another_name(member: Me
     assert any("its rounds do not follow the model of step 4" in said for said in member.told)
 
 
-@pytest.mark.parametrize("writes", ["begin", "rewind"])
 def test_a_full_disk_costs_the_journal_and_not_the_client(
-    member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: str
+    member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    member.train(9)
-    kept = journal_path(tmp_path, RUN).read_bytes()
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(JournalFile, "create", full)
-    if writes == "rewind":
-        assert member.start(state_at(6), step=0) == 5
-    else:
-        journal_path(tmp_path, RUN).unlink()
-        assert member.start(state_at(1), step=0) == 0
+    journal_path(tmp_path, RUN).unlink()
+    _fill_disk(monkeypatch)
+    assert member.start(state_at(1), step=0) == 0
     assert "No space left on device; make room on its disk" in member.told[-1]
     journal = member.restorer.journal
     assert journal is not None
     assert journal.broken, "the next checkpoint begins one"
-    if writes == "rewind":
-        assert journal_path(tmp_path, RUN).read_bytes() == kept
+
+
+def _fill_disk(patch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    patch.setattr(JournalFile, "create", full)
+
+
+def test_rounds_that_the_run_has_left_are_cut_off_on_a_full_disk(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal stayed as it was: after a later restore no state contradicted it, and its forgotten rounds were applied."""
+    member.train(9)
+    _fill_disk(monkeypatch)
+    assert member.start(state_at(6), step=0) == 5
+    assert "No space left on device; make room on its disk" in member.told[-1]
+    assert "Its rounds after step 5, which the run has left, were cut off instead" in member.told[-1]
+    assert member.start(state_at(13), step=0) == 5, "the caller asks the other members for what came since"
+    assert member.masters.content == member.contents[5]
+    journal = member.restorer.journal
+    assert journal is not None
+    assert not journal.broken
+    assert {one.step for one in journal.pending} == {6}, "results of the next step may yet be accepted"
+    member.train(7)
+    assert member.start(state_at(13), step=0) == 7, "it goes on where there is room for a round"
+
+
+def test_a_journal_of_the_generation_before_is_cut_off_and_stopped_on_a_full_disk(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member.train(9)
+    _fill_disk(monkeypatch)
+    end = EpochEnd(step=7, digest=hashlib.sha256(member.contents[7]).digest())
+    other = EpochEnd(step=8, digest=b"d" * 32)
+    assert member.start(replace(state_at(8, generation=1), ends=(end,)), step=0) == 7
+    journal = member.restorer.journal
+    assert journal is not None
+    assert journal.broken
+    assert "continues without a journal" in member.told[-1]
+    assert member.start(replace(state_at(9, generation=1), ends=(end, other)), step=0) == 7
 
 
 def test_a_stored_model_of_a_signed_end_is_followed_by_the_journal_that_covers_it(member: Member) -> None:

@@ -354,6 +354,16 @@ def bases_of_journals_are_deleted(patch: Patch) -> None:
     patch.setattr(Disk, "bases", frozenset())
 
 
+def journals_stay_as_they_are_on_a_full_disk(patch: Patch) -> None:
+    """Section 5: where a full disk has no room for a new journal, rounds that the run has left stay in the old one."""
+
+    def rewind(self: Disk, at: int, *, generation: int, can_write: bool) -> bool:
+        return can_write and original(self, at, generation=generation, can_write=can_write)
+
+    original = Disk._rewind
+    patch.setattr(Disk, "_rewind", rewind)
+
+
 def a_contested_model_is_waited_for(patch: Patch) -> None:
     """F18: of models that members contest none is ever given up, so the run waits for its owner."""
     patch.setattr(contested_model, "_repeated", lambda *_: False)
@@ -421,6 +431,8 @@ MUTATIONS = (
     Mutation(journals_end_with_their_checkpoint, ("older-state",), ("nothing-is-lost-that-a-disk-holds",)),
     Mutation(bases_of_journals_are_deleted, (), ("nothing-is-lost-that-a-disk-holds",), first=127,
              found="full-journals-lost-their-base"),
+    Mutation(journals_stay_as_they_are_on_a_full_disk, (), ("replicas-are-equal",), first=163,
+             found="forgotten-rounds-on-a-full-disk"),
     Mutation(a_contested_model_is_waited_for, ("all-die", "false-models"), ("the-run-goes-on",)),
     Mutation(made_up_keys_fill_the_buffer, ("flood",), ("memory-is-bounded",)),
     Mutation(journals_are_not_replayed, ("all-die",), ("nothing-is-lost-that-a-disk-holds",)),

@@ -76,6 +76,7 @@ class Journal:
         self._file: JournalFile | None = None
         self._refused = False  # the last sync failed
         self._gap = False  # data that was not synced has been discarded
+        self._suspended = False  # see `suspend`
 
     @classmethod
     def open(
@@ -142,8 +143,8 @@ class Journal:
 
     @property
     def broken(self) -> bool:
-        """Whether it accepts nothing before the next `begin`: it has no base, or data was discarded because the disk was full."""
-        return self._file is None or self._gap
+        """Whether it accepts nothing before the next `begin`: it has no base, is suspended, or discarded data on a full disk."""
+        return self._file is None or self._gap or self._suspended
 
     # ------------------------------------------------------------------------------------------------------------ writing
 
@@ -231,7 +232,11 @@ class Journal:
         If the generation is the same, results of later steps are kept: a coordinator that was restored from an older state may
         still accept them, and no other member may have them any more. With another generation they are removed.
 
-        Raises ModelError if the base is later than `step`, or on a disk error; then nothing has changed.
+        If the disk has no room for a new file, the rounds after `step` are cut off from this one, with all that was added after
+        the first of them: they must not be replayed again, even if the coordinator no longer stores what contradicts them. The
+        cut journal keeps its generation, so a change of it raises ModelError.
+
+        Raises ModelError if the base is later than `step`, or on a disk error; then nothing else has changed.
         """
         file = self._file
         if file is None:
@@ -248,8 +253,29 @@ class Journal:
         self.sync()
         header = file.header if generation is None else replace(file.header, generation=generation)
         later = newest_results(file.records(), after=step) if header.generation == file.header.generation else set()
-        with self._replacement(header) as new:
-            copy_records(file, (each for each in file.records() if each.step <= step or each in later), new)
+        try:
+            with self._replacement(header) as new:
+                copy_records(file, (each for each in file.records() if each.step <= step or each in later), new)
+        except ModelError as error:
+            if self._file is not file:
+                raise  # it was replaced
+            self._cut_off(file, step, error)
+            if header.generation != file.header.generation:
+                raise
+
+    def _cut_off(self, file: JournalFile, step: int, error: ModelError) -> None:
+        """Remove the rounds after `step` in place, and read the journal again. error: why there is no new file; raised if the
+        disk refuses this, too.
+        """
+        if step >= file.last_step:
+            return
+
+        try:
+            file.cut_before(step + 1)
+        except (OSError, WireError):
+            raise error from None
+        self._report(f"{error}. Its rounds after step {step}, which the run has left, were cut off instead")
+        self.read()
 
     # ------------------------------------------------------------------------------------------------------------ reading
 
@@ -328,8 +354,8 @@ class Journal:
         self._set_aside(reason)
 
     def suspend(self) -> None:
-        """Accept nothing before the next `begin`. The file stays as it is."""
-        self._adopt(None)
+        """Accept nothing before the next `begin` or `read`. The file stays as it is."""
+        self._suspended = True
 
     def read(self, *, generation: int | None = None) -> Recovered | None:
         """Read the journal from the disk. Returns None if there is no usable one. After this, new data can be added.
@@ -379,8 +405,9 @@ class Journal:
     # ------------------------------------------------------------------------------------------------------------ inside
 
     def _usable(self) -> JournalFile:
-        if self._file is None or self._gap:
+        if self._file is None or self.broken:
             reason = "has a gap, because its disk was full for too long" if self._gap else "has no base yet"
+            reason = "does not lead to the present model" if self._suspended else reason
             message = f"the journal {self._path} {reason}; it restarts with the next checkpoint"
             raise ModelError(message)
 
@@ -417,7 +444,7 @@ class Journal:
     def _adopt(self, file: JournalFile | None) -> None:
         if self._file is not None:
             self._file.close()
-        self._file, self._refused, self._gap = file, False, False
+        self._file, self._refused, self._gap, self._suspended = file, False, False, False
 
     def _set_aside(self, reason: str, *, damaged: bool = False) -> None:
         try:
