@@ -8,8 +8,10 @@ that a quorum signed, none newer than the run; then the journal's steps as far a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from psyche_core.client.machine.actions import KeptResult
@@ -23,6 +25,9 @@ from psyche_core.wire.messages import Result
 
 KEPT = 4
 """Number of checkpoints of epoch ends that are kept, beside the newest one and the bases of both journals."""
+
+SMALL_JOURNALS = 0.1
+"""Probability that the journals of a run's members are full after a few rounds, so that they save checkpoints in mid-epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,12 @@ class Disk:
         """All masters that this journal and the one before it can restore, oldest first."""
         return (*self._earlier, *self._journal)
 
+    def saved_signed(self, state: CoordinatorState) -> bool:
+        """Whether a checkpoint, set aside or not, is of the state's step and of the digest that members signed."""
+        due = masters_due(state)
+        signed = signed_digests(state).get(due)
+        return any((one.step, one.digest) == (due, signed) for one in (*self._saved, *self._discarded))
+
     def begins_with_stored(self, state: CoordinatorState) -> bool:
         """Whether the journal starts at the run's stored model, so that this model is worth loading."""
         return bool(self._journal) and self._journal[0].step == state.stored.step
@@ -170,8 +181,9 @@ class Disk:
         if not self._journal:
             return None
         base = self._journal[0]
-        until = self._last_valid_step(state, base=base, last=self._journal[-1])
-        return (base.step, base.digest) if until is not None and until >= base.step else None
+        until = self._last_valid_step(state, journal=self._journal)
+        other = signed_digests(state).get(base.step) not in (None, base.digest)
+        return None if until is None or until < base.step or other else (base.step, base.digest)
 
     def replayed(
         self, state: CoordinatorState, *, step: int | None, digest: bytes, can_write: bool = True
@@ -187,7 +199,7 @@ class Disk:
             return None
 
         base, last = self._journal[0], self._journal[-1]
-        until = self._last_valid_step(state, base=base, last=last)
+        until = self._last_valid_step(state, journal=self._journal)
         begins = step in (None, base.step) and digest == base.digest
         if until is None or until < base.step or not (begins or (step is not None and base.step < step <= last.step)):
             return None
@@ -200,7 +212,7 @@ class Disk:
 
         same = last.generation == state.generation
         if at < last.step:
-            self._set_aside(at)
+            self._set_aside(at, signed=signed_digests(state))
         if (at < last.step or not same) and not self._rewind(at, generation=state.generation, can_write=can_write):
             self._suspended = True
             return reached, False
@@ -227,56 +239,111 @@ class Disk:
     def restore_earlier_journal(self, state: CoordinatorState) -> None:
         """Take the journal before this one if the coordinator is at a step before this one's base, or decided it otherwise.
 
-        Checkpoints that were set aside count again if members signed their models after all.
+        Checkpoints that were set aside count again if members signed their models after all, or the journal begins with them.
         """
         ends = signed_digests(state)
-        back = [one for one in self._discarded if ends.get(one.step) == one.digest and self.at_end(one.step) is None]
-        if back:
-            self._saved = sorted([*self._saved, *back], key=lambda one: one.step)
-        if not (self._journal and self._earlier):
-            return
+        self._take_back([one for one in self._discarded if ends.get(one.step) == one.digest])
+        up_to = self._needs_earlier(state) if self._journal and self._earlier else None
+        if up_to is not None:
+            self._journal, self.pending = self._earlier, self._earlier_pending
+            self._earlier, self._earlier_pending = [], {}
+            self._set_aside(up_to, signed=ends)
+        base = self._base_of_history(state)
+        self._take_back([one for one in self._discarded if (one.step, one.digest) == base][:1])
 
-        due, earlier, base = masters_due(state), self._earlier, self._journal[0].step
-        if earlier[0].step > due:
-            return
+    def _needs_earlier(self, state: CoordinatorState) -> int | None:
+        """The last step of the run's history in the journal before this one, None if this one is the right one."""
+        due, ends, earlier, base = masters_due(state), signed_digests(state), self._earlier, self._journal[0]
+        if earlier[0].step > due or (base.step <= due and ends.get(base.step) == base.digest):
+            return None
+
+        decided = self._decision_at(base)
+        conflicts = decided is not None and _conflicts(state, replace(base, decision=decided))
+        refused = base.step > due or base.step in ends or conflicts
         if earlier[0].generation != state.generation:
-            reached = any(earlier[0].step <= step <= min(due, earlier[-1].step) for step in signed_digests(state))
-            if base <= due or not reached:
-                return
+            reached = any(earlier[0].step <= step <= min(due, earlier[-1].step) for step in ends)
+            return due if refused and reached else None
 
         anew = first_conflicting_step(state, _decisions(earlier))
         up_to = due if anew is None else min(due, anew - 1)
-        if up_to < base:
-            self._journal, self.pending = earlier, self._earlier_pending
-            self._earlier, self._earlier_pending = [], {}
-            self._set_aside(up_to)
+        return up_to if up_to < base.step and (refused or _leads_to(earlier, base, decided)) else None
 
-    def _set_aside(self, above: int) -> None:
-        """Checkpoints of later steps are of a history that the run has left."""
-        self._discarded += [one for one in self._saved if one.step > above]
-        self._saved = [one for one in self._saved if one.step <= above]
+    def _take_back(self, wanted: list[SavedMasters]) -> None:
+        """Let checkpoints that were set aside count again. Those that have their place now are set aside for them."""
+        for one in wanted:
+            there = self.at_end(one.step)
+            if there is not None and there.digest == one.digest:
+                continue
+            self._discarded.remove(one)
+            if there is not None:
+                self._saved.remove(there)
+                self._discarded.append(there)
+            self._saved = sorted([*self._saved, one], key=lambda saved: saved.step)
 
-    def _last_valid_step(self, state: CoordinatorState, *, base: SavedMasters, last: SavedMasters) -> int | None:
-        due = masters_due(state)
+    def _set_aside(self, above: int, *, signed: Mapping[int, bytes] = MappingProxyType({})) -> None:
+        """Checkpoints of later steps are of a history that the run has left, except those that members signed."""
+        gone = [one for one in self._saved if one.step > above and signed.get(one.step) != one.digest]
+        self._discarded += gone
+        self._saved = [one for one in self._saved if one not in gone]
+
+    def _last_valid_step(self, state: CoordinatorState, *, journal: list[SavedMasters]) -> int | None:
+        due, base, last = masters_due(state), journal[0], journal[-1]
         if last.generation == state.generation:
-            anew = first_conflicting_step(state, _decisions(self._journal))
+            anew = first_conflicting_step(state, _decisions(journal))
             return due if anew is None else min(due, anew - 1)
 
         reach = range(base.step, min(due, last.step) + 1)
         return max((step for step in signed_digests(state) if step in reach), default=None)
 
     def held(self, state: CoordinatorState) -> tuple[tuple[int, bytes], ...]:
-        """Steps and digests of the signed ends that a checkpoint holds or the journal reaches."""
+        """Steps and digests of the signed ends that a checkpoint holds or one of both journals reaches."""
         ends = signed_digests(state)
         found = {saved.step: saved.digest for saved in self._saved if ends.get(saved.step) == saved.digest}
         if self._journal:
-            found |= {step: ends[step] for step in range(self._journal[0].step, self._journal[-1].step + 1) if step in ends}
+            reach = [*range(self._journal[0].step, self._journal[-1].step + 1), *self._reach_of_earlier(state)]
+            found |= {step: ends[step] for step in reach if step in ends}
         return tuple(sorted(found.items()))
+
+    def _reach_of_earlier(self, state: CoordinatorState) -> range:
+        """Steps that the journal before this one can restore, if the run goes back to one of them."""
+        earlier, base = self._earlier, self._journal[0]
+        if not earlier or earlier[0].generation != base.generation:
+            return range(0)
+        until = self._last_valid_step(state, journal=earlier)
+        if until is None or signed_digests(state).get(earlier[0].step) not in (None, earlier[0].digest):
+            return range(0)
+        if not _leads_to(earlier, base, self._decision_at(base)):
+            return range(0)
+        return range(earlier[0].step, min(until, earlier[-1].step) + 1)
+
+    def _decision_at(self, base: SavedMasters) -> Decision | None:
+        """What decided the last step of the checkpoint with which a journal begins, None if that is unknown."""
+        there = self.at_end(base.step)
+        return there.decision if there is not None and there.digest == base.digest else None
 
 
 def _decisions(journal: list[SavedMasters]) -> list[Decision]:
     """The decisions about the rounds of a journal, whose first entry is its base."""
     return [saved.decision for saved in journal[1:] if saved.decision is not None]
+
+
+def journal_rounds(of_run: random.Random, of_member: random.Random) -> int | None:
+    """The rounds at which a member's journal is full, None for no limit; both streams are used for nothing else.
+
+    In a few runs the model is so large that all journals are full after a few rounds, in others that of a few members.
+    """
+    for rng in (of_run, of_member):
+        if rng.random() < SMALL_JOURNALS:
+            return rng.randint(2, 8)
+    return None
+
+
+def _leads_to(earlier: list[SavedMasters], base: SavedMasters, decided: Decision | None) -> bool:
+    """Whether a journal leads to another one's base, as far as the real one can know it. decided: the base's last step."""
+    last = next((one for one in earlier if one.step == base.step), None)
+    if last is None or last is earlier[0]:
+        return last is not None and last.digest == base.digest
+    return decided is None or last.decision is None or last.decision == decided
 
 
 def _conflicts(state: CoordinatorState, saved: SavedMasters) -> bool:

@@ -20,7 +20,7 @@ from psyche_core.client.machine.rounds.settled_rounds import settled_rounds
 from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.simulator.clock import Durations
 from psyche_core.simulator.failure import InvariantViolation
-from psyche_core.simulator.members.disk import Disk, SavedMasters
+from psyche_core.simulator.members.disk import Disk, SavedMasters, journal_rounds
 from psyche_core.simulator.members.process import Process
 from psyche_core.simulator.replicas.replica import Payload, Replica, StepOrder
 from psyche_core.simulator.sample_tracker import bits
@@ -36,9 +36,6 @@ EMPTY_RESULT = hashlib.sha256(b"").digest()
 
 DESCRIPTION = hashlib.sha256(b"description").digest(), 64
 """Hash and length of the description of the run's model."""
-
-SMALL_JOURNALS = 0.1
-"""Probability that the journals of a run's members are full after a few rounds, so that they save checkpoints in mid-epoch."""
 
 SECONDS: dict[type[object], float] = {
     act.Load: 0.4,
@@ -74,7 +71,7 @@ class Worker(Process):
         self.expired_before: int = 0
         self.training: Durations = Durations()
         self._speed = 0.7 + 0.6 * rng.random()
-        self._journal_rounds = journal_rounds(world, index)
+        self._journal_rounds = journal_rounds(world.stream("journals"), world.stream(f"journal {index}"))
         self.disk: Disk = Disk(rounds=self._journal_rounds)
         self._trained = 0
         self._has_store = rng.random() < 0.6
@@ -189,6 +186,11 @@ class Worker(Process):
         signed_stored = own is None and not from_members and state.stored.digest == self.replica.digest()
         loaded = own.step if own is not None else state.stored.step if signed_stored else None
         step = self._restored(work, loaded, lineage)
+        if not work.fresh and step != masters_due(state) and self.disk.saved_signed(state):
+            raise InvariantViolation(
+                "signed-checkpoints-are-found",
+                f"{self.name} starts at step {step}, and has step {masters_due(state)} on its disk",
+            )
         signed = any(end.step == masters_due(state) for end in state.ends)
         held = self.disk.held(state) if step is None or step < masters_due(state) or not signed else ()
         if own is not None and step is not None:
@@ -363,17 +365,6 @@ class Worker(Process):
         if work.build is not None:
             return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, work.step)
         return ev.ModelFetched(work.step, self.replica.digest())
-
-
-def journal_rounds(world: World, index: int) -> int | None:
-    """The rounds at which a member's journal is full, None for no limit.
-
-    In a few runs the model is so large that all journals are full after a few rounds, in others that of a few members.
-    """
-    for rng in (world.stream("journals"), world.stream(f"journal {index}")):
-        if rng.random() < SMALL_JOURNALS:
-            return rng.randint(2, 8)
-    return None
 
 
 def offer_of(epoch: int, step: int, seed: int, digest: bytes) -> ModelOffer:

@@ -88,16 +88,25 @@ def remove_leftovers(folder: Path, run_id: str) -> None:
 
 
 def set_aside(
-    folder: Path, run_id: str, *, above: int, trusted: Callable[[CheckpointManifest], bool] = lambda _: True
+    folder: Path,
+    run_id: str,
+    *,
+    above: int,
+    trusted: Callable[[CheckpointManifest], bool] = lambda _: True,
+    signed: Callable[[CheckpointManifest], bool] = lambda _: False,
 ) -> list[Path]:
     """Rename this run's checkpoints of later steps than `above` to `{name}-abandoned`. Returns the new paths, lowest step first.
 
     above: the last step that the run can have, after it went back. trusted: see `origin.belongs`; checkpoints for which it
-    returns False are also renamed, whatever their step. Raises ModelError.
+    returns False are also renamed, whatever their step. signed: those for which it returns True stay, whatever their step.
+    Raises ModelError.
     """
     renamed: list[Path] = []
     for path in checkpoints(folder, run_id):
-        if step_of(path, run_id) <= above and _is_trusted(path, trusted):
+        manifest = _manifest_in(path)  # None: damaged or without one, so nothing shows that it belongs to another history
+        if manifest is not None and signed(manifest):
+            continue
+        if step_of(path, run_id) <= above and (manifest is None or trusted(manifest)):
             continue
 
         renamed.append(
@@ -155,14 +164,6 @@ def set_damaged_aside(path: Path) -> Path:
     Returns the new path. Raises ModelError.
     """
     return _renamed(path, damaged_name(path), f"cannot rename the damaged checkpoint {path}")
-
-
-def _is_trusted(path: Path, trusted: Callable[[CheckpointManifest], bool]) -> bool:
-    try:
-        manifest = read_manifest(path)
-    except ModelError:
-        return True  # damaged: nothing shows that it belongs to another history
-    return manifest is None or trusted(manifest)
 
 
 def _manifest_in(path: Path) -> CheckpointManifest | None:

@@ -11,8 +11,9 @@ import pytest
 from psyche_core.client.machine.actions import Apply, CloseEpoch, FetchModel
 from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.runtime.checkpointing import Checkpointer
+from psyche_core.client.runtime.journal_history import signed_ends
 from psyche_core.client.runtime.resources import Resources
-from psyche_core.client.runtime.restoring import Restorer, signed_ends
+from psyche_core.client.runtime.restoring import Restorer
 from psyche_core.client.runtime.worker import describe_exception
 from psyche_core.errors import ModelError
 from psyche_core.telemetry import events as telemetry
@@ -157,7 +158,8 @@ async def test_no_round_follows_a_model_of_others_that_could_not_be_saved(
     ours = member.contents[4]
     member.masters.content = b"the others' masters after step 4"
     with monkeypatch.context() as patch:
-        patch.setattr(*((SavedMasters, "save") if refuses == "the checkpoint" else (Journal, "begin")), full)
+        refusing: tuple[type, str] = (SavedMasters, "save") if refuses == "the checkpoint" else (Journal, "begin")
+        patch.setattr(refusing[0], refusing[1], full)
         await member.fetch(4)
         assert member.journal.broken
         await member.train(6)

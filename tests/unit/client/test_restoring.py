@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from psyche_core.client.machine.epoch import masters_due
-from psyche_core.client.runtime.restoring import signed_ends
+from psyche_core.client.runtime.journal_history import signed_ends
 from psyche_core.coordinator.state import CoordinatorState, EpochEnd
 from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.training.checkpoints.initial_model import belongs, newest_own

@@ -364,6 +364,20 @@ def journals_stay_as_they_are_on_a_full_disk(patch: Patch) -> None:
     patch.setattr(Disk, "_rewind", rewind)
 
 
+def a_journals_base_takes_the_place_of_a_signed_checkpoint(patch: Patch) -> None:
+    """Section 5: a signed checkpoint counts again, and is set aside at once for another one with which the journal begins."""
+
+    def base_of_history(self: Disk, state: CoordinatorState) -> tuple[int, bytes] | None:
+        return (self._journal[0].step, self._journal[0].digest) if self._journal else None
+
+    patch.setattr(Disk, "_base_of_history", base_of_history)
+
+
+def only_the_present_journal_is_held(patch: Patch) -> None:
+    """F18: signed steps that the journal before the last checkpoint leads to are not said in warmup."""
+    patch.setattr(Disk, "_reach_of_earlier", lambda *_: range(0))
+
+
 def a_contested_model_is_waited_for(patch: Patch) -> None:
     """F18: of models that members contest none is ever given up, so the run waits for its owner."""
     patch.setattr(contested_model, "_repeated", lambda *_: False)
@@ -433,6 +447,10 @@ MUTATIONS = (
              found="full-journals-lost-their-base"),
     Mutation(journals_stay_as_they_are_on_a_full_disk, (), ("replicas-are-equal",), first=163,
              found="forgotten-rounds-on-a-full-disk"),
+    Mutation(a_journals_base_takes_the_place_of_a_signed_checkpoint, (), ("signed-checkpoints-are-found",), first=4,
+             found="signed-checkpoint-set-aside-at-once"),
+    Mutation(only_the_present_journal_is_held, (), ("nothing-is-lost-that-a-disk-holds",), first=380,
+             found="held-in-the-journal-before"),
     Mutation(a_contested_model_is_waited_for, ("all-die", "false-models"), ("the-run-goes-on",)),
     Mutation(made_up_keys_fill_the_buffer, ("flood",), ("memory-is-bounded",)),
     Mutation(journals_are_not_replayed, ("all-die",), ("nothing-is-lost-that-a-disk-holds",)),
