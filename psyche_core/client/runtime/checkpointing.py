@@ -200,8 +200,14 @@ class Checkpointer:
     async def fetched(self, work: FetchModel) -> None:
         """Masters came from other members: the journal continues from them."""
         self._newest = work
-        if self._journal() is not None:
-            await self.save(work)
+        if self._journal() is not None and not await self.save(work):
+            await self._suspend()
+
+    async def _suspend(self) -> None:
+        """Stop the journal: the masters are those of others, and could not be saved. Rounds after them would not follow it."""
+        journal = self._journal()
+        if journal is not None:
+            await self._write(journal.suspend)
 
     async def save(self, work: _Made, *, digest: bytes | None = None) -> bool:
         """Save a checkpoint and our optimizer's private state, and restart the journal from it. Raises RanksLost.
@@ -236,6 +242,8 @@ class Checkpointer:
         )
         if resources.journal is None or await self._begin(resources.journal, step, digest=digest, generation=work.generation):
             await self._remove_old(resources, step)
+        elif isinstance(work, FetchModel):
+            await self._suspend()
         return True
 
     async def _begin(self, journal: Journal, step: int, *, digest: bytes, generation: int) -> bool:

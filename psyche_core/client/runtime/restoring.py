@@ -7,7 +7,7 @@ journal of a history that the run has left is used up to a step that members sig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from filelock import BaseFileLock
 
 from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.machine.rounds.settled_rounds import first_conflicting_step, settled_rounds
-from psyche_core.coordinator.history import signed_digests
+from psyche_core.client.runtime.journal_history import decided_otherwise, last_valid_step, leads_to, signed_ends
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ModelError
 from psyche_core.storage.checkpoint_names import checkpoint_path
@@ -29,17 +29,13 @@ from psyche_core.training.checkpoints.journal.journal import LEAST_LIMIT, Journa
 from psyche_core.training.checkpoints.journal.lock import lock_journal
 from psyche_core.training.checkpoints.journal.replay import replay
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
-from psyche_core.training.checkpoints.manifest import CheckpointManifest, read_manifest, step_and_digest
+from psyche_core.training.checkpoints.manifest import CheckpointManifest, decision_in, read_manifest, step_and_digest
+from psyche_core.types import Decision
 
 if TYPE_CHECKING:
     from psyche_core.training.trainer import Trainer
 
 _FLOAT32 = 4
-
-
-def signed_ends(state: CoordinatorState) -> Mapping[int, bytes]:
-    """Full digests, by step, from which a member may continue; empty if the stored checkpoint is to be used."""
-    return {} if state.from_checkpoint else signed_digests(state)
 
 
 class ReplayFailed(ModelError):
@@ -119,8 +115,8 @@ class Restorer:
     def _written(self, journal: Journal, change: Callable[[], object]) -> bool:
         """Change the journal on the disk; returns whether that succeeded.
 
-        If the disk refuses, for instance because it is full, the client continues without a journal until its next checkpoint,
-        and the file stays as it is.
+        If the disk refuses, for instance because it is full, the client continues without a journal until its next checkpoint.
+        The file stays, but without rounds that the run has left: `rewind` cuts them off.
         """
         try:
             change()
@@ -131,14 +127,29 @@ class Restorer:
         return True
 
     def held(self, state: CoordinatorState) -> tuple[tuple[int, bytes], ...]:
-        """Steps and digests of the signed ends in our folder, or that the journal can restore."""
+        """Steps and digests of the signed ends in our folder, or that one of both journals can restore."""
         ends = signed_ends(state)
         found = dict(held(self.folder, state.run_id, ends, report=self.report))
         journal = self.journal
         if journal is not None and journal.header is not None and journal.last_step is not None:
-            reach = range(journal.header.base_step, journal.last_step + 1)
+            reach = [*range(journal.header.base_step, journal.last_step + 1), *self._reach_of_earlier(journal, state)]
             found |= {step: digest for step, digest in ends.items() if step in reach}
         return tuple(sorted(found.items()))
+
+    def _reach_of_earlier(self, journal: Journal, state: CoordinatorState) -> range:
+        """Steps that the journal before the present one can restore, if the run goes back to one of them."""
+        earlier, present = journal.earlier(), journal.header
+        if earlier is None or present is None:
+            return range(0)
+
+        with earlier:
+            header, rounds = earlier.recovered.header, earlier.recovered.rounds
+            until = last_valid_step(header, rounds, state)
+        if until is None or signed_ends(state).get(header.base_step) not in (None, header.base_digest):
+            return range(0)
+        if not leads_to(header, rounds, present, self._decision_at(state.run_id, present)):
+            return range(0)
+        return range(header.base_step, min(until, header.base_step + len(rounds)) + 1)
 
     def base_of_history(self, state: CoordinatorState) -> tuple[int, bytes] | None:
         """Step and full digest of the model from which our journal leads into the run's history, None if it leads nowhere.
@@ -147,10 +158,11 @@ class Restorer:
         only our journal may lead there. Call `look_back` before.
         """
         found = self._found
-        until = None if found is None else _until(found.header, found.rounds, state)
+        until = None if found is None else last_valid_step(found.header, found.rounds, state)
         if found is None or until is None or until < found.header.base_step:
             return None
-        return found.header.base_step, found.header.base_digest
+        base, digest = found.header.base_step, found.header.base_digest
+        return (base, digest) if signed_ends(state).get(base) in (None, digest) else None
 
     def begins_with_stored(self, state: CoordinatorState) -> bool:
         """Whether our journal continues from the run's stored model, so that loading that model is worthwhile."""
@@ -161,7 +173,9 @@ class Restorer:
         """Read our journal before a checkpoint is chosen. Call it again for each start. Raises ModelError, ConfigError.
 
         If the run or its coordinator went back to before our last checkpoint, or has decided a round of that checkpoint otherwise
-        since, the journal before it is used. Later checkpoints are set aside, because the run will have another model there.
+        since, the journal before it is used. Later checkpoints are set aside, because the run will have another model there. What
+        contradicts the journal before it counts only if that one leads to the present base, and nobody signed this base: members
+        that fetched a model come from another history than their own journal before it.
         """
         journal, due = self._open(state), masters_due(state)
         ends = signed_ends(state)
@@ -171,7 +185,7 @@ class Restorer:
             signed = ends.get(header.base_step)
             if signed is not None and signed != header.base_digest:
                 return None
-            until = _until(header, rounds, state)
+            until = last_valid_step(header, rounds, state)
             return None if until is None else min(until, header.base_step + len(rounds))
 
         def certain(header: Header) -> bool:
@@ -183,6 +197,12 @@ class Restorer:
             return
 
         base, up_to = found.header.base_step, due
+        if base <= due and ends.get(base) == found.header.base_digest:
+            self._take_back_base(state)
+            return  # whatever the journal before it says, this one begins in the run's history
+
+        decided = self._decision_at(state.run_id, found.header)
+        refused = base > due or base in ends or decided_otherwise(state, found.header, decided)
 
         def helps(header: Header, rounds: Sequence[AppliedRound]) -> bool:
             nonlocal up_to
@@ -190,17 +210,21 @@ class Restorer:
                 return False
             if header.generation != state.generation:  # the run went back to before our last checkpoint
                 reach = range(header.base_step, min(due, rounds[-1].step if rounds else header.base_step) + 1)
-                return base > due and any(step in reach for step in signed_ends(state))
+                return refused and any(step in reach for step in ends)
 
             anew = first_conflicting_step(state, rounds)
             if anew is not None:
                 up_to = min(up_to, anew - 1)
-            return up_to < base
+            return up_to < base and (refused or leads_to(header, rounds, found.header, decided))
 
         earlier = journal.read_earlier(helps)
         if earlier is not None:
             self._found = earlier
-            self._set_aside(state.run_id, above=up_to)
+            self._set_aside(state, above=up_to)
+        self._take_back_base(state)
+
+    def _take_back_base(self, state: CoordinatorState) -> None:
+        """Return the name of the checkpoint from which our journal leads into the run's history."""
         base_of_history = self.base_of_history(state)
         self._take_back(
             state, lambda manifest: manifest.instance == state.instance.hex() and step_and_digest(manifest) == base_of_history
@@ -216,16 +240,29 @@ class Restorer:
 
     def _has(self, run_id: str, header: Header) -> bool:
         """Whether the checkpoint with which a journal begins is in our folder."""
+        return self._base_in_folder(run_id, header) is not None
+
+    def _decision_at(self, run_id: str, header: Header) -> Decision | None:
+        """What decided the last step of the checkpoint with which a journal begins, None if that is unknown."""
+        manifest = self._base_in_folder(run_id, header)
+        return None if manifest is None else decision_in(manifest)
+
+    def _base_in_folder(self, run_id: str, header: Header) -> CheckpointManifest | None:
         try:
             manifest = read_manifest(checkpoint_path(self.folder, run_id, header.base_step))
         except ModelError:
-            return False
-        return manifest is not None and step_and_digest(manifest) == (header.base_step, header.base_digest)
+            return None
+        if manifest is None or step_and_digest(manifest) != (header.base_step, header.base_digest):
+            return None
+        return manifest
 
-    def _set_aside(self, run_id: str, *, above: int) -> None:
-        """Rename checkpoints of later steps, which are of a history that the run has left: it will have other models there."""
+    def _set_aside(self, state: CoordinatorState, *, above: int) -> None:
+        """Rename checkpoints of later steps, which are of a history that the run has left: it will have other models there.
+
+        Those of ends that members signed stay.
+        """
         try:
-            for path in set_aside(self.folder, run_id, above=above):
+            for path in set_aside(self.folder, state.run_id, above=above, signed=is_signed(signed_ends(state))):
                 self.report(set_aside_sentence(path, above=above))
         except ModelError as error:
             self.report(str(error))
@@ -245,7 +282,7 @@ class Restorer:
         if recovered is None:
             return None
 
-        until = _until(recovered.header, recovered.rounds, state)
+        until = last_valid_step(recovered.header, recovered.rounds, state)
         base = recovered.header.base_step
         if (
             until is not None
@@ -274,7 +311,7 @@ class Restorer:
         rewinds = recovered.header.generation != state.generation or at < recovered.last_step
         kept = not rewinds or self._written(journal, partial(journal.rewind, at, generation=state.generation))
         if at < recovered.last_step:
-            self._set_aside(state.run_id, above=at)
+            self._set_aside(state, above=at)
         return self._settled(journal, trainer, state, recovered, at=at) if kept else at
 
     def _reached(self, journal: Journal, trainer: Trainer, step: int, base: int) -> bool:
@@ -338,14 +375,3 @@ class Restorer:
             at = decision.step
         self._written(journal, journal.sync)
         return at
-
-
-def _until(header: Header, rounds: Sequence[AppliedRound], state: CoordinatorState) -> int | None:
-    """The last step to replay; None if the journal's history shares no signed step with the run's."""
-    due = masters_due(state)
-    if header.generation == state.generation:
-        anew = first_conflicting_step(state, rounds)
-        return due if anew is None else min(due, anew - 1)
-
-    reach = range(header.base_step, min(due, header.base_step + len(rounds)) + 1)
-    return max((step for step in signed_ends(state) if step in reach), default=None)

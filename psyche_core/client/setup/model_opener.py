@@ -16,8 +16,9 @@ import anyio.to_thread
 
 from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.machine.rounds.settled_rounds import first_conflicting_step
+from psyche_core.client.runtime.journal_history import signed_ends
 from psyche_core.client.runtime.resources import ResourcesRequest
-from psyche_core.client.runtime.restoring import ReplayFailed, Restorer, signed_ends
+from psyche_core.client.runtime.restoring import ReplayFailed, Restorer
 from psyche_core.client.setup.parallelism import parallelism_of
 from psyche_core.client.setup.preflight import expect_device
 from psyche_core.config.options.client import ClientSettings

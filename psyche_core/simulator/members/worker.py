@@ -10,6 +10,7 @@ import functools
 import hashlib
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 from psyche_core.client.machine import actions as act
@@ -19,7 +20,7 @@ from psyche_core.client.machine.rounds.settled_rounds import settled_rounds
 from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.simulator.clock import Durations
 from psyche_core.simulator.failure import InvariantViolation
-from psyche_core.simulator.members.disk import Disk, SavedMasters
+from psyche_core.simulator.members.disk import Disk, SavedMasters, journal_rounds
 from psyche_core.simulator.members.process import Process
 from psyche_core.simulator.replicas.replica import Payload, Replica, StepOrder
 from psyche_core.simulator.sample_tracker import bits
@@ -70,7 +71,8 @@ class Worker(Process):
         self.expired_before: int = 0
         self.training: Durations = Durations()
         self._speed = 0.7 + 0.6 * rng.random()
-        self.disk: Disk = Disk()
+        self._journal_rounds = journal_rounds(world.stream("journals"), world.stream(f"journal {index}"))
+        self.disk: Disk = Disk(rounds=self._journal_rounds)
         self._trained = 0
         self._has_store = rng.random() < 0.6
         self._knows_the_model = rng.random() < 0.5
@@ -79,7 +81,7 @@ class Worker(Process):
         self.replica = self._world.new_replica()
         self._order = StepOrder(self.name)
         if not disk:
-            self.disk = Disk()
+            self.disk = Disk(rounds=self._journal_rounds)
         self.payloads, self.snapshots = {}, {}
         self.expired_before = 0
 
@@ -184,6 +186,11 @@ class Worker(Process):
         signed_stored = own is None and not from_members and state.stored.digest == self.replica.digest()
         loaded = own.step if own is not None else state.stored.step if signed_stored else None
         step = self._restored(work, loaded, lineage)
+        if not work.fresh and step != masters_due(state) and self.disk.saved_signed(state):
+            raise InvariantViolation(
+                "signed-checkpoints-are-found",
+                f"{self.name} starts at step {step}, and has step {masters_due(state)} on its disk",
+            )
         signed = any(end.step == masters_due(state) for end in state.ends)
         held = self.disk.held(state) if step is None or step < masters_due(state) or not signed else ()
         if own is not None and step is not None:
@@ -232,8 +239,11 @@ class Worker(Process):
         """Write a checkpoint, from which the journal continues."""
         if self.full_disks:
             self.counts["full-disk"] += 1
+            if isinstance(work, act.FetchModel):
+                self.disk.suspend()  # its rounds do not lead to these masters
             return
-        self.disk.save(self._saved(work.step, work.generation, work.decision))
+        at_end = work.__class__ is act.CloseEpoch or (isinstance(work, act.FetchModel) and work.epoch_end)
+        self.disk.save(replace(self._saved(work.step, work.generation, work.decision), mid_epoch=not at_end))
 
     def _begin(self, base: SavedMasters) -> None:
         """Start the journal again, if the disk has room."""

@@ -2,13 +2,13 @@
 
 Only checkpoints of epoch ends count towards that number, because a run can only go back to one of these. A checkpoint saved in
 mid-epoch is useful only for the next start: it does not replace a checkpoint of an epoch end, and is deleted when there is a
-newer checkpoint. A checkpoint of a discarded history, or a damaged one, gets a longer name; after that it is not counted and not
-deleted.
+newer checkpoint. The checkpoints with which the run's two journals begin stay while these journals do, because a journal without
+its base restores nothing. A checkpoint of a discarded history, or a damaged one, gets a longer name; after that it is not counted
+and not deleted.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,25 +17,32 @@ from psyche_core.errors import ModelError
 from psyche_core.storage.checkpoint_names import checkpoint_path, checkpoints, stem_of, step_of
 from psyche_core.storage.disk_errors import disk_error_in
 from psyche_core.storage.folders import remove_partial, whole_folder, write_inside
-from psyche_core.training.checkpoints.manifest import CheckpointFacts, CheckpointManifest, read_manifest, write_manifest
-
-_ABANDONED = "-abandoned"
-_DAMAGED = "-damaged"
-_NUMBER = re.compile(r"(-\d+)?")
+from psyche_core.training.checkpoints.journal.file import header_in
+from psyche_core.training.checkpoints.journal.lock import earlier_path, journal_path
+from psyche_core.training.checkpoints.manifest import (
+    CheckpointFacts,
+    CheckpointManifest,
+    read_manifest,
+    step_and_digest,
+    write_manifest,
+)
+from psyche_core.training.checkpoints.quarantine_names import ABANDONED, abandoned_name, damaged_name
 
 
 def keep_last(folder: Path, run_id: str, count: int) -> list[Path]:
     """Delete this run's old checkpoints.
 
-    The `count` newest checkpoints of epoch ends are kept, and the newest checkpoint of all even if it is in mid-epoch. Returns
-    the deleted paths, oldest first. Raises ModelError, and ValueError for a count below 1.
+    The `count` newest checkpoints of epoch ends are kept, the newest checkpoint of all even if it is in mid-epoch, and beside
+    them the bases of the present journal and of the one before it. Returns the deleted paths, oldest first. Raises ModelError,
+    and ValueError for a count below 1.
     """
     if count < 1:
         message = f"at least one checkpoint must be kept, got {count}"
         raise ValueError(message)
 
-    found = checkpoints(folder, run_id)
+    found, bases = checkpoints(folder, run_id), _bases(folder, run_id)
     kept = {*[path for path in found if not _in_mid_epoch(path)][-count:], *found[-1:]}
+    kept |= {path for path in found if step_of(path, run_id) in bases and _is_base(path, bases)}
     old = [path for path in found if path not in kept]
     for path in old:
         try:
@@ -44,6 +51,25 @@ def keep_last(folder: Path, run_id: str, count: int) -> list[Path]:
             message = f"cannot delete the old checkpoint {path}: {error.strerror}"
             raise ModelError(message) from error
     return old
+
+
+def _bases(folder: Path, run_id: str) -> dict[int, set[bytes]]:
+    """Full digests (32 bytes), by step, of the models with which this run's journals begin."""
+    present = journal_path(folder, run_id)
+    found: dict[int, set[bytes]] = {}
+    for path in (present, earlier_path(present)):
+        header = header_in(path)
+        if header is not None:
+            found.setdefault(header.base_step, set()).add(header.base_digest)
+    return found
+
+
+def _is_base(path: Path, bases: dict[int, set[bytes]]) -> bool:
+    manifest = _manifest_in(path)
+    if manifest is None:
+        return True  # nothing shows that it is another model of that step
+    step, digest = step_and_digest(manifest)
+    return digest in bases.get(step, ())
 
 
 def remove_between(folder: Path, run_id: str, *, after: int, before: int, instance: bytes) -> None:
@@ -62,16 +88,25 @@ def remove_leftovers(folder: Path, run_id: str) -> None:
 
 
 def set_aside(
-    folder: Path, run_id: str, *, above: int, trusted: Callable[[CheckpointManifest], bool] = lambda _: True
+    folder: Path,
+    run_id: str,
+    *,
+    above: int,
+    trusted: Callable[[CheckpointManifest], bool] = lambda _: True,
+    signed: Callable[[CheckpointManifest], bool] = lambda _: False,
 ) -> list[Path]:
     """Rename this run's checkpoints of later steps than `above` to `{name}-abandoned`. Returns the new paths, lowest step first.
 
     above: the last step that the run can have, after it went back. trusted: see `origin.belongs`; checkpoints for which it
-    returns False are also renamed, whatever their step. Raises ModelError.
+    returns False are also renamed, whatever their step. signed: those for which it returns True stay, whatever their step.
+    Raises ModelError.
     """
     renamed: list[Path] = []
     for path in checkpoints(folder, run_id):
-        if step_of(path, run_id) <= above and _is_trusted(path, trusted):
+        manifest = _manifest_in(path)  # None: damaged or without one, so nothing shows that it belongs to another history
+        if manifest is not None and signed(manifest):
+            continue
+        if step_of(path, run_id) <= above and (manifest is None or trusted(manifest)):
             continue
 
         renamed.append(
@@ -84,7 +119,7 @@ def set_aside(
 
 def set_aside_sentence(path: Path, *, above: int) -> str:
     """One sentence for people about a checkpoint that `set_aside` renamed. path: its new one."""
-    before = path.with_name(path.name.partition(_ABANDONED)[0])
+    before = path.with_name(path.name.partition(ABANDONED)[0])
     return (
         f"the checkpoint {before} is not used: it is of another run of this name, or of a history that the run, which is at step "
         f"{above}, has left; it was renamed to {path.name}"
@@ -99,7 +134,7 @@ def take_back(folder: Path, run_id: str, *, wanted: Callable[[CheckpointManifest
     history. Returns the new paths. Raises ModelError.
     """
     renamed: list[Path] = []
-    for path in sorted(folder.glob(f"{stem_of(run_id)}*{_ABANDONED}*")):
+    for path in sorted(folder.glob(f"{stem_of(run_id)}*{ABANDONED}*")):
         manifest = _manifest_in(path)
         if manifest is None or manifest.run_id != run_id or not wanted(manifest):
             continue
@@ -129,39 +164,6 @@ def set_damaged_aside(path: Path) -> Path:
     Returns the new path. Raises ModelError.
     """
     return _renamed(path, damaged_name(path), f"cannot rename the damaged checkpoint {path}")
-
-
-def abandoned_name(path: Path) -> Path:
-    """Return the first unused path of `{name}-abandoned`, `{name}-abandoned-2`, …"""
-    return _unused_name(path, _ABANDONED)
-
-
-def abandoned_of(path: Path) -> list[Path]:
-    """Return the paths that `abandoned_name` gave to what had the name of `path`."""
-    stem = f"{path.name}{_ABANDONED}"
-    found = path.parent.iterdir() if path.parent.is_dir() else ()
-    return sorted(each for each in found if each.name.startswith(stem) and _NUMBER.fullmatch(each.name.removeprefix(stem)))
-
-
-def damaged_name(path: Path) -> Path:
-    """Return the first unused path of `{name}-damaged`, `{name}-damaged-2`, …"""
-    return _unused_name(path, _DAMAGED)
-
-
-def _unused_name(path: Path, suffix: str) -> Path:
-    target, number = path.with_name(f"{path.name}{suffix}"), 1
-    while target.exists():
-        number += 1
-        target = path.with_name(f"{path.name}{suffix}-{number}")
-    return target
-
-
-def _is_trusted(path: Path, trusted: Callable[[CheckpointManifest], bool]) -> bool:
-    try:
-        manifest = read_manifest(path)
-    except ModelError:
-        return True  # damaged: nothing shows that it belongs to another history
-    return manifest is None or trusted(manifest)
 
 
 def _manifest_in(path: Path) -> CheckpointManifest | None:

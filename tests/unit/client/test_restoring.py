@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,79 +12,14 @@ from typing import Any
 import pytest
 
 from psyche_core.client.machine.epoch import masters_due
-from psyche_core.client.runtime.restoring import Restorer, signed_ends
-from psyche_core.config.run_config import load_run_file
-from psyche_core.coordinator import new_state
-from psyche_core.coordinator.state import CoordinatorState, EpochEnd, Progress
+from psyche_core.client.runtime.journal_history import signed_ends
+from psyche_core.coordinator.state import CoordinatorState, EpochEnd
 from psyche_core.storage.checkpoint_names import checkpoint_path
-from psyche_core.training.checkpoints.checkpoint import save_checkpoint
 from psyche_core.training.checkpoints.initial_model import belongs, newest_own
 from psyche_core.training.checkpoints.journal.file import JournalFile
 from psyche_core.training.checkpoints.journal.lock import earlier_path, journal_path
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, write_manifest
-from psyche_core.types import RunState
-from tests.unit.training.journal_cases import applied, payload_of, result
-
-RUN, INSTANCE = "restored", b"i" * 32
-BEGUN = load_run_file(Path(__file__).parents[3] / "examples/local_testnet/state.toml")
-
-
-class Masters:
-    """Masters that are a hash of all that was applied to them."""
-
-    parameter_count = 4
-
-    def __init__(self, *, step: int = 0, content: bytes = b"first") -> None:
-        self.step, self.content = step, content
-
-    def full_digest(self) -> bytes:
-        return hashlib.sha256(self.content).digest()
-
-    def rate_of(self, step: int) -> float:
-        return 0.1
-
-    def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool, learning_rate: float | None = None) -> None:
-        assert step == self.step + 1
-        self.step, self.content = step, hashlib.sha256(b"".join((self.content, *payloads))).digest()
-
-
-class Member:
-    """Applies rounds as a member does, with a checkpoint of each epoch's end, and starts again."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.told = folder, list[str]()
-        self.masters = Masters()
-        self.contents = {0: self.masters.content}
-        self.restorer = Restorer(folder, None, self.told.append)
-        self.start(state_at(1), step=0)
-
-    def train(self, last: int) -> None:
-        journal = self.restorer.journal
-        assert journal is not None
-        for step in range(self.masters.step + 1, last + 1):
-            results = [result(step, slot) for slot in range(4)]
-            for one in results:
-                journal.add_result(one, payload_of(step, one.slot))
-            journal.add_applied(applied(step, *results))
-            payloads = [journal.payload(one.payload_hash) for one in results]
-            self.masters.apply(step, payloads, own_accepted=False)
-            self.contents[step] = self.masters.content
-        journal.sync()
-
-    def end_epoch(self, *, instance: bytes = INSTANCE) -> None:
-        journal, step, digest = self.restorer.journal, self.masters.step, self.masters.full_digest()
-        assert journal is not None
-        place = checkpoint_path(self.folder, RUN, step)
-        facts = CheckpointFacts(run_id=RUN, step=step, epoch=0, data_index=0, digest=digest, instance=instance)
-        save_checkpoint(place, facts, write=Path.mkdir)
-        journal.begin(step, digest, 0)
-
-    def start(self, state: CoordinatorState, *, step: int) -> int | None:
-        """Start from the checkpoint of a step."""
-        self.restorer.close()
-        self.masters = Masters(step=step, content=self.contents[step])
-        trainer: Any = self.masters
-        return self.restorer.restore(trainer, state, step=step, use_journal=True)
+from tests.unit.client.restoring_cases import INSTANCE, RUN, Masters, Member, state_at
 
 
 @pytest.fixture
@@ -92,13 +27,6 @@ def member(tmp_path: Path) -> Iterator[Member]:
     one = Member(tmp_path)
     yield one
     one.restorer.close()
-
-
-def state_at(step: int, *, generation: int = 0) -> CoordinatorState:
-    """The coordinator waits for members, and trains `step` next."""
-    progress = Progress(epoch=1, step=step)
-    state = new_state(RUN, BEGUN.config, BEGUN.model, instance=INSTANCE)
-    return replace(state, run_state=RunState.WaitingForMembers, progress=progress, generation=generation, from_checkpoint=False)
 
 
 @pytest.mark.parametrize("back_to", range(5, 13))
@@ -237,28 +165,55 @@ def test_a_journal_that_cannot_be_replayed_is_kept_under_another_name(member: Me
     assert any("its rounds do not follow the model of step 4" in said for said in member.told)
 
 
-@pytest.mark.parametrize("writes", ["begin", "rewind"])
 def test_a_full_disk_costs_the_journal_and_not_the_client(
-    member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: str
+    member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    member.train(9)
-    kept = journal_path(tmp_path, RUN).read_bytes()
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(JournalFile, "create", full)
-    if writes == "rewind":
-        assert member.start(state_at(6), step=0) == 5
-    else:
-        journal_path(tmp_path, RUN).unlink()
-        assert member.start(state_at(1), step=0) == 0
+    journal_path(tmp_path, RUN).unlink()
+    _fill_disk(monkeypatch)
+    assert member.start(state_at(1), step=0) == 0
     assert "No space left on device; make room on its disk" in member.told[-1]
     journal = member.restorer.journal
     assert journal is not None
     assert journal.broken, "the next checkpoint begins one"
-    if writes == "rewind":
-        assert journal_path(tmp_path, RUN).read_bytes() == kept
+
+
+def _fill_disk(patch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    patch.setattr(JournalFile, "create", full)
+
+
+def test_rounds_that_the_run_has_left_are_cut_off_on_a_full_disk(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal stayed as it was: after a later restore no state contradicted it, and its forgotten rounds were applied."""
+    member.train(9)
+    _fill_disk(monkeypatch)
+    assert member.start(state_at(6), step=0) == 5
+    assert "No space left on device; make room on its disk" in member.told[-1]
+    assert "Its rounds after step 5, which the run has left, were cut off instead" in member.told[-1]
+    assert member.start(state_at(13), step=0) == 5, "the caller asks the other members for what came since"
+    assert member.masters.content == member.contents[5]
+    journal = member.restorer.journal
+    assert journal is not None
+    assert not journal.broken
+    assert {one.step for one in journal.pending} == {6}, "results of the next step may yet be accepted"
+    member.train(7)
+    assert member.start(state_at(13), step=0) == 7, "it goes on where there is room for a round"
+
+
+def test_a_journal_of_the_generation_before_is_cut_off_and_stopped_on_a_full_disk(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member.train(9)
+    _fill_disk(monkeypatch)
+    end = EpochEnd(step=7, digest=hashlib.sha256(member.contents[7]).digest())
+    other = EpochEnd(step=8, digest=b"d" * 32)
+    assert member.start(replace(state_at(8, generation=1), ends=(end,)), step=0) == 7
+    journal = member.restorer.journal
+    assert journal is not None
+    assert journal.broken
+    assert "continues without a journal" in member.told[-1]
+    assert member.start(replace(state_at(9, generation=1), ends=(end, other)), step=0) == 7
 
 
 def test_a_stored_model_of_a_signed_end_is_followed_by_the_journal_that_covers_it(member: Member) -> None:

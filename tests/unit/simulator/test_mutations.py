@@ -370,6 +370,35 @@ def checkpoints_forget_what_decided_their_last_step(patch: Patch) -> None:
     patch.setattr(disk, "_conflicts", lambda *_: False)
 
 
+def bases_of_journals_are_deleted(patch: Patch) -> None:
+    """F18: of checkpoints only epoch ends and the newest are kept, so a journal outlives the model with which it begins."""
+    patch.setattr(Disk, "bases", frozenset())
+
+
+def journals_stay_as_they_are_on_a_full_disk(patch: Patch) -> None:
+    """Section 5: where a full disk has no room for a new journal, rounds that the run has left stay in the old one."""
+
+    def rewind(self: Disk, at: int, *, generation: int, can_write: bool) -> bool:
+        return can_write and original(self, at, generation=generation, can_write=can_write)
+
+    original = Disk._rewind
+    patch.setattr(Disk, "_rewind", rewind)
+
+
+def a_journals_base_takes_the_place_of_a_signed_checkpoint(patch: Patch) -> None:
+    """Section 5: a signed checkpoint counts again, and is set aside at once for another one with which the journal begins."""
+
+    def base_of_history(self: Disk, state: CoordinatorState) -> tuple[int, bytes] | None:
+        return (self._journal[0].step, self._journal[0].digest) if self._journal else None
+
+    patch.setattr(Disk, "_base_of_history", base_of_history)
+
+
+def only_the_present_journal_is_held(patch: Patch) -> None:
+    """F18: signed steps that the journal before the last checkpoint leads to are not said in warmup."""
+    patch.setattr(Disk, "_reach_of_earlier", lambda *_: range(0))
+
+
 def a_contested_model_is_waited_for(patch: Patch) -> None:
     """F18: of models that members contest none is ever given up, so the run waits for its owner."""
     patch.setattr(contested_model, "_repeated", lambda *_: False)
@@ -435,6 +464,14 @@ MUTATIONS = (
              ("nothing-is-lost-that-a-member-holds", "nothing-is-lost-that-a-disk-holds"), first=60),
     Mutation(going_back_is_not_said, ("all-die",), ("training-never-goes-back-unsaid", "step-and-data-go-forward-only")),
     Mutation(journals_end_with_their_checkpoint, ("older-state",), ("nothing-is-lost-that-a-disk-holds",)),
+    Mutation(bases_of_journals_are_deleted, (), ("nothing-is-lost-that-a-disk-holds",), first=127,
+             found="full-journals-lost-their-base"),
+    Mutation(journals_stay_as_they_are_on_a_full_disk, (), ("replicas-are-equal",), first=163,
+             found="forgotten-rounds-on-a-full-disk"),
+    Mutation(a_journals_base_takes_the_place_of_a_signed_checkpoint, (), ("signed-checkpoints-are-found",), first=4,
+             found="signed-checkpoint-set-aside-at-once"),
+    Mutation(only_the_present_journal_is_held, (), ("nothing-is-lost-that-a-disk-holds",), first=380,
+             found="held-in-the-journal-before"),
     Mutation(a_contested_model_is_waited_for, ("all-die", "false-models"), ("the-run-goes-on",)),
     Mutation(made_up_keys_fill_the_buffer, ("flood",), ("memory-is-bounded",)),
     Mutation(journals_are_not_replayed, ("all-die",), ("nothing-is-lost-that-a-disk-holds",)),

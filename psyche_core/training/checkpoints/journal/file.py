@@ -253,6 +253,22 @@ class JournalFile:
         if self.lost:
             self._file.truncate(self._end)
 
+    def cut_before(self, step: int) -> None:
+        """Remove the synced round of this step and all that was synced after it; this needs no space on the disk.
+
+        The object is of no use then: close it and `load` the file again. Raises OSError, WireError.
+        """
+        at, check = len(START), START
+        while at < self._end:
+            self._file.seek(at)
+            frame = read_frame(self._file, before=check, left=self._end - at)
+            assert frame is not None
+            if isinstance(frame.record, AppliedRound) and frame.record.step >= step:
+                self._file.truncate(at)
+                os.fsync(self._file.fileno())
+                return
+            at, check = frame.at + frame.length, frame.check
+
     def _look_at_lost(self) -> None:
         """Look for rounds in the bytes after the last complete frame, as far as the lengths of frames lead through them."""
         at, end = self._end, self._end + self.lost

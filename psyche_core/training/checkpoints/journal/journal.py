@@ -35,7 +35,6 @@ from filelock import BaseFileLock
 
 from psyche_core.errors import ModelError, WireError
 from psyche_core.storage.folders import flush
-from psyche_core.training.checkpoints.checkpoint import abandoned_name
 from psyche_core.training.checkpoints.journal.contents import EarlierJournal, Recovered
 from psyche_core.training.checkpoints.journal.file import JournalFile, OtherVersion, header_in
 from psyche_core.training.checkpoints.journal.lock import earlier_path, journal_path, lock_journal
@@ -47,6 +46,7 @@ from psyche_core.training.checkpoints.journal.quarantined_journals import (
 )
 from psyche_core.training.checkpoints.journal.replacement import copy_records, newest_results, replacement
 from psyche_core.training.checkpoints.journal_records import MAX_RECORD_BYTES, AppliedRound, Header, StoredResult
+from psyche_core.training.checkpoints.quarantine_names import abandoned_name
 
 LEAST_LIMIT: Final = 64 * 2**20
 """Smallest limit of a journal in bytes: thousands of rounds of a small model."""
@@ -76,6 +76,7 @@ class Journal:
         self._file: JournalFile | None = None
         self._refused = False  # the last sync failed
         self._gap = False  # data that was not synced has been discarded
+        self._suspended = False  # see `suspend`
 
     @classmethod
     def open(
@@ -142,8 +143,8 @@ class Journal:
 
     @property
     def broken(self) -> bool:
-        """Whether it accepts nothing before the next `begin`: it has no base, or data was discarded because the disk was full."""
-        return self._file is None or self._gap
+        """Whether it accepts nothing before the next `begin`: it has no base, is suspended, or discarded data on a full disk."""
+        return self._file is None or self._gap or self._suspended
 
     # ------------------------------------------------------------------------------------------------------------ writing
 
@@ -151,8 +152,9 @@ class Journal:
         """Replace the journal by one with a new base. base_digest: full digest (32 bytes) of the masters after base_step.
 
         Results of later steps in the same generation are copied, because a checkpoint may be saved before they are applied. An
-        old journal of the same generation becomes the earlier one. Delete the older checkpoint only afterwards. Raises ModelError
-        on a disk error; then the old journal stays in use.
+        old journal of the same generation becomes the earlier one, unless it has no rounds and the earlier one leads to its base:
+        that one can restore more. Delete the older checkpoint only afterwards. Raises ModelError on a disk error; then the old
+        journal stays in use.
         """
         header = Header(instance=self._instance, generation=generation, base_step=base_step, base_digest=base_digest)
         old = self._file
@@ -160,9 +162,22 @@ class Journal:
         if kept:
             with contextlib.suppress(ModelError):
                 self.sync()  # what is still in memory is needed to go back to it
-        with self._replacement(header, keep_old=kept) as new:
+        with self._replacement(header, keep_old=kept and not self._adds_nothing()) as new:
             if old is not None and kept:
                 copy_records(old, (each for each in old.pending if each.step > base_step), new)
+
+    def _adds_nothing(self) -> bool:
+        """Whether this journal has only a base, to which the one before it leads, too."""
+        file = self._file
+        if file is None or file.last_step > file.header.base_step:
+            return False
+
+        earlier = self.earlier()
+        if earlier is None:
+            return False
+        with earlier:
+            known = earlier.recovered
+            return known.header.base_step <= file.header.base_step <= known.last_step
 
     def add_result(self, result: StoredResult, payload: bytes) -> bool:
         """Add a verified result. Returns False if it is already in the journal. payload: must match `result.payload_hash`.
@@ -217,7 +232,11 @@ class Journal:
         If the generation is the same, results of later steps are kept: a coordinator that was restored from an older state may
         still accept them, and no other member may have them any more. With another generation they are removed.
 
-        Raises ModelError if the base is later than `step`, or on a disk error; then nothing has changed.
+        If the disk has no room for a new file, the rounds after `step` are cut off from this one, with all that was added after
+        the first of them: they must not be replayed again, even if the coordinator no longer stores what contradicts them. The
+        cut journal keeps its generation, so a change of it raises ModelError.
+
+        Raises ModelError if the base is later than `step`, or on a disk error; then nothing else has changed.
         """
         file = self._file
         if file is None:
@@ -234,8 +253,29 @@ class Journal:
         self.sync()
         header = file.header if generation is None else replace(file.header, generation=generation)
         later = newest_results(file.records(), after=step) if header.generation == file.header.generation else set()
-        with self._replacement(header) as new:
-            copy_records(file, (each for each in file.records() if each.step <= step or each in later), new)
+        try:
+            with self._replacement(header) as new:
+                copy_records(file, (each for each in file.records() if each.step <= step or each in later), new)
+        except ModelError as error:
+            if self._file is not file:
+                raise  # it was replaced
+            self._cut_off(file, step, error)
+            if header.generation != file.header.generation:
+                raise
+
+    def _cut_off(self, file: JournalFile, step: int, error: ModelError) -> None:
+        """Remove the rounds after `step` in place, and read the journal again. error: why there is no new file; raised if the
+        disk refuses this, too.
+        """
+        if step >= file.last_step:
+            return
+
+        try:
+            file.cut_before(step + 1)
+        except (OSError, WireError):
+            raise error from None
+        self._report(f"{error}. Its rounds after step {step}, which the run has left, were cut off instead")
+        self.read()
 
     # ------------------------------------------------------------------------------------------------------------ reading
 
@@ -314,8 +354,8 @@ class Journal:
         self._set_aside(reason)
 
     def suspend(self) -> None:
-        """Accept nothing before the next `begin`. The file stays as it is."""
-        self._adopt(None)
+        """Accept nothing before the next `begin` or `read`. The file stays as it is."""
+        self._suspended = True
 
     def read(self, *, generation: int | None = None) -> Recovered | None:
         """Read the journal from the disk. Returns None if there is no usable one. After this, new data can be added.
@@ -365,8 +405,9 @@ class Journal:
     # ------------------------------------------------------------------------------------------------------------ inside
 
     def _usable(self) -> JournalFile:
-        if self._file is None or self._gap:
+        if self._file is None or self.broken:
             reason = "has a gap, because its disk was full for too long" if self._gap else "has no base yet"
+            reason = "does not lead to the present model" if self._suspended else reason
             message = f"the journal {self._path} {reason}; it restarts with the next checkpoint"
             raise ModelError(message)
 
@@ -403,7 +444,7 @@ class Journal:
     def _adopt(self, file: JournalFile | None) -> None:
         if self._file is not None:
             self._file.close()
-        self._file, self._refused, self._gap = file, False, False
+        self._file, self._refused, self._gap, self._suspended = file, False, False, False
 
     def _set_aside(self, reason: str, *, damaged: bool = False) -> None:
         try:

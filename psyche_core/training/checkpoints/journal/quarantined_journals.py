@@ -15,9 +15,9 @@ from pathlib import Path
 from psyche_core.errors import ModelError, WireError
 from psyche_core.storage.disk_errors import disk_error_in
 from psyche_core.storage.folders import flush
-from psyche_core.training.checkpoints.checkpoint import abandoned_name, abandoned_of, damaged_name
 from psyche_core.training.checkpoints.journal.file import JournalFile, header_in
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
+from psyche_core.training.checkpoints.quarantine_names import abandoned_name, abandoned_of, damaged_name
 
 Reach = Callable[[Header, Sequence[AppliedRound]], int | None]
 """The last step of the run's history up to which a journal with this header and these rounds can be used; it may be a step

@@ -1,0 +1,43 @@
+"""Whether a journal is of the run's history in a coordinator's state, and how far: what its header and its rounds tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from psyche_core.client.machine.epoch import masters_due
+from psyche_core.client.machine.rounds.settled_rounds import first_conflicting_step
+from psyche_core.coordinator.history import signed_digests
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
+from psyche_core.types import Decision
+
+
+def signed_ends(state: CoordinatorState) -> Mapping[int, bytes]:
+    """Full digests, by step, from which a member may continue; empty if the stored checkpoint is to be used."""
+    return {} if state.from_checkpoint else signed_digests(state)
+
+
+def last_valid_step(header: Header, rounds: Sequence[AppliedRound], state: CoordinatorState) -> int | None:
+    """The last step to replay; None if the journal's history shares no signed step with the run's."""
+    due = masters_due(state)
+    if header.generation == state.generation:
+        anew = first_conflicting_step(state, rounds)
+        return due if anew is None else min(due, anew - 1)
+
+    reach = range(header.base_step, min(due, header.base_step + len(rounds)) + 1)
+    return max((step for step in signed_ends(state) if step in reach), default=None)
+
+
+def leads_to(header: Header, rounds: Sequence[AppliedRound], base: Header, decided: Decision | None) -> bool:
+    """Whether a journal leads to another one's base, as far as is known. decided: what decided the base's last step."""
+    if header.base_step == base.base_step:
+        return header.base_digest == base.base_digest
+    last = next((each for each in rounds if each.step == base.base_step), None)
+    if last is None or decided is None:
+        return last is not None
+    return (last.epoch, last.height, last.statements) == (decided.epoch, decided.height, decided.statements)
+
+
+def decided_otherwise(state: CoordinatorState, base: Header, decided: Decision | None) -> bool:
+    """Whether the state has another decision about the last step of a journal's base, within its generation."""
+    return decided is not None and base.generation == state.generation and first_conflicting_step(state, (decided,)) is not None
