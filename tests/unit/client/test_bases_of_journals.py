@@ -20,6 +20,7 @@ from psyche_core.telemetry import events as telemetry
 from psyche_core.training.checkpoints.checkpoint import keep_last
 from psyche_core.training.checkpoints.initial_model import belongs, newest_own
 from psyche_core.training.checkpoints.journal.journal import LEAST_LIMIT, Journal
+from psyche_core.types import Decision
 from tests.unit.client.restoring_cases import INSTANCE, RUN, Masters, state_at
 from tests.unit.training.journal_cases import applied, payload_of, result
 
@@ -67,9 +68,8 @@ class Member:
             self._apply(step)
             record = applied(step, *results)
             hashes, commitments = tuple(one for _, one in record.results), tuple(one for one, _ in record.results)
-            work = Apply(
-                record.height, step, hashes, False, commitments=commitments, statements=record.statements, epoch=1, data_index=0
-            )
+            decision = Decision(step, epoch=1, height=record.height, statements=record.statements)
+            work = Apply(record.height, step, hashes, False, commitments=commitments, decision=decision, epoch=1)
             self.journal.set_limit(1 if step in full_at else LEAST_LIMIT)
             await self.checkpointer.applied(work, learning_rate=0.1)
         self.journal.sync()
