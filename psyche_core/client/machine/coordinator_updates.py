@@ -48,7 +48,7 @@ def receive_state(client: MachineState, state: CoordinatorState) -> None:
     _notify_phase(client, previous, state)
     if previous is not None and _went_back(previous, state):
         # Nothing in memory matches the older state; what is on our disk is read up to its step.
-        reason = _forgotten(previous, state)
+        reason = other_state(previous, state)
         if client.leaving is not None:
             if client.takes_part:
                 client.emit(Send(Withdraw(client.identity)))  # the older state may expect us again
@@ -103,11 +103,21 @@ def _is_another(known: Round, stored: Round) -> bool:
     return not set(known.voided).issubset(stored.voided)
 
 
-def _forgotten(previous: CoordinatorState, state: CoordinatorState) -> str:
-    """Say what the older state that the coordinator was restored from has forgotten."""
-    then, now = (f"epoch {known.progress.epoch}, step {known.progress.step}" for known in (previous, state))
-    lost = f"it is in {now}, and was in {then}" if now != then else f"it has forgotten the newest messages of {now}"
-    return f"the coordinator was restored from an older state: {lost}"
+def other_state(previous: CoordinatorState, state: CoordinatorState) -> str:
+    """Say that the coordinator was restored from a state that does not follow the one before, and in which direction."""
+    before, now = previous.progress, state.progress
+    then, here = (f"epoch {known.epoch}, step {known.step}" for known in (before, now))
+    if then == here:
+        return f"the coordinator was restored from another state of {here}: it has forgotten what it was told last"
+    if state.generation < previous.generation:
+        which = "a state of before the run went back"
+    elif now.epoch <= before.epoch and now.step <= before.step:
+        which = "an earlier state"
+    elif now.epoch >= before.epoch and now.step >= before.step:
+        which = "a later state"
+    else:
+        which = "another state"
+    return f"the coordinator was restored from {which}: it is in {here}, and was in {then}"
 
 
 def _last_round(state: CoordinatorState) -> tuple[int, int, bool]:

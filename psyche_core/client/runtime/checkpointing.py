@@ -360,7 +360,7 @@ class Checkpointer:
 
     def _report_set_aside(self, renamed: Iterable[Path], *, above: int) -> None:
         for path in renamed:
-            self._report(telemetry.Problem("warning", set_aside_sentence(path, above=above)))
+            self._report(telemetry.Problem("warning", set_aside_sentence(path, above=above, instance=self._instance)))
 
     async def _attempt(self, action: Callable[[], object], problem: str, *, again: str, each_time: bool = False) -> bool:
         """Do something on the disk; returns whether it succeeded. problem: told on failure; again: told when it works again.

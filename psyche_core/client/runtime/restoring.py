@@ -263,7 +263,7 @@ class Restorer:
         """
         try:
             for path in set_aside(self.folder, state.run_id, above=above, signed=is_signed(signed_ends(state))):
-                self.report(set_aside_sentence(path, above=above))
+                self.report(set_aside_sentence(path, above=above, instance=state.instance))
         except ModelError as error:
             self.report(str(error))
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 
 import anyio
 from anyio.abc import TaskGroup
@@ -30,7 +29,7 @@ from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.coordinator_requests import CoordinatorRequests
 from psyche_core.client.runtime.downloads import DOWNLOADS_AT_ONCE, PayloadDownloads
 from psyche_core.client.runtime.reports.network_reporter import NetworkReporter
-from psyche_core.client.runtime.reports.run_changes import RunChanges, other_state
+from psyche_core.client.runtime.reports.run_changes import RunChanges
 from psyche_core.client.runtime.reports.step_figures import StepFigureMaker
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.client.runtime.worker import Worker, describe_exception
@@ -205,14 +204,11 @@ class ClientRuntime(Actions[Awaitable[None]]):
             for watch in (self._watch_states, self._watch_messages, self._watch_time, self._worker.publish_journals):
                 tasks.start_soon(watch)
             async for event in self._inbox:
-                before = self._machine.state
                 actions = self._machine.handle(event, anyio.current_time())
                 if self._leave_asked:
                     self._leave_asked, self._left = False, True
                     actions = [*actions, *self._machine.handle(ev.LeaveRequested(), anyio.current_time())]
                 await self._carry_out_all(actions)
-                if self.must_restart and self._stopped is not None and before is not None:
-                    self._stopped = replace(self._stopped, reason=other_state(before, self.state))
                 if self._stopped is not None or self._failure is not None:
                     break
 

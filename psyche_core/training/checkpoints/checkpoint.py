@@ -117,13 +117,13 @@ def set_aside(
     return renamed
 
 
-def set_aside_sentence(path: Path, *, above: int) -> str:
-    """One sentence for people about a checkpoint that `set_aside` renamed. path: its new one."""
+def set_aside_sentence(path: Path, *, above: int, instance: bytes) -> str:
+    """One sentence for people about a checkpoint that `set_aside` renamed. path: its new one. instance: of the run (32 bytes)."""
     before = path.with_name(path.name.partition(ABANDONED)[0])
-    return (
-        f"the checkpoint {before} is not used: it is of another run of this name, or of a history that the run, which is at step "
-        f"{above}, has left; it was renamed to {path.name}"
-    )
+    why = f"of a history that the run, which is at step {above}, has left"
+    if _of_another_run(path, instance):
+        why = "of another run of this name"
+    return f"the checkpoint {before} is not used: it is {why}; it was renamed to {path.name}"
 
 
 def take_back(folder: Path, run_id: str, *, wanted: Callable[[CheckpointManifest], bool]) -> list[Path]:

@@ -12,7 +12,8 @@ import pytest
 
 from party import Party, trainers
 from psyche_core.builtin.memory_backend import MemoryBackend
-from psyche_core.client.runtime.reports.run_changes import RunChanges, other_state
+from psyche_core.client.machine.coordinator_updates import other_state
+from psyche_core.client.runtime.reports.run_changes import RunChanges
 from psyche_core.coordinator.state import Client, CoordinatorState, Progress, Round
 from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.telemetry import events as telemetry

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from psyche_core.client.machine.coordinator_updates import other_state
 from psyche_core.client.runtime.reports.step_figures import described
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry import events as telemetry
@@ -88,20 +89,3 @@ def _by_owner(previous: CoordinatorState, from_checkpoint: bool) -> bool | None:
     if previous.run_state is RunState.Warmup and previous.epoch.lacking:
         return False
     return None
-
-
-def other_state(previous: CoordinatorState, state: CoordinatorState) -> str:
-    """Say that the coordinator was restored from a state that does not follow the one before, and in which direction."""
-    before, now = previous.progress, state.progress
-    then, here = (f"epoch {known.epoch}, step {known.step}" for known in (before, now))
-    if then == here:
-        return f"the coordinator was restored from another state of {here}: it has forgotten what it was told last"
-    if state.generation < previous.generation:
-        which = "a state of before the run went back"
-    elif now.epoch <= before.epoch and now.step <= before.step:
-        which = "an earlier state"
-    elif now.epoch >= before.epoch and now.step >= before.step:
-        which = "a later state"
-    else:
-        which = "another state"
-    return f"the coordinator was restored from {which}: it is in {here}, and was in {then}"

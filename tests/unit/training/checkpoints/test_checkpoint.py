@@ -6,7 +6,13 @@ import pytest
 
 from psyche_core.errors import ModelError
 from psyche_core.storage.checkpoint_names import checkpoint_path, checkpoints
-from psyche_core.training.checkpoints.checkpoint import keep_last, remove_between, remove_leftovers, set_aside
+from psyche_core.training.checkpoints.checkpoint import (
+    keep_last,
+    remove_between,
+    remove_leftovers,
+    set_aside,
+    set_aside_sentence,
+)
 from psyche_core.training.checkpoints.initial_model import belongs
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, write_manifest
 
@@ -125,6 +131,21 @@ def test_what_is_of_another_history_is_set_aside_whatever_its_step(tmp_path: Pat
     (tmp_path / "run-step12/psyche.json").write_text("damaged, which says nothing")
     moved = set_aside(tmp_path, "run", above=30, trusted=belongs(b"", 1, {3: b"e" * 32}))
     assert moved == [tmp_path / "run-step6-abandoned"]
+
+
+@pytest.mark.parametrize(
+    ("instance", "why"),
+    [(b"o" * 32, "of another run of this name"), (b"i" * 32, "of a history that the run, which is at step 6, has left")],
+)
+def test_why_a_checkpoint_is_set_aside_is_told(tmp_path: Path, instance: bytes, why: str) -> None:
+    """Both were told as possible, though its manifest says which."""
+    make(tmp_path, "run", 9)
+    facts = CheckpointFacts(run_id="run", step=9, epoch=0, data_index=0, digest=b"d" * 32, instance=instance)
+    write_manifest(tmp_path / "run-step9", facts)
+    (path,) = set_aside(tmp_path, "run", above=6)
+    said = set_aside_sentence(path, above=6, instance=b"i" * 32)
+    before = tmp_path / "run-step9"
+    assert said == f"the checkpoint {before} is not used: it is {why}; it was renamed to run-step9-abandoned"
 
 
 def test_what_cannot_be_set_aside_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
