@@ -144,7 +144,7 @@ class Restorer:
 
         with earlier:
             header, rounds = earlier.recovered.header, earlier.recovered.rounds
-            until = last_valid_step(header, rounds, state)
+            until = self._until(state, header, rounds)
         if until is None or signed_ends(state).get(header.base_step) not in (None, header.base_digest):
             return range(0)
         if not leads_to(header, rounds, present, self._decision_at(state.run_id, present)):
@@ -158,7 +158,7 @@ class Restorer:
         only our journal may lead there. Call `look_back` before.
         """
         found = self._found
-        until = None if found is None else last_valid_step(found.header, found.rounds, state)
+        until = None if found is None else self._until(state, found.header, found.rounds)
         if found is None or until is None or until < found.header.base_step:
             return None
         base, digest = found.header.base_step, found.header.base_digest
@@ -185,7 +185,7 @@ class Restorer:
             signed = ends.get(header.base_step)
             if signed is not None and signed != header.base_digest:
                 return None
-            until = last_valid_step(header, rounds, state)
+            until = self._until(state, header, rounds)
             return None if until is None else min(until, header.base_step + len(rounds))
 
         def certain(header: Header) -> bool:
@@ -206,7 +206,7 @@ class Restorer:
 
         def helps(header: Header, rounds: Sequence[AppliedRound]) -> bool:
             nonlocal up_to
-            if header.base_step > due:
+            if header.base_step > due or decided_otherwise(state, header, self._decision_at(state.run_id, header)):
                 return False
             if header.generation != state.generation:  # the run went back to before our last checkpoint
                 reach = range(header.base_step, min(due, rounds[-1].step if rounds else header.base_step) + 1)
@@ -237,6 +237,14 @@ class Restorer:
                 self.report(f"the checkpoint {path} belongs to the run's history: it was set aside before, and has its name back")
         except ModelError as error:
             self.report(str(error))
+
+    def _until(self, state: CoordinatorState, header: Header, rounds: Sequence[AppliedRound]) -> int | None:
+        """See `last_valid_step`; None also for a base whose last step the run has decided otherwise.
+
+        That base is not always refused as a checkpoint: where no result of a step was accepted, it equals the model before.
+        """
+        refused = decided_otherwise(state, header, self._decision_at(state.run_id, header))
+        return None if refused else last_valid_step(header, rounds, state)
 
     def _has(self, run_id: str, header: Header) -> bool:
         """Whether the checkpoint with which a journal begins is in our folder."""
@@ -282,7 +290,7 @@ class Restorer:
         if recovered is None:
             return None
 
-        until = last_valid_step(recovered.header, recovered.rounds, state)
+        until = self._until(state, recovered.header, recovered.rounds)
         base = recovered.header.base_step
         if (
             until is not None

@@ -258,7 +258,9 @@ class Disk:
             return None
 
         decided = self._decision_at(base)
-        conflicts = decided is not None and _conflicts(state, replace(base, decision=decided))
+        conflicts = _conflicts(state, replace(base, decision=decided))
+        if _conflicts(state, replace(earlier[0], decision=self._decision_at(earlier[0]))):
+            return None
         refused = base.step > due or base.step in ends or conflicts
         if earlier[0].generation != state.generation:
             reached = any(earlier[0].step <= step <= min(due, earlier[-1].step) for step in ends)
@@ -288,6 +290,8 @@ class Disk:
 
     def _last_valid_step(self, state: CoordinatorState, *, journal: list[SavedMasters]) -> int | None:
         due, base, last = masters_due(state), journal[0], journal[-1]
+        if _conflicts(state, replace(base, decision=self._decision_at(base))):
+            return None  # though its digest may be that of the step before, where no result was accepted
         if last.generation == state.generation:
             anew = first_conflicting_step(state, _decisions(journal))
             return due if anew is None else min(due, anew - 1)

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,6 +118,28 @@ def test_where_the_decision_is_unknown_the_journal_before_leads_to_the_base(memb
     _fetches(member, 3)
     assert member.start(_contradicting(4), step=0) == 0, "its first round already is of a history that was left"
     assert _names(tmp_path) == ["step3-abandoned"]
+
+
+def test_a_base_that_was_decided_otherwise_is_not_taken_for_an_equal_model_of_the_step_before(member: Member) -> None:
+    """No result of the base's step was accepted, so its digest is that of the run's first model, which the member loads."""
+    member.restorer.close()
+    restorer = member.restorer
+    assert restorer.restore(_any(Masters()), state_at(1), step=0, use_journal=True) == 0
+    digest = Masters().full_digest()
+    last = applied(3)
+    decision = Decision(3, LEFT, last.height, last.statements)
+    facts = CheckpointFacts(
+        run_id=RUN, step=3, epoch=LEFT, data_index=0, digest=digest, instance=INSTANCE, mid_epoch=True, decision=decision
+    )
+    save_checkpoint(checkpoint_path(member.folder, RUN, 3), facts, write=Path.mkdir)
+    assert restorer.journal is not None
+    restorer.journal.begin(3, digest, 0)
+    restorer.close()
+    assert restorer.restore(_any(Masters()), _contradicting(4), step=None, use_journal=True) is None
+
+
+def _any(value: Any) -> Any:
+    return value
 
 
 def test_where_members_signed_another_base_the_journal_before_counts(member: Member, tmp_path: Path) -> None:

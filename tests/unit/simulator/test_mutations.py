@@ -394,6 +394,11 @@ def a_journals_base_takes_the_place_of_a_signed_checkpoint(patch: Patch) -> None
     patch.setattr(Disk, "_base_of_history", base_of_history)
 
 
+def bases_of_journals_forget_what_decided_them(patch: Patch) -> None:
+    """Section 5: a journal's base is told by its digest alone, which is that of the step before if that one had no results."""
+    patch.setattr(Disk, "_decision_at", lambda *_: None)
+
+
 def only_the_present_journal_is_held(patch: Patch) -> None:
     """F18: signed steps that the journal before the last checkpoint leads to are not said in warmup."""
     patch.setattr(Disk, "_reach_of_earlier", lambda *_: range(0))
@@ -470,6 +475,8 @@ MUTATIONS = (
              found="forgotten-rounds-on-a-full-disk"),
     Mutation(a_journals_base_takes_the_place_of_a_signed_checkpoint, (), ("signed-checkpoints-are-found",), first=4,
              found="signed-checkpoint-set-aside-at-once"),
+    Mutation(bases_of_journals_forget_what_decided_them, (), ("training-never-goes-back-unsaid",), first=405,
+             found="base-of-a-forgotten-step-without-results"),
     Mutation(only_the_present_journal_is_held, (), ("nothing-is-lost-that-a-disk-holds",), first=380,
              found="held-in-the-journal-before"),
     Mutation(a_contested_model_is_waited_for, ("all-die", "false-models"), ("the-run-goes-on",)),
