@@ -179,13 +179,12 @@ def bitmap(slots: tuple[int, ...] | list[int] | set[int] | frozenset[int]) -> by
 class Decision:
     """What decided the last step in a model: a checkpoint keeps it, so that a later state can be compared with it.
 
-    step: that step. epoch, height: of its round. statements: digest of the statements about that round, 32 bytes. slots: of those
-    whose results count, and voided: of those whose shares were void (F7), both ascending.
+    step: that step. epoch, height: of its round. statements: digest of the statements about that round, 32 bytes. history: digest
+    of the run's decisions up to this step (`CoordinatorState.history`), 32 bytes, zero if unknown.
     """
 
     step: int
     epoch: int
     height: int
     statements: bytes
-    slots: tuple[int, ...] = ()
-    voided: tuple[int, ...] = ()
+    history: bytes = bytes(32)

@@ -206,7 +206,7 @@ def _write(
     epoch = 0 if before is None else before.epoch
     decision = None if before is None else decision_in(before)
     if played is not None:
-        decision = Decision(step, played.epoch, played.height, played.statements, played.slots, played.voided)
+        decision = Decision(step, played.epoch, played.height, played.statements, played.history)
         epoch = played.epoch
     following = next((each.round_of(step + 1) for each in segments if each.covers(step + 1)), None)
     facts = CheckpointFacts(

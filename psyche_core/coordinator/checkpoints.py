@@ -2,7 +2,9 @@
 
 If the run's owner listed signers, these signers may set it, whether they are members or not. If the list is empty, one elected
 client per epoch may set it. The election uses the epoch's seed over all slots of the epoch. If the elected client is no longer
-healthy or reports that it cannot store the model, the next client in the drawn order takes over. The location changes only
+healthy or reports that it cannot store the model, the next client in the drawn order takes over. The location that it reports
+counts once a quorum has signed the end of the epoch: until then, the run might have to begin again with a model that a liar made
+up, while the one stored earlier is known. After the run's last step it counts at once. The location changes only
 between an epoch's cooldown and the next warmup, because all members must load the same model. The checkpoint kinds change as in
 the reference implementation: after an epoch, members load from peers; after a pause, or when no peer of the old epoch is left,
 they load from the hub again.
@@ -19,7 +21,7 @@ from psyche_core.coordinator.commands import Checkpoint, Outcome
 from psyche_core.coordinator.history import present_end
 from psyche_core.coordinator.phases import active_round
 from psyche_core.coordinator.round.committee import drawn_order
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import NodeIdentity, RunState
 
@@ -107,6 +109,11 @@ def checkpoint(state: CoordinatorState, command: Checkpoint) -> Outcome:
 
     if command.location is None:
         return _ceded(state, command.sender), ()
+
+    unsigned = present_end(state).digest == NO_DIGEST
+    if unsigned and not state.config.checkpointers and state.run_state is not RunState.Finished:
+        message = f"no quorum has signed the model of step {state.progress.step - 1} yet, so this may not be the run's model"
+        raise CoordinatorError("InvalidCheckpoint", message)
 
     location = _parsed(command.location)
     present = state.model.LLM.checkpoint.name

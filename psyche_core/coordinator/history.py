@@ -10,12 +10,16 @@ these steps. Models are compared by digest, so nobody can introduce another mode
 have, the run must go back once more. If nobody holds any step, only the stored checkpoint is left. The owner decides whether to
 use it, unless the configuration allows it in advance.
 
+Every decision of a round changes the history digest: it tells members of a restored coordinator whether what they applied is what
+the run applied, also of rounds that the state no longer stores.
+
 How many signed ends a state keeps, and how many waiting intervals with each: MAX_ENDS and MAX_END_INTERVALS in `state`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,11 +37,15 @@ from psyche_core.coordinator.state import (
     CoordinatorState,
     EpochEnd,
     Progress,
+    Round,
 )
 from psyche_core.errors import CoordinatorError
-from psyche_core.types import MAX_WITNESSES, ClientState, RunState, total_samples
+from psyche_core.types import MAX_WITNESSES, ClientState, RunState, bitmap, total_samples
 
 _HELD = b"psyche/held"
+_DECIDED = b"psyche/decided"
+_MOVED = b"psyche/moved"
+_PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 _AFTERWARDS = (RunState.WaitingForMembers, RunState.Paused, RunState.Finished)
 """States after a cooldown in which the members of the last epoch can still sign its end."""
 
@@ -45,13 +53,37 @@ _AFTERWARDS = (RunState.WaitingForMembers, RunState.Paused, RunState.Finished)
 def present_end(state: CoordinatorState) -> EpochEnd:
     """Return the run's position between two epochs, with the digest that a quorum signed for it, or NO_DIGEST."""
     step = state.progress.step - 1
-    return _end_at(state, step, next((end.digest for end in state.ends if end.step == step), NO_DIGEST))
+    digest = next((end.digest for end in state.ends if end.step == step), NO_DIGEST)
+    return _end_at(state, step, digest=digest, history=state.history)
 
 
-def _end_at(state: CoordinatorState, step: int, digest: bytes) -> EpochEnd:
+def _end_at(state: CoordinatorState, step: int, *, digest: bytes, history: bytes) -> EpochEnd:
     kept, left_out = state.requeue[-MAX_END_INTERVALS:], state.requeue[:-MAX_END_INTERVALS]
     lost = state.lost_samples + total_samples(left_out)
-    return EpochEnd(step=step, data_index=state.progress.data_index, digest=digest, queue=kept, lost=lost)
+    return EpochEnd(step, data_index=state.progress.data_index, digest=digest, queue=kept, lost=lost, history=history)
+
+
+def history_after(state: CoordinatorState, played: Round, accepted: frozenset[int]) -> bytes:
+    """Return the history (32 bytes) once a round is decided by the statements that are stored about it.
+
+    SHA-256 over a tag, the history so far, the round's step (u64), epoch and height (u32), the accepted slots as a bitmap of 32
+    bytes, and the statements in order of arrival, each as in the canonical image; numbers are little-endian.
+    """
+    attesting = state.round_at(played.height + 1)
+    digest = hashlib.sha256(_DECIDED + state.history)
+    digest.update(struct.pack("<QII", played.step, state.progress.epoch, played.height) + bitmap(accepted))
+    for said in () if attesting is None else attesting.statements:
+        digest.update(struct.pack("<IIHxx", said.epoch, said.height, said.index) + said.participants + said.broadcast_bloom)
+        digest.update(said.merkle_root + said.model_digest)
+    return digest.digest()
+
+
+def histories(state: CoordinatorState) -> dict[int, bytes]:
+    """Map steps to the history (32 bytes) up to them, as far as the state stores it: ascending, the newest one last."""
+    found = {stored.step - min(stored.height + 1, 2): stored.history for stored in state.epoch.rounds}
+    if state.run_state not in _PLAYING:
+        found[state.progress.step - 1] = state.history
+    return found
 
 
 def signed_digests(state: CoordinatorState) -> Mapping[int, bytes]:
@@ -185,6 +217,7 @@ def _with_attested(state: CoordinatorState, newest: int) -> CoordinatorState:
     """
     attested = _attested(state)
     ends = tuple(end for end in state.ends if end.step <= newest)
+    known = histories(state)
     oldest = ends[-1].step + 1 if ends else 1
     queue, lost = state.requeue, state.lost_samples
     found: list[EpochEnd] = []
@@ -198,7 +231,8 @@ def _with_attested(state: CoordinatorState, newest: int) -> CoordinatorState:
         lost += given_up
         step = stored.step - 1
         if oldest <= step <= newest and step in attested:
-            found.insert(0, _end_at(replace(state, requeue=queue, lost_samples=lost), step, attested[step]))
+            past = replace(state, requeue=queue, lost_samples=lost)
+            found.insert(0, _end_at(past, step, digest=attested[step], history=known[step]))
     return replace(state, ends=(*ends, *found)[-MAX_ENDS:])
 
 
@@ -214,6 +248,7 @@ def went_back(state: CoordinatorState, target: EpochEnd, *, from_checkpoint: boo
         ends=tuple(end for end in state.ends if end.step <= target.step),
         from_checkpoint=from_checkpoint,
         generation=state.generation + 1,
+        history=target.history,
         epoch=replace(state.epoch, rounds=(), unplayed=True, repeats=0),  # they belong to the discarded history
     )
     return state, (event,)
@@ -230,7 +265,9 @@ def moved_to(state: CoordinatorState, progress: Progress) -> CoordinatorState:
     ends = tuple(end for end in state.ends if end.step <= step)
     signed = bool(ends) and ends[-1].step == step
     kept = signed and state.stored.step <= step
-    stored = state.stored if kept else EpochEnd(step=step, data_index=progress.data_index, lost=state.lost_samples)
+    history = ends[-1].history if signed else hashlib.sha256(_MOVED + state.history + struct.pack("<Q", step)).digest()
+    position = EpochEnd(step=step, data_index=progress.data_index, lost=state.lost_samples, history=history)
+    stored = state.stored if kept else position
     return replace(
         state,
         progress=progress,
@@ -240,5 +277,6 @@ def moved_to(state: CoordinatorState, progress: Progress) -> CoordinatorState:
         from_checkpoint=not signed,
         model_lost=False,
         generation=state.generation + 1,
+        history=history,
         epoch=replace(state.epoch, rounds=(), unplayed=True, repeats=0),
     )

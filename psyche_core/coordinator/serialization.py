@@ -39,7 +39,7 @@ from psyche_core.coordinator.state import (
 from psyche_core.errors import ConfigError, WireError
 from psyche_core.types import MAX_CLIENTS, MAX_SAMPLES, MAX_WITNESSES, BatchId, RunState
 
-VERSION = 6
+VERSION = 7
 
 _LIMIT = 2**32
 _MAX_ROUND_SAMPLES = 2**16
@@ -225,6 +225,7 @@ def _check_run(state: CoordinatorState) -> None:
         raise WireError(message) from error
 
     _expect(len(state.instance) == 32, "state.instance", "32 bytes", state.instance)
+    _expect(len(state.history) == 32, "state.history", "32 bytes", state.history)
     _expect(state.generation < _LIMIT, "state.generation", "a number of 32 bits", state.generation)
     _expect(state.progress.epoch < _LIMIT, "state.progress.epoch", "a number of 32 bits", state.progress.epoch)
     _expect(state.progress.step < _LIMIT, "state.progress.step", "a number of 32 bits", state.progress.step)
@@ -276,6 +277,7 @@ def _check_history(state: CoordinatorState) -> None:
 def _check_end(end: EpochEnd, *, at: str) -> None:
     _expect(end.step < _LIMIT, f"{at}.step", "a number of 32 bits", end.step)
     _expect(len(end.digest) == 32, f"{at}.digest", "32 bytes", end.digest)
+    _expect(len(end.history) == 32, f"{at}.history", "32 bytes", end.history)
     _expect(end.data_index <= MAX_SAMPLES - _MAX_ROUND_SAMPLES, f"{at}.data_index", "a smaller number", end.data_index)
     _check_intervals(end.queue, at=f"{at}.queue", at_most=MAX_END_INTERVALS)
     _expect(all(batch.last < end.data_index for batch in end.queue), f"{at}.queue", "samples below its data_index", end.queue)
@@ -288,6 +290,7 @@ def _check_round(stored: Round, clients: int) -> None:
     _check_intervals(stored.batches, at=at, at_most=MAX_INTERVALS + 1)
     _expect(not (stored.drain and stored.batches), at, "no samples in a drain round", stored.batches)
     _expect(len(stored.statements) <= MAX_WITNESSES, at, f"at most {MAX_WITNESSES} statements", len(stored.statements))
+    _expect(len(stored.history) == 32, f"{at}.history", "32 bytes", stored.history)
     indices = [statement.index for statement in stored.statements]
     _expect(len(indices) == len(set(indices)), at, "one statement of a slot", indices)
     for statement in stored.statements:

@@ -112,6 +112,7 @@ class EpochEnd:
     step: the last one applied. data_index: first sample not assigned until then. digest: full digest (32 bytes) of the masters,
     signed by a quorum; NO_DIGEST if no quorum signed one. queue: the newest MAX_END_INTERVALS intervals that were waiting to be
     assigned again. lost: number of samples lost until then, including those of intervals for which `queue` has no room.
+    history: see CoordinatorState, up to this step.
     """
 
     step: int = 0
@@ -119,6 +120,7 @@ class EpochEnd:
     digest: bytes = NO_DIGEST
     queue: tuple[BatchId, ...] = ()
     lost: int = 0
+    history: bytes = NO_DIGEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,8 @@ class Round:
     the next step that will be trained. seed: u64 drawn when it started. slots: healthy slots when it started, ascending;
     assignment and elections use them. batches: the intervals to train, requeued ones first; empty in the drain round.
     statements: those sent in this round; they are about round `height - 1`. drain: whether this is the drain round. voided:
-    slots, ascending, whose share of this round is void because they signed several results for it (F7).
+    slots, ascending, whose share of this round is void because they signed several results for it (F7). history: see
+    CoordinatorState, up to the step whose results are in everybody's masters during this round.
     """
 
     height: int
@@ -140,6 +143,7 @@ class Round:
     statements: tuple[WitnessStatement, ...] = ()
     drain: bool = False
     voided: tuple[int, ...] = ()
+    history: bytes = NO_DIGEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +202,12 @@ class CoordinatorState:
     ascending by signer, at most MAX_ACCOUNTS; a signer gets one when it first earns or is slashed. unready: signers that were not
     ready when a warmup ended, oldest first (F17).
 
-    The run's history (F18): ends: the last signed epoch ends, ascending by step. stored: position of the stored checkpoint.
-    generation: how often the run went back. from_checkpoint: the present or next epoch begins with the stored checkpoint's model.
-    model_lost: no member holds a model with which the run can continue, so it is paused until its owner decides.
+    The run's history (F18): history: digest (32 bytes) of every decision so far: of each round that was decided, its step, its
+    accepted slots and the statements about it. Two states with equal histories have equal masters after the last decided round;
+    where a restored coordinator decides a round again, the histories differ from there on. ends: the last signed epoch ends,
+    ascending by step. stored: position of the stored checkpoint. generation: how often the run went back. from_checkpoint: the
+    present or next epoch begins with the stored checkpoint's model. model_lost: no member holds a model with which the run can
+    continue, so it is paused until its owner decides.
     """
 
     run_id: str
@@ -221,6 +228,7 @@ class CoordinatorState:
     from_checkpoint: bool = True
     model_lost: bool = False
     generation: int = 0
+    history: bytes = NO_DIGEST
     stored: EpochEnd = field(default_factory=EpochEnd)
     ends: tuple[EpochEnd, ...] = ()
     unready: tuple[Unready, ...] = ()

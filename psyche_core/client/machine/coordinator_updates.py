@@ -17,6 +17,7 @@ from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.rounds.settled_rounds import epoch_of_rounds
 from psyche_core.client.machine.state import MachineState
 from psyche_core.coordinator.commands import Withdraw
+from psyche_core.coordinator.history import histories
 from psyche_core.coordinator.membership.missed_duties import MAX_MISSED
 from psyche_core.coordinator.state import MAX_REJOINS, Client, CoordinatorState, Round
 from psyche_core.telemetry import events as telemetry
@@ -71,6 +72,10 @@ def _went_back(previous: CoordinatorState, state: CoordinatorState) -> bool:
     """
     if state.generation != previous.generation:
         return state.generation < previous.generation
+
+    known_histories, present_histories = histories(previous), histories(state)
+    if any(present_histories.get(step, history) != history for step, history in known_histories.items()):
+        return True  # it decided a round otherwise
 
     before, now = previous.progress, state.progress
     if now.epoch < before.epoch or now.step < before.step or _last_round(state) < _last_round(previous):

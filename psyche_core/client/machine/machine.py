@@ -281,7 +281,6 @@ def _apply(client: MachineState, notes: EpochNotes, record: RoundRecord) -> None
     """Apply a settled round once every accepted payload is here; request missing ones (F11)."""
     payloads: list[bytes] = []
     commitments: list[bytes] = []
-    slots: list[int] = []
     tag = notes.tag(record.height)
     for slot in sorted(record.accepted):
         result = record.decided_result(slot)
@@ -293,7 +292,6 @@ def _apply(client: MachineState, notes: EpochNotes, record: RoundRecord) -> None
         if result is not None and notes.payloads.holds(result.payload_hash, tag=tag):
             payloads.append(result.payload_hash)
             commitments.append(result.commitment)
-            slots.append(slot)
             if record.verified.get(slot) != result.commitment:
                 record.verified[slot] = result.commitment
                 record.kept.discard(slot)
@@ -314,7 +312,7 @@ def _apply(client: MachineState, notes: EpochNotes, record: RoundRecord) -> None
             notes.slot in record.accepted,
             epoch=notes.number,
             commitments=tuple(commitments),
-            decision=record.decision(notes.number, slots),
+            decision=record.decision(notes.number),
             data_index=record.settled_by.progress.data_index,
             generation=record.settled_by.generation,
         )

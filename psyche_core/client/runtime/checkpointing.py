@@ -164,8 +164,7 @@ class Checkpointer:
             learning_rate=learning_rate,
             results=tuple(zip(work.commitments, work.payload_hashes, strict=True)),
             statements=decision.statements,
-            slots=decision.slots,
-            voided=decision.voided,
+            history=decision.history,
         )
         return await self._write(partial(journal.add_applied, applied))
 

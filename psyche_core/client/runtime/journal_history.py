@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.machine.rounds.settled_rounds import first_conflicting_step
 from psyche_core.coordinator.history import signed_digests
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
 from psyche_core.types import Decision
 
@@ -35,6 +35,8 @@ def leads_to(header: Header, rounds: Sequence[AppliedRound], base: Header, decid
     last = next((each for each in rounds if each.step == base.base_step), None)
     if last is None or decided is None:
         return last is not None
+    if NO_DIGEST not in (last.history, decided.history):
+        return last.history == decided.history
     return (last.epoch, last.height, last.statements) == (decided.epoch, decided.height, decided.statements)
 
 

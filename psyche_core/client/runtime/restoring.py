@@ -376,8 +376,7 @@ class Restorer:
                     learning_rate=rate,
                     results=settled.results,
                     statements=decision.statements,
-                    slots=decision.slots,
-                    voided=decision.voided,
+                    history=decision.history,
                 )
             )
             at = decision.step

@@ -57,7 +57,7 @@ from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, BatchId, ClientState, 
 from psyche_core.wire import codec
 
 MAGIC = b"PsycheSt"
-VERSION = 3
+VERSION = 4
 
 CHECKPOINT_KINDS = ("Ephemeral", "Dummy", "Hub", "P2P", "Gcs", "P2PGcs")
 """Kinds of checkpoints in the order of their numbers, which are those of the reference implementation."""
@@ -274,6 +274,7 @@ ROUND = Record(
         ("drain", FLAG, "1 in the round that trains nothing and settles the last one"),
         _padding(3),
         ("slots", Bitmap(MAX_CLIENTS), "slots healthy when it started"),
+        ("history", Bytes(32), "digest of all decisions up to the masters of this round"),
         ("voided", Bitmap(MAX_CLIENTS), "slots whose share nobody applies, proven to have signed several results"),
         ("batches", List(INTERVAL, MAX_INTERVALS + 1), "samples to train, ascending, disjoint"),
         ("statements", List(STATEMENT, MAX_WITNESSES), "in order of arrival, one for a slot"),
@@ -317,6 +318,7 @@ END = Record(
         ("data_index", U64, "first sample never assigned by then"),
         ("digest", Bytes(32), "full digest of the masters, zero where nobody signed it"),
         ("lost", U64, "samples given up by then"),
+        ("history", Bytes(32), "digest of all decisions by then"),
         ("queue", List(INTERVAL, MAX_END_INTERVALS), "samples that waited to be assigned again, ascending, disjoint"),
     ],
 )
@@ -340,6 +342,7 @@ _STATE_FIELDS: Fields = [
     ("from_checkpoint", FLAG, "1 while an epoch begins with the stored checkpoint's model"),
     ("model_lost", FLAG, "1 while the run waits for its owner because no member holds a model"),
     ("generation", U32, "how often the run went back"),
+    ("history", Bytes(32), "digest of all decisions so far"),
     ("config", CONFIG, ""),
     ("model", MODEL, ""),
     ("epoch", EPOCH, ""),

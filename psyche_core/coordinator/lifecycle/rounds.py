@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.coordinator.commands import CooldownStarted, Event, Outcome, RoundSettled, RoundStarted
+from psyche_core.coordinator.history import history_after
 from psyche_core.coordinator.lifecycle.round_timing import training_time_is_over, witness_time_is_over
 from psyche_core.coordinator.membership.missed_duties import (
     dropped_for_missing,
@@ -51,6 +52,7 @@ def start_round(state: CoordinatorState, now: int, *, seed: int, drain: bool = F
         slots=state.healthy_slots,
         batches=batches,
         drain=drain,
+        history=state.history,
     )
     rounds = (started,) if last is None else (*state.epoch.rounds, started)[-STORED_ROUNDS:]
     epoch = replace(state.epoch, rounds=rounds, unplayed=False, repeats=0)
@@ -115,6 +117,7 @@ def finish_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
 def _settled(state: CoordinatorState, decided: Round, *, unpaid: frozenset[int] = frozenset()) -> Outcome:
     """Count the accepted results of round `decided` for their clients (F12) and put the other samples back in the queue (F14).
 
+    The decision enters the run's history, unless no round attested to this one: then the round does not count.
     unpaid: slots that missed their duty as witnesses of this round. Their results are applied, but not counted for them (F16).
     """
     accepted = accepted_slots(state, decided)
@@ -131,7 +134,9 @@ def _settled(state: CoordinatorState, decided: Round, *, unpaid: frozenset[int] 
         refused=tuple(sorted(shares(state, decided).keys() - accepted)),
     )
     epoch = replace(state.epoch, clients=clients)
-    return replace(state, epoch=epoch, requeue=queue, lost_samples=state.lost_samples + lost), (event,)
+    counts = state.round_at(decided.height + 1) is not None
+    history = history_after(state, decided, accepted) if counts else state.history
+    return replace(state, epoch=epoch, requeue=queue, lost_samples=state.lost_samples + lost, history=history), (event,)
 
 
 def _end_reason(state: CoordinatorState, finished: Round, now: int) -> EndReason | None:

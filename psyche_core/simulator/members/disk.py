@@ -349,11 +349,7 @@ def _leads_to(earlier: list[SavedMasters], base: SavedMasters, decided: Decision
         return last is not None and last.digest == base.digest
     if decided is None or last.decision is None:
         return True
-    return (last.decision.epoch, last.decision.height, last.decision.statements) == (
-        decided.epoch,
-        decided.height,
-        decided.statements,
-    )
+    return last.decision.history == decided.history
 
 
 def _conflicts(state: CoordinatorState, saved: SavedMasters) -> bool:

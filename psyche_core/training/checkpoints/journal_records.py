@@ -25,7 +25,7 @@ from psyche_core.wire.codec import decode, encode
 from psyche_core.wire.messages import MAX_SHARE_INTERVALS
 
 MAGIC: Final = b"psyche-journal\n"
-VERSION: Final = 2
+VERSION: Final = 3
 START: Final = MAGIC + bytes((VERSION,))
 FRAME: Final = struct.Struct("<BQ8s")
 CHECK_BYTES: Final = 8
@@ -87,7 +87,7 @@ class AppliedRound:
 
     learning_rate: the exact float64 value that was used. results: commitment and SHA-256 of the payload (32 bytes each) of every
     accepted result, in the order of the round. statements: digest of the round's statements (32 bytes), NO_DIGEST if unknown.
-    slots: of these results, ascending; voided: slots whose shares of the round were void, ascending.
+    history: digest of the run's decisions up to this step (32 bytes), NO_DIGEST if unknown.
     """
 
     epoch: int
@@ -96,8 +96,7 @@ class AppliedRound:
     learning_rate: float
     results: tuple[tuple[bytes, bytes], ...]
     statements: bytes = NO_DIGEST
-    slots: tuple[int, ...] = ()
-    voided: tuple[int, ...] = ()
+    history: bytes = NO_DIGEST
 
     @property
     def payload_hashes(self) -> tuple[bytes, ...]:
@@ -152,8 +151,7 @@ def encode_record(record: Record) -> bytes:
                 float(record.learning_rate),
                 [list(each) for each in record.results],
                 record.statements,
-                list(record.slots),
-                list(record.voided),
+                record.history,
             ]
     try:
         body = encode(value)
@@ -190,7 +188,7 @@ def decode_record(kind: Kind, body: bytes) -> Record:
                 trainer=_bytes(trainer, 32),
                 signer=_bytes(signer, 32),
             )
-        case Kind.Applied, [epoch, height, step, float(learning_rate), [*results], statements, slots, voided]:
+        case Kind.Applied, [epoch, height, step, float(learning_rate), [*results], statements, history]:
             if len(results) > MAX_CLIENTS or not learning_rate >= 0:
                 message = f"a round in a journal has {len(results)} results and the learning rate {learning_rate}"
                 raise WireError(message)
@@ -202,8 +200,7 @@ def decode_record(kind: Kind, body: bytes) -> Record:
                 learning_rate=learning_rate,
                 results=tuple(_pair_of_hashes(each) for each in results),
                 statements=_bytes(statements, 32),
-                slots=_slots(slots),
-                voided=_slots(voided),
+                history=_bytes(history, 32),
             )
         case _:
             message = f"a journal's {kind.name} is a list of its fields, got another shape"
@@ -285,19 +282,6 @@ def _pair_of_hashes(value: Any) -> tuple[bytes, bytes]:
         case _:
             message = f"an accepted result in a journal is a commitment and a hash, got {value!r:.40}"
             raise WireError(message)
-
-
-def _slots(value: Any) -> tuple[int, ...]:
-    if type(value) is not list or len(value) > MAX_CLIENTS:
-        message = f"slots in a journal are a list of at most {MAX_CLIENTS} numbers, got {value!r:.40}"
-        raise WireError(message)
-
-    found = tuple(_number(each, MAX_CLIENTS) for each in value)
-    if found != tuple(sorted(set(found))):
-        message = f"slots in a journal are ascending, each once, got {value!r:.40}"
-        raise WireError(message)
-
-    return found
 
 
 def _share(value: Any) -> tuple[BatchId, ...]:

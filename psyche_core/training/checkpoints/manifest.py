@@ -84,14 +84,16 @@ class FileEntry(_Table):
 class DecisionEntry(_Table):
     """What decided the last step: epoch and height of its round. statements: digest of those about it, 64 hex digits.
 
-    slots: of those whose results count. voided: of those whose shares were void.
+    history: digest of the run's decisions up to this step, 64 hex digits, zero if unknown. Version 6 has none; its slots and void
+    shares are read and not used.
     """
 
     epoch: Annotated[int, Field(ge=0, lt=2**32)]
     height: Annotated[int, Field(ge=0, lt=2**32)]
     statements: _Digest
-    slots: _Slots
-    voided: _Slots
+    slots: _Slots | None = None
+    voided: _Slots | None = None
+    history: _Digest = "0" * 64
 
 
 class CheckpointManifest(_Table):
@@ -99,10 +101,10 @@ class CheckpointManifest(_Table):
 
     Version 1 has no digest and no generation, versions up to 3 have no instance. They can still be read, but a member does not
     treat its own checkpoints of these versions as part of its run, unless their digest is signed. Version 5 has a public state,
-    which its digest includes, version 6 may have one, and has a decision; a checkpoint without both is written as version 4.
+    which its digest includes, versions 6 and 7 may have one, and have a decision; without both, version 4 is written.
     """
 
-    version: Literal[1, 2, 3, 4, 5, 6]
+    version: Literal[1, 2, 3, 4, 5, 6, 7]
     run_id: Annotated[str, Field(min_length=1, max_length=64)]
     step: Annotated[int, Field(ge=0, lt=2**32)]
     epoch: Annotated[int, Field(ge=0, lt=2**32)]
@@ -133,7 +135,11 @@ def decision_in(manifest: CheckpointManifest) -> Decision | None:
         return None
 
     return Decision(
-        manifest.step, entry.epoch, entry.height, bytes.fromhex(entry.statements), slots=entry.slots, voided=entry.voided
+        manifest.step,
+        entry.epoch,
+        entry.height,
+        bytes.fromhex(entry.statements),
+        history=bytes.fromhex(entry.history),
     )
 
 
@@ -151,16 +157,15 @@ def write_manifest(directory: Path, facts: CheckpointFacts) -> CheckpointManifes
         elif path.name != MANIFEST_FILE:
             files[path.name] = FileEntry(bytes=path.stat().st_size, sha256=_digest_of(path, 0, path.stat().st_size))
     told = {**asdict(facts), "digest": facts.digest.hex() or None, "instance": facts.instance.hex() or None}
-    version: Literal[4, 5, 6] = 5 if (directory / STATE_FILE).exists() else 4
+    version: Literal[4, 5, 7] = 5 if (directory / STATE_FILE).exists() else 4
     decision = facts.decision
     if decision is not None:
-        version = 6
+        version = 7
         told["decision"] = DecisionEntry(
             epoch=decision.epoch,
             height=decision.height,
             statements=decision.statements.hex(),
-            slots=decision.slots,
-            voided=decision.voided,
+            history=decision.history.hex(),
         )
     manifest = CheckpointManifest(version=version, **told, tensors=tensors, files=files)
     left_out = {"decision"} if decision is None else None  # programs that know versions up to 5 can read it

@@ -4,8 +4,8 @@
   nothing saved, storing failed) passes the duty on at once.
 - It first waits for other members' digests: a replica that differs must not become everybody's next start. If none come, it waits
   for a moment and then stores.
-- It tells the place while checkpoints are accepted, after an epoch's rounds. If it is later, only people are told, unless the
-  owner listed this member as a checkpointer.
+- It tells the place while checkpoints are accepted, after an epoch's rounds, once a quorum has signed the epoch's end or the run
+  has finished. If it is later, only people are told, unless the owner listed this member as a checkpointer.
 
 Files and stores are not touched here: the runtime carries out StoreModel.
 """
@@ -19,8 +19,10 @@ from psyche_core.client.machine.state import MachineState, Upload
 from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.checkpoints import OPEN, checkpointer_slot, is_checkpointer
 from psyche_core.coordinator.commands import Checkpoint
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.history import present_end
+from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.telemetry import events as telemetry
+from psyche_core.types import RunState
 
 MAX_REPORTS = 3
 """How often a location is sent to a coordinator that does not answer."""
@@ -67,11 +69,11 @@ def _report(client: MachineState, state: CoordinatorState, storage: Upload) -> N
         client.notify(
             telemetry.Problem(
                 "warning",
-                f"the model of step {storage.step} was stored after the others had gone on, so the run does not refer to it; "
-                "a longer cooldown_time gives time to store",
+                f"the model of step {storage.step} was stored, or signed by enough members, after the others had gone on, so the "
+                "run does not refer to it; a longer cooldown_time gives time for both",
             )
         )
-    elif state.run_state in OPEN and (storage.reported_at is None or client.now - storage.reported_at > client.timeouts.answer):
+    elif _accepts(client, state) and (storage.reported_at is None or client.now - storage.reported_at > client.timeouts.answer):
         if storage.reports >= MAX_REPORTS or not is_checkpointer(state, client.identity):
             storage.closed = True  # the coordinator no longer answers: the run has ended, or we are not accepted
             return
@@ -79,6 +81,12 @@ def _report(client: MachineState, state: CoordinatorState, storage: Upload) -> N
         storage.reported_at = client.now
         storage.reports += 1
         client.emit(Send(Checkpoint(client.identity, storage.location)))
+
+
+def _accepts(client: MachineState, state: CoordinatorState) -> bool:
+    """Whether the coordinator takes our location now: not before members have signed the end, while the run goes on."""
+    signed = present_end(state).digest != NO_DIGEST or state.run_state is RunState.Finished
+    return state.run_state in OPEN and (signed or _listed(client, state))
 
 
 def _listed(client: MachineState, state: CoordinatorState) -> bool:

@@ -8,11 +8,12 @@ coordinator's statements (`psyche_core.coordinator.round.witness`), which all me
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from psyche_core.coordinator.commands import Equivocation
+from psyche_core.coordinator.history import histories
 from psyche_core.coordinator.round import assignment, committee, witness
 from psyche_core.coordinator.round.bloom_filter import BroadcastBloom
 from psyche_core.coordinator.round.merkle_root import merkle_root
@@ -181,18 +182,16 @@ class RoundRecord:
         if state.round_at(self.height + 1) is not None:
             self.accepted = witness.accepted_slots(state, decided) & frozenset(self.shares)
 
-    def decision(self, epoch: int, slots: Iterable[int]) -> Decision:
-        """What decided this round, once it is settled. epoch: number of its epoch. slots: of those whose results count."""
+    def decision(self, epoch: int) -> Decision:
+        """What decided this round, once it is settled. epoch: number of its epoch."""
         state = self.settled_by
         attesting = None if state is None else state.round_at(self.height + 1)
-        stored = None if state is None else state.round_at(self.height)
         return Decision(
             self.round.step,
             epoch,
             self.height,
             witness.statements_digest(() if attesting is None else attesting.statements),
-            tuple(sorted(slots)),
-            () if stored is None else stored.voided,
+            NO_DIGEST if state is None else histories(state).get(self.round.step, NO_DIGEST),
         )
 
     def accepted_without(self, slot: int) -> bool:

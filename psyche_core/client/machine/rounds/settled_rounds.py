@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from psyche_core.coordinator.history import histories
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.witness import accepted_slots, judge, statements_digest
-from psyche_core.coordinator.state import CoordinatorState, Round
+from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState, Round
 from psyche_core.types import Decision, RunState
 
 if TYPE_CHECKING:
@@ -22,31 +23,15 @@ _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 
 
 class DecidedStep(Protocol):
-    """A step with the round that played it. statements: digest of those that decided it, 32 bytes."""
-
-    @property
-    def epoch(self) -> int:
-        """Number of the round's epoch."""
-
-    @property
-    def height(self) -> int:
-        """Number of the round within its epoch."""
+    """A step that was applied, and the history that led to it."""
 
     @property
     def step(self) -> int:
         """The step."""
 
     @property
-    def statements(self) -> bytes:
-        """See the class."""
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        """Of those whose results were applied."""
-
-    @property
-    def voided(self) -> tuple[int, ...]:
-        """Of those whose shares were void."""
+    def history(self) -> bytes:
+        """Digest of the run's decisions up to this step, 32 bytes; NO_DIGEST if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +62,14 @@ def decision_of(state: CoordinatorState, step: int) -> Decision | None:
     return None
 
 
-def _decision(view: CoordinatorState, played: Round, number: int, *, slots: Iterable[int] | None = None) -> Decision | None:
-    """What decided a round, None if nothing did yet. slots: of those whose results count, None for all that were accepted."""
+def _decision(view: CoordinatorState, played: Round, number: int) -> Decision | None:
+    """What decided a round, None if nothing did yet."""
     attesting = _attesting(view, played.height)
     if attesting is None:
         return None
 
-    counted = accepted_slots(view, played).intersection(shares(view, played)) if slots is None else slots
-    statements = statements_digest(attesting.statements)
-    return Decision(played.step, number, played.height, statements, tuple(sorted(counted)), played.voided)
+    history = histories(view).get(played.step, NO_DIGEST)
+    return Decision(played.step, number, played.height, statements_digest(attesting.statements), history)
 
 
 def _attesting(view: CoordinatorState, height: int) -> Round | None:
@@ -96,45 +80,21 @@ def _attesting(view: CoordinatorState, height: int) -> Round | None:
 
 
 def first_conflicting_step(state: CoordinatorState, rounds: Iterable[DecidedStep]) -> int | None:
-    """The first of these steps that the state has otherwise, None without one: its statements or its void shares
-    differ from those that we applied, or it plays the step in another epoch or at another height.
+    """The first of these steps, which ascend, that may be of another history than the state's; None if none is known to be.
 
-    A coordinator restored from an older state may decide a round again, and end an epoch earlier than before. Statements of
-    rounds that it no longer stores cannot be compared; steps of such rounds follow from those that it stores.
+    A coordinator restored from an older state may decide a round again, and end an epoch earlier than before. A step with the
+    state's history is right, and so is every step before it, also where the state stores these rounds no more. Where the
+    histories differ, any step since the last one that is known to be right may be another.
     """
-    number, view = _played_rounds(state)
-    played = next((known for known in view.epoch.rounds if not known.drain), None)
-    first = None if played is None else played.step - played.height  # each round of an epoch has the next step
-    for applied in rounds:
-        if first is not None and not _has_position(applied, number, first):
-            return applied.step
-        if applied.epoch == number and _decided_otherwise(view, applied):
-            return applied.step
-
-    return None
-
-
-def _decided_otherwise(view: CoordinatorState, applied: DecidedStep) -> bool:
-    """Whether a round of a state's epoch has other statements, a void share that was applied, or a result that was void.
-
-    A share that is void becomes void later only where nobody applied it (F7), and is never accepted again.
-    """
-    attesting, played = view.round_at(applied.height + 1), view.round_at(applied.height)
-    if attesting is None:
-        return False
-    if statements_digest(attesting.statements) != applied.statements:
-        return True
-    if played is None:
-        return False
-
-    return not (set(applied.slots).isdisjoint(played.voided) and accepted_slots(view, played).isdisjoint(applied.voided))
-
-
-def _has_position(applied: DecidedStep, number: int, first: int) -> bool:
-    """Whether a round's epoch and height are those of a state whose epoch `number` plays step `first` at height 0."""
-    if applied.step < first:
-        return applied.epoch < number
-    return (applied.epoch, applied.height) == (number, applied.step - first)
+    known, applied = histories(state), tuple(rounds)
+    conflict: int | None = None
+    for place in reversed(range(len(applied))):
+        one = applied[place]
+        if one.step in known and one.history != NO_DIGEST:
+            if one.history == known[one.step]:
+                return None if conflict is None else applied[place + 1].step
+            conflict = one.step
+    return None if conflict is None else applied[0].step
 
 
 def settled_rounds(state: CoordinatorState, known: Iterable[StoredResult], *, after: int) -> Iterator[SettledRound]:
@@ -162,6 +122,6 @@ def settled_rounds(state: CoordinatorState, known: Iterable[StoredResult], *, af
                 return
             results[slot] = verdict.chosen, announced[verdict.chosen]
         after = played.step
-        decision = _decision(view, played, number, slots=results)
+        decision = _decision(view, played, number)
         assert decision is not None
         yield SettledRound(decision, tuple(results.values()))

@@ -51,7 +51,7 @@ pub const OLD_BYTES: [usize; 2] = [161_056, 165_152];
 pub const OLD_RUN_STATE: usize = 1_344 + 120;
 
 const _: () = {
-    assert!(INSTANCE_BYTES == 256 && BYTES == 188_104);
+    assert!(INSTANCE_BYTES == 256 && BYTES == 188_424);
     assert!(core::mem::offset_of!(Coordinator, backing) == 512 && core::mem::offset_of!(Coordinator, memory) == 544 && core::mem::offset_of!(Coordinator, image) == 1344);
 };
 

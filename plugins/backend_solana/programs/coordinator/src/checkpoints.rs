@@ -113,6 +113,10 @@ pub fn checkpoint(run: &mut Run, sender: &Key, location: &Location) -> Outcome {
         set::insert(&mut run.image.epoch.ceded, slot);
         return Ok(());
     }
+    let ended = run.image.progress.step.wrapping_sub(1);
+    if !listed && run.image.run_state != state::FINISHED && run.image.end_of(ended).is_none() {
+        return Err(INVALID_CHECKPOINT); // nobody knows yet whether it is the run's model
+    }
     let followed = following(run.image.model.checkpoint.kind, location.kind);
     if followed == NONE || !location.is_sound() {
         return Err(INVALID_CHECKPOINT);

@@ -14,12 +14,15 @@ use crate::verified::as_bytes;
 use psyche_common::runtime::sol_sha256;
 
 const HELD: &[u8] = b"psyche/held";
+const DECIDED: &[u8] = b"psyche/decided";
+const MOVED: &[u8] = b"psyche/moved";
 
 /// A place in the run's history. `first` points to `count` intervals of the image.
 struct Place {
     step: u64,
     data_index: u64,
     digest: Key,
+    history: Key,
     lost: u64,
     first: *const Interval,
     count: usize,
@@ -37,6 +40,7 @@ impl Place {
             step,
             data_index: image.progress.data_index,
             digest: match image.end_of(step) { Some(end) => end.digest, None => NO_DIGEST },
+            history: image.history,
             lost: image.lost_samples.wrapping_add(total(intervals, left_out)),
             first: unsafe { intervals.add(left_out) },
             count: queue.len() - left_out,
@@ -45,13 +49,14 @@ impl Place {
 
     #[inline(always)]
     fn of(end: &EpochEnd) -> Place {
-        Place { step: end.step, data_index: end.data_index, digest: end.digest, lost: end.lost, first: end.queue.items.as_ptr(), count: end.queue.len() }
+        Place { step: end.step, data_index: end.data_index, digest: end.digest, history: end.history, lost: end.lost, first: end.queue.items.as_ptr(), count: end.queue.len() }
     }
 
     fn write(&self, to: &mut EpochEnd) {
         to.step = self.step;
         to.data_index = self.data_index;
         to.digest = self.digest;
+        to.history = self.history;
         to.lost = self.lost;
         refill(&mut to.queue, self.first, self.count);
     }
@@ -186,10 +191,27 @@ pub fn held_step(image: &Image, said: &Key) -> Option<u64> {
 
 /// What a member that cannot get the model sends instead of a model's digest, of the step it holds.
 fn held_digest(digest: &Key) -> Key {
-    let mut held = [0; 8];
     let parts: [&[u8]; 2] = [HELD, as_bytes(digest)];
-    unsafe { sol_sha256(parts.as_ptr(), 2, held.as_mut_ptr() as *mut u8) };
-    held
+    digest_of(&parts)
+}
+
+fn digest_of(parts: &[&[u8]]) -> Key {
+    let mut digest = [0; 8];
+    unsafe { sol_sha256(parts.as_ptr(), parts.len() as u64, digest.as_mut_ptr() as *mut u8) };
+    digest
+}
+
+/// A round is decided by the statements of the next one: the decision enters the run's history.
+#[inline(never)]
+pub fn note_decided(image: &mut Image, place: usize, accepted: &Set) {
+    let round = image.round(place);
+    let said = image.round(place + 1).statements.used();
+    let numbers = [round.step, u64::from(round.height) << 32 | u64::from(image.progress.epoch)];
+    let numbers = unsafe { core::slice::from_raw_parts(numbers.as_ptr() as *const u8, 16) };
+    let accepted = unsafe { core::slice::from_raw_parts(accepted.as_ptr() as *const u8, 32) };
+    let said = unsafe { core::slice::from_raw_parts(said.as_ptr() as *const u8, core::mem::size_of_val(said)) };
+    let parts: [&[u8]; 5] = [DECIDED, as_bytes(&image.history), numbers, accepted, said];
+    image.history = digest_of(&parts);
 }
 
 /// Whether a quorum of those who spoke in warmup, init_min_clients at least, cannot get the model the epoch starts with.
@@ -267,6 +289,7 @@ fn add_attested(run: &mut Run) {
             let mut end = Place::present(image);
             end.step = image.round(place).step - 1;
             end.digest = digest;
+            end.history = image.round(place + 1).history;
             end.write(&mut image.ends.items[number]);
         }
     }
@@ -284,6 +307,7 @@ fn go_back(image: &mut Image, target: &Place, from_checkpoint: bool) {
     refill(&mut image.requeue, target.first, target.count);
     truncate_ends(&mut image.ends, target.step.wrapping_add(1));
     image.from_checkpoint = u8::from(from_checkpoint);
+    image.history = target.history;
     leave_history(image);
 }
 
@@ -291,13 +315,24 @@ fn go_back(image: &mut Image, target: &Place, from_checkpoint: bool) {
 pub fn move_here(image: &mut Image) {
     let step = image.progress.step.wrapping_sub(1);
     truncate_ends(&mut image.ends, step.wrapping_add(1));
-    let signed = image.end_of(step).is_some();
+    let signed = match image.end_of(step) {
+        Some(end) => {
+            image.history = end.history;
+            true
+        }
+        None => {
+            let parts: [&[u8]; 3] = [MOVED, as_bytes(&image.history), &step.to_le_bytes()];
+            image.history = digest_of(&parts);
+            false
+        }
+    };
     if !signed || image.stored.step > step {
         let stored = &mut image.stored;
         stored.step = step;
         stored.data_index = image.progress.data_index;
         stored.digest = NO_DIGEST;
         stored.lost = image.lost_samples;
+        stored.history = image.history;
         stored.queue.truncate(0);
     }
     image.requeue.truncate(0);

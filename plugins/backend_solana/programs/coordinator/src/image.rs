@@ -31,7 +31,7 @@ pub const BLOOM_BYTES: usize = 320;
 pub const MAX_TABLES_BYTES: usize = 2048;
 
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PsycheSt");
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 pub mod state {
     pub const UNINITIALIZED: u8 = 0;
@@ -153,6 +153,7 @@ pub struct Round {
     pub drain: u8,
     zero: [u8; 3],
     pub slots: Set,
+    pub history: Key,
     pub voided: Set,
     pub batches: List<Interval, { MAX_INTERVALS + 1 }>,
     pub statements: List<Statement, MAX_WITNESSES>,
@@ -250,6 +251,7 @@ pub struct EpochEnd {
     pub data_index: u64,
     pub digest: Key,
     pub lost: u64,
+    pub history: Key,
     pub queue: List<Interval, MAX_END_INTERVALS>,
 }
 
@@ -280,6 +282,7 @@ pub struct Image {
     pub from_checkpoint: u8,
     pub model_lost: u8,
     pub generation: u32,
+    pub history: Key,
     pub config: Config,
     pub model: Model,
     pub epoch: Epoch,
@@ -294,18 +297,18 @@ pub struct Image {
 pub const BYTES: usize = size_of::<Image>();
 
 const _: () = {
-    assert!(BYTES == 182_664);
-    assert!(size_of::<Client>() == 108 && size_of::<Statement>() == 428 && size_of::<Round>() == 22_008);
-    assert!(size_of::<Config>() == 592 && size_of::<Account>() == 48 && size_of::<EpochEnd>() == 1_088);
+    assert!(BYTES == 182_984);
+    assert!(size_of::<Client>() == 108 && size_of::<Statement>() == 428 && size_of::<Round>() == 22_040);
+    assert!(size_of::<Config>() == 592 && size_of::<Account>() == 48 && size_of::<EpochEnd>() == 1_120);
     assert!(offset_of!(Image, progress) == 112 && offset_of!(Image, run_state) == 152);
-    assert!(offset_of!(Image, config) == 160 && offset_of!(Image, config.checkpointers) == 232);
-    assert!(offset_of!(Image, model) == 752 && offset_of!(Image, model.tables) == 904);
-    assert!(offset_of!(Image, epoch) == 2952 && offset_of!(Image, epoch.ready) == 3000);
-    assert!(offset_of!(Image, epoch.clients) == 3120 && offset_of!(Image, epoch.rounds) == 30_776);
-    assert!(offset_of!(Round, slots) == 24 && offset_of!(Round, batches) == 88 && offset_of!(Round, statements) == 8304);
-    assert!(offset_of!(Image, pending) == 118_816 && offset_of!(Image, requeue) == 135_208);
-    assert!(offset_of!(Image, accounts) == 143_408 && offset_of!(Image, stored) == 167_992);
-    assert!(offset_of!(Image, ends) == 169_080 && offset_of!(Image, unready) == 173_440);
+    assert!(offset_of!(Image, config) == 192 && offset_of!(Image, config.checkpointers) == 264);
+    assert!(offset_of!(Image, model) == 784 && offset_of!(Image, model.tables) == 936);
+    assert!(offset_of!(Image, epoch) == 2984 && offset_of!(Image, epoch.ready) == 3032);
+    assert!(offset_of!(Image, epoch.clients) == 3152 && offset_of!(Image, epoch.rounds) == 30_808);
+    assert!(offset_of!(Round, slots) == 24 && offset_of!(Round, batches) == 120 && offset_of!(Round, statements) == 8336);
+    assert!(offset_of!(Image, pending) == 118_976 && offset_of!(Image, requeue) == 135_368);
+    assert!(offset_of!(Image, accounts) == 143_568 && offset_of!(Image, stored) == 168_152);
+    assert!(offset_of!(Image, ends) == 169_272 && offset_of!(Image, unready) == 173_760);
 };
 
 impl Image {

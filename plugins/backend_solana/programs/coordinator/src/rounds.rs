@@ -4,6 +4,7 @@ use crate::image::{
     due, ending, health, state, Config, Interval, Model, Round, Set, MAX_MISSED, NONE, STORED_ROUNDS, UNWAITED_MISS, WAITED_MISS,
     WAITED_MISSES,
 };
+use crate::history::note_decided;
 use crate::members::exit;
 use crate::refusal::{Outcome, NOTHING_DUE};
 use crate::requeue;
@@ -44,13 +45,14 @@ pub fn start_round(run: &mut Run, healthy: &Set, drain: bool) {
     }
     let place = rounds.len();
     rounds.count += 1;
-    let step = run.image.progress.step;
+    let (step, history) = (run.image.progress.step, run.image.history);
     let round: &mut Round = &mut run.image.epoch.rounds.items[place];
     round.height = height;
     round.step = step;
     round.seed = run.seed;
     round.slots = *healthy;
     round.drain = u8::from(drain);
+    round.history = history;
     if !drain {
         take_samples(run, place);
     }
@@ -222,6 +224,9 @@ fn settle(run: &mut Run, place: usize, unpaid: &Set, divided: &mut Set) {
     judged(run, place, &mut both);
     let mut seen = both[0];
     *divided = both[1];
+    if place + 1 < run.image.epoch.rounds.len() {
+        note_decided(run.image, place, &seen);
+    }
     let returned = if set::is_empty(&seen) {
         samples(run, place, heap::returned())
     } else {
