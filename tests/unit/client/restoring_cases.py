@@ -16,7 +16,7 @@ from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.training.checkpoints.checkpoint import save_checkpoint
 from psyche_core.training.checkpoints.manifest import CheckpointFacts
 from psyche_core.types import RunState
-from tests.unit.training.journal_cases import applied, payload_of, result
+from tests.unit.training.journal_cases import applied, history, payload_of, result
 
 RUN, INSTANCE = "restored", b"i" * 32
 BEGUN = load_run_file(Path(__file__).parents[3] / "examples/local_testnet/state.toml")
@@ -84,4 +84,11 @@ def state_at(step: int, *, generation: int = 0) -> CoordinatorState:
     """The coordinator waits for members, and trains `step` next."""
     progress = Progress(epoch=1, step=step)
     state = new_state(RUN, BEGUN.config, BEGUN.model, instance=INSTANCE)
-    return replace(state, run_state=RunState.WaitingForMembers, progress=progress, generation=generation, from_checkpoint=False)
+    return replace(
+        state,
+        run_state=RunState.WaitingForMembers,
+        progress=progress,
+        generation=generation,
+        from_checkpoint=False,
+        history=history(step - 1),
+    )

@@ -68,7 +68,7 @@ class Member:
             self._apply(step)
             record = applied(step, *results)
             hashes, commitments = tuple(one for _, one in record.results), tuple(one for one, _ in record.results)
-            decision = Decision(step, epoch=1, height=record.height, statements=record.statements)
+            decision = Decision(step, epoch=1, height=record.height, statements=record.statements, history=record.history)
             work = Apply(record.height, step, hashes, False, commitments=commitments, decision=decision, epoch=1)
             self.journal.set_limit(1 if step in full_at else LEAST_LIMIT)
             await self.checkpointer.applied(work, learning_rate=0.1)

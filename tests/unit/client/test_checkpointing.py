@@ -87,7 +87,7 @@ class Member:
         for step in steps:
             self.checkpointer.masters_change()
             self.masters.step = step
-            decision = Decision(step, epoch=1, height=step + 7, statements=b"s" * 32, slots=(0, 2), voided=(1,))
+            decision = Decision(step, epoch=1, height=step + 7, statements=b"s" * 32, history=b"h" * 32)
             work = Apply(step + 7, step, (), False, epoch=1, decision=decision, data_index=12 * step)
             await self.checkpointer.applied(work, learning_rate=0.1)
 
@@ -197,7 +197,7 @@ async def test_each_checkpoint_says_what_decided_its_last_step(member: Member) -
     assert member.decision_after(3) == decision
     await member.apply(4)
     await member.checkpointer.leave()
-    assert member.decision_after(4) == Decision(4, epoch=1, height=11, statements=b"s" * 32, slots=(0, 2), voided=(1,))
+    assert member.decision_after(4) == Decision(4, epoch=1, height=11, statements=b"s" * 32, history=b"h" * 32)
 
 
 async def test_an_epochs_end_that_could_only_be_saved_on_leaving_counts_as_one(member: Member) -> None:

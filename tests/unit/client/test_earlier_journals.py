@@ -16,10 +16,10 @@ from psyche_core.training.checkpoints.checkpoint import save_checkpoint
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, read_manifest
 from psyche_core.types import Decision
 from tests.unit.client.restoring_cases import INSTANCE, RUN, Masters, Member, state_at
-from tests.unit.training.journal_cases import applied
+from tests.unit.training.journal_cases import applied, history
 
-LEFT, RIGHT = 1, 0
-"""Epochs of rounds that the run has left, as `journal_cases.applied` has them, and of rounds that it has not."""
+OTHER = "other"
+"""The branch of the run's history that `_contradicting` states have; `journal_cases.applied` has the one that it has left."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def _fetches(member: Member, step: int, *, decision: Decision | None = None, beg
     member.masters = Masters(step=step, content=b"others' masters")
     member.contents[step], digest = member.masters.content, member.masters.full_digest()
     facts = CheckpointFacts(
-        run_id=RUN, step=step, epoch=RIGHT, data_index=0, digest=digest, instance=INSTANCE, mid_epoch=True, decision=decision
+        run_id=RUN, step=step, epoch=1, data_index=0, digest=digest, instance=INSTANCE, mid_epoch=True, decision=decision
     )
     save_checkpoint(checkpoint_path(member.folder, RUN, step), facts, write=Path.mkdir)
     journal = member.restorer.journal
@@ -45,11 +45,16 @@ def _fetches(member: Member, step: int, *, decision: Decision | None = None, beg
 
 
 def _contradicting(step: int, *ends: EpochEnd) -> CoordinatorState:
-    """A state before `step`: its last epoch, number LEFT, plays step 5 first, so that rounds of that epoch before it are left."""
+    """A state before `step` of another history than the member's: it stores what led to step 3 and to its last step."""
     state = state_at(step)
-    rounds = (Round(height=0, step=5, seed=0, slots=(), batches=()),)
-    progress = replace(state.progress, epoch=LEFT + 1)
-    return replace(state, progress=progress, ends=ends, epoch=replace(state.epoch, rounds=rounds))
+    rounds = (Round(height=0, step=4, seed=0, slots=(), batches=(), history=history(3, branch=OTHER)),)
+    return replace(state, history=history(step - 1, branch=OTHER), ends=ends, epoch=replace(state.epoch, rounds=rounds))
+
+
+def _decided(step: int) -> Decision:
+    """What decided a step for this member."""
+    last = applied(step)
+    return Decision(step, last.epoch, last.height, last.statements, last.history)
 
 
 def _names(folder: Path) -> list[str]:
@@ -101,16 +106,15 @@ def test_a_signed_checkpoint_keeps_its_name_though_the_journal_begins_with_anoth
     assert member.restorer.base_of_history(state) is None
 
 
-@pytest.mark.parametrize("epoch", [RIGHT, LEFT])
+@pytest.mark.parametrize("branch", [OTHER, ""])
 def test_of_one_step_the_decision_tells_whether_the_journal_before_leads_to_the_base(
-    member: Member, tmp_path: Path, epoch: int
+    member: Member, tmp_path: Path, branch: str
 ) -> None:
     member.train(3)
-    last = applied(3)
-    _fetches(member, 3, decision=Decision(3, epoch, last.height, last.statements))
+    _fetches(member, 3, decision=replace(_decided(3), history=history(3, branch=branch)))
     member.restorer.close()
     member.restorer.look_back(_contradicting(4))
-    assert _names(tmp_path) == (["step3"] if epoch == RIGHT else ["step3-abandoned"])
+    assert _names(tmp_path) == (["step3"] if branch == OTHER else ["step3-abandoned"])
 
 
 def test_where_the_decision_is_unknown_the_journal_before_leads_to_the_base(member: Member, tmp_path: Path) -> None:
@@ -126,10 +130,9 @@ def test_a_base_that_was_decided_otherwise_is_not_taken_for_an_equal_model_of_th
     restorer = member.restorer
     assert restorer.restore(_any(Masters()), state_at(1), step=0, use_journal=True) == 0
     digest = Masters().full_digest()
-    last = applied(3)
-    decision = Decision(3, LEFT, last.height, last.statements)
+    decision = _decided(3)
     facts = CheckpointFacts(
-        run_id=RUN, step=3, epoch=LEFT, data_index=0, digest=digest, instance=INSTANCE, mid_epoch=True, decision=decision
+        run_id=RUN, step=3, epoch=1, data_index=0, digest=digest, instance=INSTANCE, mid_epoch=True, decision=decision
     )
     save_checkpoint(checkpoint_path(member.folder, RUN, 3), facts, write=Path.mkdir)
     assert restorer.journal is not None

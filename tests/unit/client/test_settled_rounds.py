@@ -1,16 +1,15 @@
-"""Journalled rounds that a state has otherwise: other statements, or another epoch or height for their step."""
+"""Journalled rounds of another history than a state's, and what decided a step."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from psyche_core.client.machine.rounds.settled_rounds import decision_of, first_conflicting_step
+from psyche_core.coordinator.history import histories
 from psyche_core.coordinator.round.witness import statements_digest
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.training.checkpoints.journal_records import AppliedRound
-from psyche_core.types import RunState
+from psyche_core.types import Decision, RunState
 from stage import Stage
 
 
@@ -25,73 +24,48 @@ def _third_round(state: CoordinatorState) -> bool:
     return state.run_state is RunState.RoundTrain and state.progress.epoch == 1 and state.epoch.rounds[-1].height == 2
 
 
-def journal_round(epoch: int, height: int, step: int, statements: bytes = bytes(32)) -> AppliedRound:
-    return AppliedRound(epoch=epoch, height=height, step=step, learning_rate=0.1, results=(), statements=statements)
-
-
-def journalled(state: CoordinatorState) -> list[AppliedRound]:
-    """What a client that followed this run has applied: all rounds before the two newest, from the epoch before on."""
-    current = state.epoch.rounds[-1]
-    first = current.step - current.height
-    applied = [journal_round(0, height, first - 3 + height) for height in range(3)]
-    played = state.epoch.rounds[0]
-    attesting = state.round_at(played.height + 1)
-    assert (played.step, played.height) == (first, 0)
-    assert attesting is not None
-    return [*applied, journal_round(1, 0, first, statements_digest(attesting.statements))]
+def known_steps(state: CoordinatorState) -> list[AppliedRound]:
+    """What a client that followed this run has applied, as far as the state knows its history, from the epoch's start on."""
+    steps = sorted(histories(state).items())
+    return [AppliedRound(epoch=1, height=0, step=step, learning_rate=0.1, results=(), history=known) for step, known in steps]
 
 
 def test_what_a_member_applied_is_never_otherwise() -> None:
     state = in_the_second_epoch()
-    assert first_conflicting_step(state, journalled(state)) is None
+    rounds = known_steps(state)
+    assert len(rounds) == 2
+    assert first_conflicting_step(state, rounds) is None
+    assert first_conflicting_step(state, [replace(one, history=NO_DIGEST) for one in rounds]) is None, "nothing is known of these"
+    assert first_conflicting_step(state, []) is None
 
 
-def test_other_statements_are_found() -> None:
+def test_another_history_is_found() -> None:
     state = in_the_second_epoch()
-    *earlier, last = journalled(state)
-    assert first_conflicting_step(state, [*earlier, replace(last, statements=bytes([1] * 32))]) == last.step
+    start, last = known_steps(state)
+    other = replace(last, history=bytes([1] * 32))
+    assert first_conflicting_step(state, [start, other]) == last.step
+    assert first_conflicting_step(state, [other]) == last.step
 
 
-@pytest.mark.parametrize(
-    ("which", "epoch", "height"),
-    [(3, 0, 3), (3, 1, 1), (3, 2, 0), (2, 1, 2), (1, 1, 0)],
-    ids=["played on in the epoch before", "at another height", "an epoch later", "in this epoch", "this epoch began earlier"],
-)
-def test_a_step_that_the_state_plays_elsewhere_is_found(which: int, epoch: int, height: int) -> None:
+def test_without_a_step_that_is_known_to_be_right_any_may_be_another() -> None:
+    """The state stores the rounds at which the histories parted no more."""
     state = in_the_second_epoch()
-    rounds = journalled(state)
-    rounds[which] = replace(rounds[which], epoch=epoch, height=height)
-    assert first_conflicting_step(state, rounds) == rounds[which].step
-
-
-@pytest.mark.parametrize("of_an_epoch", [False, True], ids=["in a journal", "of a checkpoint"])
-def test_a_share_that_was_void_or_is_void_now_is_found(*, of_an_epoch: bool) -> None:
-    """The statements are the same: only a proof came in one history, and not in the other."""
-    state = in_the_second_epoch()
-    *_, last = journalled(state)
-    known = decision_of(state, last.step) if of_an_epoch else last
-    assert known is not None
-    slots = (0, 1, 2)
-    assert first_conflicting_step(state, [replace(known, slots=slots)]) is None
-    assert first_conflicting_step(state, [replace(known, slots=slots[1:], voided=(0,))]) == last.step
-    played = replace(state.epoch.rounds[0], voided=(0,))
-    proven = replace(state, epoch=replace(state.epoch, rounds=(played, *state.epoch.rounds[1:])))
-    assert first_conflicting_step(proven, [replace(known, slots=slots)]) == last.step
-    assert first_conflicting_step(proven, [replace(known, slots=slots[1:], voided=(0,))]) is None
-    assert first_conflicting_step(proven, [replace(known, slots=slots[1:])]) is None, (
-        "nobody applied it, and the proof came later"
-    )
+    start, last = known_steps(state)
+    older = [replace(start, step=step, history=bytes([step] * 32)) for step in range(1, start.step)]
+    others = [replace(start, history=bytes([1] * 32)), replace(last, history=bytes([2] * 32))]
+    assert first_conflicting_step(state, [*older, *others]) == 1
+    assert first_conflicting_step(state, [*older, others[0], last]) is None, "a history contains all that led to it"
+    assert first_conflicting_step(state, older) is None, "the state knows nothing of these"
+    later = replace(last, step=last.step + 9, history=bytes([3] * 32))
+    assert first_conflicting_step(state, [*older, start, others[1], later]) == last.step
 
 
 def test_a_decision_is_told_once_no_statement_can_be_added() -> None:
     state = in_the_second_epoch()
-    *_, last = journalled(state)
-    found = decision_of(state, last.step)
-    assert found is not None
-    assert (found.step, found.epoch, found.height, found.statements) == (last.step, 1, 0, last.statements)
-    assert (found.slots, found.voided) == ((0, 1, 2), ())
-    assert first_conflicting_step(state, [found]) is None
-    assert first_conflicting_step(state, [replace(found, statements=bytes([1] * 32))]) == last.step
+    last = known_steps(state)[-1]
+    attesting = state.round_at(1)
+    assert attesting is not None
+    assert decision_of(state, last.step) == Decision(last.step, 1, 0, statements_digest(attesting.statements), last.history)
     assert decision_of(state, last.step + 1) is None, "its round's statements are still coming in"
     assert decision_of(state, last.step - 1) is None, "the state stores no round of the epoch before"
 

@@ -18,10 +18,38 @@ HUB = Choice("Hub", {"repo_id": "owner/better"})
 
 
 def cooled(play: Any, clients: int, **config: Any) -> Any:
-    """A run in the cooldown of its first epoch."""
+    """A run in the cooldown of its first epoch, whose end is signed."""
     run = play(clients, rounds_per_epoch=1, **config)
     run.play_epoch()
+    run.sign_end(b"\1" * 32)
     return run
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_what_an_elected_member_stored_counts_once_the_end_is_signed(play: Any, members: Any, *, listed: bool) -> None:
+    """A liar could say where the model is, and all members could die before the next epoch."""
+    run = play(3, rounds_per_epoch=1, checkpointers=[members(number).signer.hex() for number in range(3)] if listed else [])
+    run.play_epoch()
+    slot = checkpointer_slot(run.state)
+    assert slot is not None
+    store = Checkpoint(sender=run.state.epoch.clients[slot].id, location=HUB)
+    if not listed:
+        for number in range(2):
+            run.refused(store, "InvalidCheckpoint")
+            run.do(run.end_digest(number, b"\1" * 32))
+    run.do(store)
+    assert run.state.model.LLM.checkpoint == HUB
+
+
+def test_after_the_last_step_it_counts_at_once(play: Any) -> None:
+    run = play(3, rounds_per_epoch=1, total_steps=1)
+    run.play_epoch()
+    run.cool_down()
+    assert run.phase == "Finished"
+    slot = checkpointer_slot(run.state)
+    assert slot is not None
+    run.do(Checkpoint(sender=run.state.epoch.clients[slot].id, location=HUB))
+    assert run.state.model.LLM.checkpoint.settings == HUB.settings
 
 
 def test_the_epoch_keeps_the_seed_of_the_tick_that_started_it(play: Any) -> None:

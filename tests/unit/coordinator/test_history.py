@@ -73,7 +73,7 @@ def test_a_quorum_signs_an_end(play: Any) -> None:
     assert run.do(run.end_digest(1, FIRST)) == []
     assert run.state.ends == ()
     assert run.do(run.end_digest(3, FIRST)) == [EpochSigned(step=2, digest=FIRST)]
-    assert run.state.ends == (EpochEnd(step=2, data_index=16, digest=FIRST),)
+    assert run.state.ends == (EpochEnd(step=2, data_index=16, digest=FIRST, history=run.state.history),)
     assert run.do(run.end_digest(2, FIRST)) == []
     assert [client.end_digest for client in run.state.epoch.clients] == [FIRST] * 4
 
@@ -133,7 +133,9 @@ def test_an_end_is_signed_in_the_cooldown_and_after_it(play: Any, phase: str) ->
         run.cool_down()
     assert run.phase == phase
     run.sign_end(FIRST)
-    assert run.state.ends[-1] == EpochEnd(run.state.progress.step - 1, run.state.progress.data_index, FIRST)
+    assert run.state.ends[-1] == EpochEnd(
+        run.state.progress.step - 1, run.state.progress.data_index, FIRST, history=run.state.history
+    )
 
 
 def test_no_end_is_signed_before_the_rounds_are_over(play: Any) -> None:
@@ -188,12 +190,12 @@ def test_an_end_that_is_signed_again_has_the_queue_and_losses_of_then(play: Any)
     run.play_epoch()
     for slot in (0, 1, 2):
         run.do(run.end_digest(slot, FIRST))
-    assert run.state.ends == (EpochEnd(2, 16, FIRST),)
+    assert run.state.ends == (EpochEnd(2, 16, FIRST, history=run.state.history),)
     run.do(run.evidence(3, 1, by=0))
     assert run.state.lost_samples == 2
     assert run.do(run.end_digest(0, SECOND)) == []
     assert run.do(run.end_digest(0, FIRST)) == []
-    assert run.state.ends == (EpochEnd(2, 16, FIRST, lost=2),)
+    assert run.state.ends == (EpochEnd(2, 16, FIRST, lost=2, history=run.state.history),)
 
 
 # ---------------------------------------------------------------- the stored checkpoint
@@ -220,26 +222,30 @@ def test_an_epoch_without_steps_leaves_the_stored_model_in_use(play: Any) -> Non
 
 
 @pytest.mark.parametrize("signed_first", [True, False])
-def test_what_is_stored_is_the_present_end(play: Any, signed_first: bool) -> None:
-    run = play(4, **LIMITS)
+def test_what_is_stored_is_the_present_end(play: Any, members: Any, signed_first: bool) -> None:
+    run = play(4, **LIMITS, checkpointers=[members(number).signer.hex() for number in range(4)])
     run.play_epoch()
     if signed_first:
         run.sign_end(FIRST)
     store(run)
-    assert run.state.stored == EpochEnd(2, 16, FIRST if signed_first else NO_DIGEST)
+    history = run.state.history
+    assert run.state.stored == EpochEnd(2, 16, FIRST if signed_first else NO_DIGEST, history=history)
     if not signed_first:
         run.sign_end(FIRST)
-    assert run.state.stored == EpochEnd(2, 16, FIRST)
+    assert run.state.stored == EpochEnd(2, 16, FIRST, history=history)
 
 
 def test_another_end_leaves_the_stored_one(play: Any) -> None:
     run = play(4, **LIMITS)
     run.play_epoch()
+    run.sign_end(FIRST)
     store(run)
+    history = run.state.history
     run.cool_down()
     run.warm_up()
     run.play_signed_epoch(SECOND)
-    assert run.state.stored == EpochEnd(2, 16, NO_DIGEST)
+    assert run.state.stored == EpochEnd(2, 16, FIRST, history=history)
+    assert run.state.history != history
 
 
 # ---------------------------------------------------------------- what a member says in warmup
@@ -382,7 +388,7 @@ def test_intervals_that_an_end_has_no_room_for_are_lost_with_a_return(play: Any)
     run.applied = [BatchId(2 * place + 1, 2 * place + 1) for place in range(70)]
     run.state = replace(run.state, requeue=queue, progress=replace(run.state.progress, data_index=140))
     run.sign_end(FIRST)
-    assert run.state.ends[-1] == EpochEnd(2, 140, FIRST, queue[-64:], lost=6)
+    assert run.state.ends[-1] == EpochEnd(2, 140, FIRST, queue[-64:], lost=6, history=run.state.history)
     assert (run.state.requeue, run.state.lost_samples) == (queue, 0)
     run.cool_down()
     run.warm_up()
@@ -614,12 +620,14 @@ def test_the_owner_goes_on_from_a_signed_end_with_the_members_model(play: Any) -
     assert [end.digest for end in after.ends] == [FIRST]
     assert (after.from_checkpoint, after.stored) == (False, before.stored)
     assert (after.generation, after.model_lost, after.requeue) == (1, False, ())
+    assert after.history == after.ends[-1].history != before.history
 
 
 def test_the_owner_goes_on_elsewhere_with_the_stored_checkpoint(play: Any) -> None:
     run = ended(play, FIRST, SECOND)
-    _, after = owner_s(run, Progress(epoch=2, step=4, data_index=24))
+    before, after = owner_s(run, Progress(epoch=2, step=4, data_index=24))
     assert [end.digest for end in after.ends] == [FIRST]
     assert after.from_checkpoint
-    assert after.stored == EpochEnd(3, 24, NO_DIGEST, (), lost=3)
+    assert after.stored == EpochEnd(3, 24, NO_DIGEST, (), lost=3, history=after.history)
+    assert after.history not in (before.history, *(end.history for end in before.ends))
     assert (after.generation, after.model_lost, after.epoch.rounds) == (1, False, ())

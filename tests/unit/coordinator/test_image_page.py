@@ -112,8 +112,11 @@ def rich(started: Any) -> Any:
         accounts=(Account(bytes(31) + b"\1", 7, 8), Account(bytes(31) + b"\2", 9, 10)),
         epoch=replace(run.state.epoch, rates=EpochRates(11, 12), seed=13, ending=EndReason.Rounds, lacking=(1,), held_step=14),
         generation=15,
-        stored=EpochEnd(16, 17, b"\x12" * 32, (BatchId(19, 20),), 21),
-        ends=(EpochEnd(22, 23, b"\x18" * 32, (BatchId(25, 26), BatchId(27, 28)), 29), EpochEnd(30, 31, b"\x20" * 32)),
+        stored=EpochEnd(16, 17, b"\x12" * 32, (BatchId(19, 20),), 21, b"\x37" * 32),
+        ends=(
+            EpochEnd(22, 23, b"\x18" * 32, (BatchId(25, 26), BatchId(27, 28)), 29, b"\x38" * 32),
+            EpochEnd(30, 31, b"\x20" * 32),
+        ),
         unready=(Unready(b"\x21" * 32, 34), Unready(b"\x23" * 32, 36)),
     )
     assert [len(stored.statements) > 0 for stored in state.epoch.rounds] == [True] * 4
@@ -123,7 +126,7 @@ def rich(started: Any) -> Any:
 def expected_bytes(state: Any, name: str, size: int) -> bytes | None:
     """What the page promises for a field, worked out from the state alone; None for a slot that is not in use."""
     if name in ("magic", "version", "size"):
-        return {"magic": b"PsycheSt", "version": b"\3\0\0\0", "size": SIZE.to_bytes(4, "little")}[name]
+        return {"magic": b"PsycheSt", "version": b"\4\0\0\0", "size": SIZE.to_bytes(4, "little")}[name]
     if name.endswith("padding"):
         return bytes(size)
     value: Any = state

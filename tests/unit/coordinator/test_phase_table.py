@@ -145,7 +145,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "HealthCheck": (_H, _P, _P, OK, OK, OK, _H, _H),
     "Equivocation": (_H, _P, _P, OK, OK, OK, _H, _H),
     "EpochDigest": (_P, OK, _P, _P, _P, OK, OK, OK),
-    "Checkpoint": (_P, OK, _P, _P, _P, OK, OK, OK),
+    "Checkpoint": (_P, "InvalidCheckpoint", _P, _P, _P, "InvalidCheckpoint", OK, "InvalidCheckpoint"),  # no end is signed
     "Pause": (_H, OK, OK, OK, OK, OK, _H, _H),
     "Resume": (OK, *["CannotResume"] * 6, OK),
     "UpdateConfig": (OK, *["UpdateConfigNotHalted"] * 5, "UpdateConfigFinished", OK),
@@ -223,8 +223,6 @@ def test_accepted_commands_of_the_table_do_something_where_they_should(scenes: A
         ("Equivocation", RunState.RoundTrain),
         ("Equivocation", RunState.RoundWitness),
         ("Equivocation", RunState.Cooldown),
-        ("Checkpoint", RunState.Cooldown),
-        ("Checkpoint", RunState.Paused),
         ("Checkpoint", RunState.Finished),
         ("Pause", RunState.WaitingForMembers),
         ("Resume", RunState.Uninitialized),

@@ -126,7 +126,7 @@ def use(state: CoordinatorState, later: int) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "sentence"),
     [
-        (("version",), 1, "expected version 6"),
+        (("version",), 1, "expected version 7"),
         (("state", "run_state"), 9, "state.run_state: expected a number of RunState, got 9"),
         (("state", "run_state"), True, "state.run_state: expected a number of RunState, got True"),
         (("state", "since"), -5, "state.since: expected a number of 64 bits, got -5"),

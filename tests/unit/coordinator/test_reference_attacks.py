@@ -56,6 +56,7 @@ def test_s2_a_mere_member_cannot_redirect_the_checkpoint(play: Any) -> None:
     run = play(5, rounds_per_epoch=1)
     run.play_round()
     run.play_round()
+    run.sign_end(b"\1" * 32)
     elected = checkpointer_slot(run.state)
     location = Choice("Hub", {"repo_id": "elsewhere"})
     for slot, client in enumerate(run.state.epoch.clients):

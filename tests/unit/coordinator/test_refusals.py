@@ -180,6 +180,7 @@ def test_checkpoint(play: Any, members: Any) -> None:
         run.refused(Checkpoint(sender=run.state.epoch.clients[slot].id, location=hub), "InvalidRunState")
     run.play_round()
     run.play_round()
+    run.sign_end(b"\1" * 32)
     chosen = checkpointer_slot(run.state)
     assert chosen is not None
     for slot in {0, 1, 2} - {chosen}:

@@ -69,10 +69,15 @@ def result(step: int, slot: int, payload: bytes | None = None) -> StoredResult:
     )
 
 
+def history(step: int, *, branch: str = "") -> bytes:
+    """The history up to a step; another one after each restore of the coordinator."""
+    return hashlib.sha256(f"{branch} {step}".encode()).digest()
+
+
 def applied(step: int, *results: StoredResult, rate: float = 0.1) -> AppliedRound:
     """A round of these results."""
     pairs = tuple((each.commitment, each.payload_hash) for each in results)
-    return AppliedRound(epoch=1, height=step + 7, step=step, learning_rate=rate, results=pairs)
+    return AppliedRound(epoch=1, height=step + 7, step=step, learning_rate=rate, results=pairs, history=history(step))
 
 
 def play(journal: Journal, first: int, last: int, *, members: int = 4) -> list[StoredResult | AppliedRound]:

@@ -71,15 +71,25 @@ def test_runs_of_one_name_are_told_apart(folder: Path) -> None:
 
 
 def test_what_decided_the_last_step_is_kept(folder: Path) -> None:
-    decision = Decision(step=40, epoch=2, height=7, statements=b"\x08" * 32, slots=(0, 3, 255), voided=(1,))
+    decision = Decision(step=40, epoch=2, height=7, statements=b"\x08" * 32, history=b"\x09" * 32)
     manifest = write_manifest(folder, replace(FACTS, decision=decision))
     found = read_manifest(folder)
     assert found == manifest
     assert found is not None
-    assert (found.version, decision_in(found)) == (6, decision)
+    assert (found.version, decision_in(found)) == (7, decision)
     before = write_manifest(folder, FACTS)
     assert (before.version, decision_in(before)) == (4, None)
     assert "decision" not in (folder / MANIFEST_FILE).read_text(), "programs that know version 4 can read it"
+
+
+def test_a_manifest_of_version_6_tells_no_history(folder: Path) -> None:
+    decision = Decision(step=40, epoch=2, height=7, statements=b"\x08" * 32)
+    content = write_manifest(folder, replace(FACTS, decision=decision)).model_dump(mode="json")
+    content["decision"] = {"epoch": 2, "height": 7, "statements": "08" * 32, "slots": [0, 3, 255], "voided": [1]}
+    (folder / MANIFEST_FILE).write_text(json.dumps({**content, "version": 6}))
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert decision_in(manifest) == decision
 
 
 def test_a_manifest_of_version_1_is_read(folder: Path) -> None:
@@ -154,7 +164,7 @@ def test_a_tensor_twice_is_refused(folder: Path) -> None:
         b"[]",
         b"{}",
         b'{"version": 2}',
-        b'{"version": 7, "run_id": "r", "step": 1, "epoch": 0, "data_index": 0, "tensors": {}, "files": {}}',
+        b'{"version": 8, "run_id": "r", "step": 1, "epoch": 0, "data_index": 0, "tensors": {}, "files": {}}',
         b'{"version": 2, "run_id": "r", "step": 1, "epoch": 0, "data_index": 0, "digest": "ff", "tensors": {}, "files": {}}',
         b"\xff",
         b'{"version": 1, "run_id": "r", "step": -1, "epoch": 0, "data_index": 0, "tensors": {}, "files": {}}',
