@@ -40,9 +40,10 @@ from psyche_core.coordinator.state import (
     Round,
 )
 from psyche_core.errors import CoordinatorError
-from psyche_core.types import MAX_WITNESSES, ClientState, RunState, bitmap, total_samples
+from psyche_core.types import MAX_WITNESSES, ClientState, RunState, WitnessStatement, bitmap, total_samples
 
 _HELD = b"psyche/held"
+_STATED = b"psyche/stated"
 _DECIDED = b"psyche/decided"
 _MOVED = b"psyche/moved"
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
@@ -63,24 +64,33 @@ def _end_at(state: CoordinatorState, step: int, *, digest: bytes, history: bytes
     return EpochEnd(step, data_index=state.progress.data_index, digest=digest, queue=kept, lost=lost, history=history)
 
 
-def history_after(state: CoordinatorState, played: Round, accepted: frozenset[int]) -> bytes:
-    """Return the history (32 bytes) once a round is decided by the statements that are stored about it.
+def history_with_statement(history: bytes, said: WitnessStatement) -> bytes:
+    """Return the history (32 bytes) once a statement is stored.
 
-    SHA-256 over a tag, the history so far, the round's step (u64), epoch and height (u32), the accepted slots as a bitmap of 32
-    bytes, and the statements in order of arrival, each as in the canonical image; numbers are little-endian.
+    SHA-256 over a tag, the history so far, and the statement as the canonical image stores it.
     """
-    attesting = state.round_at(played.height + 1)
-    digest = hashlib.sha256(_DECIDED + state.history)
-    digest.update(struct.pack("<QII", played.step, state.progress.epoch, played.height) + bitmap(accepted))
-    for said in () if attesting is None else attesting.statements:
-        digest.update(struct.pack("<IIHxx", said.epoch, said.height, said.index) + said.participants + said.broadcast_bloom)
-        digest.update(said.merkle_root + said.model_digest)
-    return digest.digest()
+    head = struct.pack("<IIHxx", said.epoch, said.height, said.index)
+    parts = (_STATED, history, head, said.participants, said.broadcast_bloom, said.merkle_root, said.model_digest)
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def history_with_decision(state: CoordinatorState, played: Round, accepted: frozenset[int]) -> bytes:
+    """Return the history (32 bytes) once the statements about a round have decided it.
+
+    SHA-256 over a tag, the history so far (with those statements), the round's step (u64), its epoch and height (u32), all
+    little-endian, and the accepted slots as a bitmap of 32 bytes.
+    """
+    numbers = struct.pack("<QII", played.step, state.progress.epoch, played.height)
+    return hashlib.sha256(b"".join((_DECIDED, state.history, numbers, bitmap(accepted)))).digest()
 
 
 def histories(state: CoordinatorState) -> dict[int, bytes]:
-    """Map steps to the history (32 bytes) up to them, as far as the state stores it: ascending, the newest one last."""
-    found = {stored.step - min(stored.height + 1, 2): stored.history for stored in state.epoch.rounds}
+    """Map steps to the history (32 bytes) up to them, as far as the state stores it: ascending, the newest one last.
+
+    A round begins with the history of the step two before its own, which it shares with everybody's masters. The first two rounds
+    of an epoch have the same masters, and the history of these is that of the first round.
+    """
+    found = {stored.step - min(stored.height + 1, 2): stored.history for stored in state.epoch.rounds if stored.height != 1}
     if state.run_state not in _PLAYING:
         found[state.progress.step - 1] = state.history
     return found

@@ -202,8 +202,8 @@ class CoordinatorState:
     ascending by signer, at most MAX_ACCOUNTS; a signer gets one when it first earns or is slashed. unready: signers that were not
     ready when a warmup ended, oldest first (F17).
 
-    The run's history (F18): history: digest (32 bytes) of every decision so far: of each round that was decided, its step, its
-    accepted slots and the statements about it. Two states with equal histories have equal masters after the last decided round;
+    The run's history (F18): history: digest (32 bytes) of all statements so far, and of each decided round's step and accepted
+    slots (`history.history_with_decision`). Two states with equal histories have equal masters after the last decided round;
     where a restored coordinator decides a round again, the histories differ from there on. ends: the last signed epoch ends,
     ascending by step. stored: position of the stored checkpoint. generation: how often the run went back. from_checkpoint: the
     present or next epoch begins with the stored checkpoint's model. model_lost: no member holds a model with which the run can

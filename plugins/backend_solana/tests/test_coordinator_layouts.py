@@ -145,7 +145,7 @@ def test_an_account_is_read_as_it_was_written() -> None:
     chain.begin(state)
     found = CoordinatorAccount.parse(chain.data())
     assert (found.state, found.instance, found.client_version, found.nonce) == (state, chain.run.instance, "1", 1)
-    assert (len(chain.data()), HEADER_BYTES + image.SIZE) == (ACCOUNT_BYTES, 184_008)
+    assert (len(chain.data()), HEADER_BYTES + image.SIZE) == (ACCOUNT_BYTES, 184_328)
     assert chain.do(proved(0, chain.instance), state).refusal is None
     assert chain.account.state is not None
     assert chain.account.state.pending == (member(0),)

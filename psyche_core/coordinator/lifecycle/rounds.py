@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.coordinator.commands import CooldownStarted, Event, Outcome, RoundSettled, RoundStarted
-from psyche_core.coordinator.history import history_after
+from psyche_core.coordinator.history import history_with_decision
 from psyche_core.coordinator.lifecycle.round_timing import training_time_is_over, witness_time_is_over
 from psyche_core.coordinator.membership.missed_duties import (
     dropped_for_missing,
@@ -135,7 +135,7 @@ def _settled(state: CoordinatorState, decided: Round, *, unpaid: frozenset[int] 
     )
     epoch = replace(state.epoch, clients=clients)
     counts = state.round_at(decided.height + 1) is not None
-    history = history_after(state, decided, accepted) if counts else state.history
+    history = history_with_decision(state, decided, accepted) if counts else state.history
     return replace(state, epoch=epoch, requeue=queue, lost_samples=state.lost_samples + lost, history=history), (event,)
 
 

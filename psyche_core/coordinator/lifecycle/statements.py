@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.coordinator.commands import Outcome, StatementVoided, WarmupWitness, Witness
+from psyche_core.coordinator.history import history_with_statement
 from psyche_core.coordinator.lifecycle.round_timing import everybody_stated
 from psyche_core.coordinator.lifecycle.rounds import finish_round
 from psyche_core.coordinator.lifecycle.warmup import check_returning_model, reported_in_warmup, returned_in_warmup
@@ -75,7 +76,8 @@ def witness(state: CoordinatorState, command: Witness, now: int, *, seed: int) -
         raise CoordinatorError("WitnessesFull", f"round {current.height} already holds {MAX_WITNESSES} statements")
 
     stored = replace(current, statements=(*current.statements, statement))
-    state = replace(state, epoch=replace(state.epoch, rounds=(*state.epoch.rounds[:-1], stored)))
+    epoch = replace(state.epoch, rounds=(*state.epoch.rounds[:-1], stored))
+    state = replace(state, epoch=epoch, history=history_with_statement(state.history, statement))
     state = with_statement(state, statement.index, now)
     if state.run_state is RunState.RoundTrain and len(stored.statements) >= quorum(len(elected)):
         state = entered(state, RunState.RoundWitness, now)

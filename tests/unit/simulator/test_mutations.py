@@ -20,7 +20,7 @@ from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import coordinator_updates, machine, peer_messages, scheduler
 from psyche_core.client.machine.buffers import MAX_EARLY_SENDERS, EarlyMessages, PayloadBuffer
 from psyche_core.client.machine.epoch import EpochNotes
-from psyche_core.client.machine.replica import contested_model, digests, missing_model, resync
+from psyche_core.client.machine.replica import checkpoint_upload, contested_model, digests, missing_model, resync
 from psyche_core.client.machine.replica.digests import DigestTracker
 from psyche_core.client.machine.rounds import results, settled_rounds
 from psyche_core.client.machine.rounds.round import RoundRecord
@@ -344,20 +344,20 @@ def journals_end_with_their_checkpoint(patch: Patch) -> None:
     patch.setattr(Disk, "restore_earlier_journal", lambda *_: None)
 
 
-def decisions_leave_void_shares_out(patch: Patch) -> None:
+def the_history_leaves_decisions_out(patch: Patch) -> None:
     """Section 5: a proof that a restored coordinator has forgotten changes what a round with the same statements accepts."""
-    decided = settled_rounds._decided_otherwise
-    patch.setattr(settled_rounds, "_decided_otherwise", lambda view, one: decided(view, WithoutSlots(one)))
+    patch.setattr(rounds, "history_with_decision", lambda state, *_: state.history)
 
 
-class WithoutSlots:
-    """A decided step that tells nothing of shares."""
+def histories_are_not_compared(patch: Patch) -> None:
+    """Section 5: a journal's rounds are believed, though the coordinator was restored and decided them again."""
+    patch.setattr(settled_rounds, "histories", lambda _: {})
 
-    slots: tuple[int, ...] = ()
-    voided: tuple[int, ...] = ()
 
-    def __init__(self, one: settled_rounds.DecidedStep) -> None:
-        self.epoch, self.height, self.step, self.statements = one.epoch, one.height, one.step, one.statements
+def what_a_liar_stored_counts_at_once(patch: Patch) -> None:
+    """F9: the run's first model is forgotten for one that nobody signed, before anybody's disk holds a later one."""
+    patch.setattr(checkpoints, "NO_DIGEST", b"")
+    patch.setattr(checkpoint_upload, "_accepts", lambda _, state: state.run_state in checkpoints.OPEN)
 
 
 def the_run_goes_back_while_members_wait(patch: Patch) -> None:
@@ -373,16 +373,6 @@ def checkpoints_forget_what_decided_their_last_step(patch: Patch) -> None:
 def bases_of_journals_are_deleted(patch: Patch) -> None:
     """F18: of checkpoints only epoch ends and the newest are kept, so a journal outlives the model with which it begins."""
     patch.setattr(Disk, "bases", frozenset())
-
-
-def journals_stay_as_they_are_on_a_full_disk(patch: Patch) -> None:
-    """Section 5: where a full disk has no room for a new journal, rounds that the run has left stay in the old one."""
-
-    def rewind(self: Disk, at: int, *, generation: int, can_write: bool) -> bool:
-        return can_write and original(self, at, generation=generation, can_write=can_write)
-
-    original = Disk._rewind
-    patch.setattr(Disk, "_rewind", rewind)
 
 
 def a_journals_base_takes_the_place_of_a_signed_checkpoint(patch: Patch) -> None:
@@ -471,8 +461,6 @@ MUTATIONS = (
     Mutation(journals_end_with_their_checkpoint, ("older-state",), ("nothing-is-lost-that-a-disk-holds",)),
     Mutation(bases_of_journals_are_deleted, (), ("nothing-is-lost-that-a-disk-holds",), first=127,
              found="full-journals-lost-their-base"),
-    Mutation(journals_stay_as_they_are_on_a_full_disk, (), ("replicas-are-equal",), first=163,
-             found="forgotten-rounds-on-a-full-disk"),
     Mutation(a_journals_base_takes_the_place_of_a_signed_checkpoint, (), ("signed-checkpoints-are-found",), first=4,
              found="signed-checkpoint-set-aside-at-once"),
     Mutation(bases_of_journals_forget_what_decided_them, (), ("training-never-goes-back-unsaid",), first=405,
@@ -488,8 +476,12 @@ MUTATIONS = (
              found="back-into-the-last-rounds"),
     Mutation(requests_for_models_name_no_seed, (), ("nothing-is-lost-that-a-member-holds",), first=7130,
              found="model-asked-for-in-a-repeated-warmup"),
-    Mutation(decisions_leave_void_shares_out, (), ("replicas-are-equal",), first=11,
+    Mutation(the_history_leaves_decisions_out, (), ("replicas-are-equal",), first=11,
              found="proof-forgotten-by-a-restore"),
+    Mutation(histories_are_not_compared, (), ("replicas-are-equal",), first=318,
+             found="restored-thrice-and-all-died"),
+    Mutation(what_a_liar_stored_counts_at_once, (), ("nothing-is-lost-that-a-disk-holds", "the-run-goes-on"), first=10052976,
+             found="stored-by-a-liar-in-the-first-epoch"),
     Mutation(the_run_goes_back_while_members_wait, (), ("nothing-is-lost-that-a-disk-holds",), first=83000027,
              found="holder-that-joined-in-the-warmup"),
     Mutation(checkpoints_forget_what_decided_their_last_step, (), ("fetched-masters-are-the-runs",), first=10015554,

@@ -2,8 +2,8 @@
 use crate::elections::quorum;
 use crate::waiting::wait_for_members;
 use crate::image::{
-    health, same, state, EpochEnd, Image, Interval, Key, List, Set, MAX_ENDS, MAX_END_INTERVALS, MAX_WITNESSES, NONE,
-    NO_DIGEST, STORED_ROUNDS,
+    health, same, state, EpochEnd, Image, Interval, Key, List, Set, Statement, MAX_ENDS, MAX_END_INTERVALS, MAX_WITNESSES,
+    NONE, NO_DIGEST, STORED_ROUNDS,
 };
 use crate::refusal::{Outcome, DUPLICATE_WITNESS, INVALID_RUN_STATE, INVALID_WITNESS};
 use crate::requeue::add_returned;
@@ -14,6 +14,7 @@ use crate::verified::as_bytes;
 use psyche_common::runtime::sol_sha256;
 
 const HELD: &[u8] = b"psyche/held";
+const STATED: &[u8] = b"psyche/stated";
 const DECIDED: &[u8] = b"psyche/decided";
 const MOVED: &[u8] = b"psyche/moved";
 
@@ -201,16 +202,22 @@ fn digest_of(parts: &[&[u8]]) -> Key {
     digest
 }
 
+/// A stored statement enters the run's history.
+#[inline(never)]
+pub fn note_statement(image: &mut Image, said: &Statement) {
+    let said = unsafe { core::slice::from_raw_parts(said as *const Statement as *const u8, core::mem::size_of::<Statement>()) };
+    let parts: [&[u8]; 3] = [STATED, as_bytes(&image.history), said];
+    image.history = digest_of(&parts);
+}
+
 /// A round is decided by the statements of the next one: the decision enters the run's history.
 #[inline(never)]
-pub fn note_decided(image: &mut Image, place: usize, accepted: &Set) {
+pub fn note_decision(image: &mut Image, place: usize, accepted: &Set) {
     let round = image.round(place);
-    let said = image.round(place + 1).statements.used();
     let numbers = [round.step, u64::from(round.height) << 32 | u64::from(image.progress.epoch)];
     let numbers = unsafe { core::slice::from_raw_parts(numbers.as_ptr() as *const u8, 16) };
     let accepted = unsafe { core::slice::from_raw_parts(accepted.as_ptr() as *const u8, 32) };
-    let said = unsafe { core::slice::from_raw_parts(said.as_ptr() as *const u8, core::mem::size_of_val(said)) };
-    let parts: [&[u8]; 5] = [DECIDED, as_bytes(&image.history), numbers, accepted, said];
+    let parts: [&[u8]; 4] = [DECIDED, as_bytes(&image.history), numbers, accepted];
     image.history = digest_of(&parts);
 }
 
@@ -289,7 +296,8 @@ fn add_attested(run: &mut Run) {
             let mut end = Place::present(image);
             end.step = image.round(place).step - 1;
             end.digest = digest;
-            end.history = image.round(place + 1).history;
+            let next = image.round(place + 1);
+            end.history = if next.height == 1 { image.round(place).history } else { next.history };
             end.write(&mut image.ends.items[number]);
         }
     }

@@ -4,7 +4,7 @@ use crate::image::{
     due, ending, health, state, Config, Interval, Model, Round, Set, MAX_MISSED, NONE, STORED_ROUNDS, UNWAITED_MISS, WAITED_MISS,
     WAITED_MISSES,
 };
-use crate::history::note_decided;
+use crate::history::note_decision;
 use crate::members::exit;
 use crate::refusal::{Outcome, NOTHING_DUE};
 use crate::requeue;
@@ -225,7 +225,7 @@ fn settle(run: &mut Run, place: usize, unpaid: &Set, divided: &mut Set) {
     let mut seen = both[0];
     *divided = both[1];
     if place + 1 < run.image.epoch.rounds.len() {
-        note_decided(run.image, place, &seen);
+        note_decision(run.image, place, &seen);
     }
     let returned = if set::is_empty(&seen) {
         samples(run, place, heap::returned())

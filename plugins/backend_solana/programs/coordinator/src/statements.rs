@@ -1,5 +1,6 @@
 //! What members say: that they are ready, and what a round's witnesses saw (psyche_core/coordinator/lifecycle/statements.py).
 use crate::elections::{needed, witnesses};
+use crate::history::note_statement as enter_history;
 use crate::image::{
     health, state, Key, Statement, LATE_PART, LATE_STATEMENT, LEFT_BEHIND, MAX_WITNESSES, NONE, STATED, VERY_LATE_PART, VERY_LATE_STATEMENT,
     WAITED_MISSES,
@@ -66,6 +67,7 @@ pub fn witness(run: &mut Run, sender: &Key, statement: &Statement) -> Outcome {
     copy(&mut statements.items[statements.count as usize], statement);
     statements.count += 1;
     let stated = statements.len();
+    enter_history(run.image, statement);
     note_statement(run, current, statement.index as usize);
     if run.image.run_state == state::TRAIN && stated >= needed(run, current) {
         run.image.enter(state::WITNESS, run.now);
