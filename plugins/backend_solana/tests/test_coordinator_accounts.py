@@ -142,7 +142,7 @@ def joined(chain: CoordinatorSvm) -> str | None:
 def old(chain: CoordinatorSvm, version: int, *, run_state: RunState = RunState.Paused) -> bytes:
     """The account as an older version had it, as far as anything is known of it: its header, and what its image begins with."""
     header = chain.data()[:8] + version.to_bytes(4, "little") + chain.data()[12:HEADER_BYTES]
-    begun = b"PsycheSt" + bytes(112) + bytes([run_state])
+    begun = b"PsycheSt" + bytes(144 if version == 3 else 112) + bytes([run_state])
     return (header + begun).ljust(OLD_ACCOUNT_BYTES[version], b"\0")
 
 
@@ -187,7 +187,7 @@ def test_the_account_has_its_magic(chain: CoordinatorSvm, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("version", [0, 1, 2, 4])
+@pytest.mark.parametrize("version", [0, 1, 2, 3, 5])
 def test_the_account_has_its_version(chain: CoordinatorSvm, name: str, version: int) -> None:
     given, key = every(chain)[name]
     chain.put(chain.run.account, chain.data()[:8] + version.to_bytes(4, "little") + chain.data()[12:])
@@ -411,7 +411,7 @@ def test_a_halted_run_is_freed(chain: CoordinatorSvm) -> None:
     chain.put(chain.run.instance, bytes(instance.data))
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_run_of_an_older_version_is_only_freed(chain: CoordinatorSvm, version: int) -> None:
     given = owners(chain, chain.owner.pubkey())["free"]
     content = old(chain, version)
@@ -426,7 +426,7 @@ def test_a_run_of_an_older_version_is_only_freed(chain: CoordinatorSvm, version:
         chain.put(chain.run.account, old(chain, version, run_state=run_state))
         if not run_state.halted:
             assert refused(chain, given, chain.owner) == "InvalidRunState"
-    for place, byte, refusal in ((0, 1, "WrongKind"), (8, 3, "WrongVersion"), (24, 1, "WrongAddress")):
+    for place, byte, refusal in ((0, 1, "WrongKind"), (8, 9, "WrongVersion"), (24, 1, "WrongAddress")):
         wrong = bytearray(content)
         wrong[place] = byte
         chain.put(chain.run.account, bytes(wrong))
@@ -540,7 +540,7 @@ def test_foreign_accounts_are_not_read() -> None:
         CoordinatorAccount.parse(b"")
     with pytest.raises(WireError, match="begin with"):
         CoordinatorAccount.parse(bytes(ACCOUNT_BYTES))
-    with pytest.raises(WireError, match="version 3"):
+    with pytest.raises(WireError, match="version 4"):
         CoordinatorAccount.parse(b"PsycheCo\2".ljust(ACCOUNT_BYTES, b"\0"))
     with pytest.raises(WireError, match="256"):
         RunInstance.parse(bytes(255))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_backend_solana.following.chain_clock import ChainClock
@@ -38,6 +38,7 @@ def warming(members: int) -> CoordinatorState:
     return apply(state, Tick(), state.since + 10, 1)[0]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(0, 2**63))
 def test_everybody_has_a_turn_and_one_is_first(members: int, nonce: int) -> None:
     state = joined(members)
