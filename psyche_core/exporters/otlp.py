@@ -43,7 +43,13 @@ REQUEST_SECONDS = 10.0
 CLOSE_SECONDS = 10.0
 """How long a program that has ended waits until the rest is sent."""
 
-_FREQUENT = (telemetry.NetworkTotals, telemetry.StepFigures, telemetry.WitnessReported, telemetry.PeerPaths)
+_FREQUENT = (
+    telemetry.NetworkTotals,
+    telemetry.StepFigures,
+    telemetry.OptimizerStatistics,
+    telemetry.WitnessReported,
+    telemetry.PeerPaths,
+)
 """Events that are figures and no sentences."""
 
 _SEVERITIES = {

@@ -49,6 +49,7 @@ _SILENT = (
     telemetry.RunDescribed,
     telemetry.StepTrained,
     telemetry.StepFigures,
+    telemetry.OptimizerStatistics,
     telemetry.StepApplied,
     telemetry.NetworkTotals,
     telemetry.WitnessSent,

@@ -35,6 +35,8 @@ def client_arguments(
         more = ["--checkpoint-dir", str(out / "checkpoint")]
         if settings.publish_journal:
             more += ["--publish-journal", str(out / "journals")]
+        if settings.write_distro_data is not None:
+            more += ["--write-distro-data", str(settings.write_distro_data.absolute())]
         if settings.eval_tasks is not None:
             more += ["--eval-tasks", settings.eval_tasks]
             if settings.eval_include_path is not None:
@@ -56,6 +58,7 @@ def client_arguments(
         *("--cache-dir", str(out / "cache"), "--base", str(settings.config_path.absolute())),
         *("--logs", "json", "--events-file", str(out / "events" / f"{name}.jsonl"), *more),
         *(("--log", settings.log) if settings.log is not None else ()),
+        *(("--optim-stats-steps", str(settings.optim_stats_steps)) if settings.optim_stats_steps is not None else ()),
     ]
 
 

@@ -27,6 +27,7 @@ from psyche_core.training.checkpoints.public_state import save_with_public_state
 from psyche_core.training.gradient_norm import gradient_norm
 from psyche_core.training.micro_batch import MicroBatch, Notice
 from psyche_core.training.shared_tensors import check_names, shared_digest, shared_tensors
+from psyche_core.training.update_statistics import UpdateStatistics
 
 APPLY_DELAY = 2
 """Number of steps between training a result and applying it (protocol section 3)."""
@@ -129,6 +130,10 @@ class Trainer:
         """
         rate = self.rate_of(step) if learning_rate is None else learning_rate
         self._optimizer.apply(step, payloads, learning_rate=rate, own_accepted=own_accepted)
+
+    def update_statistics(self, *, every: int) -> UpdateStatistics:
+        """Statistics of the optimizer at every so many applied steps, see there."""
+        return UpdateStatistics(self._optimizer, every=every)
 
     def forget(self) -> None:
         """Discard all private state of the optimizer, including results that are not settled yet."""

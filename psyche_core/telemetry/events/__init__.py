@@ -55,6 +55,7 @@ from psyche_core.telemetry.events.replicas import (
 from psyche_core.telemetry.events.training import (
     Evaluated,
     MicroBatchFound,
+    OptimizerStatistics,
     PhaseChanged,
     PromptAnswered,
     RunDescribed,
@@ -82,6 +83,7 @@ Event = (
     | RunDescribed
     | StepTrained
     | StepFigures
+    | OptimizerStatistics
     | StepApplied
     | WitnessSent
     | NetworkTotals
@@ -135,6 +137,7 @@ __all__ = [
     "ModelLost",
     "ModelSync",
     "NetworkTotals",
+    "OptimizerStatistics",
     "PathOfPeer",
     "PeerPaths",
     "PhaseChanged",

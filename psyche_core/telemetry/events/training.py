@@ -103,6 +103,31 @@ class StepFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class OptimizerStatistics:
+    """What applying a step did to a group of the model's tensors, if statistics were asked for; one event for each group.
+
+    Attributes:
+        step: whose results were applied.
+        group: names of the tensors, with `*` for numbers.
+        values: how many values the group has.
+        weight_norm: L2 norm of the weights after the step.
+        update_norm: L2 norm of what the step changed, estimated from a part of the values.
+        momentum_norm: L2 norm of this member's own momentum when its result of this step was made; None if it made none, or the
+            optimizer has no momentum.
+        sign_agreement: part of the values that moved as that momentum says, from 0 to 1, estimated likewise; 0.5 is chance. None
+            also if nothing moved.
+    """
+
+    step: int
+    group: str
+    values: int
+    weight_norm: float
+    update_norm: float
+    momentum_norm: float | None = None
+    sign_agreement: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepApplied:
     """Results of a step were applied.
 
