@@ -47,6 +47,7 @@ _FREQUENT = (
     telemetry.NetworkTotals,
     telemetry.StepFigures,
     telemetry.OptimizerStatistics,
+    telemetry.ResultsFetched,
     telemetry.WitnessReported,
     telemetry.PeerPaths,
 )

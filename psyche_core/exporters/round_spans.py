@@ -1,7 +1,8 @@
 """Rounds as spans: what a member did in a round, and when. Pure.
 
 Events say how long something took when it is over, so a round is complete only at its end. `train` and `apply` last as long as
-their events say; `witness` lasts from the round's second phase until the coordinator accepted the statement. Results that are
+their events say; `compress` is the end of `train`; `fetch` lasts from the first download of another member's result to the last
+one's end; `witness` lasts from the round's second phase until the coordinator accepted the statement. Results that are
 applied in a round are those of the step two before.
 """
 
@@ -58,6 +59,13 @@ class RoundSpans:
                 return self._end(now)
             case telemetry.StepTrained():
                 self._add("train", now - _seconds(event.seconds), now, step=event.step, loss=event.loss, tokens=event.tokens)
+            case telemetry.StepFigures():
+                if event.compress_seconds is not None:
+                    self._add("compress", now - _seconds(event.compress_seconds), now, step=event.step)
+            case telemetry.ResultsFetched():
+                end = now - _seconds(event.idle_seconds)
+                start = end - _seconds(event.seconds)
+                self._add("fetch", start, end, results=event.results, failed=event.failed, bytes=event.bytes)
             case telemetry.StepApplied():
                 start = now - _seconds(event.seconds)
                 self._add("apply", start, now, step=event.step, accepted=event.accepted, trained=event.trained)

@@ -50,6 +50,7 @@ _SILENT = (
     telemetry.StepTrained,
     telemetry.StepFigures,
     telemetry.OptimizerStatistics,
+    telemetry.ResultsFetched,
     telemetry.StepApplied,
     telemetry.NetworkTotals,
     telemetry.WitnessSent,

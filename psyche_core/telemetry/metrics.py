@@ -77,6 +77,8 @@ _TABLE = (
     _gauge("own_tokens_per_second", "train/own_tokens_per_sec", "tokens that we train in a second of training"),
     _gauge("training_efficiency", "train/efficiency", "part of the time in which we train, from 0 to 1"),
     _gauge("last_train_time_seconds", "time/train", "seconds of training of our newest step"),
+    _gauge("last_compress_time_seconds", "time/compress", "seconds of it in which the result was made from gradients"),
+    _gauge("last_fetch_time_seconds", "time/fetch", "seconds in which the results of the newest ended round were fetched"),
     _gauge("last_apply_time_seconds", "time/apply", "seconds of applying the newest results"),
     _gauge("last_wait_time_seconds", "time/wait", "seconds between our two newest steps without training and applying"),
     _gauge("result_bytes", "p2p/result_bytes", "size of our newest result"),
@@ -168,6 +170,8 @@ class MetricBook:
                 self._note_trained(event)
             case telemetry.StepFigures():
                 self._note_figures(event)
+            case telemetry.ResultsFetched():
+                self._set("last_fetch_time_seconds", event.seconds)
             case telemetry.OptimizerStatistics():
                 for name in ("weight_norm", "update_norm", "momentum_norm", "sign_agreement"):
                     self._set(f"optimizer_{name}", getattr(event, name), event.group)
@@ -246,6 +250,7 @@ class MetricBook:
             ("tokens_per_second", event.tokens_per_second),
             ("training_efficiency", event.efficiency),
             ("last_wait_time_seconds", event.wait_seconds),
+            ("last_compress_time_seconds", event.compress_seconds),
         ):
             self._set(name, value)
 

@@ -19,9 +19,9 @@ from psyche_core.training.update_statistics import UpdateStatistics
 class LocalStep:
     """A step that was trained.
 
-    loss: mean over all samples, in nats per token. tokens: of all members together. seconds: sum over all members, which train
-    one after the other. payload_bytes: size of the largest result. learning_rate: of the schedule. gradient_norm: mean of the
-    members' norms.
+    loss: mean over all samples, in nats per token. tokens: of all members together. seconds: sum over all members, which
+    train one after the other. compress_seconds: the part of them in which results were made from gradients. payload_bytes:
+    size of the largest result. learning_rate: of the schedule. gradient_norm: mean of the members' norms.
     """
 
     step: int
@@ -31,6 +31,7 @@ class LocalStep:
     payload_bytes: int
     learning_rate: float
     gradient_norm: float
+    compress_seconds: float = 0.0
 
 
 class LocalRun:
@@ -69,6 +70,7 @@ class LocalRun:
             max(len(one.payload) for one in done),
             done[0].learning_rate,
             sum(one.gradient_norm for one in done) / len(done),
+            sum(one.compress_seconds for one in done),
         )
 
     def finish(self) -> None:

@@ -38,7 +38,8 @@ class Trained:
     """Result of one step.
 
     loss: in nats per predicted token. tokens: number of tokens in the samples. seconds: wall time. payload: bytes to announce.
-    learning_rate: of the schedule at this step. gradient_norm: L2 norm of the gradient before clipping.
+    learning_rate: of the schedule at this step. gradient_norm: L2 norm of the gradient before clipping. compress_seconds: of
+    them in `Optimizer.compress`.
     """
 
     step: int
@@ -48,6 +49,7 @@ class Trained:
     payload: bytes
     learning_rate: float
     gradient_norm: float
+    compress_seconds: float = 0.0
 
 
 class Trainer:
@@ -110,9 +112,10 @@ class Trainer:
         loss = self._micro_batch.gradients(samples)
         norm = gradient_norm(self._model)
         rate = self._learning_rate(step)
+        before = time.perf_counter()
         payload = self._optimizer.compress(step, learning_rate=rate)
-        seconds = time.perf_counter() - start
-        return Trained(step, loss, samples.count * samples.sequence_length, seconds, payload, rate, norm)
+        end = time.perf_counter()
+        return Trained(step, loss, samples.count * samples.sequence_length, end - start, payload, rate, norm, end - before)
 
     def check(self, payload: bytes) -> None:
         """Validate a peer's payload. May be called from any thread. Raises PayloadRejected."""

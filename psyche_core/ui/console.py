@@ -37,6 +37,7 @@ from psyche_core.telemetry.events import (
     PromptAnswered,
     RelayStarted,
     ReplicasDiffer,
+    ResultsFetched,
     Resumed,
     Resynced,
     RewardPaid,
@@ -168,6 +169,10 @@ def _sentence(event: Event) -> str:
             )
         case StepFigures():
             return _figures(event)
+        case ResultsFetched():
+            failed = f", {event.failed} downloads failed" if event.failed else ""
+            size = bytes_text(event.bytes)
+            return f"fetched {event.results} results of round {event.height}: {size} in {event.seconds:.2f} s{failed}"
         case OptimizerStatistics():
             return _optimizer(event)
         case RunDescribed():
@@ -349,7 +354,7 @@ def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic
         sentence: str | None
         if isinstance(event, NetworkTotals):
             sentence = meter.read(event)
-        elif isinstance(event, WitnessReported | StepFigures | OptimizerStatistics):
+        elif isinstance(event, WitnessReported | StepFigures | OptimizerStatistics | ResultsFetched):
             sentence = None  # one a round: for curves
         elif isinstance(event, ModelSync) and event.pieces_done < event.pieces_total and clock() - fetched_at < FETCH_SECONDS:
             sentence = None

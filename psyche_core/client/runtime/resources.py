@@ -45,6 +45,10 @@ class TrainedShare(Protocol):
     def gradient_norm(self) -> float:
         """L2 norm of the share's gradient."""
 
+    @property
+    def compress_seconds(self) -> float:
+        """Wall time of making the result from gradients, a part of `seconds`."""
+
 
 class TrainerLike(ModelHolder, Protocol):
     """What the worker needs from a trainer; psyche_core.training.trainer.Trainer is one."""

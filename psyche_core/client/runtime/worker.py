@@ -337,7 +337,14 @@ class Worker:
 
         loss, trainer = float(done.loss), self.resources.trainer
         self._newest = TrainedStep(
-            work.step, work.height, loss, done.seconds, done.learning_rate, done.gradient_norm, trainer.vocab_size
+            work.step,
+            work.height,
+            loss,
+            done.seconds,
+            done.learning_rate,
+            done.gradient_norm,
+            trainer.vocab_size,
+            done.compress_seconds,
         )
         await check_own(self.resources, work.step, done.payload)
         self.resources.observer.trained(work.step, done.payload)

@@ -95,7 +95,16 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, re
             ]
             next_sample = batches[-1].last + 1
             done = await anyio.to_thread.run_sync(local.train, step, shares)
-            facts = TrainedStep(step, step - 1, done.loss, done.seconds, done.learning_rate, done.gradient_norm, first.vocab_size)
+            facts = TrainedStep(
+                step,
+                step - 1,
+                done.loss,
+                done.seconds,
+                done.learning_rate,
+                done.gradient_norm,
+                first.vocab_size,
+                done.compress_seconds,
+            )
             report(figures_of(facts, batch_tokens=done.tokens, total_tokens=next_sample * length))
             report_statistics()
             report(telemetry.StepTrained(0, step, done.loss, done.tokens, done.seconds, done.payload_bytes))

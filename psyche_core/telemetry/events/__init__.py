@@ -58,6 +58,7 @@ from psyche_core.telemetry.events.training import (
     OptimizerStatistics,
     PhaseChanged,
     PromptAnswered,
+    ResultsFetched,
     RunDescribed,
     StepApplied,
     StepFigures,
@@ -84,6 +85,7 @@ Event = (
     | StepTrained
     | StepFigures
     | OptimizerStatistics
+    | ResultsFetched
     | StepApplied
     | WitnessSent
     | NetworkTotals
@@ -145,6 +147,7 @@ __all__ = [
     "PromptAnswered",
     "RelayStarted",
     "ReplicasDiffer",
+    "ResultsFetched",
     "Resumed",
     "Resynced",
     "RewardPaid",

@@ -12,10 +12,15 @@ import pytest
 
 from psyche_core.client.runtime.reports import result_files
 from psyche_core.client.runtime.reports.result_files import WAITING_STEPS, ResultFiles
+from psyche_core.storage.folders import whole_folder
 from psyche_core.telemetry.events import Event, Problem
 
 MEMBER = "ab" * 32
 FIRST, SECOND = b"first result", b"second result"
+
+
+def ignore(_: Event) -> None:
+    """Nobody is told."""
 
 
 def below(folder: Path) -> dict[str, bytes]:
@@ -23,7 +28,7 @@ def below(folder: Path) -> dict[str, bytes]:
 
 
 def test_own_and_applied_results_are_files(tmp_path: Path) -> None:
-    files = ResultFiles([].append, member=MEMBER, own=tmp_path / "own", accepted=tmp_path / "all")
+    files = ResultFiles(ignore, member=MEMBER, own=tmp_path / "own", accepted=tmp_path / "all")
     files.trained(3, FIRST)
     files.applied(3, [SECOND, FIRST, FIRST])
     files.close()
@@ -36,7 +41,7 @@ def test_own_and_applied_results_are_files(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_applied_again_replaces_its_files(tmp_path: Path) -> None:
-    files = ResultFiles([].append, member=MEMBER, accepted=tmp_path)
+    files = ResultFiles(ignore, member=MEMBER, accepted=tmp_path)
     files.applied(3, [FIRST, SECOND])
     files.applied(3, [SECOND])
     files.trained(3, FIRST)
@@ -62,12 +67,12 @@ def test_a_disk_that_refuses_costs_one_warning(tmp_path: Path) -> None:
 
 def test_a_disk_that_hangs_delays_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Event] = []
-    goes_on, write = threading.Event(), result_files.whole_folder
+    goes_on = threading.Event()
 
     @contextmanager
     def hanging(folder: Path) -> Iterator[Path]:
         goes_on.wait()
-        with write(folder) as unfinished:
+        with whole_folder(folder) as unfinished:
             yield unfinished
 
     monkeypatch.setattr(result_files, "whole_folder", hanging)
@@ -91,7 +96,7 @@ def test_the_end_does_not_wait_for_a_disk_that_hangs(
         yield folder
 
     monkeypatch.setattr(result_files, "whole_folder", hanging)
-    files = ResultFiles([].append, member=MEMBER, own=tmp_path)
+    files = ResultFiles(ignore, member=MEMBER, own=tmp_path)
     files.trained(1, FIRST)
     files.close(seconds=0.01)
     goes_on.set()
