@@ -91,6 +91,7 @@ class OtlpSink:
         with self._lock:
             self._book.handle(event)
         if not self._providers and isinstance(event, telemetry.Started | telemetry.RunDescribed):
+            self._rounds = RoundSpans(local=isinstance(event, telemetry.RunDescribed))  # no client is without an identity
             self._begin(event)
         ended = self._rounds.handle(event, now=now)
         if ended is not None and self._tracer is not None:

@@ -108,6 +108,15 @@ class TestnetSettings(ProgramSettings):
     write_distro_data: Path | None = Field(
         default=None, description="Folder for all results that the first client applies in each step (its --write-distro-data)."
     )
+    metrics_local_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description=(
+            "Ports of 127.0.0.1 that serve the programs' figures (--metrics-local-port of each): this one the server's, the next "
+            "ones the clients'; 0 picks free ones. They are printed. Needs the extra `metrics`."
+        ),
+    )
     show_text: bool = Field(
         default=False, description="At the end show what the model wrote before and after training (--prompt-task of a client)."
     )

@@ -16,10 +16,10 @@ from psyche_core.config.options.common import (
     MicroBatchSize,
     TrackerNames,
 )
-from psyche_core.config.options.shared import ComputeOptions, LogOptions
+from psyche_core.config.options.shared import ComputeOptions, LogOptions, OtlpOptions
 
 
-class TrainLocalSettings(LogOptions, ComputeOptions):
+class TrainLocalSettings(LogOptions, OtlpOptions, ComputeOptions):
     """All options of `psyche train-local`."""
 
     state: Path | None = Field(

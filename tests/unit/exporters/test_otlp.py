@@ -210,3 +210,26 @@ def test_a_round_has_a_bounded_number_of_parts_and_finite_times() -> None:
     assert ended is not None
     assert len(ended.parts) == MAX_PARTS
     assert (ended.parts[0].start, ended.parts[0].attributes) == (3.0, {"step": 1, "tokens": 1})
+
+
+def test_in_a_local_run_each_step_is_a_round() -> None:
+    spans = RoundSpans(local=True)
+    figures = telemetry.StepFigures(4, 0.01, 9.0, 0.5, 1.5, 500, 5000, compress_seconds=0.5)
+    assert spans.handle(figures, now=10.0) is None
+    ended = spans.handle(telemetry.StepTrained(0, 4, 2.5, 100, 2.0, 9), now=10.0)
+    assert ended is not None
+    assert (ended.epoch, ended.height, ended.step, ended.clients, ended.start, ended.end) == (0, 3, 4, 1, 8.0, 10.0)
+    assert [(part.name, part.start, part.end) for part in ended.parts] == [("compress", 9.5, 10.0), ("train", 8.0, 10.0)]
+    following = spans.handle(telemetry.StepTrained(0, 5, 2.5, 100, 1.0, 9), now=12.0)
+    assert following is not None
+    assert (following.step, [part.name for part in following.parts]) == (5, ["train"])
+    assert spans.handle(ENDED, now=13.0) is None
+
+
+def test_a_program_without_a_start_is_a_local_run(there: Collector) -> None:
+    sink = OtlpSink(targets(there, metrics_url=None, logs_url=None))
+    described = telemetry.RunDescribed("alone", "m", "HfAuto", "Distro", 9, 16, 8, 8, 0)
+    for event in (described, telemetry.StepTrained(0, 1, 2.5, 100, 0.5, 9), ENDED):
+        sink(event)
+    assert sink.close()
+    assert sorted(span.name for span in there.spans()) == ["round", "train"]
