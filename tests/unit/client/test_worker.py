@@ -219,8 +219,9 @@ async def test_results_and_statistics_of_a_step_reach_who_asked_for_them(tmp_pat
     own, applied = (next((tmp_path / kind).rglob("*.payload")).read_bytes() for kind in ("own", "all"))
     assert own == applied
     assert hashlib.sha256(own).digest() == done.payload_hash
-    groups = [event.group for event in member.told if isinstance(event, telemetry.OptimizerStatistics)]
-    assert groups == sorted({group_of(name) for name in SHAPES})
+    measured = [event for event in member.told if isinstance(event, telemetry.OptimizerStatistics)]
+    assert all(event.sign_agreement is not None for event in measured), "our own momentum is known"
+    assert [event.group for event in measured] == sorted({group_of(name) for name in SHAPES})
 
 
 # ------------------------------------------------------------------------------------------------ handing over
