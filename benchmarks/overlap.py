@@ -179,6 +179,7 @@ class Done:
     payload: bytes
     learning_rate: float = 0.1
     gradient_norm: float = 1.0
+    compress_seconds: float = 0.0
 
 
 @dataclass(slots=True)

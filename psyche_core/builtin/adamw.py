@@ -79,6 +79,11 @@ class AdamW(Optimizer):
         """float32 master weights on the CPU, ascending by name."""
         return self._masters
 
+    @property
+    def momentum(self) -> Mapping[str, torch.Tensor]:
+        """The first moments, without their bias correction."""
+        return self._first
+
     def load_lookahead(self, *, learning_rate: float) -> None:  # noqa: ARG002 - the contract's; AdamW trains at its masters
         """Write the masters into the compute weights."""
         self.load_masters()

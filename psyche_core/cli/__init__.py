@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import click
 
+from psyche_core.cli.completion import DETECTED, SHELLS, install, show
 from psyche_core.cli.failures import describe_failure
 from psyche_core.cli.lazy import example
 from psyche_core.cli.plugin_commands import PluginGroup
@@ -57,6 +58,7 @@ class Switches:
             "psyche_core.cli.commands.model.generate:generate",
             "Write text with a trained model: continue each prompt.",
         ),
+        "man": ("psyche_core.cli.commands.man:man", "Print the manual page of a command in the format of man."),
         "plugins": ("psyche_core.cli.commands.plugins:plugins", "List the installed plugins, and say which are broken and why."),
         "preview-lr": (
             "psyche_core.cli.commands.preview_lr:preview_lr",
@@ -85,6 +87,28 @@ class Switches:
     is_flag=True,
     envvar="PSYCHE_DEBUG",
     help="Show detailed log lines, and a traceback for every failure.",
+)
+@click.option(
+    "--show-completion",
+    is_flag=False,
+    flag_value=DETECTED,
+    type=click.Choice([*SHELLS, DETECTED]),
+    metavar="[bash|zsh|fish]",
+    expose_value=False,
+    is_eager=True,
+    callback=show,
+    help="Print the script that completes commands and options in a shell (default: yours).",
+)
+@click.option(
+    "--install-completion",
+    is_flag=False,
+    flag_value=DETECTED,
+    type=click.Choice([*SHELLS, DETECTED]),
+    metavar="[bash|zsh|fish]",
+    expose_value=False,
+    is_eager=True,
+    callback=install,
+    help="Write that script where the shell looks for it.",
 )
 @click.pass_context
 def cli(context: click.Context, *, debug: bool) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 
 class LazyGroup(click.Group):
@@ -22,6 +23,16 @@ class LazyGroup(click.Group):
     def summary(self, name: str) -> str:
         """The short help of a command, from the table."""
         return self._table[name][1]
+
+    def knows(self, name: str) -> bool:
+        """Whether a command is in the table."""
+        return name in self._table
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands and options that begin so; imports no command, so a shell need not wait."""
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=self.summary(name) if self.knows(name) else None) for name in names]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         """Names, sorted; imports nothing."""

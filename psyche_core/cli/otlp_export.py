@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from psyche_core.cli.trackers import abandon
-from psyche_core.config.options.shared import ReportingOptions
+from psyche_core.config.options.shared import OtlpOptions
 from psyche_core.telemetry.sinks import Sink
 
 
 @contextmanager
-def otlp_sinks(settings: ReportingOptions) -> Iterator[list[Sink]]:
+def otlp_sinks(settings: OtlpOptions) -> Iterator[list[Sink]]:
     """Send telemetry while inside, if a URL says where; gives the sinks. The end waits for the rest, but not for long."""
     if not (settings.otlp_metrics_url or settings.otlp_tracing_url or settings.otlp_logs_url):
         yield []

@@ -16,11 +16,7 @@ from psyche_core.config.options.loading import ENVIRONMENT_PREFIX
 
 ABSENT: dict[str, str] = {
     "--hub-max-concurrent-downloads": "the Hub's own library decides how many files it downloads at a time",
-    "--optim-stats": "statistics of the optimizer are not built yet",
-    "--optim-stats-steps": "statistics of the optimizer are not built yet",
     "--sidecar-port": "processes on other machines connect to --sidecar-bind HOST:PORT; those of this machine need no port",
-    "--write-distro-data": "results are not written to disk; --checkpoint-dir keeps a journal of the rounds",
-    "--write-gradients-dir": "results are not written to disk; --checkpoint-dir keeps a journal of the rounds",
 }
 """Option -> why it is not here, and what to use instead."""
 

@@ -43,7 +43,14 @@ REQUEST_SECONDS = 10.0
 CLOSE_SECONDS = 10.0
 """How long a program that has ended waits until the rest is sent."""
 
-_FREQUENT = (telemetry.NetworkTotals, telemetry.StepFigures, telemetry.WitnessReported, telemetry.PeerPaths)
+_FREQUENT = (
+    telemetry.NetworkTotals,
+    telemetry.StepFigures,
+    telemetry.OptimizerStatistics,
+    telemetry.ResultsFetched,
+    telemetry.WitnessReported,
+    telemetry.PeerPaths,
+)
 """Events that are figures and no sentences."""
 
 _SEVERITIES = {
@@ -84,6 +91,7 @@ class OtlpSink:
         with self._lock:
             self._book.handle(event)
         if not self._providers and isinstance(event, telemetry.Started | telemetry.RunDescribed):
+            self._rounds = RoundSpans(local=isinstance(event, telemetry.RunDescribed))  # no client is without an identity
             self._begin(event)
         ended = self._rounds.handle(event, now=now)
         if ended is not None and self._tracer is not None:

@@ -1,7 +1,8 @@
 """Rounds as spans: what a member did in a round, and when. Pure.
 
 Events say how long something took when it is over, so a round is complete only at its end. `train` and `apply` last as long as
-their events say; `witness` lasts from the round's second phase until the coordinator accepted the statement. Results that are
+their events say; `compress` is the end of `train`; `fetch` lasts from the first download of another member's result to the last
+one's end; `witness` lasts from the round's second phase until the coordinator accepted the statement. Results that are
 applied in a round are those of the step two before.
 """
 
@@ -43,10 +44,11 @@ class RoundSpan:
 
 
 class RoundSpans:
-    """Collects the round that is played now."""
+    """Collects the round that is played now. local: there is no coordinator, and each trained step is a round of its own."""
 
-    def __init__(self) -> None:
-        self._round: RoundSpan | None = None
+    def __init__(self, *, local: bool = False) -> None:
+        self._local = local
+        self._round = _unplaced() if local else None
         self._second_phase: float | None = None
 
     def handle(self, event: Event, *, now: float) -> RoundSpan | None:
@@ -55,9 +57,18 @@ class RoundSpans:
             case telemetry.PhaseChanged():
                 return self._turn(event, now)
             case telemetry.Ended():
-                return self._end(now)
+                return None if self._local else self._end(now)
             case telemetry.StepTrained():
                 self._add("train", now - _seconds(event.seconds), now, step=event.step, loss=event.loss, tokens=event.tokens)
+                if self._local:
+                    return self._local_round(event.step, now)
+            case telemetry.StepFigures():
+                if event.compress_seconds is not None:
+                    self._add("compress", now - _seconds(event.compress_seconds), now, step=event.step)
+            case telemetry.ResultsFetched():
+                end = now - _seconds(event.idle_seconds)
+                start = end - _seconds(event.seconds)
+                self._add("fetch", start, end, results=event.results, failed=event.failed, bytes=event.bytes)
             case telemetry.StepApplied():
                 start = now - _seconds(event.seconds)
                 self._add("apply", start, now, step=event.step, accepted=event.accepted, trained=event.trained)
@@ -79,6 +90,14 @@ class RoundSpans:
             self._second_phase = now if event.phase == "RoundWitness" else None
         return ended
 
+    def _local_round(self, step: int, now: float) -> RoundSpan:
+        """The step that was trained, as a round. Its parts came before its number."""
+        assert self._round is not None
+        ended, self._round = self._round, _unplaced()
+        ended.height, ended.step, ended.end = step - 1, step, now
+        ended.start = min(part.start for part in ended.parts)
+        return ended
+
     def _end(self, now: float) -> RoundSpan | None:
         ended, self._round = self._round, None
         if ended is not None:
@@ -89,6 +108,11 @@ class RoundSpans:
         if self._round is not None and len(self._round.parts) < MAX_PARTS:
             finite: Attributes = {key: value for key, value in attributes.items() if math.isfinite(value)}
             self._round.parts.append(Part(name, start, end, finite))
+
+
+def _unplaced() -> RoundSpan:
+    """A round of one client whose place in the run is not known yet."""
+    return RoundSpan(epoch=0, height=0, step=0, clients=1, start=0.0)
 
 
 def _seconds(value: float) -> float:

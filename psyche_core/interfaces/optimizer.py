@@ -55,6 +55,15 @@ class Optimizer(ABC):
         """
         return {}
 
+    @property
+    def momentum(self) -> Mapping[str, Any]:
+        """What this replica has gathered of its own gradients, by parameter name, in the masters' shapes. For people to look at.
+
+        Its sign is that of gradients: masters move against it. Tensors may be copies, and are only read. Empty for an
+        optimizer without momentum. The client asks for it only if statistics are wanted (`--optim-stats-steps`).
+        """
+        return {}
+
     @abstractmethod
     def load_lookahead(self, *, learning_rate: float) -> None:
         """Write the weights for the next training step into the model's compute weights. Does not change the masters."""

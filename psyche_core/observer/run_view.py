@@ -49,6 +49,8 @@ _SILENT = (
     telemetry.RunDescribed,
     telemetry.StepTrained,
     telemetry.StepFigures,
+    telemetry.OptimizerStatistics,
+    telemetry.ResultsFetched,
     telemetry.StepApplied,
     telemetry.NetworkTotals,
     telemetry.WitnessSent,

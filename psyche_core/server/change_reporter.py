@@ -56,6 +56,11 @@ class ChangeReporter:
         self._continued = continued
         self._settings = settings or self._settings
 
+    def report_beginning(self) -> None:
+        """Report the phase in which the server begins: it may last until somebody comes."""
+        if self._beginning is not None:
+            self._report_phase(self._beginning)
+
     def report_later_state(self, known: LaterKnown) -> None:
         """Handle `on_later_state`: report each later state once, however many members know it."""
         if self._beginning is None or (known.epoch, known.step) in self._later:

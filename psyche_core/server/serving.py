@@ -172,6 +172,7 @@ async def _host(
             path = server.continued_from if isinstance(server, KeptRun) else None
             report(telemetry.RunContinued(begun.progress.epoch, begun.progress.step, "" if path is None else str(path)))
         reporter.continue_from(begun, settings, continued=resumed)
+        reporter.report_beginning()
         if follow is not None:
             follow(server.state)
         if settings.checkpoint is not None:

@@ -62,12 +62,23 @@ _TABLE = (
     _gauge("training_confidence", "train/confidence", "1 - loss / ln(vocabulary): 0 for guessing, 1 for always right"),
     _gauge("learning_rate", "train/lr", "learning rate of our newest step"),
     _gauge("gradient_norm", "train/gradient_norm", "L2 norm of our newest gradient, before clipping"),
+    _gauge("optimizer_weight_norm", "optim/{group}/weight_norm", "L2 norm of a group of tensors (--optim-stats-steps)", "group"),
+    _gauge("optimizer_update_norm", "optim/{group}/update_norm", "L2 norm of what the newest such step changed in it", "group"),
+    _gauge("optimizer_momentum_norm", "optim/{group}/momentum_norm", "L2 norm of our own momentum of it", "group"),
+    _gauge(
+        "optimizer_sign_agreement",
+        "optim/{group}/sign_agreement",
+        "part of its values that moved as our own momentum says, from 0 to 1",
+        "group",
+    ),
     _gauge("total_tokens", "train/total_tokens", "tokens that the run has assigned so far"),
     _gauge("token_batch_size", "train/global_token_batch_size", "tokens of all members in one step"),
     _gauge("tokens_per_second", "train/tokens_per_sec", "tokens that all members train in a second"),
     _gauge("own_tokens_per_second", "train/own_tokens_per_sec", "tokens that we train in a second of training"),
     _gauge("training_efficiency", "train/efficiency", "part of the time in which we train, from 0 to 1"),
     _gauge("last_train_time_seconds", "time/train", "seconds of training of our newest step"),
+    _gauge("last_compress_time_seconds", "time/compress", "seconds of it in which the result was made from gradients"),
+    _gauge("last_fetch_time_seconds", "time/fetch", "seconds in which the results of the newest ended round were fetched"),
     _gauge("last_apply_time_seconds", "time/apply", "seconds of applying the newest results"),
     _gauge("last_wait_time_seconds", "time/wait", "seconds between our two newest steps without training and applying"),
     _gauge("result_bytes", "p2p/result_bytes", "size of our newest result"),
@@ -159,6 +170,11 @@ class MetricBook:
                 self._note_trained(event)
             case telemetry.StepFigures():
                 self._note_figures(event)
+            case telemetry.ResultsFetched():
+                self._set("last_fetch_time_seconds", event.seconds)
+            case telemetry.OptimizerStatistics():
+                for name in ("weight_norm", "update_norm", "momentum_norm", "sign_agreement"):
+                    self._set(f"optimizer_{name}", getattr(event, name), event.group)
             case telemetry.StepApplied():
                 self._note_applied(event)
             case telemetry.WitnessSent():
@@ -234,6 +250,7 @@ class MetricBook:
             ("tokens_per_second", event.tokens_per_second),
             ("training_efficiency", event.efficiency),
             ("last_wait_time_seconds", event.wait_seconds),
+            ("last_compress_time_seconds", event.compress_seconds),
         ):
             self._set(name, value)
 

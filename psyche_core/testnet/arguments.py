@@ -11,7 +11,9 @@ from psyche_core.data.text_corpus import VALIDATION_FOLDER
 HOST = "127.0.0.1"
 
 
-def server_arguments(settings: TestnetSettings, *, state: Path, out: Path, serves_data: bool) -> list[str]:
+def server_arguments(
+    settings: TestnetSettings, *, state: Path, out: Path, serves_data: bool, metrics_port: int | None = None
+) -> list[str]:
     """The server's command line, after the name of the program. state: run file. out: folder of the results; both absolute."""
     return [
         *("server", "run", "--state", str(state), "--host", HOST),
@@ -20,11 +22,20 @@ def server_arguments(settings: TestnetSettings, *, state: Path, out: Path, serve
         *(("--log", settings.log) if settings.log is not None else ()),
         *(("--with-relay", "--relay-port", str(settings.relay_port)) if settings.with_relay else ()),
         *("--logs", "json", "--events-file", str(out / "events" / "server.jsonl")),
+        *_metrics(metrics_port),
     ]
 
 
 def client_arguments(
-    settings: TestnetSettings, name: str, *, run_id: str, key: Path, data: DataFile | None, out: Path, measures: bool
+    settings: TestnetSettings,
+    name: str,
+    *,
+    run_id: str,
+    key: Path,
+    data: DataFile | None,
+    out: Path,
+    measures: bool,
+    metrics_port: int | None = None,
 ) -> list[str]:
     """A client's command line, without its backend's options. key: its file. out: folder of the results, absolute.
 
@@ -35,6 +46,8 @@ def client_arguments(
         more = ["--checkpoint-dir", str(out / "checkpoint")]
         if settings.publish_journal:
             more += ["--publish-journal", str(out / "journals")]
+        if settings.write_distro_data is not None:
+            more += ["--write-distro-data", str(settings.write_distro_data.absolute())]
         if settings.eval_tasks is not None:
             more += ["--eval-tasks", settings.eval_tasks]
             if settings.eval_include_path is not None:
@@ -56,7 +69,13 @@ def client_arguments(
         *("--cache-dir", str(out / "cache"), "--base", str(settings.config_path.absolute())),
         *("--logs", "json", "--events-file", str(out / "events" / f"{name}.jsonl"), *more),
         *(("--log", settings.log) if settings.log is not None else ()),
+        *_metrics(metrics_port),
+        *(("--optim-stats-steps", str(settings.optim_stats_steps)) if settings.optim_stats_steps is not None else ()),
     ]
+
+
+def _metrics(port: int | None) -> list[str]:
+    return [] if port is None else ["--metrics-local-port", str(port)]
 
 
 def held_out(data: DataFile | None) -> Path | None:

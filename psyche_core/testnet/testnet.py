@@ -15,7 +15,7 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from psyche_core.server.token_preparation import prepare_tokens
 from psyche_core.telemetry.events import Event, Problem, Started
 from psyche_core.telemetry.sinks import to_json
 from psyche_core.testnet.arguments import HOST, client_arguments, server_arguments
+from psyche_core.testnet.metrics_ports import metrics_ports, metrics_sentence
 from psyche_core.testnet.processes import Child, Children, child_environment
 from psyche_core.testnet.random_kills import RandomKills
 from psyche_core.testnet.results_folder import prepare_folder, reserved_folder, result_files, state_file, stopped_sentence
@@ -86,6 +87,9 @@ async def run_testnet(
     check_port(settings.server_port)
     if settings.with_relay:
         check_port(settings.relay_port, option="--relay-port")
+    ports = metrics_ports(settings.metrics_local_port, ["server", *client_names(settings)])
+    if ports:
+        print(metrics_sentence(ports), file=sys.stderr)
     kills = plan_kills(settings, run)
     out = settings.out if settings.out is not None else Path("runs") / run.run_id
     with reserved_folder(out):
@@ -112,6 +116,7 @@ async def run_testnet(
                     kills=kills,
                     out=out,
                     display=display,
+                    ports=ports,
                     further_options=further_options,
                 )
                 async with contextlib.nullcontext() if beside is None else beside(out):
@@ -192,10 +197,12 @@ class _Testnet:
         kills: RandomKills | None,
         out: Path,
         display: Display,
+        ports: Mapping[str, int],
         further_options: Sequence[str] = (),
     ) -> None:
         self._settings = settings
         self._further_options = further_options
+        self._ports = ports
         self._kills = kills
         self._run = files.run
         self._data = files.data
@@ -223,7 +230,13 @@ class _Testnet:
             await stack.enter_async_context(self._children)
             async with anyio.create_task_group() as tasks:
                 state = state_file(self._settings, self._run, out=self._out)
-                arguments = server_arguments(self._settings, state=state, out=self._out, serves_data=self._serves_data)
+                arguments = server_arguments(
+                    self._settings,
+                    state=state,
+                    out=self._out,
+                    serves_data=self._serves_data,
+                    metrics_port=self._ports.get("server"),
+                )
                 server = await self._children.start("server", arguments, environment=self._environment)
                 self._running = 1 + self._settings.num_clients
                 tasks.start_soon(self._follow, server)
@@ -248,6 +261,7 @@ class _Testnet:
                         data=self._data,
                         out=self._out,
                         measures=name == names[0],
+                        metrics_port=self._ports.get(name),
                     )
                     arguments += [*options, *self._further_options]
                     tasks.start_soon(self._keep_running, name, arguments)

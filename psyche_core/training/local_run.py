@@ -6,20 +6,22 @@ Every result is accepted. The caller provides data, rates and sizes from the run
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from psyche_core.interfaces.data import Samples
 from psyche_core.training.trainer import APPLY_DELAY, Trainer
+from psyche_core.training.update_statistics import UpdateStatistics
 
 
 @dataclass(frozen=True, slots=True)
 class LocalStep:
     """A step that was trained.
 
-    loss: mean over all samples, in nats per token. tokens: of all members together. seconds: sum over all members, which train
-    one after the other. payload_bytes: size of the largest result. learning_rate: of the schedule. gradient_norm: mean of the
-    members' norms.
+    loss: mean over all samples, in nats per token. tokens: of all members together. seconds: sum over all members, which
+    train one after the other. compress_seconds: the part of them in which results were made from gradients. payload_bytes:
+    size of the largest result. learning_rate: of the schedule. gradient_norm: mean of the members' norms.
     """
 
     step: int
@@ -29,13 +31,18 @@ class LocalStep:
     payload_bytes: int
     learning_rate: float
     gradient_norm: float
+    compress_seconds: float = 0.0
 
 
 class LocalRun:
-    """A local run. trainers: one for each member, with equal masters. Not thread-safe: call it from one worker thread."""
+    """A local run. trainers: one for each member, with equal masters. Not thread-safe: call it from one worker thread.
 
-    def __init__(self, trainers: Sequence[Trainer]) -> None:
+    statistics: of the first trainer's optimizer, measured where steps are applied.
+    """
+
+    def __init__(self, trainers: Sequence[Trainer], *, statistics: UpdateStatistics | None = None) -> None:
         self._trainers = tuple(trainers)
+        self._statistics = statistics
         self._waiting: dict[int, tuple[bytes, ...]] = {}
         self._applied = 0
 
@@ -51,6 +58,8 @@ class LocalRun:
         """
         self._apply(step - APPLY_DELAY)
         done = [trainer.train(step, share) for trainer, share in zip(self._trainers, shares, strict=True)]
+        if self._statistics is not None:
+            self._statistics.trained(step)
         self._waiting[step] = tuple(one.payload for one in done)
         samples = sum(share.count for share in shares)
         return LocalStep(
@@ -61,6 +70,7 @@ class LocalRun:
             max(len(one.payload) for one in done),
             done[0].learning_rate,
             sum(one.gradient_norm for one in done) / len(done),
+            sum(one.compress_seconds for one in done),
         )
 
     def finish(self) -> None:
@@ -73,6 +83,9 @@ class LocalRun:
         if payloads is None:
             return
 
-        for trainer in self._trainers:
+        first, *others = self._trainers
+        with contextlib.nullcontext() if self._statistics is None else self._statistics.around(step):
+            first.apply(step, payloads, own_accepted=True)
+        for trainer in others:
             trainer.apply(step, payloads, own_accepted=True)
         self._applied = step

@@ -27,6 +27,7 @@ from psyche_core.training.checkpoints.public_state import save_with_public_state
 from psyche_core.training.gradient_norm import gradient_norm
 from psyche_core.training.micro_batch import MicroBatch, Notice
 from psyche_core.training.shared_tensors import check_names, shared_digest, shared_tensors
+from psyche_core.training.update_statistics import UpdateStatistics
 
 APPLY_DELAY = 2
 """Number of steps between training a result and applying it (protocol section 3)."""
@@ -37,7 +38,8 @@ class Trained:
     """Result of one step.
 
     loss: in nats per predicted token. tokens: number of tokens in the samples. seconds: wall time. payload: bytes to announce.
-    learning_rate: of the schedule at this step. gradient_norm: L2 norm of the gradient before clipping.
+    learning_rate: of the schedule at this step. gradient_norm: L2 norm of the gradient before clipping. compress_seconds: of
+    them in `Optimizer.compress`.
     """
 
     step: int
@@ -47,6 +49,7 @@ class Trained:
     payload: bytes
     learning_rate: float
     gradient_norm: float
+    compress_seconds: float = 0.0
 
 
 class Trainer:
@@ -109,9 +112,10 @@ class Trainer:
         loss = self._micro_batch.gradients(samples)
         norm = gradient_norm(self._model)
         rate = self._learning_rate(step)
+        before = time.perf_counter()
         payload = self._optimizer.compress(step, learning_rate=rate)
-        seconds = time.perf_counter() - start
-        return Trained(step, loss, samples.count * samples.sequence_length, seconds, payload, rate, norm)
+        end = time.perf_counter()
+        return Trained(step, loss, samples.count * samples.sequence_length, end - start, payload, rate, norm, end - before)
 
     def check(self, payload: bytes) -> None:
         """Validate a peer's payload. May be called from any thread. Raises PayloadRejected."""
@@ -129,6 +133,10 @@ class Trainer:
         """
         rate = self.rate_of(step) if learning_rate is None else learning_rate
         self._optimizer.apply(step, payloads, learning_rate=rate, own_accepted=own_accepted)
+
+    def update_statistics(self, *, every: int) -> UpdateStatistics:
+        """Statistics of the optimizer at every so many applied steps, see there."""
+        return UpdateStatistics(self._optimizer, every=every)
 
     def forget(self) -> None:
         """Discard all private state of the optimizer, including results that are not settled yet."""

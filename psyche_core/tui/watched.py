@@ -20,7 +20,13 @@ MAX_LOG = 5000
 
 NAME_CHARACTERS = 64
 EFFICIENCY_STEPS = 16
-_NOT_LOGGED = (telemetry.NetworkTotals, telemetry.WitnessReported, telemetry.StepFigures)
+_NOT_LOGGED = (
+    telemetry.NetworkTotals,
+    telemetry.WitnessReported,
+    telemetry.StepFigures,
+    telemetry.OptimizerStatistics,
+    telemetry.ResultsFetched,
+)
 _WARNINGS = (telemetry.WentBack, telemetry.ModelContested, telemetry.Dropped, telemetry.MemberExited, telemetry.StatementVoided)
 _NUMBERS = re.compile(r"(\d{1,9})")
 LEVELS = ("info", "warning", "error")

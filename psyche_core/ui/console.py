@@ -30,12 +30,14 @@ from psyche_core.telemetry.events import (
     ModelLost,
     ModelSync,
     NetworkTotals,
+    OptimizerStatistics,
     PeerPaths,
     PhaseChanged,
     Problem,
     PromptAnswered,
     RelayStarted,
     ReplicasDiffer,
+    ResultsFetched,
     Resumed,
     Resynced,
     RewardPaid,
@@ -167,6 +169,12 @@ def _sentence(event: Event) -> str:
             )
         case StepFigures():
             return _figures(event)
+        case ResultsFetched():
+            failed = f", {event.failed} downloads failed" if event.failed else ""
+            size = bytes_text(event.bytes)
+            return f"fetched {event.results} results of round {event.height}: {size} in {event.seconds:.2f} s{failed}"
+        case OptimizerStatistics():
+            return _optimizer(event)
         case RunDescribed():
             sizes = dict.fromkeys((event.batch_size_start, event.batch_size_end))
             return (
@@ -264,6 +272,16 @@ def _exited(event: MemberExited) -> str:
     return f"dropped {event.member}: {event.why}" if known is None else known.format(event.member)
 
 
+def _optimizer(event: OptimizerStatistics) -> str:
+    """What a step did to a group of tensors; what is not known is left out."""
+    parts = [f"weights {event.weight_norm:.4g}", f"update {event.update_norm:.4g}"]
+    if event.momentum_norm is not None:
+        parts.append(f"own momentum {event.momentum_norm:.4g}")
+    if event.sign_agreement is not None:
+        parts.append(f"{event.sign_agreement:.0%} of the signs agree")
+    return f"step {event.step}, {event.group} ({count_text(event.values)} values): {', '.join(parts)}"
+
+
 def _figures(event: StepFigures) -> str:
     """The figures of a step; what is not known yet is left out."""
     parts = [f"learning rate {event.learning_rate:.4g}", f"gradient {event.gradient_norm:.4g}"]
@@ -336,7 +354,7 @@ def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic
         sentence: str | None
         if isinstance(event, NetworkTotals):
             sentence = meter.read(event)
-        elif isinstance(event, WitnessReported | StepFigures):
+        elif isinstance(event, WitnessReported | StepFigures | OptimizerStatistics | ResultsFetched):
             sentence = None  # one a round: for curves
         elif isinstance(event, ModelSync) and event.pieces_done < event.pieces_total and clock() - fetched_at < FETCH_SECONDS:
             sentence = None

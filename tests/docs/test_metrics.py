@@ -13,6 +13,7 @@ from psyche_core.exporters.local_status import LocalStatus
 from psyche_core.exporters.prometheus import exposition
 from psyche_core.exporters.tracker_thread import FINISH_SECONDS, QUEUE_EVENTS
 from psyche_core.telemetry.metrics import MAX_SERIES, METRICS, Metric
+from psyche_core.training.update_statistics import SAMPLE
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "reference" / "metrics.md").read_text()
@@ -44,6 +45,7 @@ def test_the_fields_of_the_json_object_are_the_code_s() -> None:
 def test_limits_on_the_page_hold() -> None:
     page = (DOCS / "how-to" / "trackers-and-metrics.md").read_text()
     assert f"a queue of {QUEUE_EVENTS:,} events" in page
+    assert f"at most {SAMPLE:,} values" in page
     assert f"waits {FINISH_SECONDS:.0f} s" in page
 
 

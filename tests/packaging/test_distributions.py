@@ -82,6 +82,7 @@ def test_archives_hold_package_tests_and_license_and_nothing_that_git_ignores(fo
     if folder == REPOSITORY:
         known |= {"docs", "examples", "benchmarks", "tools", "Makefile", "constraints.txt"}
         known |= {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"}
+        known |= {"Dockerfile", ".dockerignore", "compose.yaml"}
     assert top <= known
     assert [name for name in held if re.search(r"\.pyc$|__pycache__|\.pem$|\.key$|/runs/", name)] == []
 

@@ -152,6 +152,11 @@ class DistroOptimizer(Optimizer):
         """Momentum and residual in one buffer, float32, by parameter name. Each access returns a copy; for figures and tests."""
         return self._delta
 
+    @property
+    def momentum(self) -> Mapping[str, Tensor]:
+        """Delta: momentum together with what was not sent yet, and what was sent and is not subtracted yet."""
+        return self._delta
+
     @torch.no_grad()
     def load_lookahead(self, *, learning_rate: float) -> None:
         """Write cast(masters - lr f sign(delta)) into the compute weights. Delta contains results that are not applied yet."""

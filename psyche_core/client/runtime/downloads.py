@@ -14,6 +14,7 @@ import anyio
 
 from psyche_core.client.machine.actions import FetchPayload
 from psyche_core.client.machine.events import PayloadChecked, PayloadCheckFailed, PayloadMissing
+from psyche_core.client.runtime.reports.fetch_times import FetchTimes
 from psyche_core.client.runtime.reports.network_reporter import NetworkReporter
 from psyche_core.client.runtime.worker import Worker
 from psyche_core.errors import BlobRejected, TransportError
@@ -62,8 +63,8 @@ class Limiter:
 class PayloadDownloads:
     """Fetches payloads and lets the worker check them.
 
-    network: counts the downloads. at_once: number of downloads, see the module. explain: one sentence about an unexpected
-    exception.
+    network: counts the downloads. times: is told when each begins and ends. at_once: number of downloads, see the module.
+    explain: one sentence about an unexpected exception.
     """
 
     def __init__(
@@ -72,12 +73,14 @@ class PayloadDownloads:
         worker: Worker,
         *,
         network: NetworkReporter,
+        times: FetchTimes,
         at_once: int,
         explain: Callable[[BaseException], str],
     ) -> None:
         self._transport = transport
         self._worker = worker
         self._network = network
+        self._times = times
         self._limiter = Limiter(at_once, seconds=DOWNLOAD_TURN)
         self._explain = explain
 
@@ -85,6 +88,8 @@ class PayloadDownloads:
         """Fetch and check one payload. Raises RanksLost."""
         limit = self._worker.resources.trainer.max_payload_bytes
         self._network.count(downloads_started=1)
+        self._times.begun(anyio.current_time())
+        payload: bytes | None = None
         name = action.payload_hash[:4].hex()
         try:
             async with self._limiter.turn():
@@ -98,7 +103,10 @@ class PayloadDownloads:
         except Exception as error:
             logger.debug("fetching a payload failed", exc_info=error)
             logger.warning("payload %s: %s", name, self._explain(error))
-        else:
+        finally:
+            self._times.ended(anyio.current_time(), size=None if payload is None else len(payload))
+
+        if payload is not None:
             self._network.count(downloads_finished=1, download_bytes=len(payload))
             return await self._worker.receive(action.payload_hash, payload, tag=action.tag)
 

@@ -6,11 +6,12 @@ They are protocols, so that tests and embedders can use their own and this modul
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from psyche_core.client.model_sync.exchange import ModelHolder
+from psyche_core.client.runtime.reports.step_observer import StepObserver
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.interfaces import DataProvider
 from psyche_core.interfaces.data import Samples
@@ -43,6 +44,10 @@ class TrainedShare(Protocol):
     @property
     def gradient_norm(self) -> float:
         """L2 norm of the share's gradient."""
+
+    @property
+    def compress_seconds(self) -> float:
+        """Wall time of making the result from gradients, a part of `seconds`."""
 
 
 class TrainerLike(ModelHolder, Protocol):
@@ -110,7 +115,8 @@ class Resources:
     the step that this model claims. journal: of the rounds since the last checkpoint; None keeps none. published: folder for
     copies of finished journals; None publishes none. held: steps and full
     digests of the signed epoch ends in `checkpoints`, if the masters are not up to date. optimizer_name, data_name: names of
-    their plugins in messages. training_delay: seconds to wait after each computed step, for tests.
+    their plugins in messages. training_delay: seconds to wait after each computed step, for tests. observer: watches
+    the trainer's steps.
     """
 
     trainer: TrainerLike
@@ -126,3 +132,4 @@ class Resources:
     optimizer_name: str = "the optimizer"
     data_name: str = "the data provider"
     training_delay: float = 0.0
+    observer: StepObserver = field(default_factory=StepObserver)

@@ -28,6 +28,7 @@ from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.coordinator_requests import CoordinatorRequests
 from psyche_core.client.runtime.downloads import DOWNLOADS_AT_ONCE, PayloadDownloads
+from psyche_core.client.runtime.reports.fetch_times import FetchTimes
 from psyche_core.client.runtime.reports.network_reporter import NetworkReporter
 from psyche_core.client.runtime.reports.run_changes import RunChanges
 from psyche_core.client.runtime.reports.step_figures import StepFigureMaker
@@ -112,8 +113,9 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._timeouts = timeouts or Timeouts()
         self._network = NetworkReporter(transport, report, own=backend.identity)
         self._coordinator = CoordinatorRequests(backend, transport, report, run_id=run_id)
+        self._fetching = FetchTimes()
         self._downloads = PayloadDownloads(
-            transport, self._worker, network=self._network, at_once=downloads_at_once, explain=explain
+            transport, self._worker, network=self._network, times=self._fetching, at_once=downloads_at_once, explain=explain
         )
         self._machine = ClientMachine(
             backend.identity,
@@ -264,6 +266,9 @@ class ClientRuntime(Actions[Awaitable[None]]):
                     self._follow_state(update.state)
                 for told in self._changes.see(update.state):
                     self._report(told)
+                fetched = self._fetching.see(update.state, now=anyio.current_time())
+                if fetched is not None:
+                    self._report(fetched)
                 self._report_loss(update.state)
                 await self._put(ev.StateSeen(update.state))
         except BackendError as error:

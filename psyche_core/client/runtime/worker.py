@@ -323,6 +323,7 @@ class Worker:
                 await anyio.to_thread.run_sync(self.resources.trainer.forget)
                 self._generation = work.generation
             done = await anyio.to_thread.run_sync(self.resources.trainer.train, work.step, samples)
+            await anyio.to_thread.run_sync(self.resources.observer.compressed, work.step)
             if self.resources.training_delay:
                 await anyio.sleep(self.resources.training_delay)
         except RanksLost:
@@ -336,9 +337,17 @@ class Worker:
 
         loss, trainer = float(done.loss), self.resources.trainer
         self._newest = TrainedStep(
-            work.step, work.height, loss, done.seconds, done.learning_rate, done.gradient_norm, trainer.vocab_size
+            work.step,
+            work.height,
+            loss,
+            done.seconds,
+            done.learning_rate,
+            done.gradient_norm,
+            trainer.vocab_size,
+            done.compress_seconds,
         )
         await check_own(self.resources, work.step, done.payload)
+        self.resources.observer.trained(work.step, done.payload)
         payload_hash = await self._transport.publish(done.payload, tag=work.tag)
         self._payloads.put(payload_hash, done.payload, tag=work.tag)
         return Trained(work.height, loss, done.tokens, done.seconds, payload_hash, len(done.payload))
@@ -411,12 +420,14 @@ class Worker:
 
         def apply() -> float:
             rate = self.resources.trainer.rate_of(work.step)
-            self.resources.trainer.apply(work.step, payloads, own_accepted=work.own_accepted, learning_rate=rate)
+            with self.resources.observer.applying(work.step):
+                self.resources.trainer.apply(work.step, payloads, own_accepted=work.own_accepted, learning_rate=rate)
             return rate
 
         self._checkpoints.masters_change()
         rate = await anyio.to_thread.run_sync(apply)
         await self._checkpoints.applied(work, learning_rate=rate)
+        self.resources.observer.applied(work.step, payloads, self._report)
         return Applied(work.height, perf_counter() - started)
 
     async def _close(self, work: CloseEpoch) -> WorkDone:

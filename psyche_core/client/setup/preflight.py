@@ -48,19 +48,28 @@ def expect_publishing(settings: ClientSettings) -> None:
 
 def expect_checkpoint_dir(settings: TrainLocalSettings) -> None:
     """Make the folder of --checkpoint-dir, so that nothing is trained that cannot be saved. Raises ConfigError."""
-    folder = settings.checkpoint_dir
-    if folder is None:
-        return
+    if settings.checkpoint_dir is not None:
+        _expect_writable(settings.checkpoint_dir, option="--checkpoint-dir")
 
+
+def expect_result_files(settings: ClientSettings) -> None:
+    """Make the folders that results are written into. Raises ConfigError."""
+    if settings.write_gradients_dir is not None:
+        _expect_writable(settings.write_gradients_dir, option="--write-gradients-dir")
+    if settings.write_distro_data is not None:
+        _expect_writable(settings.write_distro_data, option="--write-distro-data")
+
+
+def _expect_writable(folder: Path, *, option: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK | os.X_OK)
     except (OSError, ValueError) as error:  # ValueError: a NUL character
         reason = (isinstance(error, OSError) and error.strerror) or error
-        message = f"--checkpoint-dir {str(folder)!r}: {reason}; give a folder that can be written"
+        message = f"{option} {str(folder)!r}: {reason}; give a folder that can be written"
         raise ConfigError(message) from error
     if not writable:
-        message = f"--checkpoint-dir {str(folder)!r} cannot be written; give another folder"
+        message = f"{option} {str(folder)!r} cannot be written; give another folder"
         raise ConfigError(message)
 
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import anyio
 import anyio.to_thread
 
 from psyche_core.client.machine.epoch import masters_due
+from psyche_core.client.runtime.reports.result_files import ResultFiles
+from psyche_core.client.runtime.reports.step_observer import StepObserver
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.client.runtime.restoring import Restorer
 from psyche_core.client.runtime.sample_checks import check_announced
@@ -31,6 +35,9 @@ from psyche_core.interfaces.data import Samples
 from psyche_core.plugins import PluginRegistry
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.wire.signing import SecretKey
+
+if TYPE_CHECKING:
+    from psyche_core.training.trainer import Trainer
 
 
 class ResourcesBuilder:
@@ -62,6 +69,13 @@ class ResourcesBuilder:
         self._opened: dict[tuple[Choice, int], DataProvider] = {}
         self._validation: Samples | None = None
         self._first_items: Samples | None = None
+        self._files: ResultFiles | None = None
+        if settings.write_gradients_dir is not None or settings.write_distro_data is not None:
+            member = key.public.hex()
+            self._files = ResultFiles(
+                report, member=member, own=settings.write_gradients_dir, accepted=settings.write_distro_data
+            )
+            stack.push_async_callback(self._close_files, self._files)
 
     async def check(self, state: CoordinatorState) -> None:
         """Check this machine and the run's data before a client joins a run with this state. Raises as opening them does."""
@@ -90,7 +104,18 @@ class ResourcesBuilder:
             optimizer_name=self._registry.label("optimizer", llm.optimizer.name),
             data_name=self._registry.label("data", llm.data_location.name),
             training_delay=self._settings.dummy_training_delay_secs,
+            observer=self._observer(trainer),
         )
+
+    def _observer(self, trainer: Trainer) -> StepObserver:
+        every = self._settings.optim_stats_steps
+        return StepObserver(files=self._files, statistics=None if every is None else trainer.update_statistics(every=every))
+
+    @staticmethod
+    async def _close_files(files: ResultFiles) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(files.close)
+        files.tell()
 
     async def _provider(self, choice: Choice, llm: LLMConfig) -> DataProvider:
         """The provider of a data location, entered. Opened once, even if the model is opened again."""

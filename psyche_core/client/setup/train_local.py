@@ -59,7 +59,14 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, re
 
     cache = settings.cache_dir or default_folder()
     trainers = await anyio.to_thread.run_sync(_trainers, settings, registry, run, cache, parallelism, report)
-    local, first = LocalRun(trainers), trainers[0]
+    first, every = trainers[0], settings.optim_stats_steps
+    statistics = None if every is None else first.update_statistics(every=every)
+    local = LocalRun(trainers, statistics=statistics)
+
+    def report_statistics() -> None:
+        for event in () if statistics is None else statistics.take():
+            report(event)
+
     report(described(run.run_id, run.config, run.model))
     steps = settings.steps or run.config.total_steps
     async with AsyncExitStack() as stack:
@@ -88,12 +95,23 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, re
             ]
             next_sample = batches[-1].last + 1
             done = await anyio.to_thread.run_sync(local.train, step, shares)
-            facts = TrainedStep(step, step - 1, done.loss, done.seconds, done.learning_rate, done.gradient_norm, first.vocab_size)
+            facts = TrainedStep(
+                step,
+                step - 1,
+                done.loss,
+                done.seconds,
+                done.learning_rate,
+                done.gradient_norm,
+                first.vocab_size,
+                done.compress_seconds,
+            )
             report(figures_of(facts, batch_tokens=done.tokens, total_tokens=next_sample * length))
+            report_statistics()
             report(telemetry.StepTrained(0, step, done.loss, done.tokens, done.seconds, done.payload_bytes))
             if step % settings.validation_every == 0 and step < steps:
                 await validate()
         await anyio.to_thread.run_sync(local.finish)
+        report_statistics()
         await validate()
 
     digest = await anyio.to_thread.run_sync(first.full_digest)

@@ -10,6 +10,7 @@ from pydantic import AliasChoices, Field, SecretStr, field_validator
 from psyche_core.config.options.common import (
     LOGS,
     MICRO_BATCH_SIZE,
+    OPTIM_STATS,
     SECONDS,
     TRACKER,
     Logs,
@@ -154,6 +155,21 @@ class ClientSettings(ReportingOptions, ComputeOptions):
     )
     logs: Logs = Field(default="auto", description=LOGS)
     tracker: TrackerNames = Field(default=(), description=TRACKER)
+    optim_stats_steps: int | None = Field(default=None, ge=1, description=OPTIM_STATS)
+    write_gradients_dir: Path | None = Field(
+        default=None,
+        description=(
+            "Folder for this client's own result of each step, as it sends it: FOLDER/MEMBER/step-N/result.payload. Files of the "
+            "same step are replaced; nothing is deleted."
+        ),
+    )
+    write_distro_data: Path | None = Field(
+        default=None,
+        description=(
+            "Folder for all results that are applied in each step: FOLDER/MEMBER/step-N/NUMBER-HASH.payload. A full disk costs "
+            "these files and one warning."
+        ),
+    )
     dummy_training_delay_secs: float = Field(
         default=0.0,
         ge=0,

@@ -57,6 +57,10 @@ TRACKER = (
     "Tracker that keeps this client's figures, by plugin name: wandb, tensorboard. May be given several times, or several names "
     "separated by commas. A tracker has further options, shown when it is named. It never delays training."
 )
+OPTIM_STATS = (
+    "Every so many steps report statistics of the optimizer for each group of tensors: norms of weights, update and own "
+    "momentum, and how many signs agree. They go to events, trackers and the metrics port, and change nothing. Default: never."
+)
 WEB_PORT = "Port of a web page that shows the run live; 0 picks a free one. Default: no page. Needs the extra `web`."
 WEB_HOST = (
     "Address to serve the page on; 0.0.0.0 for every interface. Put a web server with TLS in front of a page for the internet."

@@ -105,19 +105,9 @@ class LogOptions(ProgramSettings):
     )
 
 
-class ReportingOptions(LogOptions):
-    """Also: a folder of events, and an OpenTelemetry collector."""
+class OtlpOptions(ProgramSettings):
+    """Where a program's telemetry goes: an OpenTelemetry collector."""
 
-    events_dir: Path | None = Field(
-        default=None,
-        description=(
-            "Folder for this program's events, as JSON lines: FOLDER/RUN/ROLE-ID.TIME.jsonl, a new file for each epoch. "
-            "`psyche web --events FOLDER` shows them as pages, `psyche replay` plays them."
-        ),
-    )
-    keep_event_files: int = Field(
-        default=0, ge=0, description="Number of this program's newest files to keep in --events-dir; 0 keeps all."
-    )
     otlp_metrics_url: HttpUrl | None = Field(
         default=None,
         json_schema_extra=rust_spelling("metrics-url"),
@@ -150,4 +140,19 @@ class ReportingOptions(LogOptions):
         ge=1,
         json_schema_extra={**SECONDS, **rust_spelling("report-interval")},
         description="Time between two reports of figures.",
+    )
+
+
+class ReportingOptions(LogOptions, OtlpOptions):
+    """Also: a folder of events, and an OpenTelemetry collector."""
+
+    events_dir: Path | None = Field(
+        default=None,
+        description=(
+            "Folder for this program's events, as JSON lines: FOLDER/RUN/ROLE-ID.TIME.jsonl, a new file for each epoch. "
+            "`psyche web --events FOLDER` shows them as pages, `psyche replay` plays them."
+        ),
+    )
+    keep_event_files: int = Field(
+        default=0, ge=0, description="Number of this program's newest files to keep in --events-dir; 0 keeps all."
     )

@@ -13,6 +13,7 @@ from psyche_core.config.options.common import (
     GRADIENT_CHECKPOINTING,
     LOG,
     MICRO_BATCH_SIZE,
+    OPTIM_STATS,
     SECONDS,
     TOKENS,
     TRACKER,
@@ -100,6 +101,21 @@ class TestnetSettings(ProgramSettings):
         default=False,
         description="The first client publishes its journals in the folder journals/ of --out (its --publish-journal), for "
         "`psyche audit`.",
+    )
+    optim_stats_steps: int | None = Field(
+        default=None, ge=1, json_schema_extra={"aliases": ["--optim-stats"]}, description=f"In all clients. {OPTIM_STATS}"
+    )
+    write_distro_data: Path | None = Field(
+        default=None, description="Folder for all results that the first client applies in each step (its --write-distro-data)."
+    )
+    metrics_local_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description=(
+            "Ports of 127.0.0.1 that serve the programs' figures (--metrics-local-port of each): this one the server's, the next "
+            "ones the clients'; 0 picks free ones. They are printed. Needs the extra `metrics`."
+        ),
     )
     show_text: bool = Field(
         default=False, description="At the end show what the model wrote before and after training (--prompt-task of a client)."

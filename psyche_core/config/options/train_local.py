@@ -10,15 +10,16 @@ from pydantic import Field
 from psyche_core.config.options.common import (
     LOGS,
     MICRO_BATCH_SIZE,
+    OPTIM_STATS,
     TRACKER,
     Logs,
     MicroBatchSize,
     TrackerNames,
 )
-from psyche_core.config.options.shared import ComputeOptions, LogOptions
+from psyche_core.config.options.shared import ComputeOptions, LogOptions, OtlpOptions
 
 
-class TrainLocalSettings(LogOptions, ComputeOptions):
+class TrainLocalSettings(LogOptions, OtlpOptions, ComputeOptions):
     """All options of `psyche train-local`."""
 
     state: Path | None = Field(
@@ -73,6 +74,7 @@ class TrainLocalSettings(LogOptions, ComputeOptions):
     )
     cache_dir: Path | None = Field(default=None, description="Folder for downloads; default: the system's cache folder.")
     logs: Logs = Field(default="auto", description=LOGS)
+    optim_stats_steps: int | None = Field(default=None, ge=1, description=OPTIM_STATS)
     tracker: TrackerNames = Field(default=(), description=TRACKER)
     base: Path | None = Field(
         default=None,

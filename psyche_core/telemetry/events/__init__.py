@@ -55,8 +55,10 @@ from psyche_core.telemetry.events.replicas import (
 from psyche_core.telemetry.events.training import (
     Evaluated,
     MicroBatchFound,
+    OptimizerStatistics,
     PhaseChanged,
     PromptAnswered,
+    ResultsFetched,
     RunDescribed,
     StepApplied,
     StepFigures,
@@ -82,6 +84,8 @@ Event = (
     | RunDescribed
     | StepTrained
     | StepFigures
+    | OptimizerStatistics
+    | ResultsFetched
     | StepApplied
     | WitnessSent
     | NetworkTotals
@@ -135,6 +139,7 @@ __all__ = [
     "ModelLost",
     "ModelSync",
     "NetworkTotals",
+    "OptimizerStatistics",
     "PathOfPeer",
     "PeerPaths",
     "PhaseChanged",
@@ -142,6 +147,7 @@ __all__ = [
     "PromptAnswered",
     "RelayStarted",
     "ReplicasDiffer",
+    "ResultsFetched",
     "Resumed",
     "Resynced",
     "RewardPaid",

@@ -88,6 +88,7 @@ class StepFigures:
         tokens_per_second: trained by all members together; None before our second step.
         efficiency: part of the time in which we trained, at most 1; None before our second step.
         wait_seconds: time since our step before, without training and applying; None before our second step.
+        compress_seconds: the last part of training: making the result from gradients; None if the trainer does not say.
     """
 
     step: int
@@ -100,6 +101,53 @@ class StepFigures:
     tokens_per_second: float | None = None
     efficiency: float | None = None
     wait_seconds: float | None = None
+    compress_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsFetched:
+    """Downloads of other members' results that ended during a round; emitted when the round ends, if there were any.
+
+    Attributes:
+        results: number that came.
+        failed: number of downloads that ended without a result; each may have been tried again.
+        bytes: of the results.
+        seconds: from the first download's start to the last one's end.
+        idle_seconds: from then to the end of the round.
+    """
+
+    epoch: int
+    height: int
+    results: int
+    failed: int
+    bytes: int
+    seconds: float
+    idle_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStatistics:
+    """What applying a step did to a group of the model's tensors, if statistics were asked for; one event for each group.
+
+    Attributes:
+        step: whose results were applied.
+        group: names of the tensors, with `*` for numbers.
+        values: how many values the group has.
+        weight_norm: L2 norm of the weights after the step.
+        update_norm: L2 norm of what the step changed, estimated from a part of the values.
+        momentum_norm: L2 norm of this member's own momentum when its result of this step was made; None if it made none, or the
+            optimizer has no momentum.
+        sign_agreement: part of the values that moved as that momentum says, from 0 to 1, estimated likewise; 0.5 is chance. None
+            also if nothing moved.
+    """
+
+    step: int
+    group: str
+    values: int
+    weight_norm: float
+    update_norm: float
+    momentum_norm: float | None = None
+    sign_agreement: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,19 @@ class OptimizerConformance(StateTests, PayloadTests):
         replica.optimizer.load_masters()
         assert digest(replica.model.parameters) == digest(replica.optimizer.masters)
 
+    def test_momentum_has_the_masters_shapes_and_looking_at_it_changes_nothing(self) -> None:
+        """`momentum` may be empty; what it holds is finite."""
+        replica = self.replica()
+        for step in (1, 2):
+            payload = replica.train(step, data=step, learning_rate=self.learning_rate)
+            replica.optimizer.check(payload)
+            replica.optimizer.apply(step, [payload], learning_rate=self.learning_rate, own_accepted=True)
+            before = digest(shared(replica.optimizer)), digest(replica.optimizer.private_state())
+            for name, tensor in replica.optimizer.momentum.items():
+                assert tensor.shape == replica.optimizer.masters[name].shape
+                assert bool(torch.isfinite(tensor).all())
+            assert (digest(shared(replica.optimizer)), digest(replica.optimizer.private_state())) == before
+
     def test_apply_moves_the_masters(self) -> None:
         """A payload has an effect."""
         replica = self.replica()

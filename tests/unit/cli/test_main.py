@@ -45,6 +45,7 @@ LEAVES = [
     ("testnet", "start"),
     ("data", "inspect"),
     ("data", "tokenize"),
+    ("man",),
     ("plugins", "list"),
     ("plugins", "show"),
     ("predownload",),

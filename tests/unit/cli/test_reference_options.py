@@ -80,9 +80,9 @@ def test_a_flag_for_what_is_always_so_is_taken_where_it_is_so(psyche: Psyche) ->
 
 
 def test_an_option_that_is_not_built_says_what_to_use(psyche: Psyche) -> None:
-    result = psyche("client", "train", "--run-id", "r", "--optim-stats-steps", "1")
+    result = psyche("client", "train", "--run-id", "r", "--sidecar-port", "1")
     assert result.code == 2
-    assert "--optim-stats-steps: statistics of the optimizer are not built yet" in result.err
+    assert "--sidecar-port: processes on other machines connect to --sidecar-bind HOST:PORT" in result.err
 
 
 def test_options_of_wandb_ask_for_that_tracker(monkeypatch: pytest.MonkeyPatch) -> None:

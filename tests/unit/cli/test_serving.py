@@ -202,7 +202,8 @@ async def test_sigusr1_pauses_and_lets_go_on(local_testnet: Any, tmp_path: Path)
             group.start_soon(serve_run, options, PluginRegistry.discover(), EventBus(sink))
             await started.wait()
             await anyio.wait_all_tasks_blocked()
-            for wanted in (["Paused"], ["Paused", "WaitingForMembers"]):
+            assert seen == ["WaitingForMembers"], "told before anybody comes"
+            for wanted in (["WaitingForMembers", "Paused"], ["WaitingForMembers", "Paused", "WaitingForMembers"]):
                 os.kill(os.getpid(), signal.SIGUSR1)
                 while seen != wanted:
                     await changed.wait()

@@ -70,6 +70,21 @@ def test_members_share_each_round(psyche: Psyche, base: Path) -> None:
     assert tokens == [[8 * 16] * 4] * 2
 
 
+def test_statistics_of_the_optimizer_are_told_and_change_nothing(psyche: Psyche, base: Path) -> None:
+    (base / "state.toml").write_text(RUN.replace('"PLACE"', '{ Local = "tokens" }') + DISTRO)
+    plain, measured = (psyche(*arguments(base, "--steps", "7", *more)) for more in ((), ("--optim-stats-steps", "2")))
+    assert (plain.code, measured.code) == (0, 0), measured.err
+    assert told(plain.out, "optimizer_statistics") == []
+    found = told(measured.out, "optimizer_statistics")
+    assert list(dict.fromkeys(event["step"] for event in found)) == [2, 4, 6]
+    groups = [str(event["group"]) for event in found if event["step"] == 6]
+    assert "model.layers.*.self_attn.q_proj.weight" in groups
+    assert all(0 < float(str(event["update_norm"])) < float(str(event["weight_norm"])) for event in found)
+    assert all(0.5 < float(str(event["sign_agreement"])) <= 1 for event in found), "a member alone goes where its momentum points"
+    digests = [told(result.out, "epoch_digest")[0]["sha256"] for result in (plain, measured)]
+    assert digests[0] == digests[1]
+
+
 def test_data_of_a_server_is_asked_for_otherwise(psyche: Psyche, base: Path) -> None:
     (base / "state.toml").write_text(RUN.replace('"PLACE"', '{ Server = "127.0.0.1:1" }') + ADAMW)
     refused = psyche(*arguments(base))

@@ -88,6 +88,7 @@ class Done:
     payload: bytes
     learning_rate: float = 0.1
     gradient_norm: float = 1.0
+    compress_seconds: float = 0.0
 
 
 class ChainTrainer:

@@ -92,6 +92,8 @@ async def test_folders_that_are_none_are_told_before_anything_is_joined(tmp_path
             {"publish_journal": Path(__file__), "checkpoint_dir": Path(__file__).parent},
             "--publish-journal .* is a file; give a folder",
         ),
+        ({"write_gradients_dir": Path(__file__)}, "--write-gradients-dir .*: File exists; give a folder"),
+        ({"write_distro_data": Path(__file__) / "below"}, "--write-distro-data .*: Not a directory; give a folder"),
     ],
 )
 async def test_what_this_machine_lacks_is_told_once_and_before_anybody_is_connected_to(

@@ -110,4 +110,8 @@ async def test_a_client_tells_them_and_counts_what_it_sends_and_fetches() -> Non
     assert totals.messages_received >= 8
     assert totals.downloads_started == 8, "of each step the results of two others"
     assert (totals.downloads_finished, totals.downloads_failed) == (8, 0)
+    fetched = [event for event in told if isinstance(event, telemetry.ResultsFetched)]
+    rounds = [(event.epoch, event.height) for event in fetched]
+    assert rounds == sorted(set(rounds)), "each round once"
+    assert 2 <= sum(event.results for event in fetched) <= 8, "what came after an epoch's last round belongs to none"
     assert totals.download_bytes > 8 * len("good")

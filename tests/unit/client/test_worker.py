@@ -23,6 +23,8 @@ from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.model_sync import exchange, multi_source
 from psyche_core.client.model_sync.exchange import ModelExchange
+from psyche_core.client.runtime.reports.result_files import ResultFiles
+from psyche_core.client.runtime.reports.step_observer import StepObserver
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.client.runtime.worker import Worker
 from psyche_core.config.run_config import parse_run_file
@@ -38,6 +40,7 @@ from psyche_core.training.checkpoints.initial_model import NoModelSource
 from psyche_core.training.checkpoints.manifest import read_manifest
 from psyche_core.training.checkpoints.private_state import private_path
 from psyche_core.training.trainer import Trainer
+from psyche_core.training.update_statistics import group_of
 from psyche_core.types import BatchId
 from psyche_core.wire import codec
 
@@ -195,6 +198,30 @@ async def test_a_member_that_is_made_slow_waits_after_each_step_it_computed(monk
     member.scratch.close()
     assert isinstance(done, ev.Trained)
     assert waited == [(30.0, False)], "others get its result only after the wait"
+
+
+async def test_results_and_statistics_of_a_step_reach_who_asked_for_them(tmp_path: Path) -> None:
+    class Watching(Member):
+        async def _build(self, start: ResourcesRequest) -> Resources:
+            files = ResultFiles(self.told.append, member="ab" * 32, own=tmp_path / "own", accepted=tmp_path / "all")
+            self.files = files
+            observer = StepObserver(files=files, statistics=self.trainer.update_statistics(every=1))
+            return replace(await super()._build(start), observer=observer)
+
+    member = Watching("one", MemoryNetwork(), seed=1)
+    async with member.transport:
+        await member.worker.do(act.Load(run_state()))
+        done = await member.worker.do(act.Train(1, 1, (BatchId(0, 0),), TAG))
+        assert isinstance(done, ev.Trained)
+        assert isinstance(await member.worker.do(act.Apply(1, 1, (done.payload_hash,), own_accepted=True)), ev.Applied)
+    await anyio.to_thread.run_sync(member.files.close)
+    member.scratch.close()
+    own, applied = (next((tmp_path / kind).rglob("*.payload")).read_bytes() for kind in ("own", "all"))
+    assert own == applied
+    assert hashlib.sha256(own).digest() == done.payload_hash
+    measured = [event for event in member.told if isinstance(event, telemetry.OptimizerStatistics)]
+    assert all(event.sign_agreement is not None for event in measured), "our own momentum is known"
+    assert [event.group for event in measured] == sorted({group_of(name) for name in SHAPES})
 
 
 # ------------------------------------------------------------------------------------------------ handing over

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -40,9 +41,11 @@ def targets(there: Collector, **more: object) -> OtlpTargets:
 ROUND = (
     telemetry.PhaseChanged("RoundTrain", 2, 41, 5, 7),
     telemetry.StepApplied(2, 39, 4, 5, 0.25),
+    telemetry.StepFigures(41, 0.01, 9.0, 0.5, 1.5, 500, 5000, compress_seconds=0.125),
     telemetry.StepTrained(2, 41, 2.5, 100, 0.5, 999),
     telemetry.PhaseChanged("RoundWitness", 2, 41, 5, 7),
     telemetry.WitnessSent(2, 7, opportunistic=True),
+    telemetry.ResultsFetched(2, 7, 4, 1, 4096, seconds=0.75, idle_seconds=2.0),
     telemetry.PhaseChanged("RoundTrain", 2, 42, 5, 8),
 )
 
@@ -84,16 +87,28 @@ def test_a_round_is_a_trace_of_what_was_done_in_it(there: Collector) -> None:
         sink(event)
     assert sink.close()
     spans = there.spans()
-    assert sorted(span.name for span in spans) == ["apply", "round", "round", "train", "witness"]
+    assert sorted(span.name for span in spans) == ["apply", "compress", "fetch", "round", "round", "train", "witness"]
     first = next(span for span in spans if span.name == "round" and plain(span.attributes)["height"] == 7)
     assert plain(first.attributes) == {"epoch": 2, "height": 7, "step": 41, "clients": 5}
     parts = {span.name: span for span in spans if span.parent_span_id == first.span_id}
-    assert set(parts) == {"apply", "train", "witness"}
+    assert set(parts) == {"apply", "compress", "fetch", "train", "witness"}
     assert {span.trace_id for span in parts.values()} == {first.trace_id}
     assert parts["train"].end_time_unix_nano - parts["train"].start_time_unix_nano == pytest.approx(5e8, abs=1e4)
     assert parts["apply"].end_time_unix_nano - parts["apply"].start_time_unix_nano == pytest.approx(2.5e8, abs=1e4)
+    lasted = {name: (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9 for name, span in parts.items()}
+    assert (lasted["compress"], lasted["fetch"]) == (pytest.approx(0.125, abs=1e-5), pytest.approx(0.75, abs=1e-5))
+    assert parts["train"].start_time_unix_nano < parts["compress"].start_time_unix_nano
+    before_the_end = (first.end_time_unix_nano - parts["fetch"].end_time_unix_nano) / 1e9
+    assert before_the_end == pytest.approx(2.0, abs=1.0)
+    assert plain(parts["compress"].attributes) == {"step": 41}
+    assert plain(parts["fetch"].attributes) == {"results": 4, "failed": 1, "bytes": 4096}
     assert plain(parts["train"].attributes) == {"step": 41, "loss": 2.5, "tokens": 100}
-    assert all(f"`{name}`" in PAGE for name in (first.name, *parts))
+    table = dict(re.findall(r"^\| `(\w+)` \| (.*?) \| .* \|$", PAGE.partition("| span |")[2], flags=re.MULTILINE))
+    named = {
+        span.name: "".join(f"`{name}`, " for name in plain(span.attributes)).removesuffix(", ")
+        for span in (first, *parts.values())
+    }
+    assert table == named, "the table of spans and attributes"
 
 
 def test_events_and_log_lines_are_logs(there: Collector) -> None:
@@ -195,3 +210,26 @@ def test_a_round_has_a_bounded_number_of_parts_and_finite_times() -> None:
     assert ended is not None
     assert len(ended.parts) == MAX_PARTS
     assert (ended.parts[0].start, ended.parts[0].attributes) == (3.0, {"step": 1, "tokens": 1})
+
+
+def test_in_a_local_run_each_step_is_a_round() -> None:
+    spans = RoundSpans(local=True)
+    figures = telemetry.StepFigures(4, 0.01, 9.0, 0.5, 1.5, 500, 5000, compress_seconds=0.5)
+    assert spans.handle(figures, now=10.0) is None
+    ended = spans.handle(telemetry.StepTrained(0, 4, 2.5, 100, 2.0, 9), now=10.0)
+    assert ended is not None
+    assert (ended.epoch, ended.height, ended.step, ended.clients, ended.start, ended.end) == (0, 3, 4, 1, 8.0, 10.0)
+    assert [(part.name, part.start, part.end) for part in ended.parts] == [("compress", 9.5, 10.0), ("train", 8.0, 10.0)]
+    following = spans.handle(telemetry.StepTrained(0, 5, 2.5, 100, 1.0, 9), now=12.0)
+    assert following is not None
+    assert (following.step, [part.name for part in following.parts]) == (5, ["train"])
+    assert spans.handle(ENDED, now=13.0) is None
+
+
+def test_a_program_without_a_start_is_a_local_run(there: Collector) -> None:
+    sink = OtlpSink(targets(there, metrics_url=None, logs_url=None))
+    described = telemetry.RunDescribed("alone", "m", "HfAuto", "Distro", 9, 16, 8, 8, 0)
+    for event in (described, telemetry.StepTrained(0, 1, 2.5, 100, 0.5, 9), ENDED):
+        sink(event)
+    assert sink.close()
+    assert sorted(span.name for span in there.spans()) == ["round", "train"]

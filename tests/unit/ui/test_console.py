@@ -114,6 +114,16 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         telemetry.StepFigures(1, 0.0004, 9.0, 0.5, 1.5, None, 4096),
         "step 1: learning rate 0.0004, gradient 1.5, 4.1 k tokens so far",
     ),
+    (
+        telemetry.OptimizerStatistics(3, "layers.*.mlp.weight", 4096, 12.5, 0.25, 1.5, 0.75),
+        "step 3, layers.*.mlp.weight (4.1 k values): weights 12.5, update 0.25, own momentum 1.5, 75% of the signs agree",
+    ),
+    (telemetry.ResultsFetched(0, 7, 4, 0, 4096, 0.75, 2.0), "fetched 4 results of round 7: 4.1 kB in 0.75 s"),
+    (telemetry.ResultsFetched(0, 7, 4, 1, 4096, 0.75, 2.0), "fetched 4 results of round 7: 4.1 kB in 0.75 s, 1 downloads failed"),
+    (
+        telemetry.OptimizerStatistics(3, "odd.bias", 5, 12.5, 0.25),
+        "step 3, odd.bias (5 values): weights 12.5, update 0.25",
+    ),
     (telemetry.StepApplied(0, 3, 3, 3, 0.2), "applied step 3: 3 of 3 results in 0.20 s"),
     (telemetry.Leaving("SIGINT", saves=False), "SIGINT: leaving the run cleanly; a second SIGINT ends this process at once"),
     (

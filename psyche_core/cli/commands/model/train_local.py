@@ -10,6 +10,7 @@ import click
 from psyche_core.cli.lazy import example
 from psyche_core.cli.metrics_port import metrics_sinks
 from psyche_core.cli.options import ENVIRONMENT_NOTE, TrackerOptions, settings_options
+from psyche_core.cli.otlp_export import otlp_sinks
 from psyche_core.cli.program import log_to_stderr, open_report, run_program
 from psyche_core.cli.trackers import running_trackers
 from psyche_core.config.options.loading import load_settings
@@ -47,7 +48,10 @@ def train_local(**given: Any) -> int:
         open_program_display(settings.logs, kind="client", title=title) as display,
         running_trackers(settings.tracker, given, registry) as trackers,
         metrics_sinks(settings.metrics_local_port) as figures,
-        open_report(display.sink, *trackers, *figures, events_file=settings.events_file, write_log=settings.write_log) as report,
+        otlp_sinks(settings) as telemetry,
+        open_report(
+            display.sink, *trackers, *figures, *telemetry, events_file=settings.events_file, write_log=settings.write_log
+        ) as report,
     ):
         ended = run_program(functools.partial(program.train_local, settings, registry, report))
     return 0 if ended.success else 1

@@ -24,7 +24,10 @@ _LARGEST_EXPONENT = 709.0
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """What the trainer knows of a step. loss: nats per token. seconds: of training. vocab_size: of the model."""
+    """What the trainer knows of a step. loss: nats per token. seconds: of training. vocab_size: of the model.
+
+    compress_seconds: of those seconds, to make the result from gradients.
+    """
 
     step: int
     height: int
@@ -33,6 +36,7 @@ class TrainedStep:
     learning_rate: float
     gradient_norm: float
     vocab_size: int
+    compress_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ def figures_of(done: TrainedStep, *, batch_tokens: int | None, total_tokens: int
         gradient_norm=done.gradient_norm,
         batch_tokens=batch_tokens,
         total_tokens=total_tokens,
+        compress_seconds=done.compress_seconds,
     )
 
 

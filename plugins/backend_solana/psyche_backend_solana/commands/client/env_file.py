@@ -71,6 +71,7 @@ CLIENT_NAMES = (
     "MODEL_STORE",
     "RAW_IDENTITY_SECRET_KEY",
     "RECONNECT_SECONDS",
+    "OPTIM_STATS_STEPS",
     "OTLP_AUTH_HEADER",
     "OTLP_LOGS_URL",
     "OTLP_METRICS_URL",
@@ -89,6 +90,8 @@ CLIENT_NAMES = (
     "VALIDATION_DATA",
     "VALIDATION_SEQUENCES",
     "VALIDATION_TOKEN_SIZE",
+    "WRITE_DISTRO_DATA",
+    "WRITE_GRADIENTS_DIR",
     "WRITE_LOG",
 )
 """Options of `psyche client train` that may also appear without our prefix; a test compares them with the program's."""
