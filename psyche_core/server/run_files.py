@@ -6,6 +6,7 @@ Loads no torch: plugins keep heavy imports inside their factories. `disk_checks`
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,20 @@ class RunFiles:
     run: RunFile
     data: DataFile | None
     data_port: int | None = None
+
+    def data_only_here(self, host: str) -> str | None:
+        """A warning, if members elsewhere reach a server that listens on host, but not its training data; else None."""
+        if self.data_port is None or _is_loopback(host):
+            return None
+
+        place = str((self.run.model.LLM.data_location.settings or {}).get("location", "")).partition("#")[0]
+        if not _is_loopback(place.rpartition(":")[0]):
+            return None
+        return (
+            f"members on other machines cannot read the training data: they are told that it is at {printable(place)}, which is "
+            "their own machine; give this server's public name or address in the run file: [model.LLM.data_location] "
+            f'Server = "server.example.org:{self.data_port}"'
+        )
 
     def summary(self) -> Iterator[str]:
         """A few lines of text that summarise the run: members, model, duration."""
@@ -79,6 +94,13 @@ def load_run(
     data_file = load_data_file(data_config)
     check_data_file(data_file, run_file.model)
     return RunFiles(run_file, data_file, port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:  # a name
+        return False
 
 
 def _port(address: str) -> int:

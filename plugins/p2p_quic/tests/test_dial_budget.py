@@ -317,6 +317,26 @@ async def test_a_network_we_are_not_in_is_not_dialled_and_the_peer_comes_to_us(c
 
 
 @pytest.mark.quic
+async def test_a_peer_behind_a_relay_that_is_not_ours_is_not_dialled_and_one_is_told_which(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    published = PeerAddress((("192.168.1.1", 80),), "http://127.0.0.1:9", bytes(8))
+    async with QuicTransport("run", SecretKey.generate()) as one:
+        await one.set_peers({SecretKey.generate().public: published.encode()})
+        await until(lambda: "and its relay http://127.0.0.1:9 is none of ours" in caplog.text)
+
+
+@pytest.mark.quic
+async def test_relays_that_are_named_a_moment_after_the_members_are_in_time(caplog: pytest.LogCaptureFixture) -> None:
+    published = PeerAddress((("192.168.1.1", 80),), "http://127.0.0.1:9", bytes(8))
+    settings = QuicSettings(retry_seconds=100.0, retry_most_seconds=100.0, dial_grace_seconds=0.0, relay_seconds=0.1)
+    async with QuicTransport("run", SecretKey.generate(), settings=settings) as one:
+        await one.set_peers({SecretKey.generate().public: published.encode()})
+        await one.use_relays(["http://127.0.0.1:9"])
+        assert "is not dialled" not in caplog.text
+
+
+@pytest.mark.quic
 async def test_a_member_that_answers_is_dialled_again_however_often_it_hangs_up() -> None:
     """Four tries for ten connections: on a busy machine one may end before we have read where it came from."""
     settings = QuicSettings(dial_grace_seconds=0.0, retry_seconds=0.01, dials_per_peer=4, dials_per_host=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +13,7 @@ from psyche_core.errors import UserError
 from psyche_p2p_quic.doctor.checks import measure
 from psyche_p2p_quic.doctor.report import lines
 from psyche_p2p_quic.doctor.verdict import Figures, RelayFigures, judge, nat_kind
-from psyche_p2p_quic.relay.access import TokenAccess
+from psyche_p2p_quic.relay.access import MemberAccess, TokenAccess
 from psyche_p2p_quic.relay_program.service import RelayService, ServiceOptions
 
 HOME = (("192.168.1.23", 51514),)
@@ -47,6 +48,11 @@ def test_the_kind_of_router_follows_from_what_observers_saw(seen: list[str], kin
     [
         (figures(server=False), "impossible", "you cannot take part, because the server server:1#ab cannot be reached (refused)"),
         (figures(relay(udp=True, seen="203.0.113.5:51514")), "direct", "you can take part: others will reach"),
+        (
+            figures(relay(udp=True, seen="203.0.113.5:6000")),
+            "direct",
+            "you can take part: others will reach this machine directly, or mostly through the relay if",
+        ),
         (figures(relay(udp=False)), "relayed", "you will be relayed: UDP does not get through"),
         (figures(relay(udp=False, reachable=True), relay(OTHER, reachable=False)), "relayed", "you will be relayed"),
         (
@@ -59,13 +65,14 @@ def test_the_kind_of_router_follows_from_what_observers_saw(seen: list[str], kin
             figures(relay(reachable=False)),
             "direct",
             (
-                "you can take part with members in the same network only, because this machine has "
-                "no public address and no relay that was asked"
+                "you can take part with members that have public addresses or are in the same network only, because this "
+                "machine has no public address and no relay that was asked"
             ),
         ),
-        (figures(), "direct", "you can take part with members in the same network only"),
+        (figures(), "direct", "you can take part with members that have public addresses or are in the same network"),
         (figures(local=(("45.1.2.3", 1),)), "direct", "you can take part: this machine has a public address"),
         (figures(relay()), "relayed", "you can take part; whether directly"),
+        (figures(relay(members_only=True)), "relayed", "you can take part, directly or through the relay: before you join"),
     ],
 )
 def test_the_verdict_is_one_of_three(measured: Figures, kind: str, begins: str) -> None:
@@ -84,6 +91,58 @@ def test_advice_names_the_clock_and_the_port() -> None:
     advice = " ".join(judge(figures(*seen)).advice)
     assert "--advertise-address" in advice
     assert "-61 s off" in advice
+
+
+@pytest.mark.parametrize(
+    ("measured", "says"),
+    [
+        (figures(server=False), "ask the server's owner"),
+        (replace(figures(), run_id="first-light"), "the run names no relay"),
+        (figures(), "give --relay URL or --run-id NAME"),
+        (figures(relay(reachable=False)), f"check the URL {URL}, or ask"),
+    ],
+)
+def test_what_cannot_be_reached_or_was_not_asked_has_its_own_advice(measured: Figures, says: str) -> None:
+    (advice,) = judge(measured).advice
+    assert advice.startswith(says)
+
+
+def test_a_clock_that_is_right_is_not_minus_nothing_off() -> None:
+    measured = figures(relay(clock_offset=-0.3))
+    assert "our clock is +0 s off its own" in next(line for line in lines(measured, judge(measured)) if URL in line)
+
+
+@pytest.mark.quic
+@pytest.mark.anyio
+@pytest.mark.parametrize("rates", [False, True])
+async def test_the_observer_of_a_relay_with_tokens_tells_who_gives_one(rates: bool) -> None:
+    async with RelayService(TokenAccess(["right"]), ServiceOptions(port=0)) as relay:
+        figures = await measure("127.0.0.1:1", [relay.url], interface="127.0.0.1", token="right", rates=rates)
+    assert figures.relays[0].seen == f"127.0.0.1:{figures.local[0][1]}"
+    assert figures.relays[0].problem == ""
+    assert (figures.relays[0].upload is not None) is rates
+
+
+@pytest.mark.quic
+@pytest.mark.anyio
+async def test_a_relay_for_members_is_told_apart_from_one_that_is_of_no_use() -> None:
+    async with RelayService(MemberAccess(), ServiceOptions(port=0)) as relay:
+        figures = await measure("127.0.0.1:1#insecure", [relay.url], interface="127.0.0.1", rates=False)
+    assert figures.relays[0].members_only
+    assert not figures.relays[0].refused
+    assert figures.relays[0].udp
+    assert "before you join" in figures.relays[0].problem
+
+
+@pytest.mark.quic
+@pytest.mark.anyio
+async def test_why_a_relay_or_the_server_is_not_reached_is_said_in_words() -> None:
+    async with RelayService(TokenAccess(["right"]), ServiceOptions(port=0)) as relay:
+        plain = relay.url.replace("http:", "https:")
+        figures = await measure("127.0.0.1:1", ["http://127.0.0.1:1", plain], interface="127.0.0.1", rates=False)
+    refused, without_tls = figures.relays
+    assert (figures.server_problem, refused.problem) == ("Connection refused", "Connection refused")
+    assert without_tls.problem == "it does not speak TLS; if it is a plain one, its URL begins with http://"
 
 
 @pytest.mark.quic

@@ -124,6 +124,14 @@ async def test_what_it_prints_and_how_sigterm_ends_it() -> None:
         assert "stopping: telling 1 clients" in relay.log[1]
 
 
+async def test_an_https_url_without_a_certificate_asks_for_something_that_does_tls() -> None:
+    async with relay_process("--access", "open", "--no-observer", "--url", "https://relay.example.org") as relay:
+        assert (
+            "note: without --tls-cert this relay speaks plain HTTP; what members reach at the URL must do TLS for it"
+            in relay.lines
+        )
+
+
 async def test_ctrl_c_ends_it_with_130() -> None:
     async with relay_process("--access", "open", "--no-observer") as relay:
         relay.process.send_signal(signal.SIGINT)
@@ -153,6 +161,10 @@ async def test_ctrl_c_ends_it_with_130() -> None:
         (["--access", "open", "--client-rate", "nan"], "--client-rate nan: expected a number"),
         (["--access", "open", "--total-rate", "inf"], "--total-rate inf: expected a number"),
         (["--access", "open", "--tls-cert", "c.pem", "--tls-key", "k.pem"], "cannot read the TLS certificate c.pem"),
+        (
+            ["--access", "open", "--tls-cert", "no.pem", "--tls-key", "no.pem"],
+            "PEM and without a password: the one or the other is missing",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_sentence(
@@ -160,6 +172,7 @@ def test_what_cannot_work_is_one_sentence(
 ) -> None:
     """In this process, which is most of a second faster each."""
     monkeypatch.chdir(tmp_path)
+    Path("no.pem").write_text("neither certificate nor key\n")
     result = CliRunner().invoke(command.relay, ["run", "--port", "0", *options])
     assert result.exception is not None
     described = describe_failure(result.exception)

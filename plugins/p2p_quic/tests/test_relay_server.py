@@ -114,6 +114,10 @@ async def test_pages() -> None:
 async def test_metrics_are_for_this_machine_unless_they_are_public() -> None:
     async with serving() as (server, _):
         assert server.router.pages["/metrics"]("192.0.2.1") is None
+        assert server.router.pages["/metrics"]("127.0.0.1") is not None
+    async with RelayServer(OpenAccess(), hosts=["127.0.0.2"], port=0) as server:  # who comes from our own address is here, too
+        assert server.router.pages["/metrics"]("127.0.0.2") is not None
+        assert server.router.pages["/metrics"]("127.0.0.3") is None
     async with serving(public_metrics=True) as (server, _):
         assert server.router.pages["/metrics"]("192.0.2.1") is not None
 

@@ -245,6 +245,30 @@ async def test_sigterm_is_answered_with_where_the_state_is(
     assert bool(list(saved.glob("*.state"))) == (keeps and changes), "only then it may be said to be there"
 
 
+@pytest.mark.parametrize(
+    ("host", "place", "warned"),
+    [
+        ("0.0.0.0", "127.0.0.1:20001", True),
+        ("203.0.113.7", "localhost:20001", True),
+        ("::", "[::1]:20001", True),
+        ("127.0.0.1", "127.0.0.1:20001", False),
+        ("0.0.0.0", "server.example.org:20001", False),
+        ("0.0.0.0", "203.0.113.7:20001", False),
+    ],
+)
+def test_a_data_server_that_only_this_machine_finds_is_no_use_to_members_elsewhere(
+    local_testnet: Any, host: str, place: str, warned: bool
+) -> None:
+    folder = local_testnet()
+    state = folder / "state.toml"
+    state.write_text(re.sub('Server = ".*"', f'Server = "{place}"', state.read_text()))
+    said = load_run(state, folder / "data.toml", PluginRegistry.discover()).data_only_here(host)
+    assert (said is not None) is warned
+    if said is not None:
+        assert f"at {place}, which" in said
+        assert 'Server = "server.example.org:20001"' in said
+
+
 @pytest.mark.anyio
 async def test_making_token_files_is_told_before_and_after(local_testnet: Any, tmp_path: Path) -> None:
     """Nothing else happens meanwhile. The folder is new, so they are made; the second time there is nothing to say."""

@@ -22,6 +22,7 @@ from anyio.abc import TaskGroup
 
 from psyche_core.errors import TransportError, WireError
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
+from psyche_core.text_safety import printable
 from psyche_core.wire.frames import FrameDecoder, frame
 from psyche_p2p_quic.addresses.peer_address import PeerAddress
 from psyche_p2p_quic.connections import control_frames, session
@@ -36,6 +37,10 @@ from psyche_p2p_quic.settings import QuicSettings
 
 _PATHS_SECONDS = 1.0
 """How old what we know of the paths may be when sources are chosen: every connection is asked for it."""
+
+_IDLE_PASSES = 2
+"""Attempts in a row without an address that may be dialled, after which one is told: our relays may become known a moment after
+the members."""
 
 logger: logging.Logger = logging.getLogger("psyche.p2p")
 
@@ -148,6 +153,7 @@ class Mesh:
         with member.scope:
             published = self._published(peer, member.address)
             pause = 0.0 if self._own < peer else self._settings.dial_grace_seconds
+            idle = 0
             while True:
                 await self._until_connected(peer, max(pause, self.reputation.refused_for(peer, now=_now())))
                 current = self.sessions.get(peer)
@@ -161,6 +167,9 @@ class Mesh:
                 wait = 0.0
                 if published is not None and not self._arriving[peer]:
                     dialable, relay = self._dialable(published)
+                    idle = idle + 1 if published.sockets and not dialable and relay is None else 0
+                    if idle == _IDLE_PASSES:
+                        self._tell_undialable(peer, published)
                     allowed, wait = self._dials.take(peer, dialable, now=_now()) if dialable else ([], 0.0)
                     if not allowed and (relay is not None or self._endpoint.discovery):
                         due = self._dials.is_quiet(peer, now=_now())
@@ -186,10 +195,15 @@ class Mesh:
             logger.warning("peer %s cannot be dialled: %s", peer[:4].hex(), error)
             return None
 
-        if published.sockets and self._dialable(published) == ([], None):
-            message = "peer %s is not dialled: it published only addresses of private networks that we are not in, or of nobody"
-            logger.warning(message, peer[:4].hex())
         return published
+
+    def _tell_undialable(self, peer: bytes, published: PeerAddress) -> None:
+        message = "peer %s is not dialled: it published only addresses of private networks that we are not in, or of nobody"
+        if published.relay is None:
+            logger.warning(message, peer[:4].hex())
+        else:
+            message += ", and its relay %s is none of ours; with --iroh-relay we use the relays that it names, and no others"
+            logger.warning(message, peer[:4].hex(), printable(published.relay))
 
     def _dialable(self, published: PeerAddress) -> tuple[list[str], str | None]:
         """The addresses that may be dialled, and the relay if it is one of ours."""

@@ -20,13 +20,14 @@ from psyche_p2p_quic.doctor.verdict import Figures, RelayFigures
 from psyche_p2p_quic.endpoint.endpoint import Endpoint
 from psyche_p2p_quic.endpoint.links import ObserverRefused
 from psyche_p2p_quic.endpoint.own_address import RelayAnswer, locate_observer
-from psyche_p2p_quic.relay.login import TokenRefused, log_in_once
+from psyche_p2p_quic.relay.login import MembersOnly, RelayLogin, TokenRefused, why_unreachable
 
 logger: logging.Logger = logging.getLogger("psyche.p2p.doctor")
 
 CONNECT_SECONDS = 5.0
 _KEY = re.compile("[0-9a-fA-F]{64}")
 OBSERVER_SECONDS = 6.0
+LOGIN_SECONDS = 15.0
 
 
 async def measure(
@@ -40,7 +41,8 @@ async def measure(
     token: str | None = None,
     rates: bool = True,
 ) -> Figures:
-    """Measure everything that can be measured. server: `host:port#KEY`. run_id: to ask the server for the run's relays, too.
+    """Measure everything that can be measured. server: `host:port#KEY` or `host:port#insecure`. run_id: to ask the server for the
+    run's relays, too.
 
     interface: to bind; see `addresses.interfaces`. key: our own, for relays that serve members only; None makes one. rates:
     whether to measure a relay's, which takes some seconds. Raises UserError for a wrong server address, and TransportError.
@@ -61,14 +63,14 @@ async def measure(
         figures = [await _relay(url, endpoint, key, token=token, rates=rates) for url in canonical_relays(found)]
     finally:
         await endpoint.aclose(timeout=1.0)
-    return Figures(server, reached, ms, problem, local, tuple(figures))
+    return Figures(server, reached, ms, problem, local, tuple(figures), run_id)
 
 
 async def _connect(server: str) -> tuple[bool, float | None, str]:
     """Whether the server takes a connection; the milliseconds; else why not."""
     place, _, key = server.partition("#")
     host, _, port = place.rpartition(":")
-    if not host or not port.isdecimal() or (key and not _KEY.fullmatch(key)):
+    if not host or not port.isdecimal() or (key and key != "insecure" and not _KEY.fullmatch(key)):
         message = f"--server-addr {server}: expected host:port#KEY with a key of 64 hexadecimal digits, as the server prints it"
         raise UserError(message)
 
@@ -78,7 +80,7 @@ async def _connect(server: str) -> tuple[bool, float | None, str]:
             stream = await anyio.connect_tcp(host.strip("[]"), int(port))
         await stream.aclose()
     except (OSError, TimeoutError) as error:
-        return False, None, str(error) or "no answer"
+        return False, None, why_unreachable(error)
 
     return True, _ms(began), ""
 
@@ -97,27 +99,54 @@ async def _relay(url: str, endpoint: Endpoint, key: SecretKey, *, token: str | N
     except WireError as error:  # it can be reached, and has no observer
         answer, problem = None, str(error)
     except (OSError, http.client.HTTPException) as error:
-        return RelayFigures(url, reachable=False, problem=str(error) or "it answered nothing that can be read")
+        return RelayFigures(url, reachable=False, problem=why_unreachable(error))
 
     ms = _ms(began)
-    udp, seen = None, None
-    if answer is not None:
-        udp, seen, problem = await _ask_observer(endpoint, answer)
-    upload = download = None
-    refused = False
+    udp, seen, upload, download = None, None, None, None
+    login, refusal = await _log_in(url, key, token)
     try:
-        if rates:
-            upload, download = await relay_rates(url, key, token=token)
-        else:
-            await log_in_once(url, key, token=token)
-    except TokenRefused as error:
-        refused, problem = True, str(error)
-    except (OSError, TransportError, WireError, TimeoutError) as error:
-        what = "rates were not measured" if rates else "it could not be used"
-        problem = "; ".join(filter(None, (problem, f"{what}: {str(error) or 'it took too long'}")))
+        if answer is not None:  # while we are logged in: an observer may answer clients of its relay only
+            udp, seen, problem = await _ask_observer(endpoint, answer)
+        if login is not None and rates:
+            try:
+                upload, download = await relay_rates(login)
+            except (OSError, TransportError, WireError, TimeoutError) as error:
+                problem = "; ".join(filter(None, (problem, f"rates were not measured: {str(error) or 'it took too long'}")))
+    finally:
+        if login is not None:
+            login.close()
+    if isinstance(refusal, TokenRefused):
+        problem = f"it needs a token, and {'another one' if token else 'none'} was given"
+    elif isinstance(refusal, MembersOnly):
+        problem = "it serves members of the run only, and this key is none now; before you join, that is as it should be"
+        if udp is False:
+            problem += "; its observer did not answer over UDP"
+    elif refusal is not None:
+        problem = "; ".join(filter(None, (problem, f"it could not be used: {str(refusal) or 'it took too long'}")))
     # the relay's clock has whole seconds, half a second late on average; it answered half way through the request
     offset = None if answer is None or answer.date is None else round(now + ms / 2000 - (answer.date + 0.5), 1)
-    return RelayFigures(url, True, ms, udp, seen, offset, upload, download, problem, refused)
+    return RelayFigures(
+        url,
+        reachable=True,
+        ms=ms,
+        udp=udp,
+        seen=seen,
+        clock_offset=offset,
+        upload=upload,
+        download=download,
+        problem=problem,
+        refused=isinstance(refusal, TokenRefused),
+        members_only=isinstance(refusal, MembersOnly),
+    )
+
+
+async def _log_in(url: str, key: SecretKey, token: str | None) -> tuple[RelayLogin | None, Exception | None]:
+    """A connection that the relay has admitted, or why there is none."""
+    try:
+        with anyio.fail_after(LOGIN_SECONDS):
+            return await RelayLogin.open(url, key, token=token), None
+    except (OSError, TransportError, WireError, TimeoutError) as error:
+        return None, error
 
 
 async def _ask_observer(endpoint: Endpoint, answer: RelayAnswer) -> tuple[bool, str | None, str]:

@@ -23,7 +23,7 @@ def doctor() -> None:
 
 @doctor.command(epilog=_EPILOG)
 @click.option("--server-addr", required=True, envvar="PSYCHE_SERVER_ADDR", metavar="TEXT",
-              help="Address of the coordinator, host:port#KEY.  [required]")  # fmt: skip
+              help="Address of the coordinator, host:port#KEY, as for `psyche client train`.  [required]")  # fmt: skip
 @click.option("--run-id", envvar="PSYCHE_RUN_ID", metavar="TEXT", help="Run at that server, to test its relays as well.")
 @click.option("--relay", "relays", multiple=True, metavar="URL",
               help="Relay to test. Repeatable: two relays on different hosts tell the kind of router.")  # fmt: skip

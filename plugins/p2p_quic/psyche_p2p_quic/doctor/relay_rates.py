@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 
-from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.relay.login import RelayLogin
 from psyche_p2p_quic.relay.protocol import frames
 
@@ -23,14 +22,10 @@ _ENOUGH_SECONDS = 1.0
 _LONGEST_SECONDS = 20.0
 
 
-async def relay_rates(url: str, key: SecretKey, *, token: str | None = None) -> tuple[float, float]:
-    """(upload, download) in bytes a second. Raises as `RelayLogin.open` does, and TimeoutError."""
+async def relay_rates(login: RelayLogin) -> tuple[float, float]:
+    """(upload, download) in bytes a second. Raises as `RelayLogin.receive` does, OSError, and TimeoutError."""
     async with asyncio.timeout(3 * _LONGEST_SECONDS):
-        login = await RelayLogin.open(url, key, token=token)
-        try:
-            return await _growing(lambda size: _upload(login, size)), await _growing(lambda size: _echo(login, size))
-        finally:
-            login.close()
+        return await _growing(lambda size: _upload(login, size)), await _growing(lambda size: _echo(login, size))
 
 
 async def _growing(measure: Callable[[int], Awaitable[None]]) -> float:

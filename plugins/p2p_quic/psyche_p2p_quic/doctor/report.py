@@ -43,7 +43,7 @@ def _relay(relay: RelayFigures) -> Iterator[str]:
 
     parts = [f"reached in {relay.ms:.0f} ms"]
     if relay.clock_offset is not None:
-        parts.append(f"our clock is {relay.clock_offset:+.0f} s off its own")
+        parts.append(f"our clock is {round(relay.clock_offset):+d} s off its own")
     if relay.upload is not None and relay.download is not None:
         parts.append(f"upload {relay.upload / 1e6:.2f} MB/s, download at least {relay.download / 1e6:.2f} MB/s")
     yield f"relay {printable(relay.url)}: {', '.join(parts)}"

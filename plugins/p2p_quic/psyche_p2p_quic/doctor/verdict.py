@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from psyche_core.text_safety import printable
+
 CLOCK_SECONDS = 5.0
 """Offset of the clock from which on it is worth a sentence: times of a run are whole seconds."""
 
@@ -17,7 +19,8 @@ class RelayFigures:
 
     seen: the `ip:port` that the observer saw; None if it did not tell. clock_offset: our clock minus the relay's, seconds, to
     about one second. upload, download: bytes a second; None if not measured. problem: why something was not measured.
-    refused: whether it asks for another token than it got.
+    refused: whether it asks for another token than it got. members_only: whether it serves members of a run only, and our key is
+    none of them now.
     """
 
     url: str
@@ -30,11 +33,15 @@ class RelayFigures:
     download: float | None = None
     problem: str = ""
     refused: bool = False
+    members_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """All that was measured. server: address of the coordinator. local: (ip, port) pairs that the endpoint is bound to."""
+    """All that was measured. server: address of the coordinator. local: (ip, port) pairs that the endpoint is bound to.
+
+    run_id: the run that was asked for its relays, None if none was.
+    """
 
     server: str
     server_reachable: bool
@@ -42,6 +49,7 @@ class Figures:
     server_problem: str = ""
     local: tuple[tuple[str, int], ...] = ()
     relays: tuple[RelayFigures, ...] = ()
+    run_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +121,25 @@ def judge(figures: Figures) -> Verdict:
         if public:
             sentence = "you can take part: this machine has a public address (no relay told how others see it)"
             return Verdict("direct", sentence, nat, seen, udp, advice)
+        if reachable and all(relay.members_only for relay in reachable):
+            sentence = (
+                "you can take part, directly or through the relay: before you join, it cannot be told which, because the relay "
+                "serves members only; the client's log says it for each member"
+            )
+            return Verdict("relayed", sentence, nat, seen, udp, advice)
         if reachable:
             sentence = "you can take part; whether directly or through the relay cannot be told without an observer"
             return Verdict("relayed", sentence, nat, seen, udp, advice)
-        sentence = "you can take part with members in the same network only, because this machine has no public address and " + (
-            "no relay that was asked can be used" if figures.relays else "no relay was asked"
+        sentence = (
+            "you can take part with members that have public addresses or are in the same network only, because this machine has "
+            f"no public address and {'no relay that was asked can be used' if figures.relays else 'no relay was asked'}"
+        )
+        return Verdict("direct", sentence, nat, seen, udp, advice)
+
+    if nat == "changes the port" and not global6:
+        sentence = (
+            "you can take part: others will reach this machine directly, or mostly through the relay if the router uses another "
+            "port for each destination"
         )
         return Verdict("direct", sentence, nat, seen, udp, advice)
 
@@ -127,8 +149,17 @@ def judge(figures: Figures) -> Verdict:
 
 def _advice(figures: Figures, nat: str, *, udp: bool | None, global6: bool) -> list[str]:
     advice = []
-    if not figures.relays:
+    if not figures.server_reachable:
+        advice.append("ask the server's owner for its address, whether it runs, and whether its firewall lets its TCP port in")
+    elif not figures.relays and figures.run_id is not None and not figures.server_problem:
+        advice.append("the run names no relay; its owner starts one with --with-relay, or you name one with --relay URL")
+    elif not figures.relays:
         advice.append("give --relay URL or --run-id NAME, so that UDP, the router and the rates can be measured")
+    advice += [
+        f"check the URL {printable(relay.url)}, or ask the relay's owner whether it runs and can be reached"
+        for relay in figures.relays
+        if not relay.reachable
+    ]
     if any(relay.refused for relay in figures.relays):
         advice.append("give the relay's token with --relay-token")
     if udp is False:

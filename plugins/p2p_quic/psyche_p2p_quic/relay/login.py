@@ -7,7 +7,10 @@ is in `protocol`; nothing here forwards or receives a member's datagrams.
 from __future__ import annotations
 
 import asyncio
+import http.client
+import os
 import secrets
+import socket
 import ssl
 from typing import Self
 from urllib.parse import urlsplit
@@ -15,7 +18,7 @@ from urllib.parse import urlsplit
 from psyche_core.errors import TransportError, WireError
 from psyche_core.text_safety import printable
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic.relay.access import TokenAccess
+from psyche_p2p_quic.relay.access import MemberAccess, TokenAccess
 from psyche_p2p_quic.relay.protocol import frames
 from psyche_p2p_quic.relay.protocol.handshake import Challenge, reason_of_denial
 from psyche_p2p_quic.relay.protocol.http import upgrade_request
@@ -27,6 +30,10 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 class TokenRefused(TransportError):
     """The relay asks for a token, and got none or a wrong one. Joining the run does not help, unlike with one for members."""
+
+
+class MembersOnly(TransportError):
+    """The relay serves the members of a run, and our key is none of them now."""
 
 
 class RelayLogin:
@@ -55,7 +62,7 @@ class RelayLogin:
             reason = reason_of_denial(await login.receive())
             if reason is not None:
                 message = f"the relay refuses this key: {reason}"
-                raise (TokenRefused if reason == TokenAccess.refusal else TransportError)(message)
+                raise _REFUSALS.get(reason, TransportError)(message)
         except BaseException:
             login.close()
             raise
@@ -112,6 +119,29 @@ class RelayLogin:
             raise TransportError(message)
 
 
+_REFUSALS = {TokenAccess.refusal: TokenRefused, MemberAccess.refusal: MembersOnly}
+
+
+def why_unreachable(error: OSError | TimeoutError | http.client.HTTPException) -> str:
+    """Why a connection to a relay or a server failed, in a few words for people."""
+    cause = error.__cause__
+    if isinstance(error, OSError) and error.errno is None and isinstance(cause, ExceptionGroup):
+        cause = cause.exceptions[0]  # one for each address of a name
+    if isinstance(error, OSError) and error.errno is None and isinstance(cause, OSError):
+        error = cause
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"it has no certificate that can be trusted: {printable(error.verify_message)}"
+    if isinstance(error, ssl.SSLError):
+        return "it does not speak TLS; if it is a plain one, its URL begins with http://"
+    if isinstance(error, http.client.HTTPException):
+        return "it does not answer as a relay does"
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    if isinstance(error, socket.gaierror):
+        return error.strerror or "its name is not known"
+    return os.strerror(error.errno) if error.errno else printable(str(error)) or "no answer"
+
+
 async def log_in_once(url: str, key: SecretKey, *, token: str | None = None) -> None:
     """Log in and leave. Raises TransportError (the relay refuses), WireError (it is none), OSError, TimeoutError."""
     async with asyncio.timeout(_LOGIN_SECONDS):
@@ -138,6 +168,6 @@ async def why_refused(url: str, key: SecretKey, *, token: str | None = None) -> 
     except WireError:
         return f"the relay {url} is none: it answers something else; check the URL, or choose another with --iroh-relay"
     except (OSError, TimeoutError) as error:
-        why = printable(str(error) or "no answer")
+        why = why_unreachable(error)
         return f"the relay {url} cannot be reached ({why}); until it is, members behind other routers may not find this client"
     return None

@@ -196,7 +196,7 @@ class RelayServer:
         )
 
     def _metrics_page(self, caller: str) -> Page | None:
-        if self._public_metrics or caller in {"127.0.0.1", "::1"}:
+        if self._public_metrics or caller in {"127.0.0.1", "::1", *self._hosts}:
             return Page(self.metrics(), kind=CONTENT_TYPE)
         return None
 

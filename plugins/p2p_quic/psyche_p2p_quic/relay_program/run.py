@@ -223,6 +223,8 @@ def _announce(service: RelayService, options: RelayOptions) -> None:
         lines.append(f"address observer UDP port {location.port}, key {location.key.hex()}")
     if options.service.tls_cert is None and not (options.service.url or "").startswith("https:"):
         lines.append("note: without --tls-cert, who talks to whom, how much, and tokens can be read on the way; contents cannot")
+    if options.service.tls_cert is None and (options.service.url or "").startswith("https:"):
+        lines.append("note: without --tls-cert this relay speaks plain HTTP; what members reach at the URL must do TLS for it")
     if all(host in {"127.0.0.1", "::1"} for host in options.service.hosts):
         lines.append("note: only this machine can reach it; --host 0.0.0.0 lets others in")
     with contextlib.suppress(BrokenPipeError):

@@ -148,7 +148,8 @@ def server_tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
         context.load_cert_chain(cert, key, password=_no_password)
     except ssl.SSLError as error:
         message = (
-            f"{cert} and {key} are not a TLS certificate with its private key, in PEM and without a password: {error.reason}"
+            f"{cert} and {key} are not a TLS certificate with its private key, in PEM and without a password: "
+            f"{error.reason or 'the one or the other is missing in its file'}"
         )
         raise UserError(message) from error
     except OSError as error:
