@@ -20,6 +20,7 @@ import click
 from psyche_core.cli.failures import describe_failure
 from psyche_core.cli.lazy import example
 from psyche_core.cli.plugin_commands import PluginGroup
+from psyche_core.cli.plugin_switching import switch_plugins
 from psyche_core.text_safety import printable_lines
 
 
@@ -86,10 +87,21 @@ class Switches:
     envvar="PSYCHE_DEBUG",
     help="Show detailed log lines, and a traceback for every failure.",
 )
+@click.option(
+    "--disable-plugin",
+    "disabled",
+    multiple=True,
+    metavar="NAME",
+    help=(
+        "Do as if a plugin were not installed: optimizer.Distro, Distro, or all of a distribution, psyche-optim-distro. May be "
+        "repeated. The variable PSYCHE_DISABLE_PLUGINS=a,b names more of them, PSYCHE_PLUGINS=a,b the only ones to use."
+    ),
+)
 @click.pass_context
-def cli(context: click.Context, *, debug: bool) -> None:
+def cli(context: click.Context, *, debug: bool, disabled: tuple[str, ...]) -> None:
     """Train one language model together with others, over the internet."""
     context.ensure_object(Switches).debug = debug
+    switch_plugins(context, disabled)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from psyche_core.config.options.loading import ENVIRONMENT_PREFIX
+from psyche_core.plugin_switches import passed_on
 
 END_SECONDS: Final = 60.0
 _KEPT_LINES: Final = 40
@@ -38,7 +39,7 @@ class LocalRanks:
 
         secret: of the group, sent through stdin. threads: CPU threads of the rank, None for the default.
         """
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)} | passed_on()
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
         child = subprocess.Popen(  # noqa: S603 - the same interpreter, with our own arguments
