@@ -1,15 +1,17 @@
-"""`psyche plugins`: what is installed, from where, and what is broken and why."""
+"""`psyche plugins`: what is installed, from where, what is broken and why; a new one of your own."""
 
 from __future__ import annotations
 
 import json
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from psyche_core.cli.lazy import example
+from psyche_core.cli.path_options import NonEmptyPath
 from psyche_core.hookspecs import KINDS
 
 if TYPE_CHECKING:
@@ -21,13 +23,43 @@ WIDTH_OF_FILES = 200
 _UNUSED = ("disabled", "shadowed", "not installed")
 """Statuses that only `--all` shows: nothing is wrong with these plugins."""
 
+TEMPLATE_KINDS = ("optimizer", "data", "model", "tracker", "command")
+"""As in psyche_core.plugins.projects, which is slow to import for help; a test compares them."""
+
 _EXTENDED = ("doctor",)
 """Our commands to which a plugin's command of the same name adds, instead of being hidden by it."""
 
 
 @click.group(context_settings={"max_content_width": 110})
 def plugins() -> None:
-    """List the installed plugins, and say which are broken and why."""
+    """List the installed plugins, and say which are broken and why. Make a new one."""
+
+
+@plugins.command(
+    "new",
+    epilog=example(
+        "psyche plugins new optimizer MajorityVote",
+        "psyche plugins new tracker spreadsheet --out ../spreadsheet",
+        note="The project has an entry point, settings, a small implementation that works, the conformance test and tests of its "
+        "own, a README, a licence, a CI file, and for optimizer, data and model a run file that trains with it. Then: pip "
+        "install -e '.[test]', psyche plugins check, pytest.",
+    ),
+)
+@click.argument("kind", type=click.Choice(TEMPLATE_KINDS))
+@click.argument("name")
+@click.option(
+    "--out", type=NonEmptyPath(path_type=Path), help="Folder of the project; default: psyche-KIND-NAME in the current folder."
+)
+def new_plugin(kind: str, name: str, *, out: Path | None) -> None:
+    """Make the project of a new plugin. NAME is what runs and options will call it.
+
+    Optimizers, data and models are named in run files, such as MajorityVote; trackers and commands are typed, so their names have
+    no capital letters. The names of distribution and package follow from it.
+    """
+    from psyche_core.plugins.projects import make_project
+
+    folder = make_project(kind, name, out=out)
+    click.echo(f"made {folder}; next: cd {folder} && pip install -e '.[test]' && psyche plugins check {kind}.{name} && pytest")
 
 
 @plugins.command(
@@ -90,6 +122,90 @@ def _print_table(records: Records) -> None:
         text = Text(printable(record.cause or record.summary))
         table.add_row(record.kind, *(Text(printable(word)) for word in words), Text(record.status, style=colour), text)
     Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES).print(table)
+
+
+@plugins.command(
+    "check",
+    epilog=example(
+        "psyche plugins check optimizer.MajorityVote",
+        "psyche plugins check TinyRnn --model-config run/model/config.json --json",
+        note="Exit status: 0 if no step failed (warnings and skipped steps are none), 2 otherwise.",
+    ),
+)
+@click.argument("name")
+@click.option("--settings", "settings", metavar="JSON", help="The plugin's own table, as a JSON object; default: no keys.")
+@click.option("--model-config", type=NonEmptyPath(path_type=Path), help="For a model: the config.json of a small one to test.")
+@click.option(
+    "--drops-refused", is_flag=True, help="For an optimizer that drops what was not accepted, and documents it: do not test it."
+)
+@click.option("--no-conformance", is_flag=True, help="Leave out the conformance tests, which may take a minute.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: an object with plugin, origin, ok and steps.")
+def check_one(
+    name: str, *, settings: str | None, model_config: Path | None, drops_refused: bool, no_conformance: bool, as_json: bool
+) -> int:
+    """Check a plugin in steps, each a sentence: import, plugin API, registration, settings, dependencies, factory, conformance.
+
+    NAME is `Name`, `kind.Name`, or one of these behind `distribution:`. No test file is needed; conformance tests that need what
+    only the author knows are left to his tests.
+    """
+    from psyche_core.cli.plugin_check import Given, check_plugin
+    from psyche_core.errors import PluginError
+    from psyche_core.plugins import PluginRegistry
+    from psyche_core.text_safety import printable
+
+    registry = PluginRegistry.discover()
+    found = [record for record in registry.list() if record.switch_name.matches(name) and name != record.distribution]
+    if len(found) != 1:
+        from psyche_core.config.sentences import did_you_mean
+
+        several = ", ".join(f"{record.distribution}:{record.entry_point}" for record in found)
+        near = did_you_mean(name, {record.name for record in registry.list()})
+        message = f"{name} may be one of {several}; name one of them" if found else f"no plugin is named {name}{near}"
+        raise PluginError(message)
+
+    given = Given(
+        settings=_json_object(settings, "--settings"),
+        model_config=None if model_config is None else _json_object(_read(model_config), str(model_config)),
+        drops_refused=drops_refused,
+        conformance=not no_conformance,
+    )
+    (record,) = found
+    steps = []
+    for step in check_plugin(record, given):
+        steps.append(step)
+        if not as_json:
+            click.echo(printable(f"{step.outcome:<8} {step.name:<13} {step.sentence}"))
+    failed = any(step.outcome == "failed" for step in steps)
+    if as_json:
+        told = {"plugin": record.entry_point, "origin": record.origin, "ok": not failed, "steps": list(map(asdict, steps))}
+        click.echo(json.dumps(told, indent=2))
+    return 2 if failed else 0
+
+
+def _read(path: Path) -> str:
+    from psyche_core.errors import UserError
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        message = f"cannot read {path}: {error}"
+        raise UserError(message) from error
+
+
+def _json_object(text: str | None, what: str) -> dict[str, Any]:
+    """A JSON object; an empty one for None. Raises UserError."""
+    from psyche_core.errors import UserError
+
+    try:
+        found = {} if text is None else json.loads(text)
+    except ValueError as error:
+        message = f"{what} must be a JSON object: {error}"
+        raise UserError(message) from error
+    if not isinstance(found, dict):
+        message = f"{what} must be a JSON object, got a {type(found).__name__}"
+        raise UserError(message)
+
+    return found
 
 
 @plugins.command(
