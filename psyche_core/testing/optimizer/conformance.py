@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from psyche_core.errors import NonFiniteError
+from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.optimizer.payloads import PayloadTests
 from psyche_core.testing.optimizer.replicas import digest, play_rounds, shared
 from psyche_core.testing.optimizer.state import StateTests

@@ -9,10 +9,10 @@ from contextlib import AbstractAsyncContextManager
 
 import anyio
 import anyio.lowlevel
-import pytest
 
 from psyche_core.errors import WireError
 from psyche_core.interfaces.transport import Incoming, Opened, Transport
+from psyche_core.testing.needs_pytest import pytest
 
 TIMEOUT = 30.0
 BLOB = bytes(range(256)) * 12_000
