@@ -50,6 +50,7 @@ def test_a_run_file_names_the_plugin(tmp_path: Path, kind: str) -> None:
     llm = parse_run_file((folder / "run" / "state.toml").read_text(), source="state.toml").model.LLM
     named = {"optimizer": llm.optimizer.name, "data": llm.data_location.name, "model": llm.architecture}
     assert named[kind] == NAMES[kind]
+    assert llm.data_location.settings is not None
     assert (folder / "run" / llm.data_location.settings["location"]).is_dir()
 
 

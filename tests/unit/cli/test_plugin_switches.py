@@ -10,6 +10,7 @@ import pytest
 
 from psyche_core import hookspecs, plugin_switches
 from psyche_core.errors import PluginError
+from psyche_core.models.sharding.group.processes import rank_environment
 from psyche_core.plugin_switches import PluginName, PluginSwitches, environment_notice, listed
 from psyche_core.plugins import PluginRegistry
 from psyche_core.testnet.processes import child_environment
@@ -61,6 +62,7 @@ def test_what_a_program_says_wins_over_the_environment() -> None:
     assert alone.why_off(DISTRO) == "switched off by --disable-plugin or PSYCHE_DISABLE_PLUGINS"
     assert PluginSwitches.of(environment, only=["Distro"]).why_off(DISTRO) == ""
     assert PluginSwitches.of(environment, only=["Distro"]).why_off(DEEPSPEED) == "not among the only plugins to use"
+    assert PluginSwitches.of({}, only=[]).why_off(DISTRO) != "", "none but our own"
     assert PluginSwitches.of(environment, disabled=["deepspeed"]).why_off(DEEPSPEED) == "disabled by its user"
 
 
@@ -150,6 +152,7 @@ def test_each_plugin_that_is_loaded_is_told(
 def test_programs_that_we_start_get_the_switches_and_no_other_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PSYCHE_DISABLE_PLUGINS", "AdamW")
     monkeypatch.setenv("PSYCHE_RUN_ID", "other")
-    environment = child_environment(threads=1)
-    assert environment["PSYCHE_DISABLE_PLUGINS"] == "AdamW"
-    assert "PSYCHE_RUN_ID" not in environment
+    for environment in (child_environment(threads=1), rank_environment(threads=1)):
+        assert environment["PSYCHE_DISABLE_PLUGINS"] == "AdamW"
+        assert "PSYCHE_RUN_ID" not in environment
+        assert environment["OMP_NUM_THREADS"] == "1"
