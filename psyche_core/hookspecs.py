@@ -11,12 +11,15 @@ command. `Name` is what a run configuration says (`[model.LLM.optimizer.Distro]`
 wandb`), or the word behind `psyche` for a command. Reading names imports nothing, so a broken or slow plugin costs nothing if it
 is not used. Factories import heavy modules when they are called.
 
-Each registration's `settings` is a pydantic model (or None) that validates the plugin's own table; unknown keys are refused.
+Each registration's `settings` is a pydantic model (or None) that validates the plugin's own table; unknown keys are refused. Its
+`requires` maps modules that the factory imports and that may be missing, such as those of an extra, to what installs them:
+`{"torch": "pip install 'psyche-core[train]'"}`. Where one is missing the plugin is listed as incomplete, with that line, and not
+used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,6 +200,7 @@ class BackendRegistration:
     route: Callable[[Any], str] | None = None
     testnet: BackendTestnet | None = None
     read_model: Callable[[str, Any], Awaitable[ModelConfig]] | None = None
+    requires: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +224,7 @@ class OptimizerRegistration:
     summary: str
     settings: type[BaseModel]
     create: Callable[[OptimizerContext], Optimizer]
+    requires: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +258,7 @@ class DataRegistration:
     summary: str
     settings: type[BaseModel] | None
     create: Callable[[DataContext], DataProvider]
+    requires: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +293,7 @@ class TransportRegistration:
     summary: str
     create: Callable[[TransportContext], Transport]
     settings: type[BaseModel] | None = None
+    requires: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,6 +368,7 @@ class ModelRegistration:
     create: Callable[[ModelContext], Model]
     parallel: bool = False
     source: Path | None = None
+    requires: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,6 +396,7 @@ class ShardingRegistration:
     name: str
     summary: str
     create: Callable[[ShardingContext], ShardingEngine]
+    requires: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,6 +421,7 @@ class RelayRegistration:
     name: str
     summary: str
     create: Callable[[RelayContext], Relay]
+    requires: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,6 +450,7 @@ class TrackerRegistration:
     create: Callable[[TrackerContext], Tracker]
     settings: type[BaseModel] | None = None
     check: Callable[[Any], None] | None = None
+    requires: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,6 +465,7 @@ class CommandRegistration:
     name: str
     summary: str
     load: Callable[[], click.Command]
+    requires: Mapping[str, str] = field(default_factory=dict)
 
 
 Registration = (

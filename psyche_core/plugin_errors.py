@@ -16,7 +16,18 @@ from types import FrameType, MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
 from psyche_core.errors import PluginFailed, PsycheError
-from psyche_core.hookspecs import BackendRegistration, BackendTestnet, Registration
+from psyche_core.hookspecs import (
+    BackendRegistration,
+    BackendTestnet,
+    DataRegistration,
+    ModelRegistration,
+    OptimizerRegistration,
+    Registration,
+    RelayRegistration,
+    ShardingRegistration,
+    TrackerRegistration,
+    TransportRegistration,
+)
 from psyche_core.interfaces import (
     Backend,
     BackendServer,
@@ -47,7 +58,21 @@ _INTERFACES: Mapping[str, type | tuple[type, ...]] = MappingProxyType(
         "transport": Transport,
     }
 )
-_MUST_GIVE = ("create", "create_server", "observe")
+_MUST_GIVE: Mapping[tuple[type, str], type] = MappingProxyType(
+    {
+        (BackendRegistration, "create"): Backend,
+        (BackendRegistration, "create_server"): BackendServer,
+        (BackendRegistration, "observe"): Backend,
+        (DataRegistration, "create"): DataProvider,
+        (ModelRegistration, "create"): Model,
+        (OptimizerRegistration, "create"): Optimizer,
+        (RelayRegistration, "create"): Relay,
+        (ShardingRegistration, "create"): ShardingEngine,
+        (TrackerRegistration, "create"): Tracker,
+        (TransportRegistration, "create"): Transport,
+    }
+)
+"""The interface of what a factory of a registration must return."""
 
 Place = tuple[str, str, str, str]
 """Kind, name, origin (distribution and version) and module of a plugin."""
@@ -111,7 +136,9 @@ def explain_plugin(error: BaseException, places: Iterable[Place]) -> str | None:
 
 
 def guarded(registration: AnyRegistration, *, called: str) -> AnyRegistration:
-    """A copy of the registration whose factories raise PluginFailed for unexpected exceptions and for returning None.
+    """A copy of the registration whose factories raise PluginFailed for unexpected exceptions and for what is not of its kind.
+
+    An object with all methods of the interface is one, whatever its class.
 
     called: the plugin's label in the message. PsycheError and ModuleNotFoundError pass unchanged.
     """
@@ -126,10 +153,14 @@ def _guards(holder: Registration | BackendTestnet, names: Sequence[str], called:
     """The guarded factories of a registration, by field name."""
     present = {field.name for field in fields(holder)}.intersection(names)
     made = {name: getattr(holder, name) for name in sorted(present)}
-    return {name: _guard(factory, name, called) for name, factory in made.items() if factory is not None}
+    return {
+        name: _guard(factory, name, called, _MUST_GIVE.get((type(holder), name)))
+        for name, factory in made.items()
+        if factory is not None
+    }
 
 
-def _guard(factory: Callable[..., Any], name: str, called: str) -> Callable[..., Any]:
+def _guard(factory: Callable[..., Any], name: str, called: str, expected: type | None) -> Callable[..., Any]:
     @functools.wraps(factory, updated=())
     def guard(*arguments: Any, **named: Any) -> Any:
         try:
@@ -142,12 +173,25 @@ def _guard(factory: Callable[..., Any], name: str, called: str) -> Callable[...,
             message = f"{called} failed in its {name} with {summary_of(error)}{where}"
             raise PluginFailed(message) from error
 
-        if made is None and name in _MUST_GIVE:
-            message = f"{called} returned None from its {name}, expected an object"
+        wrong = "" if expected is None else _unlike(made, expected)
+        if expected is not None and wrong:
+            message = (
+                f"{called} returned {wrong} from its {name}, expected an object of psyche_core.interfaces.{expected.__name__}"
+            )
             raise PluginFailed(message)
         return made
 
     return guard
+
+
+def _unlike(made: Any, expected: type) -> str:
+    """What was returned instead of an object with all methods of an interface; empty if it is one."""
+    if made is None or isinstance(made, type):
+        return "None" if made is None else f"the class {made.__name__} itself"
+
+    own = {*dir(type(made)), *getattr(made, "__dict__", ())}  # without calling properties, which may be slow or fail
+    missing = sorted({*getattr(expected, "__abstractmethods__", ())} - own)
+    return f"an object of {type(made).__name__}, which has no {', '.join(missing)}," if missing else ""
 
 
 def _named(holders: list[Place], frames: list[FrameType]) -> str:

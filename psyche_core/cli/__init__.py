@@ -21,6 +21,7 @@ from psyche_core.cli.completion import DETECTED, SHELLS, install, show
 from psyche_core.cli.failures import describe_failure
 from psyche_core.cli.lazy import example
 from psyche_core.cli.plugin_commands import PluginGroup
+from psyche_core.cli.plugin_switching import switch_plugins
 from psyche_core.text_safety import printable_lines
 
 
@@ -89,6 +90,7 @@ class Switches:
     help="Show detailed log lines, and a traceback for every failure.",
 )
 @click.option(
+<<<<<<< HEAD
     "--show-completion",
     is_flag=False,
     flag_value=DETECTED,
@@ -109,11 +111,22 @@ class Switches:
     is_eager=True,
     callback=install,
     help="Write that script where the shell looks for it.",
+=======
+    "--disable-plugin",
+    "disabled",
+    multiple=True,
+    metavar="NAME",
+    help=(
+        "Do as if a plugin were not installed: optimizer.Distro, Distro, or all of a distribution, psyche-optim-distro. May be "
+        "repeated. The variable PSYCHE_DISABLE_PLUGINS=a,b names more of them, PSYCHE_PLUGINS=a,b the only ones to use."
+    ),
+>>>>>>> h/i22
 )
 @click.pass_context
-def cli(context: click.Context, *, debug: bool) -> None:
+def cli(context: click.Context, *, debug: bool, disabled: tuple[str, ...]) -> None:
     """Train one language model together with others, over the internet."""
     context.ensure_object(Switches).debug = debug
+    switch_plugins(context, disabled)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

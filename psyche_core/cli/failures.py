@@ -20,6 +20,7 @@ _EXTRAS = {
     "numpy": "train",
     "pyarrow": "parquet",
     "matplotlib": "plot",
+    "pytest": "testing",
     "starlette": "web",
     "uvicorn": "web",
     "lm_eval": "eval",

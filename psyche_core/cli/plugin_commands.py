@@ -6,15 +6,16 @@ first: a plugin cannot replace one of them. A broken plugin is reported, in one 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from typing import Any
 
 import click
 
 from psyche_core.cli.lazy import LazyGroup
+from psyche_core.plugin_switches import PluginSwitches, installed_plugins
 
-_GROUP, _KIND = "psyche.plugins", "command."
+_KIND = "command."
 """As in psyche_core.hookspecs, which is too slow to import for `psyche --help`; a test compares them."""
 
 FIRST_PARTY = {"doctor": "quic", "relay": "quic", "run-manager": "solana", "solana": "solana"}
@@ -22,12 +23,13 @@ FIRST_PARTY = {"doctor": "quic", "relay": "quic", "run-manager": "solana", "sola
 
 
 def plugin_commands() -> dict[str, str]:
-    """Names of the commands that installed plugins provide, with the name of their distribution."""
-    found = {}
-    for entry in entry_points(group=_GROUP):
-        if entry.name.startswith(_KIND):
-            found[entry.name.removeprefix(_KIND)] = entry.dist.name if entry.dist is not None else "a plugin"
-    return found
+    """Names of the commands that installed plugins provide, with the name of their distribution; none that is switched off."""
+    switches = PluginSwitches.of(os.environ)
+    return {
+        plugin.entry_point.removeprefix(_KIND): plugin.distribution
+        for plugin in installed_plugins()
+        if plugin.entry_point.startswith(_KIND) and not switches.why_off(plugin)
+    }
 
 
 class PluginGroup(LazyGroup):
@@ -57,7 +59,7 @@ class PluginGroup(LazyGroup):
     def _imported(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.own:
             return super().get_command(ctx, cmd_name)
-        if cmd_name not in plugin_commands():
+        if cmd_name.rpartition(":")[2] not in plugin_commands():  # `distribution:name` settles a clash
             return None
 
         from psyche_core.errors import PluginError

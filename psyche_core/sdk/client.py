@@ -22,7 +22,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, PluginFailed, PsycheError
 from psyche_core.plugin_errors import explain_plugin, leaf_exceptions, summary_of
 from psyche_core.plugin_objects import ObjectPlugin, RegistryWithObjects
-from psyche_core.plugins import PluginRegistry
+from psyche_core.plugins import PluginRegistry, discover_and_tell
 from psyche_core.sdk.address import Address, HostedAddress, resolve_address
 from psyche_core.sdk.arguments.callbacks import ENDS_THE_PROGRAM, Callback, checked_callbacks, isolated, log_problem
 from psyche_core.sdk.arguments.checks import arguments_known, folder_of, mapping_of, path_of
@@ -332,7 +332,7 @@ class Client:
     async def _run_until_left(self) -> telemetry.Ended:
         plugins = self._plugins
         if plugins is None:
-            plugins = await anyio.to_thread.run_sync(lambda: PluginRegistry.discover())
+            plugins = await anyio.to_thread.run_sync(discover_and_tell)
         registry = self._known_plugins = self._registry(plugins)
         backend_settings = await anyio.to_thread.run_sync(self._backend_settings, registry)
         bus = EventBus(self._note, *(isolated(each, report=self._report) for each in self._callbacks))

@@ -18,7 +18,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, ConfigError
 from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces.backend import BackendServer, OwnerControl
-from psyche_core.plugins import PluginRegistry
+from psyche_core.plugins import PluginRegistry, discover_and_tell
 from psyche_core.sdk.address import Address, HostedAddress
 from psyche_core.sdk.arguments.checks import folder_of, port_of, text_of
 from psyche_core.sdk.event_log import EventLog
@@ -212,7 +212,7 @@ class Coordinator:
 
         plugins = self._plugins
         if plugins is None:
-            plugins = await anyio.to_thread.run_sync(lambda: PluginRegistry.discover())
+            plugins = await anyio.to_thread.run_sync(discover_and_tell)
         registration = await anyio.to_thread.run_sync(plugins.load, "backend", self._backend)
         create = registration.create_server
         if create is None:

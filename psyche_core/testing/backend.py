@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import anyio
-import pytest
 
 from psyche_core.config.run_config import Choice, CoordinatorConfig, LLMConfig, ModelConfig
 from psyche_core.coordinator import new_state
@@ -29,6 +28,7 @@ from psyche_core.coordinator.commands import Pause, WarmupWitness, Withdraw, Wit
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, CommandRefused
 from psyche_core.interfaces.backend import Backend, StateUpdate
+from psyche_core.testing.needs_pytest import pytest
 from psyche_core.types import RunState, WitnessStatement, bitmap
 from psyche_core.wire.signing import SecretKey
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-import pytest
 
 from psyche_core.errors import DataError
 from psyche_core.interfaces.data import DataProvider, Samples
+from psyche_core.testing.needs_pytest import pytest
 from psyche_core.types import BatchId
 
 TIMEOUT = 20.0

@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pytest
 import torch
 
 from psyche_core.errors import ModelError
 from psyche_core.hookspecs import ModelContext
 from psyche_core.interfaces.data import IGNORED_LABEL, Samples
 from psyche_core.interfaces.model import Model
+from psyche_core.testing.needs_pytest import pytest
 
 
 class ModelConformance:

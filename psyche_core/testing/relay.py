@@ -19,11 +19,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import ClassVar
 
 import anyio
-import pytest
 
 from psyche_core.errors import TransportError, UserError
 from psyche_core.hookspecs import RelayContext, RelayRegistration
 from psyche_core.interfaces.relay import Relay
+from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.ports import free_port
 from psyche_core.wire.signing import SecretKey
 

@@ -20,7 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pytest
 import torch
 
 from psyche_core.builtin.hf_models import create_auto, divide
@@ -34,6 +33,7 @@ from psyche_core.models.hf.empty_model import build_empty_model
 from psyche_core.models.sharding.controller import RankController
 from psyche_core.models.sharding.model import ShardedModel
 from psyche_core.testing.model import ModelConformance, gradients_of
+from psyche_core.testing.needs_pytest import pytest
 
 Degree = tuple[int, int]
 """Number of data-parallel and of tensor-parallel ranks."""

@@ -28,11 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pytest
-
 from psyche_core.hookspecs import TrackerContext, TrackerRegistration
 from psyche_core.interfaces.tracker import TrackedRun, Tracker
 from psyche_core.telemetry.metrics import METRICS, Sample
+from psyche_core.testing.needs_pytest import pytest
 
 TIMEOUT = 60.0
 ODD_TEXT = "\x1b[31m<b>& ünïcode\n\u202e `code`"

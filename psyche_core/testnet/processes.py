@@ -22,6 +22,7 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from psyche_core.config.options.loading import ENVIRONMENT_PREFIX, RAW_IDENTITY
+from psyche_core.plugin_switches import passed_on
 from psyche_core.telemetry.events import Event
 from psyche_core.telemetry.sinks import from_json
 
@@ -134,9 +135,11 @@ class Children:
 def child_environment(*, threads: int) -> dict[str, str]:
     """Our environment without PSYCHE_ variables (children get all settings as arguments), with thread counts set.
 
-    Also without an identity, which only one of them could have.
+    What switches plugins off stays. Also without an identity, which only one of them could have.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX) and name != RAW_IDENTITY
     }
-    return environment | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return (
+        environment | passed_on() | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    )

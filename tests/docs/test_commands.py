@@ -14,7 +14,8 @@ from command_lines import all_options, known
 
 REPOSITORY = Path(__file__).parents[2]
 OTHERS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/psyche-core.md", "docs/policy.md")
-PAGES = [*(REPOSITORY / name for name in OTHERS), *sorted((REPOSITORY / "docs" / "how-to").glob("*.md"))]
+PLUGINS = ("docs/plugins/using.md", "docs/plugins/broken-plugins.md", "docs/plugins/new.md")  # the README has placeholders
+PAGES = [*(REPOSITORY / name for name in (*OTHERS, *PLUGINS)), *sorted((REPOSITORY / "docs" / "how-to").glob("*.md"))]
 SPAN = re.compile(r"`(psyche [^`\n]+|--[a-z][^`\n]*)`")
 
 
@@ -50,6 +51,8 @@ def options_in(words: list[str]) -> list[str]:
 @pytest.mark.parametrize(("page", "line"), SHOWN, ids=[f"{page.rpartition('/')[2]}: {line}" for page, line in SHOWN])
 def test_each_command_and_option_that_a_page_shows_exists(page: str, line: str) -> None:
     words = shlex.split(line)
+    while words[1:2] == ["--disable-plugin"]:  # stands before the command
+        del words[1:3]
     if "--" in words:  # the rest is for the client that it starts
         end = words.index("--")
         words, passed_on = words[:end], words[end + 1 :]

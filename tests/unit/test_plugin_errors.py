@@ -114,8 +114,8 @@ CONTEXT = DataContext(settings=None, sequence_length=8)
         ),
         (code(create="1 / 0"), f"{CALLED} failed in its create with ZeroDivisionError: division by zero (broken_data_plugin.py"),
         (
-            code(factory="lambda: None"),
-            f"{CALLED} failed in its create with TypeError: psyche_register_data",
+            code(factory="lambda *arguments: create()"),
+            f"{CALLED} failed in its create with TypeError: create() missing 1 required",
         ),
         (code(create="return None"), f"{CALLED} returned None from its create, expected an object"),
     ],

@@ -140,6 +140,9 @@ def test_one_module_may_bring_several_names_and_kinds(install: Install, tmp_path
     (module(), "psyche_register_optimizers must register Bad exactly once, got nothing", Exception),
     (module("Bad", "Bad"), "psyche_register_optimizers must register Bad exactly once, got Bad, Bad", Exception),
     (module("Bad").replace("return [", "return 3 #"), "must return a list of OptimizerRegistration, got int", Exception),
+    (module("Bad").replace("return [", "return None #"), "must return a list of OptimizerRegistration, got NoneType", Exception),
+    (module("Bad").replace("return [", "return [{'name': 'Bad'}] #"),
+     "must return a list of OptimizerRegistration, got one with a dict in it", Exception),
     (module("Bad").replace("return [", "raise KeyError('k') #"),
      "psyche_register_optimizers failed with KeyError: 'k'", KeyError),
     (module("Bad").replace("psyche_register_optimizers", "psyche_register_optimisers"), "unknown hook", Exception),
@@ -219,11 +222,24 @@ def test_a_name_of_two_distributions_is_an_error_for_who_chooses_it(install: Ins
     install("twin-two", {"optimizer.Twin": "twin_two"}, code=module("Twin"), version="2.0")
     registry = discover(tmp_path)
 
-    both = "twin-one 1.0 and twin-two 2.0 both provide optimizer.Twin; uninstall or disable one of them"
+    both = (
+        "twin-one 1.0 and twin-two 2.0 both provide optimizer.Twin; uninstall or disable one of them, or name the one you mean: "
+        "twin-one:Twin or twin-two:Twin"
+    )
     with pytest.raises(PluginError, match=f"the optimizer plugin Twin is ambiguous: {both}"):
         registry.load("optimizer", "Twin")
     assert registry.load("optimizer", "Single").name == "Single"
     assert "twin_two" not in sys.modules
+
+    assert registry.load("optimizer", "Twin_Two:Twin").name == "Twin", "names of distributions are compared as indexes do"
+    assert registry.load("optimizer", "twin-two:Twin") is registry.load("optimizer", "twin-two:Twin")
+    assert "twin_one" in sys.modules, "of Single"
+    assert [(each.distribution, each.status) for each in registry.list() if each.name == "Twin"] == [
+        ("twin-one", "shadowed"),
+        ("twin-two", "ok"),
+    ]
+    with pytest.raises(PluginError, match=r"^twin-three provides no optimizer plugin Twin; it comes from twin-one and twin-two$"):
+        registry.load("optimizer", "twin-three:Twin")
 
     chosen = discover(tmp_path, disabled=["twin-one"])
     assert chosen.load("optimizer", "Twin").name == "Twin"
@@ -235,7 +251,7 @@ def test_plugins_can_be_disabled_or_chosen(install: Install, tmp_path: Path) -> 
 
     for registry in (discover(tmp_path, disabled=["optimizer.A"]), discover(tmp_path, only=["optimizer.B"])):
         assert [each.status for each in registry.list()] == ["disabled", "not loaded"]
-        with pytest.raises(PluginError, match=r"optimizer plugin A \(pair 1.0\) is disabled; enable optimizer\.A to use it"):
+        with pytest.raises(PluginError, match=r"plugin A \(pair 1.0\) is disabled \(.+\); enable optimizer\.A to use it"):
             registry.load("optimizer", "A")
         assert registry.load("optimizer", "B").name == "B"
 

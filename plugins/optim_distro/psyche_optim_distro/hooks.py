@@ -41,4 +41,5 @@ def psyche_register_optimizers() -> list[OptimizerRegistration]:
 def psyche_register_sharding() -> list[ShardingRegistration]:
     """Register the sharding engine `deepspeed`."""
     summary = "DeepSpeed's AutoTP: tensor parallelism for Llama, Qwen2 and Qwen3"
-    return [ShardingRegistration(name="deepspeed", summary=summary, create=create_deepspeed_engine)]
+    requires = {"deepspeed": "pip install 'psyche-core[deepspeed]'"}
+    return [ShardingRegistration(name="deepspeed", summary=summary, create=create_deepspeed_engine, requires=requires)]

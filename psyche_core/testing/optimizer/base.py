@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
-import pytest
 import torch
 
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.optimizer.replicas import Replica, digest, shared
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
 

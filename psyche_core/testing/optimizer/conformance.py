@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from psyche_core.errors import NonFiniteError
+from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.optimizer.payloads import PayloadTests
+from psyche_core.testing.optimizer.processes import ProcessTests
 from psyche_core.testing.optimizer.replicas import digest, play_rounds, shared
 from psyche_core.testing.optimizer.state import StateTests
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
 
 
-class OptimizerConformance(StateTests, PayloadTests):
+class OptimizerConformance(StateTests, PayloadTests, ProcessTests):
     """The requirements for every `Optimizer`. Subclass it and write `make_optimizer`; override the attributes below.
 
     Attributes:

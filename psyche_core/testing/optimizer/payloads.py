@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import tracemalloc
 
-import pytest
 import torch
 
 from psyche_core.errors import PayloadRejected
+from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.optimizer.base import OptimizerTests
 from psyche_core.testing.optimizer.replicas import shared
 from psyche_core.testing.toy_model import TOY_SHAPES, toy_samples

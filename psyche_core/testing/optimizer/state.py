@@ -5,11 +5,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 
-import pytest
 import torch
 
 from psyche_core.errors import ModelError
 from psyche_core.interfaces.parameters import LazyParameters
+from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.optimizer.base import OptimizerTests
 from psyche_core.testing.optimizer.replicas import copy_shared, digest, play_rounds, shared
 from psyche_core.testing.toy_model import toy_samples

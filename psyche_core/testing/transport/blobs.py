@@ -9,9 +9,9 @@ import threading
 
 import anyio
 import anyio.lowlevel
-import pytest
 
 from psyche_core.errors import BlobNotFound, BlobRejected, TransportError
+from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.transport.mesh import (
     BLOB,
     TIMEOUT,

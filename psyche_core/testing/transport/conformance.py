@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import anyio
 import anyio.lowlevel
-import pytest
 
 from psyche_core.errors import BlobNotFound
 from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Opened
+from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.transport.blobs import BlobTests
 from psyche_core.testing.transport.mesh import (
     by_its_first_bytes,

@@ -4,38 +4,66 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import ClassVar, NoReturn
 
 import anyio
 import anyio.lowlevel
-import pytest
 
 from psyche_core.errors import WireError
 from psyche_core.interfaces.transport import Incoming, Opened, Transport
+from psyche_core.testing.needs_pytest import pytest
 
 TIMEOUT = 30.0
+"""Seconds that a test waits for what must happen, unless its class has another `timeout`."""
+
+TIMEOUT_AFTER_A_HANG = 2.0
+"""The same for the tests of a class after one of them waited in vain: a transport that hangs would take minutes to fail."""
+
 BLOB = bytes(range(256)) * 12_000
 """3 072 000 bytes."""
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Poll until a condition on snapshots (`stats`) holds, since there is no event to wait for."""
-    with anyio.fail_after(TIMEOUT):
+class _Waiting:
+    """How long the test that runs now waits, and whether it has waited in vain."""
+
+    seconds = TIMEOUT
+    in_vain = False
+
+    @classmethod
+    def fail(cls, sentence: str) -> NoReturn:
+        cls.in_vain = True
+        message = f"{sentence} within {cls.seconds:g} s; the contract is psyche_core.interfaces.Transport"
+        raise AssertionError(message)
+
+
+async def until(condition: Callable[[], bool], *, what: str = "what `stats` should show did not come") -> None:
+    """Poll until a condition on snapshots (`stats`) holds, since there is no event to wait for. what: said if it never does."""
+    with anyio.move_on_after(_Waiting.seconds):
         while not condition():  # noqa: ASYNC110  # see above
             await anyio.sleep(0.005)
+        return
+    _Waiting.fail(what)
 
 
 async def connected(endpoints: Sequence[Transport]) -> None:
     """Wait until every endpoint sees all the others."""
     everybody = {endpoint.peer_id for endpoint in endpoints}
-    await until(lambda: all(everybody - {endpoint.peer_id} <= set(endpoint.stats.peers) for endpoint in endpoints))
+    await until(
+        lambda: all(everybody - {endpoint.peer_id} <= set(endpoint.stats.peers) for endpoint in endpoints),
+        what=f"`stats.peers` of {len(everybody)} endpoints, each of which knows the others by set_peers, did not name all others",
+    )
 
 
 async def received(endpoint: Transport, count: int) -> list[Incoming]:
     """Wait for `count` messages."""
-    with anyio.fail_after(TIMEOUT):
-        return [await endpoint.receive() for _ in range(count)]
+    found: list[Incoming] = []
+    with anyio.move_on_after(_Waiting.seconds):
+        while len(found) < count:
+            found.append(await endpoint.receive())
+        return found
+    _Waiting.fail(f"`receive` gave {len(found)} of {count} messages that others had broadcast")
 
 
 def by_its_first_bytes(message: bytes) -> Opened:
@@ -73,9 +101,25 @@ class ExternalBlob:
 
 @pytest.mark.anyio
 class MeshTests:
-    """Tests with a mesh of endpoints, which a subclass makes."""
+    """Tests with a mesh of endpoints, which a subclass makes.
+
+    Attributes:
+        can_cut: whether the subclass can cut links.
+        timeout: seconds that a test waits for what must happen. After a first wait in vain the others wait shorter.
+    """
 
     can_cut = False
+    timeout: ClassVar[float] = TIMEOUT
+    _hung: ClassVar[set[type]] = set()
+
+    @pytest.fixture(autouse=True)
+    def _patience(self) -> Iterator[None]:
+        hung = type(self) in self._hung
+        _Waiting.seconds, _Waiting.in_vain = min(self.timeout, TIMEOUT_AFTER_A_HANG) if hung else self.timeout, False
+        yield
+        if _Waiting.in_vain:
+            self._hung.add(type(self))
+        _Waiting.seconds = TIMEOUT
 
     def make_mesh(self, count: int) -> AbstractAsyncContextManager[list[Transport]]:
         """`count` entered endpoints. Each knows all others through `set_peers`; they are closed at the end."""

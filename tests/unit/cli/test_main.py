@@ -46,7 +46,9 @@ LEAVES = [
     ("data", "inspect"),
     ("data", "tokenize"),
     ("man",),
+    ("plugins", "check"),
     ("plugins", "list"),
+    ("plugins", "new"),
     ("plugins", "show"),
     ("predownload",),
     ("preview-lr",),
@@ -71,7 +73,15 @@ def test_help_imports_click_and_nothing_of_weight() -> None:
     assert [name for name in heavy if name in modules] == []
     ours = sorted(name for name in modules if name.startswith("psyche_core"))
     assert all(
-        name.startswith(("psyche_core.cli", "psyche_core.errors", "psyche_core.text_safety", "psyche_core.__about__"))
+        name.startswith(
+            (
+                "psyche_core.cli",
+                "psyche_core.errors",
+                "psyche_core.text_safety",
+                "psyche_core.__about__",
+                "psyche_core.plugin_switches",
+            )
+        )
         for name in ours[1:]
     ), ours
 

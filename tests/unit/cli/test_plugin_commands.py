@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from psyche_core import hookspecs
+from psyche_core import hookspecs, plugin_switches
 from psyche_core.cli import plugin_commands
 from tests.unit.cli.conftest import Psyche
 
@@ -83,7 +83,7 @@ def install(tmp_path: Path) -> Iterator[Install]:
 
 
 def test_the_group_and_the_kind_are_those_of_the_hooks() -> None:
-    assert plugin_commands._GROUP == hookspecs.GROUP
+    assert plugin_switches.GROUP == hookspecs.GROUP
     assert plugin_commands._KIND.removesuffix(".") in hookspecs.KINDS
 
 

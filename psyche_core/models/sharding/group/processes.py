@@ -19,10 +19,17 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from psyche_core.config.options.loading import ENVIRONMENT_PREFIX
+from psyche_core.plugin_switches import passed_on
 
 END_SECONDS: Final = 60.0
 _KEPT_LINES: Final = 40
 _ERROR: Final = "Error: "
+
+
+def rank_environment(*, threads: int | None) -> dict[str, str]:
+    """Our environment without PSYCHE_ variables but for those that switch plugins, with the number of CPU threads if given."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    return kept | passed_on() | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
 
 
 class LocalRanks:
@@ -38,9 +45,7 @@ class LocalRanks:
 
         secret: of the group, sent through stdin. threads: CPU threads of the rank, None for the default.
         """
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
-        if threads is not None:
-            environment["OMP_NUM_THREADS"] = str(threads)
+        environment = rank_environment(threads=threads)
         child = subprocess.Popen(  # noqa: S603 - the same interpreter, with our own arguments
             [sys.executable, "-m", "psyche_core.training.sidecar", "--end-with-parent", *arguments],
             stdin=subprocess.PIPE,

@@ -1,0 +1,282 @@
+"""What `psyche plugins check` does: everything that can be known of a plugin without a test file, step by step.
+
+Each step ends in a sentence. The first failure of import, plugin API or registration ends the check: what follows needs them.
+Conformance runs in a process of its own, so that a plugin that hangs or ends the process is a sentence, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from psyche_core.errors import PsycheError
+from psyche_core.hookspecs import OptimizerContext, Registration
+from psyche_core.plugin_errors import guarded, label, summary_of
+from psyche_core.plugin_switches import CORE, normalized
+from psyche_core.plugins import PluginRecord, described_settings
+from psyche_core.plugins.loading import HOOKS, Refused, checked_api, imported, registration_of
+
+Outcome = Literal["ok", "warning", "failed", "skipped"]
+
+CONFORMANCE_SECONDS = 600
+"""Time limit of the whole conformance step."""
+
+_CLASSES: Mapping[str, str] = {
+    "backend": "backend.BackendConformance",
+    "optimizer": "optimizer.OptimizerConformance",
+    "data": "data.DataConformance",
+    "transport": "transport.TransportConformance",
+    "model": "model.ModelConformance",
+    "sharding": "sharding.ShardingConformance",
+    "relay": "relay.RelayConformance",
+    "tracker": "tracker.TrackerConformance",
+    "command": "command.CommandConformance",
+}
+
+_TESTS: Mapping[str, str] = {
+    "optimizer": """
+from psyche_core.hookspecs import OptimizerContext
+from psyche_core.testing.optimizer import OptimizerConformance
+
+class TestPlugin(OptimizerConformance):
+    resends_refused = not DROPS_REFUSED
+
+    def make_optimizer(self, model):
+        settings = REGISTRATION.settings.model_validate(SETTINGS)
+        return REGISTRATION.create(OptimizerContext(settings=settings, model=model))
+""",
+    "model": """
+from psyche_core.testing.model import ModelConformance
+
+class TestPlugin(ModelConformance):
+    create = staticmethod(REGISTRATION.create)
+    config = MODEL_CONFIG
+""",
+    "command": """
+from psyche_core.testing.command import CommandConformance
+
+class TestPlugin(CommandConformance):
+    registration = REGISTRATION
+    hooks = MODULE
+""",
+}
+_HEAD = """
+from psyche_core.plugins import PluginRegistry
+
+REGISTRATION = PluginRegistry.discover().load({kind!r}, {name!r})
+MODULE, SETTINGS, MODEL_CONFIG, DROPS_REFUSED = {module!r}, {settings!r}, {model_config!r}, {drops_refused!r}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a check: what it looked at, how that ended, and a sentence."""
+
+    name: str
+    outcome: Outcome
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What the user adds.
+
+    Attributes:
+        settings: the plugin's own table.
+        model_config: a model's config.json.
+        drops_refused: whether an optimizer drops what was not accepted, and documents it.
+        conformance: whether to run the conformance tests.
+    """
+
+    settings: Mapping[str, Any]
+    model_config: Mapping[str, Any] | None = None
+    drops_refused: bool = False
+    conformance: bool = True
+
+
+def check_plugin(record: PluginRecord, given: Given) -> Iterator[Step]:
+    """All steps that can be done, as they are done."""
+    try:
+        module = imported(record.module)
+        yield Step("import", "ok", f"{record.module} can be imported")
+        api = checked_api(module, record)
+        yield Step("plugin API", "ok", f"it was written for plugin API {api}")
+    except Refused as refused:
+        yield Step("import" if refused.status == "failed" else "plugin API", "failed", str(refused))
+        return
+
+    try:
+        registration, _ = registration_of(record)
+    except Refused as refused:
+        yield Step("dependencies" if refused.status == "incomplete" else "registration", "failed", str(refused))
+        return
+
+    yield Step("registration", "ok", f"{HOOKS[record.kind][0]} registers {type(registration).__name__} {registration.name}")
+    yield from _check_settings(registration, given)
+    yield _check_dependencies(record)
+    yield _check_factory(record, guarded(registration, called=label(record.kind, record.name, record.origin)), given)
+    if given.conformance:
+        yield _check_conformance(record, registration, given)
+
+
+def _check_settings(registration: Registration, given: Given) -> Iterator[Step]:
+    model: type[BaseModel] | None = getattr(registration, "settings", None)
+    if model is None:
+        yield Step("settings", "ok", "it takes no settings")
+        return
+
+    try:
+        described = described_settings(model)
+    except Exception as error:  # a field may have any class, of which pydantic makes no schema
+        yield Step("settings", "failed", f"{model.__name__} has no JSON schema, so it cannot be shown: {summary_of(error)}")
+        return
+
+    problems = []
+    if model.model_config.get("extra") != "forbid":
+        problems.append('unknown keys are not refused; add model_config = ConfigDict(extra="forbid")')
+    silent = [name for name, field in described.items() if not field["description"]]
+    if silent:
+        problems.append(f"without a description: {', '.join(silent)}; give Field(description=…)")
+    required = [name for name, field in described.items() if field["required"] and name not in given.settings]
+    if required:
+        yield Step("settings", "warning" if problems else "ok", "; ".join([f"{', '.join(required)} must be given", *problems]))
+        return
+
+    try:
+        model.model_validate(dict(given.settings))
+    except ValidationError as error:
+        yield Step("settings", "failed", f"{model.__name__} refuses {json.dumps(given.settings)}: {summary_of(error)}")
+        return
+
+    told = f"{model.__name__} has {len(described)} keys" + (" and accepts what was given" if given.settings else "")
+    yield Step("settings", "warning" if problems else "ok", "; ".join([told, *problems]))
+
+
+def _check_dependencies(record: PluginRecord) -> Step:
+    """Whether what the distribution names is installed, and whether it names psyche-core with an upper bound."""
+    if record.distribution == CORE:
+        return Step("dependencies", "ok", "it comes with psyche-core")
+    try:
+        named = [each for each in requires(record.distribution) or () if "extra ==" not in each]
+    except PackageNotFoundError:
+        return Step("dependencies", "failed", f"{record.distribution} has no readable metadata; install it again")
+
+    missing, core = [], ""
+    for requirement in named:
+        name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
+        core = requirement if normalized(name) == CORE else core
+        try:
+            version(name)
+        except PackageNotFoundError:
+            if ";" not in requirement:  # a marker may leave it out here
+                missing.append(requirement)
+    if missing:
+        return Step("dependencies", "failed", f"not installed: {', '.join(missing)}; pip install {record.distribution}")
+    if not core:
+        return Step("dependencies", "warning", 'it does not name psyche-core; add "psyche-core>=0.1,<0.2" to its dependencies')
+    if "<" not in core and "==" not in core and "~=" not in core:
+        return Step("dependencies", "warning", f"{core} has no upper bound; a later minor version may break it before 1.0")
+    return Step("dependencies", "ok", f"{len(named)} requirements are installed; works with {core}")
+
+
+def _check_factory(record: PluginRecord, registration: Any, given: Given) -> Step:
+    """Make an object where that needs neither an address, files nor a network."""
+    try:
+        if record.kind == "command":
+            import click
+
+            command = registration.load()
+            if not isinstance(command, click.Command):
+                return Step("factory", "failed", f"load gives a {type(command).__name__}, expected a click command")
+            return Step("factory", "ok", f"load gives the command {command.name}")
+        if record.kind == "optimizer":
+            from psyche_core.testing.toy_model import ToyModel
+
+            settings = registration.settings.model_validate(dict(given.settings))
+            made = registration.create(OptimizerContext(settings=settings, model=ToyModel()))
+            return Step("factory", "ok", f"create gives a {type(made).__name__} for a model of {len(made.masters)} tensors")
+    except ValidationError as error:
+        return Step("factory", "skipped", f"it needs settings; give them with --settings: {summary_of(error)}")
+    except PsycheError as error:
+        return Step("factory", "failed", error.sentence)
+    except ModuleNotFoundError as error:
+        return Step(
+            "factory", "failed", f"the module {error.name} is not installed; optimizers need pip install 'psyche-core[train]'"
+        )
+    except Exception as error:  # foreign code may raise anything
+        return Step("factory", "failed", f"{label(record.kind, record.name, record.origin)} failed with {summary_of(error)}")
+
+    return Step("factory", "skipped", f"what a {record.kind} plugin is made from is not known here; its own test makes one")
+
+
+def _check_conformance(record: PluginRecord, registration: Registration, given: Given) -> Step:
+    name = f"psyche_core.testing.{_CLASSES[record.kind]}"
+    if record.kind not in _TESTS:
+        return Step(
+            "conformance", "skipped", f"inherit {name} in a test: it needs what only you know of your {record.kind} plugin"
+        )
+    if record.kind == "model" and given.model_config is None:
+        return Step("conformance", "skipped", "give the config.json of a small model with --model-config")
+    if find_spec("pytest") is None:
+        return Step("conformance", "skipped", "it needs pytest; install it with: pip install 'psyche-core[testing]'")
+
+    model: type[BaseModel] | None = getattr(registration, "settings", None)
+    if model is not None and any(field.is_required() and key not in given.settings for key, field in model.model_fields.items()):
+        return Step("conformance", "skipped", "it needs settings; give them with --settings")
+
+    head = _HEAD.format(
+        kind=record.kind,
+        name=f"{record.distribution}:{record.name}",
+        module=record.module,
+        settings=dict(given.settings),
+        model_config=None if given.model_config is None else dict(given.model_config),
+        drops_refused=given.drops_refused,
+    )
+    with tempfile.TemporaryDirectory(prefix="psyche-check-") as folder:
+        test, report = Path(folder, "test_plugin.py"), Path(folder, "report.xml")
+        test.write_text(head + _TESTS[record.kind], encoding="utf-8")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "psyche_core.testing.pytest_plugin"]
+        command += ["--rootdir", folder, "-c", os.devnull]
+        try:
+            done = subprocess.run(  # noqa: S603  # our own interpreter
+                [*command, f"--junitxml={report}", str(test)],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=CONFORMANCE_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return Step("conformance", "failed", f"{name} did not end within {CONFORMANCE_SECONDS} s: a call of yours hangs")
+        if not report.exists():
+            lines = (done.stdout + done.stderr).strip().splitlines() or [f"exit status {done.returncode}"]
+            return Step("conformance", "failed", f"{name} could not run: {lines[-1]}")
+        return _read_report(name, report)
+
+
+def _read_report(name: str, report: Path) -> Step:
+    cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314  # pytest wrote it a moment ago
+    failures = [
+        f"{case.get('name')}: {' '.join((problem.get('message') or '').split())[:200]}"
+        for case in cases
+        for problem in (*case.findall("failure"), *case.findall("error"))
+    ]
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    if failures:
+        told = f"{len(failures)} of {len(cases)} tests of {name} failed: {'; '.join(failures[:3])}"
+        return Step("conformance", "failed", told + (" …" if len(failures) > 3 else ""))
+    left = f", {skipped} do not apply" if skipped else ""
+    return Step("conformance", "ok", f"{len(cases) - skipped} tests of {name} pass{left}")

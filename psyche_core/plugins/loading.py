@@ -1,0 +1,164 @@
+"""From a record to a registration: import the module, compare API versions, call the hook, check what it gives.
+
+Each module has its own plugin manager, so a broken plugin cannot disturb another.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Mapping
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import pluggy
+
+from psyche_core import hookspecs
+from psyche_core.hookspecs import (
+    PLUGIN_API,
+    PROJECT,
+    BackendRegistration,
+    CommandRegistration,
+    DataRegistration,
+    ModelRegistration,
+    OptimizerRegistration,
+    Registration,
+    RelayRegistration,
+    ShardingRegistration,
+    TrackerRegistration,
+    TransportRegistration,
+)
+from psyche_core.plugins.records import PluginRecord, Status
+from psyche_core.plugins.registration_checks import problem_of, with_article
+
+HOOKS: Mapping[str, tuple[str, type[Registration]]] = MappingProxyType(
+    {
+        "backend": ("psyche_register_backends", BackendRegistration),
+        "optimizer": ("psyche_register_optimizers", OptimizerRegistration),
+        "data": ("psyche_register_data", DataRegistration),
+        "transport": ("psyche_register_transports", TransportRegistration),
+        "model": ("psyche_register_models", ModelRegistration),
+        "sharding": ("psyche_register_sharding", ShardingRegistration),
+        "relay": ("psyche_register_relays", RelayRegistration),
+        "tracker": ("psyche_register_trackers", TrackerRegistration),
+        "command": ("psyche_register_commands", CommandRegistration),
+    }
+)
+"""By kind: the hook and what it registers."""
+
+
+class PluginApiWarning(UserWarning):
+    """A plugin needs a newer minor version of the plugin API than this core knows."""
+
+
+class Refused(Exception):
+    """An entry point cannot be used; becomes the record's status and cause."""
+
+    def __init__(self, status: Status, cause: str) -> None:
+        super().__init__(cause)
+        self.status: Status = status
+
+
+def registration_of(record: PluginRecord) -> tuple[Registration, str]:
+    """The checked registration of an entry point, and the API version of its module. Raises Refused."""
+    module = imported(record.module)
+    api = checked_api(module, record)
+    registration = _named(_registered(module, record), record)
+    problem = problem_of(registration, record.kind)
+    if problem:
+        hook_name, of_type = HOOKS[record.kind]
+        cause = f"{hook_name} registered {with_article(of_type.__name__)} that is wrong: {problem}"
+        raise Refused("failed", cause)
+
+    missing = missing_modules(registration)
+    if missing:
+        told = "; ".join(f"it needs the module {name}, which is not installed: {remedy}" for name, remedy in missing.items())
+        raise Refused("incomplete", told)
+
+    return registration, api
+
+
+def imported(name: str) -> ModuleType:
+    """The module of an entry point. Raises Refused."""
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # importing runs foreign code
+        cause = f"importing it failed with {type(error).__name__}: {error}"
+        raise Refused("failed", cause) from error
+
+
+def checked_api(module: ModuleType, record: PluginRecord) -> str:
+    """The plugin API for which a module was written. Raises Refused; warns with PluginApiWarning of a newer minor one."""
+    ours = f"{PLUGIN_API[0]}.{PLUGIN_API[1]}"
+    text = getattr(module, "PSYCHE_PLUGIN_API", None)
+    try:
+        major, minor = (int(part) for part in str(text).split("."))
+    except ValueError:
+        cause = f'its module must define PSYCHE_PLUGIN_API = "{ours}", got {text!r}'
+        raise Refused("incompatible", cause) from None
+
+    if major != PLUGIN_API[0]:
+        older = "psyche-core" if major > PLUGIN_API[0] else record.distribution
+        cause = f"it was written for plugin API {text}, this core has {ours}; upgrade {older}"
+        raise Refused("incompatible", cause)
+    if minor > PLUGIN_API[1]:
+        message = f"{record.entry_point} ({record.origin}) was written for plugin API {text}, this core has {ours}"
+        warnings.warn(message, PluginApiWarning, stacklevel=2)
+
+    return str(text)
+
+
+def missing_modules(registration: Registration) -> dict[str, str]:
+    """Of the modules that a registration requires, those that are not installed, with what to type; imports nothing."""
+    missing = {}
+    for name, remedy in registration.requires.items():
+        try:
+            found = importlib.util.find_spec(name) is not None
+        except (ImportError, ValueError):  # the parent of a submodule is missing, or a module has no spec
+            found = False
+        if not found:
+            missing[name] = remedy
+    return missing
+
+
+def _registered(module: ModuleType, record: PluginRecord) -> list[Registration]:
+    """What the module's hook of the record's kind returns. Raises Refused."""
+    hook_name, of_type = HOOKS[record.kind]
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(hookspecs)
+    try:
+        manager.register(module, name=record.module)
+        manager.check_pending()
+        caller = getattr(manager.hook, hook_name)
+        answers: list[Any] = caller()
+    except (Exception, SystemExit) as error:  # foreign code may raise anything
+        cause = f"{hook_name} failed with {type(error).__name__}: {error}"
+        raise Refused("failed", cause) from error
+
+    if not answers and not caller.get_hookimpls():
+        cause = f"its module has no @hookimpl function {hook_name}"
+        raise Refused("failed", cause)
+
+    registered = answers[0] if answers else None  # pluggy leaves out what returns None
+    if not isinstance(registered, list | tuple):
+        cause = f"{hook_name} must return a list of {of_type.__name__}, got {type(registered).__name__}"
+        raise Refused("failed", cause)
+
+    wrong = [type(item).__name__ for item in registered if not isinstance(item, of_type)]
+    if wrong:
+        cause = f"{hook_name} must return a list of {of_type.__name__}, got one with {with_article(wrong[0])} in it"
+        raise Refused("failed", cause)
+
+    return list(registered)
+
+
+def _named(registered: list[Registration], record: PluginRecord) -> Registration:
+    """The only registration with the record's name. Raises Refused."""
+    named = [item for item in registered if item.name == record.name]
+    if len(named) != 1:
+        names = ", ".join(str(item.name) for item in registered) or "nothing"
+        cause = f"{HOOKS[record.kind][0]} must register {record.name} exactly once, got {names}"
+        raise Refused("failed", cause)
+
+    return named[0]

@@ -1,0 +1,93 @@
+"""One project of every kind that `psyche plugins new` offers: it is installed, its own tests pass, and it trains.
+
+The projects are installed together into a folder beside this environment, without an index.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from psyche_core.plugins.projects import KINDS, make_project
+
+pytestmark = [pytest.mark.packaging, pytest.mark.slow, pytest.mark.timeout(600)]
+
+NAMES = {"optimizer": "MajorityVote", "data": "Texts", "model": "TinyRnn", "tracker": "lines", "command": "count-events"}
+TRAINED = ("optimizer", "data", "model")
+
+
+class Projects:
+    """The projects, by kind, and the folder where they are installed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folders = {kind: make_project(kind, NAMES[kind], out=folder / kind) for kind in KINDS}
+        self.site = folder / "site"
+
+    def run(self, kind: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """`python ARGUMENTS` in a project's folder, with the plugins installed."""
+        environment = {**os.environ, "PYTHONPATH": str(self.site), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, *map(str, arguments)]
+        return subprocess.run(
+            command, cwd=self.folders[kind], env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+
+
+@pytest.fixture(scope="module")
+def projects(tmp_path_factory: pytest.TempPathFactory) -> Projects:
+    made = Projects(tmp_path_factory.mktemp("projects"))
+    install = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", made.site)
+    done = made.run("data", *install, *made.folders.values())
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+def test_every_kind_is_there() -> None:
+    assert set(KINDS) == set(NAMES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_own_tests_pass(projects: Projects, kind: str) -> None:
+    done = projects.run(kind, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider")
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_check_finds_nothing(projects: Projects, kind: str) -> None:
+    options = ("--model-config", "run/model/config.json") if kind == "model" else ()
+    done = projects.run(kind, "-m", "psyche_core", "plugins", "check", f"{kind}.{NAMES[kind]}", "--json", *options)
+    assert done.returncode == 0, done.stdout
+    outcomes = {step["name"]: step["outcome"] for step in json.loads(done.stdout)["steps"]}
+    assert set(outcomes.values()) <= {"ok", "skipped"}
+    assert outcomes["conformance"] == ("skipped" if kind in ("data", "tracker") else "ok")
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_it_trains(projects: Projects, kind: str) -> None:
+    done = projects.run(
+        kind, "-m", "psyche_core", "train-local", "--state", "run/state.toml", "--device", "cpu", "--logs", "json"
+    )
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    losses = [event["loss"] for event in events if event["event"] == "step_trained"]
+    assert len(losses) == 40
+    assert losses[-1] < losses[0] - 1.0
+
+
+def test_a_tracker_and_a_command_are_used(projects: Projects, tmp_path: Path) -> None:
+    arguments = ("train-local", "--state", "run/state.toml", "--device", "cpu", "--logs", "none", "--steps", "3")
+    figures = ("--tracker", "lines", "--lines-dir", tmp_path / "figures", "--events-file", tmp_path / "events.jsonl")
+    done = projects.run("optimizer", "-m", "psyche_core", *arguments, *figures)
+    assert done.returncode == 0, done.stderr
+    (file,) = (tmp_path / "figures").glob("*.jsonl")
+    kinds = [json.loads(line)["kind"] for line in file.read_text().splitlines()]
+    assert kinds[0] == "run"
+    assert kinds[-1] == "end"
+
+    counted = projects.run("command", "-m", "psyche_core", "count-events", tmp_path / "events.jsonl")
+    assert ["3", "step_trained"] in [line.split() for line in counted.stdout.splitlines()]
