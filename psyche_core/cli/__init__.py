@@ -90,7 +90,6 @@ class Switches:
     help="Show detailed log lines, and a traceback for every failure.",
 )
 @click.option(
-<<<<<<< HEAD
     "--show-completion",
     is_flag=False,
     flag_value=DETECTED,
@@ -111,7 +110,8 @@ class Switches:
     is_eager=True,
     callback=install,
     help="Write that script where the shell looks for it.",
-=======
+)
+@click.option(
     "--disable-plugin",
     "disabled",
     multiple=True,
@@ -120,7 +120,6 @@ class Switches:
         "Do as if a plugin were not installed: optimizer.Distro, Distro, or all of a distribution, psyche-optim-distro. May be "
         "repeated. The variable PSYCHE_DISABLE_PLUGINS=a,b names more of them, PSYCHE_PLUGINS=a,b the only ones to use."
     ),
->>>>>>> h/i22
 )
 @click.pass_context
 def cli(context: click.Context, *, debug: bool, disabled: tuple[str, ...]) -> None:
