@@ -121,6 +121,8 @@ class Link:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self.peer: bytes = bytes(connection.remote_id().to_bytes())
+        self._path: Path | None = None
+        self._received: dict[tuple[bool, str], int] = {}
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -133,14 +135,21 @@ class Link:
         """The path in use; None once the link is closed, and while nothing has arrived.
 
         The library selects no path on a connection from a peer whose earlier one, from another address, has just ended; then it
-        is the one from which most has come.
+        is the one from which most has come since we last looked. On a busy machine it lists none for a while, though messages
+        arrive: then it is the one that was used last.
         """
-        paths = self._connection.paths()
-        used = max(paths, key=lambda path: (path.is_selected, path.stats.udp_rx_datagrams), default=None)
-        if used is None or not (used.is_selected or used.stats.udp_rx_datagrams):
+        if self._connection.close_reason():
             return None
 
-        return Path(not used.is_ip, used.rtt_ms / 1000)
+        paths = list(self._connection.paths())
+        received = {(path.is_ip, str(path.remote_addr)): path.stats.udp_rx_datagrams for path in paths}
+        news = {place: count - self._received.get(place, 0) for place, count in received.items()}
+        self._received |= received
+        found = [(path.is_selected, news[path.is_ip, str(path.remote_addr)], path) for path in paths]
+        selected, latest, used = max(found, key=lambda one: one[:2], default=(False, 0, None))
+        if used is not None and (selected or latest > 0):
+            self._path = Path(not used.is_ip, used.rtt_ms / 1000)
+        return self._path
 
     async def read_one_way(self, most: int) -> bytes:
         """All of the next one-way stream that the peer opens, at most so many bytes."""
