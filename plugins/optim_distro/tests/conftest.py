@@ -25,6 +25,18 @@ def pytest_sessionstart() -> None:
                 index.unlink()
 
 
+IN_ANOTHER_PROCESS = frozenset({"TestDistroOneBit", "TestDistroValues", "TestDistroWithASecondStage"})
+"""Conformance classes that are tried in another process each time: one of each way to sum and to apply. Each takes seconds."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the other classes' second process to `make soak`."""
+    for item in items:
+        of = getattr(item, "cls", None)
+        if item.name == "test_another_process_gets_the_same_bits" and of is not None and of.__name__ not in IN_ANOTHER_PROCESS:
+            item.add_marker(pytest.mark.soak)
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
