@@ -99,7 +99,7 @@ def _advertised(text: str) -> tuple[str, int | None]:
     number = int(port[:6]) if port.isascii() and port.isdecimal() else None
     bad_port = (bool(port) or text.endswith(":")) and (number is None or not 0 < number < 65536)
     if ip is None or ip.is_multicast or ip.is_unspecified or bad_port:
-        message = f"expected IP[:PORT] such as 203.0.113.7:4433 or [2001:db8::7]:4433, got {text[:100]!r}"
+        message = "expected IP[:PORT] such as 203.0.113.7:4433 or [2001:db8::7]:4433"
         raise ValueError(message)
 
     return str(ip), number

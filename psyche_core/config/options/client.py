@@ -90,7 +90,10 @@ class ClientSettings(ReportingOptions, ComputeOptions):
     keep_steps: int = Field(
         default=3,
         ge=1,
-        description="Number of epoch-end checkpoints to keep in that folder. Checkpoints within an epoch do not count.",
+        description=(
+            "Number of epoch-end checkpoints to keep in that folder. Checkpoints within an epoch do not count, nor do those from "
+            "which the client's two journals continue: they stay in any case."
+        ),
     )
     model_store: str | None = Field(
         default=None,
