@@ -90,7 +90,8 @@ def histories(state: CoordinatorState) -> dict[int, bytes]:
     A round begins with the history of the step two before its own, which it shares with everybody's masters. The first two rounds
     of an epoch have the same masters, and the history of these is that of the first round.
     """
-    found = {stored.step - min(stored.height + 1, 2): stored.history for stored in state.epoch.rounds if stored.height != 1}
+    found = {end.step: end.history for end in state.ends}
+    found |= {stored.step - min(stored.height + 1, 2): stored.history for stored in state.epoch.rounds if stored.height != 1}
     if state.run_state not in _PLAYING:
         found[state.progress.step - 1] = state.history
     return found
@@ -166,12 +167,15 @@ def epoch_digest(state: CoordinatorState, command: EpochDigest) -> Outcome:
 
 
 def _participants(state: CoordinatorState) -> list[int]:
-    """Return the slots that had accepted results in the epoch or were healthy when its last round began, without ejected ones."""
-    last = state.epoch.rounds[-1].slots
+    """Return the slots that had accepted results in the epoch or were healthy when a stored round began, without ejected ones.
+
+    So the last remaining member cannot sign alone, however early the others left.
+    """
+    began = {slot for stored in state.epoch.rounds for slot in stored.slots}
     return [
         slot
         for slot, client in enumerate(state.epoch.clients)
-        if client.state is not ClientState.Ejected and (client.accepted_rounds > 0 or slot in last)
+        if client.state is not ClientState.Ejected and (client.accepted_rounds > 0 or slot in began)
     ]
 
 

@@ -192,6 +192,8 @@ def _fault(rng: random.Random, kind: str, *, members: list[int], killable: list[
         case "delay":
             return fault(_all_or(rng, few), 15.0, amount=rng.uniform(0.1, 3.0))
         case "partition" | "asymmetric":
+            if kind == "partition" and rng.random() < SERVER_ALONE:
+                return fault((SERVER,), 20.0)
             side = tuple(sorted(rng.sample(members, rng.randint(1, max(1, len(members) // 2)))))
             if rng.random() < 0.4:
                 return fault(side, 15.0, amount=1.0)

@@ -343,7 +343,7 @@ class World:
             raise InvariantViolation("nothing-is-lost-that-a-member-holds", sentence)
 
         for node in present:
-            for kept in node.disk.restorable:
+            for kept in node.disk.written:
                 known = kept.step in signed or (kept.step >= step and not contested)
                 if known and self.replicas.has_more(kept.masters, kept.step, than=target):
                     sentence = f"the run goes back to step {target}, {node.name} has step {kept.step} on its disk"

@@ -100,6 +100,8 @@ def finish_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     events = (*events, *dropped)
     if not state.healthy_slots or not current.statements:
         state, cut = (state, ()) if current.drain else _settled(state, current)
+        if before is None:
+            state = replace(state, history=current.history)  # its statements are about no round, so nothing was decided
         return _start_cooldown(state, now, reason=ABANDONED, events=(*events, *cut))
 
     if current.drain:

@@ -135,6 +135,8 @@ class CoordinatorChecker:
                     self._paid(new)
             case commands.WentBack():
                 self.sample_tracker.went_back(new)
+            case commands.EpochSigned():
+                self._signed(event, new)
             case commands.CooldownStarted():
                 self.end_reasons.append(event.reason)
                 last = new.current_round
@@ -145,6 +147,18 @@ class CoordinatorChecker:
                 if event.steps != new.config.total_steps:
                     sentence = f"the run finished after {event.steps} of {new.config.total_steps} steps"
                     raise InvariantViolation("every-step-is-trained", sentence)
+
+    def _signed(self, event: commands.EpochSigned, state: CoordinatorState) -> None:
+        """Where honest members played in the epoch, liars alone sign no end."""
+        began = {slot for stored in state.epoch.rounds for slot in stored.slots}
+        honest = [
+            client
+            for slot, client in enumerate(state.epoch.clients)
+            if client.id.signer in self._honest and (client.accepted_rounds or slot in began)
+        ]
+        if honest and all(client.end_digest != event.digest for client in honest):
+            sentence = f"liars alone signed the end of step {event.step}; {len(honest)} honest members played in that epoch"
+            raise InvariantViolation("liars-sign-no-end", sentence)
 
     def _credited(self, event: commands.RoundSettled, state: CoordinatorState) -> None:
         """Only a member that announced a result with its own key is credited with one."""

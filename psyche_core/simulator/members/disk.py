@@ -152,6 +152,11 @@ class Disk:
         """All masters that this journal and the one before it can restore, oldest first."""
         return (*self._earlier, *self._journal)
 
+    @property
+    def written(self) -> tuple[SavedMasters, ...]:
+        """All masters on the disk: also checkpoints, set aside or not."""
+        return (*self.restorable, *self._saved, *self._discarded)
+
     def saved_signed(self, state: CoordinatorState) -> bool:
         """Whether a checkpoint, set aside or not, is of the state's step and of the digest that members signed."""
         due = masters_due(state)

@@ -92,7 +92,7 @@ pub fn epoch_digest(run: &mut Run, sender: &Key, epoch: u32, index: u16, digest:
         return Err(DUPLICATE_WITNESS);
     }
     client.end_digest = *digest;
-    let began = image.round(last).slots;
+    let began = began(image);
     let (mut voters, mut equal) = (0, 0);
     for (slot, client) in image.epoch.clients.used().iter().enumerate() {
         if client.state != health::EJECTED && (client.accepted_rounds > 0 || set::has(&began, slot)) {
@@ -136,11 +136,16 @@ fn truncate_ends(ends: &mut List<EpochEnd, MAX_ENDS>, step: u64) {
 /// Statements that must name the same digest to sign a step: a quorum of all members of the stored rounds, or of the largest
 /// committee where those are more.
 fn needed_to_sign(image: &Image) -> usize {
+    quorum(set::count(&began(image)).min(MAX_WITNESSES))
+}
+
+/// The slots that were healthy when a stored round began.
+fn began(image: &Image) -> Set {
     let mut members = [0; 4];
     for round in image.epoch.rounds.used() {
         set::unite(&mut members, &round.slots);
     }
-    quorum(set::count(&members).min(MAX_WITNESSES))
+    members
 }
 
 /// The digest that a stored round's statements sign: that of everybody's masters during the round, which are those of two steps

@@ -201,6 +201,9 @@ pub fn finish_round(run: &mut Run, current: usize) {
         if !drain {
             settle(run, current, &[0; 4], &mut [0; 4]);
         }
+        if previous == NONE {
+            run.image.history = run.image.round(current).history; // its statements are about no round: nothing was decided
+        }
         run.image.enter(state::COOLDOWN, run.now);
         return;
     }
