@@ -22,6 +22,9 @@ SEALED_EVERY = 200
 LONE_EVERY = 100
 """One run in this many is a long one with one liar and no other fault, to measure what it costs the others."""
 
+SERVER_ALONE = 0.2
+"""Probability that a partition cuts the server off from all members, so that it withdraws them all, if it withdraws anybody."""
+
 LONE_LIES = SLOWING_LIES
 """Lies of that liar."""
 

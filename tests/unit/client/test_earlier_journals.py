@@ -177,10 +177,12 @@ def test_signed_steps_of_both_journals_are_held(member: Member) -> None:
     member.end_epoch()
     member.train(6)
     digests = {step: hashlib.sha256(content).digest() for step, content in member.contents.items()}
-    state = replace(state_at(7), ends=tuple(EpochEnd(step=step, digest=digests[step]) for step in (2, 4, 5)))
+    state = replace(
+        state_at(7), ends=tuple(EpochEnd(step=step, digest=digests[step], history=history(step)) for step in (2, 4, 5))
+    )
     assert member.start(state, step=4) == 6
     assert member.restorer.held(state) == tuple((step, digests[step]) for step in (2, 4, 5))
-    back = replace(state_at(3, generation=1), ends=(EpochEnd(step=2, digest=digests[2]),))
+    back = replace(state_at(3, generation=1), ends=(EpochEnd(step=2, digest=digests[2], history=history(2)),))
     assert member.start(back, step=0) == 2, "and the run may go back to them"
 
 

@@ -354,6 +354,19 @@ def histories_are_not_compared(patch: Patch) -> None:
     patch.setattr(settled_rounds, "histories", lambda _: {})
 
 
+def a_first_round_that_does_not_count_changes_the_history(patch: Patch) -> None:
+    """F18: the statements of an epoch's first round are about no round; where it is the last one, nothing was decided."""
+
+    def start_cooldown(state: CoordinatorState, now: int, *, reason: str, events: tuple[Event, ...]) -> Any:
+        current = state.current_round
+        if current is not None and current.height == 0 and current.statements:
+            state = replace(state, history=b"\1" * 32)
+        return original(state, now, reason=reason, events=events)
+
+    original = rounds._start_cooldown
+    patch.setattr(rounds, "_start_cooldown", start_cooldown)
+
+
 def what_a_liar_stored_counts_at_once(patch: Patch) -> None:
     """F9: the run's first model is forgotten for one that nobody signed, before anybody's disk holds a later one."""
     patch.setattr(checkpoints, "NO_DIGEST", b"")
@@ -480,6 +493,8 @@ MUTATIONS = (
              found="proof-forgotten-by-a-restore"),
     Mutation(histories_are_not_compared, (), ("replicas-are-equal",), first=318,
              found="restored-thrice-and-all-died"),
+    Mutation(a_first_round_that_does_not_count_changes_the_history, (), ("nothing-is-lost-that-a-disk-holds",), first=10,
+             found="statement-in-a-first-round-that-did-not-count"),
     Mutation(what_a_liar_stored_counts_at_once, (), ("nothing-is-lost-that-a-disk-holds", "the-run-goes-on"), first=10052976,
              found="stored-by-a-liar-in-the-first-epoch"),
     Mutation(the_run_goes_back_while_members_wait, (), ("nothing-is-lost-that-a-disk-holds",), first=83000027,
