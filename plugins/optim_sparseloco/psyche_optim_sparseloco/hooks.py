@@ -22,7 +22,7 @@ def psyche_register_optimizers() -> list[OptimizerRegistration]:
     return [
         OptimizerRegistration(
             name="SparseLoCo",
-            summary="SparseLoCo: local AdamW steps, top-k with error feedback, two bits a value, bit-exact on every replica",
+            summary="SparseLoCo: many local steps a result, top-k with error feedback, two bits a value, bit-exact",
             settings=SparseLoCoSettings,
             create=create,
         )

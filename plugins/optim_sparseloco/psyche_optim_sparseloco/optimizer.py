@@ -3,12 +3,13 @@
     load_lookahead   local weights <- masters - outer rate * own results that are not applied yet
     inner step       local weights <- local weights - lr f AdamW direction                          drift <- drift + direction
     compress(s)      error <- decay * error + drift;  sent <- Q(top-k of error);  error <- error - sent
-    apply(s)         masters <- masters (1 - lr H wd) - lr f outer rate * (sum of all sent) / (number of results)
+    apply(s)         masters <- masters (1 - lr H wd) - lr f outer rate * (mean of what was sent for this weight)
 
-with the factors f and wd of the tensor's rate group and H inner steps. Error, drift and what is sent are in units of the learning
+with the factors f and wd of the tensor's rate group and H inner steps. The mean is over the results that have a value for the
+weight, so that its size does not depend on how many members there are. Error, drift and what is sent are in units of the learning
 rate, so a payload can move a weight no further than H honest AdamW steps could, whatever it says. `apply` adds integers and
-rounds once per float32 operation, none of them fused or reduced, so it gives the same bits on every device and in every order.
-All else is private.
+rounds their means to integers; then each float32 operation is rounded once, none is fused or reduced. So it gives the same bits
+on every device and in every order. All else is private.
 
 A result that was not accepted is added back to the error, as if it had stayed there. The last inner step of a share is in
 `compress`.
@@ -157,18 +158,15 @@ class SparseLoCo(Optimizer):
         if not updates:
             return
 
-        sums = torch.zeros(self._layout.total, dtype=torch.int32, device=self._device)
-        for update in updates:
-            places = torch.from_numpy(update.positions).to(self._device)
-            sums[places] += torch.from_numpy(update.amounts).to(self._device)
+        places, means = self._means(updates)
         decay = self._settings.inner_steps * (self._settings.weight_decay or 0.0)
         for entry in self._layout.parameters:
-            rate = self._rates[entry.name]
+            rate, own = self._rates[entry.name], self._flat[entry.start : entry.stop]
             kept = np.float32(max(0.0, rate.kept(learning_rate, decay)))
-            size = np.float32(rate.step(learning_rate) * self._settings.outer_rate * self._unit / len(updates))
-            moved = sums[entry.start : entry.stop].to(torch.float32)  # exact: at most 256 times 2**16
-            moved *= float(size)
-            self._flat[entry.start : entry.stop].mul_(float(kept)).sub_(moved)
+            size = np.float32(rate.step(learning_rate) * self._settings.outer_rate * self._unit)
+            at, values = _within(places, means, entry)
+            own.mul_(float(kept))
+            own[at] -= values * float(size)
 
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
@@ -212,6 +210,22 @@ class SparseLoCo(Optimizer):
             if not (accepted and number == step):
                 self._error[sent.positions] += sent.values * sent.kept
 
+    def _means(self, updates: Sequence[codec.Update]) -> tuple[Tensor, Tensor]:
+        """Where anything was sent, int64 [n] ascending, and the mean of what was, in whole units, float32 [n].
+
+        Rounded half away from zero. At most 2**16, which float32 holds exactly.
+        """
+        sums = torch.zeros(self._layout.total, dtype=torch.int32, device=self._device)
+        counts = torch.zeros_like(sums)
+        for update in updates:
+            places = torch.from_numpy(update.positions).to(self._device)
+            sums[places] += torch.from_numpy(update.amounts).to(self._device)
+            counts[places] += 1
+        places = counts.nonzero().view(-1)
+        total, count = sums[places].to(torch.int64), counts[places].to(torch.int64)
+        means = total.sign() * torch.div(2 * total.abs() + count, 2 * count, rounding_mode="floor")
+        return places, means.to(torch.float32)
+
     def _write_local(self, *, learning_rate: float) -> None:
         """Write the local weights into the compute weights. learning_rate: of the drift."""
         for entry in self._layout.parameters:
@@ -219,7 +233,7 @@ class SparseLoCo(Optimizer):
             factor = self._rates[entry.name].rate
             local = self._flat[own] - self._inner.drift[own] * (learning_rate * factor)
             for sent in self._sent.values():
-                places, values = _within(sent, entry)
+                places, values = _within(sent.positions, sent.values, entry)
                 local[places] -= values * (self._lookahead_rate * factor * self._settings.outer_rate)
             self._compute[entry.name].copy_(local.view(entry.shape))
 
@@ -228,8 +242,7 @@ class SparseLoCo(Optimizer):
         return {entry.name: flat[entry.start : entry.stop].view(entry.shape) for entry in self._layout.parameters}
 
 
-def _within(sent: _Sent, entry: Parameter) -> tuple[Tensor, Tensor]:
-    """What a result changes in one parameter: places in it, and values."""
-    ends = torch.searchsorted(sent.positions, torch.tensor([entry.start, entry.stop], device=sent.positions.device)).tolist()
-    own = slice(*ends)
-    return sent.positions[own] - entry.start, sent.values[own]
+def _within(positions: Tensor, values: Tensor, entry: Parameter) -> tuple[Tensor, Tensor]:
+    """The part of a sparse update in one parameter: places in it, and values. positions: ascending, [n]."""
+    ends = torch.searchsorted(positions, torch.tensor([entry.start, entry.stop], device=positions.device)).tolist()
+    return positions[ends[0] : ends[1]] - entry.start, values[ends[0] : ends[1]]

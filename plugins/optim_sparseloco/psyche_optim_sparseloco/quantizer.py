@@ -1,8 +1,8 @@
 """Two bits a value: a sign, and which of its chunk's two levels is its magnitude.
 
 Magnitudes are whole numbers of units, with UNIT units in `SparseLoCoSettings.limit`. Levels lie on a logarithmic scale, 16 to
-the octave over 12 octaves, so that a byte says which. All members add the same integers: 256 values of at most 2**16 units stay
-within 2**24, which float32 holds exactly.
+the octave over 12 octaves, so that a byte says which. All members add the same integers: 256 values of at most 2**16 units fit
+into int32, and their mean, rounded to a whole number, into float32.
 
 The sender splits a chunk's values at their mean magnitude, takes the means of both halves as levels, and rounds each value to the
 nearer level. What that leaves out stays in its error feedback.

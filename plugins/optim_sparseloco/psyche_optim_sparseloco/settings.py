@@ -32,7 +32,7 @@ class SparseLoCoSettings(BaseModel):
     """Masters are multiplied by 1 - learning rate * inner_steps * weight_decay once per applied step. None: 0."""
 
     outer_rate: float = Field(default=1.0, gt=0, le=100)
-    """Factor of the members' mean when it is applied."""
+    """Factor of the mean of what members sent for a weight, when it is applied."""
 
     error_decay: float = Field(default=0.95, ge=0, lt=1)
     """Factor per step of what was not sent yet. It takes the place of an outer momentum."""
