@@ -1,6 +1,6 @@
 """AdamW on local weights: how far they have moved in this share, in units of the learning rate.
 
-    drift <- drift + m / (sqrt(v) + eps)            moments with their bias corrections, cut at the largest honest step
+    drift <- drift + m / (sqrt(v) + eps)            moments with their bias corrections
 
 A tensor's local weights are start - learning rate * rate factor * drift. All is float32 and private to this replica. Weight decay
 is no part of the drift: it is applied to the masters, where it needs no bytes.
@@ -47,7 +47,7 @@ class InnerAdamW:
     def _step(self, entry: Parameter, gradient: Tensor | None, scale: float) -> None:
         own = slice(entry.start, entry.stop)
         first, second = self.first[own], self.second[own]
-        (first_decay, second_decay), bound = self._settings.betas, self._settings.step_bound
+        first_decay, second_decay = self._settings.betas
         first.mul_(first_decay)
         second.mul_(second_decay)
         if gradient is not None:
@@ -56,7 +56,7 @@ class InnerAdamW:
             second.addcmul_(scaled, scaled, value=1 - second_decay)
         root = (second / (1 - second_decay**self.steps)).sqrt_().add_(self._settings.eps)
         direction = (first / (1 - first_decay**self.steps)).div_(root)
-        self.drift[own].add_(direction.clamp_(-bound, bound))
+        self.drift[own].add_(direction)
 
     def _scale(self, gradients: list[Tensor]) -> float:
         """Factor of the gradients: clipping. Raises NonFiniteError."""

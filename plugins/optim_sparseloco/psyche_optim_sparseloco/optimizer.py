@@ -37,6 +37,9 @@ from psyche_optim_sparseloco.quantizer import SMALLEST_SENT, UNIT, quantize
 from psyche_optim_sparseloco.settings import SparseLoCoSettings
 from psyche_optim_sparseloco.top_k import select
 
+_COUNT_BITS = 10
+"""Bits for a number of results, at most MAX_CLIENTS."""
+
 
 @dataclass(slots=True, eq=False)
 class _Sent:
@@ -215,14 +218,12 @@ class SparseLoCo(Optimizer):
 
         Rounded half away from zero. At most 2**16, which float32 holds exactly.
         """
-        sums = torch.zeros(self._layout.total, dtype=torch.int32, device=self._device)
-        counts = torch.zeros_like(sums)
+        packed = torch.zeros(self._layout.total, dtype=torch.int64, device=self._device)  # the sum, and the count in its low bits
         for update in updates:
-            places = torch.from_numpy(update.positions).to(self._device)
-            sums[places] += torch.from_numpy(update.amounts).to(self._device)
-            counts[places] += 1
-        places = counts.nonzero().view(-1)
-        total, count = sums[places].to(torch.int64), counts[places].to(torch.int64)
+            amounts = torch.from_numpy(update.amounts).to(self._device, torch.int64)
+            packed.scatter_add_(0, torch.from_numpy(update.positions).to(self._device), (amounts << _COUNT_BITS) + 1)
+        places = packed.nonzero().view(-1)
+        total, count = packed[places] >> _COUNT_BITS, packed[places] & ((1 << _COUNT_BITS) - 1)
         means = total.sign() * torch.div(2 * total.abs() + count, 2 * count, rounding_mode="floor")
         return places, means.to(torch.float32)
 

@@ -196,6 +196,19 @@ def _mean(amounts: list[int]) -> int:
     return size if total >= 0 else -size
 
 
+@pytest.mark.parametrize(
+    ("amounts", "mean"),
+    [([17, 16], 17), ([-17, -16], -17), ([16, 16, 17], 16), ([16, 17, 17], 17), ([20, -20], 0), ([UNIT] * MAX_CLIENTS, UNIT)],
+)
+def test_means_are_whole_numbers_rounded_half_away_from_zero(amounts: list[int], mean: int) -> None:
+    _, optimizer = member()
+    sent = [codec.Update(np.array([7], dtype=np.int64), np.array([amount], dtype=np.int32)) for amount in amounts]
+    places, means = optimizer._means([*sent, codec.Update(np.array([9], dtype=np.int64), np.array([-30], dtype=np.int32))])
+    assert places.tolist() == [7, 9]
+    assert means.tolist() == [mean, -30]
+    assert mean == _mean(amounts)
+
+
 def test_no_result_moves_a_weight_further_than_its_inner_steps_could() -> None:
     """The largest values that the format has, from the most senders there may be."""
     _, optimizer = member(inner_steps=3)
@@ -256,3 +269,17 @@ def test_weights_in_bfloat16_lose_no_small_steps() -> None:
 def test_settings_that_cannot_work_are_refused(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(sentence)):
         SparseLoCoSettings.model_validate(given)
+
+
+def test_a_share_that_was_broken_off_is_in_no_payload() -> None:
+    """Equal gradients make steps of 1: of three inner steps only the one after the new beginning is sent or kept."""
+    model, optimizer = member()
+    for _ in range(2):
+        optimizer.load_lookahead(learning_rate=RATE)
+        model.fill_gradients(1.0)
+        optimizer.inner_step(learning_rate=RATE)
+    optimizer.load_lookahead(learning_rate=RATE)
+    model.fill_gradients(1.0)
+    sent = updates(optimizer, optimizer.compress(1, learning_rate=RATE))
+    for name, error in optimizer.momentum.items():
+        torch.testing.assert_close(error + sent[name], torch.ones_like(error), rtol=1e-5, atol=1e-5)
