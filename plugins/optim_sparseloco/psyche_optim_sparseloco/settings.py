@@ -13,7 +13,9 @@ from psyche_core.interfaces.rate_groups import RateGroups
 class SparseLoCoSettings(BaseModel):
     """Settings of SparseLoCo. Unknown keys, infinities and NaN are rejected. All members need the same."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     inner_steps: int = Field(default=8, ge=1, le=1024)
     """AdamW steps on local weights for each result. A share is cut into so many parts; one of fewer samples takes one step for
