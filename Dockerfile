@@ -15,18 +15,19 @@ COPY psyche_core psyche_core
 COPY plugins/backend_tcp plugins/backend_tcp
 COPY plugins/data_http plugins/data_http
 COPY plugins/optim_distro plugins/optim_distro
+COPY plugins/optim_sparseloco plugins/optim_sparseloco
 COPY plugins/p2p_quic plugins/p2p_quic
 
-# A server checks a run's settings of DisTrO and computes nothing with it, so torch, which is large, is left out.
+# A server checks a run's settings of an optimizer and computes nothing with it, so torch, which is large, is left out.
 FROM source AS server-packages
 RUN /opt/psyche/bin/pip install -c constraints.txt '.[web,metrics,otlp]' ./plugins/backend_tcp ./plugins/data_http \
       ./plugins/p2p_quic
-RUN /opt/psyche/bin/pip install -c constraints.txt --no-deps ./plugins/optim_distro
+RUN /opt/psyche/bin/pip install -c constraints.txt --no-deps ./plugins/optim_distro ./plugins/optim_sparseloco
 
 FROM source AS client-packages
 RUN /opt/psyche/bin/pip install -c constraints.txt torch
 RUN /opt/psyche/bin/pip install -c constraints.txt '.[train,metrics,otlp]' ./plugins/backend_tcp ./plugins/p2p_quic \
-      './plugins/optim_distro[fast]' ./plugins/data_http
+      './plugins/optim_distro[fast]' ./plugins/optim_sparseloco ./plugins/data_http
 
 FROM python:3.12-slim AS program
 RUN useradd --create-home --uid 10001 psyche && install --directory --owner=psyche --group=psyche /state

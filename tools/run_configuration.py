@@ -34,7 +34,7 @@ those of the reference implementation; keys that it does not have say so. An unk
 
 This page is written by `tools/run_configuration.py` from the code that reads the files.
 """
-OUR_PLUGINS = ("psyche-core", "psyche-backend-tcp", "psyche-data-http", "psyche-optim-distro")
+OUR_PLUGINS = ("psyche-core", "psyche-backend-tcp", "psyche-data-http", "psyche-optim-distro", "psyche-optim-sparseloco")
 _NAMES = {
     "Choice": "name or table",
     "Path": "path",

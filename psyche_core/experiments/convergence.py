@@ -1,9 +1,9 @@
 """How an optimizer's settings change the loss: the same small model on the same tokens, once for each recipe and seed.
 
-A seed determines the first weights and the order of the data, which are the same for every recipe. DisTrO is trained by several
-members that share each batch, with the delay of two steps that a run has. AdamW is the plain optimizer on the whole batch,
-without delay unless its recipe has one, so it is the best possible result. Every recipe uses the run file's schedule with its
-own base rate. The table shows means and the spread over seeds; it does not name a best recipe.
+A seed determines the first weights and the order of the data, which are the same for every recipe. DisTrO and SparseLoCo are
+trained by several members that share each batch, with the delay of two steps that a run has. AdamW is the plain optimizer on the
+whole batch, without delay unless its recipe has one, so it is the best possible result. Every recipe uses the run file's schedule
+with its own base rate. The table shows means and the spread over seeds; it does not name a best recipe.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from psyche_core.training.local_run import LocalRun
 from psyche_core.training.trainer import Trainer
 
 PLAIN_ADAMW = "AdamW"
+SPARSELOCO = "SparseLoCo"
 BETAS, EPSILON, WEIGHT_DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 1.0
 
 
@@ -50,6 +51,9 @@ class Recipe:
             delay = f", delay {self.settings['delay']}" if self.settings.get("delay") else ""
             ahead = ", look-ahead" if self.settings.get("look_ahead") else ""
             return f"AdamW, rate {self.rate:g}{delay}{ahead}{groups}"
+        if self.optimizer == SPARSELOCO:
+            chosen = "{inner_steps} steps, top {topk}, decay {error_decay:g}, outer {outer_rate:g}".format_map(self.settings)
+            return f"{self.optimizer} {chosen}, rate {self.rate:g}{groups}"
 
         subtract = self.settings.get("compression_subtract", 1.0)
         kept = f", subtract {subtract:g}" if subtract != 1 else ""
@@ -119,6 +123,23 @@ def usual_recipes(
                     "quantize_1bit": quantize,
                 }
                 yield Recipe("Distro", distro_rate, settings)
+
+
+def sparseloco_recipes(
+    *, topk: Sequence[int] = (8, 16, 64), rate: float, inner_steps: int, outer_rate: float
+) -> Iterator[Recipe]:
+    """SparseLoCo for each number of values in a chunk, which has as many elements as DisTrO's."""
+    for keep in topk:
+        settings = {
+            "clip_grad_norm": CLIP,
+            "weight_decay": WEIGHT_DECAY,
+            "inner_steps": inner_steps,
+            "topk": keep,
+            "chunk_size": 4096,
+            "error_decay": 0.95,
+            "outer_rate": outer_rate,
+        }
+        yield Recipe(SPARSELOCO, rate, settings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,12 @@ The optimizer owns the float32 master weights of its model and all its own state
     apply(s - 2, accepted payloads of step s - 2)        before training s; see protocol section 3
     load_lookahead()  ->  model.gradients(...)  ->  compress(s) -> payload
 
+An optimizer with `inner_steps` above 1 steps on local weights within a share. The client cuts the share into so many parts, or
+one for each sample where there are fewer, and calls between load_lookahead() and compress(s)
+
+    model.gradients(a part)  ->  inner_step()            for each part but the last
+    model.gradients(the last part)
+
 Every replica applies the same payloads. What follows from these alone is public: the masters, and an optimizer may have more, its
 `public_state`. Everything else is private. No torch import here: tensors are opaque.
 """
@@ -64,6 +70,11 @@ class Optimizer(ABC):
         """
         return {}
 
+    @property
+    def inner_steps(self) -> int:
+        """Number of parts into which a share is cut, at least 1. A constant. 1: `inner_step` is never called."""
+        return 1
+
     @abstractmethod
     def load_lookahead(self, *, learning_rate: float) -> None:
         """Write the weights for the next training step into the model's compute weights. Does not change the masters."""
@@ -71,6 +82,17 @@ class Optimizer(ABC):
     @abstractmethod
     def load_masters(self) -> None:
         """Write the masters into the model's compute weights (for evaluation)."""
+
+    def inner_step(self, *, learning_rate: float) -> None:
+        """Consume the gradients of one part of a share, and move the model's compute weights on: local weights of this replica.
+
+        Neither masters nor public state change. `load_lookahead` and `load_masters` overwrite the local weights, and a share that
+        is broken off leaves no trace in any later payload but in moments of gradients. `compress` takes the last part's gradients
+        itself. learning_rate: the one that `compress` is given. Raises NonFiniteError for a gradient that is not finite; this
+        call then changes nothing.
+        """
+        message = f"{type(self).__name__} has no method inner_step, which inner_steps = {self.inner_steps} needs"
+        raise NotImplementedError(message)
 
     @abstractmethod
     def compress(self, step: int, *, learning_rate: float) -> bytes:

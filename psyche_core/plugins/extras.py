@@ -18,6 +18,7 @@ FIRST_PARTY_EXTRAS: Mapping[tuple[str, str], str] = MappingProxyType(
         ("data", "Http"): "http",
         ("data", "WeightedHttp"): "http",
         ("optimizer", "Distro"): "distro",
+        ("optimizer", "SparseLoCo"): "sparseloco",
         ("relay", "iroh"): "quic",
         ("sharding", "deepspeed"): "deepspeed",
         ("tracker", "tensorboard"): "tensorboard",

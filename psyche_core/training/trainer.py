@@ -1,7 +1,7 @@
 """One client's training: a model, its optimizer and a learning-rate schedule, called by the client in this order.
 
     trainer.apply(s - 2, accepted payloads)      first, from the third step on
-    trainer.train(s, samples)  -> Trained        look-ahead weights, gradients, payload
+    trainer.train(s, samples)  -> Trained        look-ahead weights, gradients (with inner steps, see `Optimizer`), payload
 
 Look-ahead replaces the update of step s - 1, which is not applied yet, and uses schedule(s - 1), as the reference implementation
 does. A result of step s is compressed with schedule(s) and applied with schedule(s + 2), in whatever round it is applied (also in
@@ -25,6 +25,7 @@ from psyche_core.training import snapshot
 from psyche_core.training.checkpoints.private_state import load_private, save_private
 from psyche_core.training.checkpoints.public_state import save_with_public_state
 from psyche_core.training.gradient_norm import gradient_norm
+from psyche_core.training.inner_steps import parts_of
 from psyche_core.training.micro_batch import MicroBatch, Notice
 from psyche_core.training.shared_tensors import check_names, shared_digest, shared_tensors
 from psyche_core.training.update_statistics import UpdateStatistics
@@ -38,8 +39,8 @@ class Trained:
     """Result of one step.
 
     loss: in nats per predicted token. tokens: number of tokens in the samples. seconds: wall time. payload: bytes to announce.
-    learning_rate: of the schedule at this step. gradient_norm: L2 norm of the gradient before clipping. compress_seconds: of
-    them in `Optimizer.compress`.
+    learning_rate: of the schedule at this step. gradient_norm: L2 norm of the gradient before clipping; with inner steps the mean
+    over the share's parts, as the loss then is. compress_seconds: of them in `Optimizer.compress`.
     """
 
     step: int
@@ -109,13 +110,30 @@ class Trainer:
         """Train `step` (from 1) on this client's share. Raises NonFiniteError, and ModelError for samples that do not fit."""
         start = time.perf_counter()
         self._optimizer.load_lookahead(learning_rate=self._learning_rate(step - 1))
-        loss = self._micro_batch.gradients(samples)
-        norm = gradient_norm(self._model)
-        rate = self._learning_rate(step)
+        loss, norm, rate = self._gradients(step, samples)
         before = time.perf_counter()
         payload = self._optimizer.compress(step, learning_rate=rate)
         end = time.perf_counter()
         return Trained(step, loss, samples.count * samples.sequence_length, end - start, payload, rate, norm, end - before)
+
+    def _gradients(self, step: int, samples: Samples) -> tuple[float, float, float]:
+        """Compute the gradients for `compress`, after the inner steps if the optimizer has any.
+
+        Returns the loss in nats per token and the gradients' L2 norm, means over all samples, and the step's learning rate.
+        """
+        parts = parts_of(samples, self._optimizer.inner_steps)
+        if len(parts) == 1:
+            return self._micro_batch.gradients(samples), gradient_norm(self._model), self._learning_rate(step)
+
+        rate = self._learning_rate(step)
+        loss = norm = 0.0
+        for number, part in enumerate(parts, start=1):
+            weight = part.count / samples.count
+            loss += weight * self._micro_batch.gradients(part)
+            norm += weight * gradient_norm(self._model)
+            if number < len(parts):
+                self._optimizer.inner_step(learning_rate=rate)
+        return loss, norm, rate
 
     def check(self, payload: bytes) -> None:
         """Validate a peer's payload. May be called from any thread. Raises PayloadRejected."""

@@ -23,7 +23,14 @@ from random import Random
 
 from tests.fuzz import harness
 
-INSTRUMENTED = ("psyche_core", "psyche_backend_tcp", "psyche_optim_distro", "psyche_p2p_quic", "tomllib")
+INSTRUMENTED = (
+    "psyche_core",
+    "psyche_backend_tcp",
+    "psyche_optim_distro",
+    "psyche_optim_sparseloco",
+    "psyche_p2p_quic",
+    "tomllib",
+)
 COMPILED = [
     f"psyche_optim_distro.backends.numba.{name}"
     for name in ("compress_kernels", "decode_kernels", "matrix_kernels", "update_kernels")

@@ -259,6 +259,7 @@ def test_plugins_can_be_disabled_or_chosen(install: Install, tmp_path: Path) -> 
 @pytest.mark.parametrize(("kind", "name", "extra"), [
     ("backend", "tcp", "tcp"),
     ("optimizer", "Distro", "distro"),
+    ("optimizer", "SparseLoCo", "sparseloco"),
     ("data", "Server", "tcp"),
     ("data", "Http", "http"),
     ("transport", "quic", "quic"),

@@ -53,13 +53,23 @@ def bench() -> None:
 @click.option("--decay", default="0.999,0.995", show_default=True, metavar="X,X,…", help="Decays of DisTrO's momentum to try.")
 @click.option("--adamw-rate", default=3e-3, show_default=True, metavar="X", help="Base learning rate of AdamW.")
 @click.option("--distro-rate", default=2e-3, show_default=True, metavar="X", help="Base learning rate of DisTrO.")
+@click.option(
+    "--sparseloco-rate",
+    type=click.FloatRange(0, min_open=True),
+    metavar="X",
+    help="Base learning rate of SparseLoCo's inner steps.  [default: it is left out]",
+)
+@click.option(
+    "--sparseloco-inner-steps", type=click.IntRange(1), default=8, show_default=True, metavar="N", help="Its steps on a share."
+)
+@click.option("--sparseloco-outer-rate", default=1.0, show_default=True, metavar="X", help="Its outer rate.")
 @click.option("--device", default="auto", show_default=True, help="As for `psyche client train`.")
 @click.option("--torch-threads", type=click.IntRange(1), metavar="N", help="CPU threads for torch; default: chosen by torch.")
 @click.option("--out", type=PATH, help="Folder for report.json and convergence.png.  [default: nothing is kept]")
 @click.option("--base", type=PATH, help="Folder at which relative paths of the run file start; default: the run file's folder.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs.")
 def convergence(**given: Any) -> None:
-    """Train one small model with AdamW and with DisTrO's settings, and show loss and bytes of each."""
+    """Train one small model with AdamW, with DisTrO's settings and, if asked, with SparseLoCo; show loss and bytes of each."""
     from psyche_core.cli.program import run_program
 
     run_program(functools.partial(_convergence, given))
@@ -69,7 +79,7 @@ async def _convergence(given: dict[str, Any]) -> None:
     import torch
 
     from psyche_core.config.run_config import load_run_file
-    from psyche_core.experiments.convergence import table, usual_recipes
+    from psyche_core.experiments.convergence import sparseloco_recipes, table, usual_recipes
     from psyche_core.experiments.convergence_run import Experiment, outcomes
     from psyche_core.plugins import PluginRegistry
     from psyche_core.storage.scratch import default_folder
@@ -90,6 +100,10 @@ async def _convergence(given: dict[str, Any]) -> None:
     )
     rates = {"adamw_rate": given["adamw_rate"], "distro_rate": given["distro_rate"]}
     recipes = list(usual_recipes(topk=_numbers(given["topk"], int), decays=_numbers(given["decay"], float), **rates))
+    if given["sparseloco_rate"] is not None:
+        steps, outer = given["sparseloco_inner_steps"], given["sparseloco_outer_rate"]
+        keep = _numbers(given["topk"], int)
+        recipes += sparseloco_recipes(topk=keep, rate=given["sparseloco_rate"], inner_steps=steps, outer_rate=outer)
     seeds = range(given["seeds"])
     found = _kept(given["out"], experiment)
     known = {(outcome.recipe.title, outcome.seed) for outcome in found}

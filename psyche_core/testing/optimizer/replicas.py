@@ -10,6 +10,7 @@ from typing import Any
 
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.testing.toy_model import ToyModel, toy_samples
+from psyche_core.training.inner_steps import parts_of
 
 
 @dataclass(slots=True)
@@ -21,9 +22,13 @@ class Replica:
     sent: dict[int, bytes] = field(default_factory=dict)
 
     def train(self, step: int, *, data: int, learning_rate: float) -> bytes:
-        """Train one step and return the payload."""
+        """Train one step and return the payload. An optimizer with inner steps takes two to four."""
         self.optimizer.load_lookahead(learning_rate=learning_rate)
-        self.model.gradients(toy_samples(data), micro_batch_size=1)
+        parts = parts_of(toy_samples(data, count=min(max(2, self.optimizer.inner_steps), 4)), self.optimizer.inner_steps)
+        for part in parts[:-1]:
+            self.model.gradients(part, micro_batch_size=1)
+            self.optimizer.inner_step(learning_rate=learning_rate)
+        self.model.gradients(parts[-1], micro_batch_size=1)
         self.sent[step] = self.optimizer.compress(step, learning_rate=learning_rate)
         return self.sent[step]
 

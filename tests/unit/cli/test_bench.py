@@ -57,6 +57,14 @@ def test_each_recipe_is_trained_once_with_each_seed(psyche: Psyche, arguments: l
     assert [run["settings"]["learning_rate"] for run in both[6:]] == [0.004, 0.004]
 
 
+def test_sparseloco_is_trained_when_it_is_asked_for(psyche: Psyche, arguments: list[str]) -> None:
+    found = psyche(*arguments, "--seeds", "1", "--json", "--sparseloco-rate", "0.003", "--sparseloco-inner-steps", "2")
+    assert found.code == 0, found.err
+    *_, last = json.loads(found.out)["runs"]
+    assert (last["optimizer"], last["settings"]["inner_steps"], last["settings"]["topk"]) == ("SparseLoCo", 2, 8)
+    assert last["validation_loss"] < last["losses"][0][1]
+
+
 def test_another_experiment_s_report_is_not_gone_on_with(psyche: Psyche, arguments: list[str]) -> None:
     assert psyche(*arguments, "--seeds", "1").code == 0
     other = psyche(*[*arguments, "--seeds", "1", "--steps", "7"])

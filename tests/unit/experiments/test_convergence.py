@@ -16,6 +16,7 @@ from psyche_core.experiments.convergence import (
     WEIGHT_DECAY,
     Recipe,
     Task,
+    sparseloco_recipes,
     train_plain_adamw,
 )
 from psyche_core.interfaces.data import Samples
@@ -54,6 +55,12 @@ def test_recipes_that_differ_in_their_groups_have_other_titles() -> None:
     assert titles[2] == f"{titles[0]}, embedding 8, norm 3, decay of norm 0, decay of matrix 5"
     assert titles[3] == f"{titles[2]}, rate of *.gate.* 2"
     assert Recipe(PLAIN_ADAMW, 0.001, {"rates": {"norm": 3.0}}).title == "AdamW, rate 0.001, norm 3"
+
+
+def test_recipes_of_sparseloco_say_what_differs() -> None:
+    titles = [recipe.title for recipe in sparseloco_recipes(topk=(8, 64), rate=0.002, inner_steps=4, outer_rate=1.5)]
+    assert titles[0] == "SparseLoCo 4 steps, top 8, decay 0.95, outer 1.5, rate 0.002"
+    assert len(set(titles)) == 2
 
 
 def test_a_delay_applies_the_same_gradients_later() -> None:

@@ -19,6 +19,7 @@ from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.testing.model import gradients_of, weights_of
+from psyche_core.training.inner_steps import parts_of
 from psyche_core.training.trainer import Trainer
 from tests.unit.training.trainer_cases import LLAMA, samples
 
@@ -108,6 +109,46 @@ def test_each_call_gets_the_learning_rate_of_its_step(source: Path) -> None:
     assert trainer.vocab_size == 61
     with pytest.raises(PayloadRejected, match="bad"):
         trainer.check(b"bad")
+
+
+class InParts(Ledger):
+    """The same with inner steps."""
+
+    inner_steps = 3
+
+    def inner_step(self, *, learning_rate: float) -> None:
+        self.calls.append(("inner_step", learning_rate))
+
+
+def test_an_optimizer_with_inner_steps_gets_a_share_in_parts(source: Path) -> None:
+    model = build_model(source)
+    ledger = InParts(model)
+    trainer = Trainer(model=model, optimizer=ledger, learning_rate=lambda step: step / 8, micro_batch_size=1)
+    trained = trainer.train(1, samples(0, count=4))
+    inner = ("inner_step", 1 / 8)
+    assert ledger.calls == [("load_lookahead", 0.0), inner, inner, ("compress", 1, 1 / 8)]
+    assert trained.loss == pytest.approx(model.loss(samples(0, count=4), micro_batch_size=4), abs=1e-5)
+    ledger.calls.clear()
+    trainer.train(2, samples(0, count=1))
+    assert [name for name, *_ in ledger.calls] == ["load_lookahead", "compress"], "one sample is one part"
+
+
+def test_an_optimizer_without_inner_steps_gets_the_share_itself(source: Path) -> None:
+    share = samples(0)
+    assert parts_of(share, 1)[0] is share
+    with pytest.raises(NotImplementedError, match="Ledger has no method inner_step"):
+        Ledger(build_model(source)).inner_step(learning_rate=0.1)
+
+
+def test_parts_of_a_share_keep_all_columns_and_differ_by_one_sample() -> None:
+    rows = [bytes([row]) * 4 for row in range(5)]
+    labels, places = ([bytes([row + base]) * 8 for row in range(5)] for base in (20, 40))
+    lengths = tuple((1, 1) if row % 2 else (2,) for row in range(5))
+    share = Samples(b"".join(rows), 5, 2, 2, b"".join(labels), b"".join(places), lengths)
+    parts = parts_of(share, 3)
+    assert [part.count for part in parts] == [2, 2, 1]
+    assert parts[1] == Samples(b"".join(rows[2:4]), 2, 2, 2, b"".join(labels[2:4]), b"".join(places[2:4]), lengths[2:4])
+    assert [part.count for part in parts_of(share, 9)] == [1] * 5
 
 
 def test_two_replicas_with_overlapped_rounds_stay_equal_and_learn(source: Path) -> None:

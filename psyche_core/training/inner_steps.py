@@ -1,0 +1,36 @@
+"""The parts of a share on which an optimizer with inner steps takes one step each."""
+
+from __future__ import annotations
+
+import itertools
+
+from psyche_core.interfaces.data import LABEL_BYTES, POSITION_BYTES, Samples
+
+
+def parts_of(samples: Samples, count: int) -> tuple[Samples, ...]:
+    """Cut samples into `count` parts of consecutive samples, or one for each sample where there are fewer; the same for 1 part.
+
+    Sizes differ by at most one sample; the larger parts come first.
+    """
+    count = max(1, min(count, samples.count))
+    if count == 1:
+        return (samples,)
+
+    size, larger = divmod(samples.count, count)
+    ends = [number * size + min(number, larger) for number in range(count + 1)]
+    return tuple(_rows(samples, first, last) for first, last in itertools.pairwise(ends))
+
+
+def _rows(samples: Samples, first: int, last: int) -> Samples:
+    def column(data: bytes | None, size: int) -> bytes | None:
+        return None if data is None else data[first * samples.sequence_length * size : last * samples.sequence_length * size]
+
+    return Samples(
+        column(samples.tokens, samples.token_size) or b"",
+        last - first,
+        samples.sequence_length,
+        samples.token_size,
+        column(samples.labels, LABEL_BYTES),
+        column(samples.position_ids, POSITION_BYTES),
+        None if samples.sequence_lengths is None else samples.sequence_lengths[first:last],
+    )
