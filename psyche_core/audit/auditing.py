@@ -41,6 +41,7 @@ class AuditRequest:
     sources: files and folders with journals; checkpoints in the folders are compared, too. run: the run file. base: folder that
     its relative paths start from. checkpoint: folder to begin with, None for the first weights. until: last step, None for all.
     out: folder for the model after it. signed: what the coordinator says, if it was asked. compute: device and number format.
+    run_file: the run file's place, for messages.
     """
 
     sources: Sequence[Path]
@@ -52,6 +53,7 @@ class AuditRequest:
     out: Path | None = None
     signed: Signed | None = None
     compute: Compute = field(default_factory=Compute)
+    run_file: Path | None = None
 
 
 def audit(
@@ -89,7 +91,7 @@ def audit(
         compute=request.compute,
     )
     try:
-        checker = RoundChecker(run_instance, rates_of(request.run.model.LLM))
+        checker = RoundChecker(run_instance, rates_of(request.run.model.LLM), run_file=request.run_file)
         begins = None
         if start.manifest is not None and start.manifest.digest is not None:
             begins = Anchor(bytes.fromhex(start.manifest.digest), f"the manifest of {start.folder}")

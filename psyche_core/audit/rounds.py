@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
@@ -26,12 +27,13 @@ Rates = Callable[[int, int], tuple[float, ...]]
 class RoundChecker:
     """Checks the rounds of one run, in order of their steps.
 
-    instance: of the run (32 bytes). rates: what the schedule gives.
+    instance: of the run (32 bytes). rates: what the schedule gives. run_file: its place, None if that is unknown.
     """
 
-    def __init__(self, instance: bytes, rates: Rates) -> None:
+    def __init__(self, instance: bytes, rates: Rates, *, run_file: Path | None = None) -> None:
         self._instance = instance
         self._rates = rates
+        self._file = "the run file" if run_file is None else f"the run file {run_file}"
         self._before: AppliedRound | None = None
         self._members: dict[int, tuple[bytes, bytes]] = {}  # by slot, of the epoch that is played
 
@@ -95,7 +97,8 @@ class RoundChecker:
             return ""
         expected = " or ".join(f"{rate!r}" for rate in allowed)
         return (
-            f"its results were applied with the learning rate {played.learning_rate!r}, and the run's schedule gives {expected}"
+            f"its results were applied with the learning rate {played.learning_rate!r}, and the run's schedule gives {expected}; "
+            f"or {self._file} is not the one the run had"
         )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import click
 
-from psyche_core.cli.completion import DETECTED, SHELLS, install, show
+from psyche_core.cli.completion import DETECTED, Shell, install, show
 from psyche_core.cli.failures import describe_failure
 from psyche_core.cli.lazy import example
 from psyche_core.cli.plugin_commands import PluginGroup
@@ -93,7 +93,7 @@ class Switches:
     "--show-completion",
     is_flag=False,
     flag_value=DETECTED,
-    type=click.Choice([*SHELLS, DETECTED]),
+    type=Shell(),
     metavar="[bash|zsh|fish]",
     expose_value=False,
     is_eager=True,
@@ -104,7 +104,7 @@ class Switches:
     "--install-completion",
     is_flag=False,
     flag_value=DETECTED,
-    type=click.Choice([*SHELLS, DETECTED]),
+    type=Shell(),
     metavar="[bash|zsh|fish]",
     expose_value=False,
     is_eager=True,
@@ -128,6 +128,19 @@ def cli(context: click.Context, *, debug: bool, disabled: tuple[str, ...]) -> No
     switch_plugins(context, disabled)
 
 
+def _with_its_place(error: click.ClickException) -> click.ClickException:
+    """The error, with a hint if an option of psyche itself was written after the command."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return error
+
+    option, (program, _, command) = error.option_name, error.ctx.command_path.partition(" ")
+    if option not in {name for each in cli.params for name in each.opts}:
+        return error
+    value = " NAME" if option == "--disable-plugin" else ""
+    message = f"No such option: {option} here. It goes before the command: {program} {option}{value} {command}"
+    return click.NoSuchOption(option, message, ctx=error.ctx)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit. Always raises SystemExit.
 
@@ -137,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         result = cli.main(args=arguments, prog_name="psyche", standalone_mode=False, obj=switches)
     except click.ClickException as error:
-        error.show()
+        _with_its_place(error).show()
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = 130

@@ -23,6 +23,17 @@ COMPLETE_VARIABLE = "_PSYCHE_COMPLETE"
 """As click makes it of the program's name; the scripts set it."""
 
 
+class Shell(click.Choice[str]):
+    """One of SHELLS for people; DETECTED, which click passes for an option without a value, is neither offered nor named."""
+
+    def __init__(self) -> None:
+        super().__init__(SHELLS)
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Like click's method, but DETECTED is right, too."""
+        return value if value == DETECTED else super().convert(value, param, ctx)
+
+
 def shell_of(named: str, environment: Mapping[str, str]) -> str:
     """The shell that is meant. named: one of SHELLS, or DETECTED. Raises UserError for a shell that is not supported."""
     if named != DETECTED:

@@ -383,6 +383,7 @@ def test_a_changed_rate_is_not_the_schedule_s(played: Played) -> None:
     assert answer.code == 1
     wrong = "its results were applied with the learning rate 0.5, and the run's schedule gives 0.001"
     assert f"DIFFERENCE at step 6: {wrong}" in answer.text, answer.text
+    assert re.search(r"gives 0\.001; or the run file \S+state\.toml is not the one the run had", answer.text), answer.text
 
 
 def test_a_forged_signature_is_found(played: Played) -> None:

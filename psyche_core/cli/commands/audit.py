@@ -118,6 +118,7 @@ def audit(
             out=out,
             signed=None if server_addr is None else _signed(run.run_id, server_addr, backend),
             compute=Compute(device=device),
+            run_file=file,
         )
         with _shown(hidden=as_json) as progress:
             report = run_audit(

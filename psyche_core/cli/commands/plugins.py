@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -160,7 +161,11 @@ def check_one(
 
         several = ", ".join(f"{record.distribution}:{record.entry_point}" for record in found)
         near = did_you_mean(name, {record.name for record in registry.list()})
-        message = f"{name} may be one of {several}; name one of them" if found else f"no plugin is named {name}{near}"
+        unknown = f"no plugin is named {name}{_install_hint(name) or near}"
+        message = f"{name} may be one of {several}; name one of them" if found else unknown
+        raise PluginError(message)
+    if found[0].status == "disabled":
+        message = f"{found[0].entry_point} ({found[0].origin}) is disabled ({found[0].cause}), so it cannot be checked"
         raise PluginError(message)
 
     given = Given(
@@ -180,6 +185,21 @@ def check_one(
         told = {"plugin": record.entry_point, "origin": record.origin, "ok": not failed, "steps": list(map(asdict, steps))}
         click.echo(json.dumps(told, indent=2))
     return 2 if failed else 0
+
+
+def _install_hint(name: str) -> str:
+    """The end of a sentence about an unknown plugin whose project is in the current folder; empty if none is."""
+    wanted = _folder_words(name.rpartition(".")[2])
+    projects = sorted(path.parent for pattern in ("pyproject.toml", "*/pyproject.toml") for path in Path().glob(pattern))
+    fitting = [each for each in projects if f"-{_folder_words(each.absolute().name)}".endswith(f"-{wanted}")]
+    if not wanted or len(fitting) != 1:
+        return ""
+    return f"; the project {fitting[0]} is not installed, or has no such plugin; install it with: pip install -e {fitting[0]}"
+
+
+def _folder_words(name: str) -> str:
+    """A name as the folders of `psyche plugins new` write it: MajorityVote is majority-vote."""
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()).strip("-")
 
 
 def _read(path: Path) -> str:

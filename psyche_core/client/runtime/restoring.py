@@ -21,7 +21,13 @@ from psyche_core.client.runtime.journal_history import decided_otherwise, last_v
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ModelError
 from psyche_core.storage.checkpoint_names import checkpoint_path
-from psyche_core.training.checkpoints.checkpoint import remove_leftovers, set_aside, set_aside_sentence, take_back
+from psyche_core.training.checkpoints.checkpoint import (
+    remove_leftovers,
+    set_aside,
+    set_aside_sentence,
+    take_back,
+    why_unusable,
+)
 from psyche_core.training.checkpoints.folder_member import last_member, note_member
 from psyche_core.training.checkpoints.initial_model import held, is_signed
 from psyche_core.training.checkpoints.journal.contents import Recovered
@@ -103,14 +109,17 @@ class Restorer:
 
         base = state.stored.step if step is None and state.from_checkpoint else step  # there may be no epoch yet
         if base is not None:
-            self._written(journal, partial(self._begin, journal, base, digest=trainer.full_digest(), generation=state.generation))
+            self._written(journal, partial(self._begin, journal, base, digest=trainer.full_digest(), state=state))
         return step
 
-    def _begin(self, journal: Journal, base: int, *, digest: bytes, generation: int) -> None:
+    def _begin(self, journal: Journal, base: int, *, digest: bytes, state: CoordinatorState) -> None:
         """Start a new journal. One with later rounds, which could not be replayed from this model, is kept under another name."""
         if journal.last_step is not None and journal.last_step > base:
-            journal.set_aside(f"its rounds do not follow the model of step {base}")
-        journal.begin(base, digest, generation)
+            reason, begins = f"its rounds do not follow the model of step {base}", journal.header
+            if begins is not None and begins.base_step > base:
+                reason = f"{why_unusable(self.folder, state.run_id, begins.base_step)}, and {reason}"
+            journal.set_aside(reason)
+        journal.begin(base, digest, state.generation)
 
     def _written(self, journal: Journal, change: Callable[[], object]) -> bool:
         """Change the journal on the disk; returns whether that succeeded.
@@ -334,6 +343,9 @@ class Restorer:
         with earlier:
             known = earlier.recovered
             if not known.header.base_step <= step < base <= known.last_step:
+                if earlier.damage:
+                    said = f"damaged after step {known.last_step}: {earlier.damage}"
+                    self.report(f"the journal before the last checkpoint is {said}; so it does not lead to step {base}")
                 return False
             if step == known.header.base_step and trainer.full_digest() != known.header.base_digest:
                 return False

@@ -26,7 +26,7 @@ from psyche_core.training.checkpoints.manifest import (
     step_and_digest,
     write_manifest,
 )
-from psyche_core.training.checkpoints.quarantine_names import ABANDONED, abandoned_name, damaged_name
+from psyche_core.training.checkpoints.quarantine_names import ABANDONED, abandoned_name, damaged_name, damaged_of
 
 
 def keep_last(folder: Path, run_id: str, count: int) -> list[Path]:
@@ -164,6 +164,15 @@ def set_damaged_aside(path: Path) -> Path:
     Returns the new path. Raises ModelError.
     """
     return _renamed(path, damaged_name(path), f"cannot rename the damaged checkpoint {path}")
+
+
+def why_unusable(folder: Path, run_id: str, step: int) -> str:
+    """Say, as a clause, why the checkpoint of a step was not loaded although a journal begins with it."""
+    path = checkpoint_path(folder, run_id, step)
+    damaged = damaged_of(path)
+    if damaged:
+        return f"the checkpoint of step {step} is damaged (it is kept as {damaged[-1].name})"
+    return f"the checkpoint of step {step} {'cannot be used' if path.exists() else 'is missing'}"
 
 
 def _manifest_in(path: Path) -> CheckpointManifest | None:

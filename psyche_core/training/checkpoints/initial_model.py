@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError
-from psyche_core.storage.checkpoint_names import checkpoints
+from psyche_core.storage.checkpoint_names import MANIFEST_FILE, checkpoints
 from psyche_core.training.checkpoints import sources
 from psyche_core.training.checkpoints.checkpoint import set_damaged_aside
 from psyche_core.training.checkpoints.manifest import (
@@ -154,7 +154,10 @@ def newest_own(
     for path in reversed(checkpoints(folder, run_id)):
         try:
             manifest = read_manifest(path)
-            if manifest is None or manifest.run_id != run_id or manifest.step > at_most:
+            if manifest is None:
+                report(f"our own checkpoint {path} is ignored: it has no {MANIFEST_FILE}, so nothing says what it holds")
+                continue
+            if manifest.run_id != run_id or manifest.step > at_most:
                 continue
             if not trusted(manifest):
                 report(

@@ -18,7 +18,16 @@ def abandoned_name(path: Path) -> Path:
 
 def abandoned_of(path: Path) -> list[Path]:
     """Return the paths that `abandoned_name` gave to what had the name of `path`."""
-    stem = f"{path.name}{ABANDONED}"
+    return _named_of(path, ABANDONED)
+
+
+def damaged_of(path: Path) -> list[Path]:
+    """Return the paths that `damaged_name` gave to what had the name of `path`."""
+    return _named_of(path, _DAMAGED)
+
+
+def _named_of(path: Path, suffix: str) -> list[Path]:
+    stem = f"{path.name}{suffix}"
     found = path.parent.iterdir() if path.parent.is_dir() else ()
     return sorted(each for each in found if each.name.startswith(stem) and _NUMBER.fullmatch(each.name.removeprefix(stem)))
 

@@ -142,7 +142,10 @@ def test_no_epoch_begins_before_the_run() -> None:
 def test_another_rate_than_the_schedule_s_is_told(rate: float) -> None:
     one = result(2, 0)
     difference = found(played(one, rate=rate), one)
-    assert difference == f"its results were applied with the learning rate {rate!r}, and the run's schedule gives 0.1"
+    assert difference == (
+        f"its results were applied with the learning rate {rate!r}, and the run's schedule gives 0.1; "
+        "or the run file is not the one the run had"
+    )
 
 
 def test_the_last_bit_of_a_cosine_is_no_difference() -> None:

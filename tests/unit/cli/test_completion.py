@@ -95,6 +95,14 @@ def test_an_unknown_shell_is_told(shell: str, said: str) -> None:
         shell_of("detect", {"SHELL": shell})
 
 
+@pytest.mark.parametrize("option", ["--show-completion", "--install-completion"])
+def test_only_shells_are_choices(psyche: Psyche, option: str) -> None:
+    done = psyche(option, "tcsh")
+    assert done.code == 2
+    assert "'tcsh' is not one of 'bash', 'zsh', 'fish'." in done.err
+    assert offered("psyche", option, "") == [f"plain,{shell}" for shell in SHELLS]
+
+
 def test_a_place_that_cannot_be_written_is_one_sentence(psyche: Psyche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))

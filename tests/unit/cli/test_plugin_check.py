@@ -225,3 +225,21 @@ def test_pytest_finds_the_plugin_by_its_entry_point() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     ((name, module),) = project["entry-points"]["pytest11"].items()
     assert name == module == "psyche_core.testing.pytest_plugin", "so that -p and the entry point are one plugin"
+
+
+@pytest.mark.parametrize("name", ["MyOpt", "optimizer.MyOpt", "my-opt", "my_opt"])
+def test_a_project_that_is_not_installed_is_named(
+    psyche: Psyche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = psyche("plugins", "check", name).err
+    assert f"no plugin is named {name}" in said
+    assert "pip install" not in said
+    folder = make_project("optimizer", "MyOpt")
+    told = psyche("plugins", "check", name)
+    assert told.code == 2
+    assert f"no plugin is named {name}; the project {folder} is not installed" in told.err
+    assert f"pip install -e {folder}\n" in told.err
+    monkeypatch.chdir(folder)
+    assert "pip install -e .\n" in psyche("plugins", "check", name).err
+    assert "pip install" not in psyche("plugins", "check", "Opts").err

@@ -156,3 +156,29 @@ def test_programs_that_we_start_get_the_switches_and_no_other_variable(monkeypat
         assert environment["PSYCHE_DISABLE_PLUGINS"] == "AdamW"
         assert "PSYCHE_RUN_ID" not in environment
         assert environment["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize("command", [("plugins", "list"), ("client", "train")])
+@pytest.mark.parametrize("words", [("--disable-plugin", "AdamW"), ("--disable-plugin=AdamW",)])
+def test_after_the_command_the_option_is_told_to_go_before_it(
+    psyche: Psyche, command: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    result = psyche(*command, *words)
+    assert result.code == 2
+    hint = f"It goes before the command: psyche --disable-plugin NAME {' '.join(command)}"
+    assert hint in " ".join(result.err.split())
+
+
+def test_another_unknown_option_gets_no_such_hint(psyche: Psyche) -> None:
+    result = psyche("plugins", "list", "--kinds", "model")
+    assert result.code == 2
+    assert "before the command" not in result.err
+    assert "--kind" in result.err
+
+
+def test_a_plugin_that_is_switched_off_is_not_checked(psyche: Psyche) -> None:
+    """It was checked in five steps, and then its tests could not be collected."""
+    result = psyche("--disable-plugin", "AdamW", "plugins", "check", "optimizer.AdamW")
+    assert (result.code, result.out) == (2, "")
+    assert "Error: optimizer.AdamW (" in result.err
+    assert "is disabled (switched off by --disable-plugin or PSYCHE_DISABLE_PLUGINS), so it cannot be checked" in result.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.runtime.journal_history import signed_ends
 from psyche_core.coordinator.state import CoordinatorState, EpochEnd
 from psyche_core.storage.checkpoint_names import checkpoint_path
+from psyche_core.training.checkpoints.checkpoint import set_damaged_aside
 from psyche_core.training.checkpoints.initial_model import belongs, newest_own
 from psyche_core.training.checkpoints.journal.file import JournalFile
 from psyche_core.training.checkpoints.journal.lock import earlier_path, journal_path
@@ -162,7 +164,49 @@ def test_a_journal_that_cannot_be_replayed_is_kept_under_another_name(member: Me
     earlier_path(journal_path(tmp_path, RUN)).unlink()
     assert member.start(state_at(13), step=4) == 4
     assert [path.name for path in tmp_path.glob("*-abandoned")] == [f"{RUN}-journal.bin-abandoned"]
-    assert any("its rounds do not follow the model of step 4" in said for said in member.told)
+    assert any(
+        "the checkpoint of step 9 cannot be used, and its rounds do not follow the model of step 4" in said
+        for said in member.told
+    )
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_a_checkpoint_that_is_damaged_or_missing_is_named_before_its_journal_is_blamed(
+    member: Member, tmp_path: Path, damaged: bool
+) -> None:
+    member.train(4)
+    member.end_epoch()
+    member.train(9)
+    member.end_epoch()
+    member.train(12)
+    place = checkpoint_path(tmp_path, RUN, 9)
+    if damaged:
+        set_damaged_aside(place)
+    else:
+        shutil.rmtree(place)
+    earlier_path(journal_path(tmp_path, RUN)).unlink()
+    assert member.start(state_at(13), step=4) == 4
+    what = f"damaged (it is kept as {RUN}-step9-damaged)" if damaged else "missing"
+    wanted = f"is not used: the checkpoint of step 9 is {what}, and its rounds do not follow the model of step 4; it was renamed"
+    assert any(wanted in said for said in member.told)
+
+
+def test_a_damaged_journal_before_that_cannot_lead_over_a_damaged_checkpoint_is_named(member: Member, tmp_path: Path) -> None:
+    member.train(4)
+    member.end_epoch()
+    member.train(9)
+    member.end_epoch()
+    member.train(12)
+    member.restorer.close()
+    path = earlier_path(journal_path(tmp_path, RUN))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert member.start(state_at(13), step=4) == 4
+    wanted = (
+        "the journal before the last checkpoint is damaged after step 8: the check of a frame is wrong; so it does not lead to"
+    )
+    assert any(wanted in said for said in member.told)
 
 
 def test_a_full_disk_costs_the_journal_and_not_the_client(

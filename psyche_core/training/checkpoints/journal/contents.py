@@ -36,6 +36,7 @@ class EarlierJournal:
 
     def __init__(self, file: JournalFile) -> None:
         self._file = file
+        self.damage: str = file.damage  # why what follows the rounds was not read, empty if nothing does
         self.recovered: Recovered = Recovered(
             header=file.header, rounds=tuple(file.rounds), pending=tuple(file.pending), payload=self._payload
         )

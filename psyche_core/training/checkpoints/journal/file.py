@@ -50,7 +50,7 @@ class JournalFile:
     the same for the data that is on the disk. pending: results of later steps than last_step. rounds: the rounds that `load`
     found. lost: number of bytes after the last complete frame; `cut` removes them. damage: why they were not read, empty if
     there are none. largest: number of bytes of the largest complete frame. lost_step: the last round that is recognizable in
-    these bytes, None without one.
+    these bytes, None without one. torn: whether these bytes are what an unfinished write leaves: a part of one frame, or zeros.
     """
 
     def __init__(self, file: io.FileIO) -> None:
@@ -71,6 +71,7 @@ class JournalFile:
         self.damage: str = ""
         self.largest: int = 0
         self.lost_step: int | None = None
+        self.torn: bool = False
 
     @classmethod
     def create(cls, path: Path, header: Header) -> Self:
@@ -272,6 +273,9 @@ class JournalFile:
     def _look_at_lost(self) -> None:
         """Look for rounds in the bytes after the last complete frame, as far as the lengths of frames lead through them."""
         at, end = self._end, self._end + self.lost
+        self._file.seek(at)
+        head = self._file.read(min(FRAME.size, self.lost))
+        self.torn = not any(head) or len(head) < FRAME.size or FRAME.size + FRAME.unpack(head)[1] > self.lost
         with contextlib.suppress(WireError):
             while at + FRAME.size <= end:
                 self._file.seek(at)

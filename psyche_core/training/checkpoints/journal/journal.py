@@ -360,7 +360,7 @@ class Journal:
     def read(self, *, generation: int | None = None) -> Recovered | None:
         """Read the journal from the disk. Returns None if there is no usable one. After this, new data can be added.
 
-        An incomplete or damaged end is reported through `report` and removed; more than one record of it is kept in a copy. A
+        An incomplete or damaged end is reported through `report` and removed; a copy is kept unless it is a part of one record. A
         journal of another run or version, or of another generation if one is given, is reported and renamed, and so is one whose
         beginning is damaged. Raises ModelError if the disk cannot be read.
         """

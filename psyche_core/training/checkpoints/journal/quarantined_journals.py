@@ -97,17 +97,19 @@ def _reach_of(path: Path, reach: Reach) -> int | None:
 
 
 def keep_damaged_end(file: JournalFile, path: Path) -> str:
-    """Keep a copy of a file with a damaged end, unless that is less than a record. Returns what is lost, without a full stop.
+    """Keep a copy of a file with a damaged end, unless it is an unfinished write of less than a record.
 
-    path: of the file. The caller removes the end.
+    path: of the file. Returns what is lost, without a full stop. The caller removes the end.
     """
-    if file.lost <= file.largest:
+    if file.torn and file.lost <= file.largest:
         return f"the last {file.lost} bytes of the journal {path} were not completely written; they were removed"
 
     first, last = file.last_step + 1, file.lost_step
     lost = "what was added after it"
     if last is not None and last >= first:
-        lost = f"the rounds of steps {first} to {last}, {last + 1 - first} in all,"
+        lost = (
+            f"the rounds of steps {first} to {last}, {last + 1 - first} in all," if last > first else f"the round of step {last}"
+        )
     copy = damaged_name(path)
     try:
         shutil.copyfile(path, copy)

@@ -145,6 +145,18 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(tmp_path: Path
     assert "download" not in told[0], "nobody has to do anything"
 
 
+def test_a_checkpoint_without_its_manifest_is_told(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    (save(tmp_path, 5) / MANIFEST_FILE).unlink()
+    told: list[str] = []
+    origin = find_origin(
+        P2P, run_id="a run", instance=b"i" * 32, base=tmp_path, cache=tmp_path, own=tmp_path, at_most=9, report=told.append
+    )
+    assert origin.step == 3
+    (said,) = told
+    assert f"our own checkpoint {checkpoint_path(tmp_path, 'a run', 5)} is ignored: it has no {MANIFEST_FILE}" in said
+
+
 def test_a_damaged_checkpoint_does_not_count_among_those_that_are_kept(tmp_path: Path) -> None:
     for step in (3, 9):
         save(tmp_path / "own", step)

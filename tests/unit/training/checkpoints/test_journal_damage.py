@@ -114,6 +114,32 @@ def test_a_torn_end_is_told_in_one_sentence(tmp_path: Path, small: tuple[bytes, 
     assert told == []
 
 
+def test_a_changed_byte_in_the_last_record_is_no_unfinished_write(
+    tmp_path: Path, small: tuple[bytes, list[StoredResult | AppliedRound]]
+) -> None:
+    content = bytearray(small[0])
+    content[-1] ^= 1
+    journal_path(tmp_path, "a run").write_bytes(content)
+    told: list[str] = []
+    found = read(tmp_path, told)
+    assert found is not None
+    (said,) = told
+    assert "is damaged after step 1: the round of step 2 cannot be restored from it, only from other members" in said
+    assert "a copy of the whole file was kept as a_run-journal.bin-damaged" in said
+    assert (tmp_path / "a_run-journal.bin-damaged").read_bytes() == content
+
+
+def test_zeros_where_the_last_record_should_be_are_an_unfinished_write(
+    tmp_path: Path, small: tuple[bytes, list[StoredResult | AppliedRound]]
+) -> None:
+    """Some file systems leave them after a power failure."""
+    journal_path(tmp_path, "a run").write_bytes(small[0] + bytes(FRAME.size + 5))
+    told: list[str] = []
+    assert read(tmp_path, told) is not None
+    assert "were not completely written; they were removed, and the journal now ends with step 2" in told[0]
+    assert not list(tmp_path.glob("*-damaged"))
+
+
 @pytest.mark.parametrize("place", ["body", "length"])
 def test_what_is_cut_because_of_a_damaged_byte_is_kept_in_a_copy(tmp_path: Path, place: str) -> None:
     """Half of the file was cut for good, and nobody was told how many rounds that is."""
