@@ -18,7 +18,7 @@ from filelock import BaseFileLock
 from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.machine.rounds.settled_rounds import first_conflicting_step, settled_rounds
 from psyche_core.client.runtime.journal_history import decided_otherwise, last_valid_step, leads_to, signed_ends
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.errors import ModelError
 from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.training.checkpoints.checkpoint import remove_leftovers, set_aside, set_aside_sentence, take_back
@@ -103,14 +103,16 @@ class Restorer:
 
         base = state.stored.step if step is None and state.from_checkpoint else step  # there may be no epoch yet
         if base is not None:
-            self._written(journal, partial(self._begin, journal, base, digest=trainer.full_digest(), generation=state.generation))
+            self._written(journal, partial(self._begin, journal, base, digest=trainer.full_digest(), state=state))
         return step
 
-    def _begin(self, journal: Journal, base: int, *, digest: bytes, generation: int) -> None:
+    def _begin(self, journal: Journal, base: int, *, digest: bytes, state: CoordinatorState) -> None:
         """Start a new journal. One with later rounds, which could not be replayed from this model, is kept under another name."""
         if journal.last_step is not None and journal.last_step > base:
             journal.set_aside(f"its rounds do not follow the model of step {base}")
-        journal.begin(base, digest, generation)
+        ends = (end for end in (*state.ends, state.stored) if (end.step, end.digest) == (base, digest))
+        history = next((end.history for end in ends), NO_DIGEST)
+        journal.begin(base, digest, state.generation, base_history=history)
 
     def _written(self, journal: Journal, change: Callable[[], object]) -> bool:
         """Change the journal on the disk; returns whether that succeeded.
