@@ -129,9 +129,10 @@ def _histories(segment: Segment, told: _ByModel) -> dict[int, bytes]:
 def _follow(own: Sequence[dict[int, bytes]], line: dict[int, bytes]) -> None:
     """Add to a line what journals have of before the last step whose history it has."""
     before = -1
+    newest_first = sorted((mine for mine in own if mine), key=max, reverse=True)  # one pass leads back through all
     while len(line) != before:
         before = len(line)
-        for mine in own:
+        for mine in newest_first:
             last = max((step for step, history in mine.items() if line.get(step) == history), default=-1)
             line.update({step: history for step, history in mine.items() if step <= last and step not in line})
 
