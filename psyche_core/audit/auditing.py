@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from psyche_core.audit.finding import Found, FoundCheckpoint, checkpoints_in, find
+from psyche_core.audit.lines import Histories, KnownModel, Line, line_of
 from psyche_core.audit.planning import Anchor, Plan, anchors, disagreements, of_one_run, plan
 from psyche_core.audit.replaying import Expectations, Progress, Replay, Replayed
 from psyche_core.audit.report import AuditReport
@@ -26,12 +27,16 @@ from psyche_core.types import Decision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signed:
-    """What a coordinator's state says. instance: of the run. ends: signed digests, decisions: of the last rounds; by step."""
+    """What a coordinator's state says.
+
+    instance: of the run. ends: signed digests, decisions: of the last rounds, histories: of the run's decisions; by step.
+    """
 
     instance: bytes
     ends: Mapping[int, bytes]
     decisions: Mapping[int, Decision]
     source: str
+    histories: Histories = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +83,15 @@ def audit(
             message = f"{start.folder} is a checkpoint of another run than the one that {request.signed.source} knows"
             raise InputError(message)
         instance = request.signed.instance
-    segments = of_one_run(found.segments, instance)
-    planned = plan(segments, start=start.step, until=request.until)
-    run_instance = segments[0].header.instance
-    expected, notes = _expectations(request, found, planned, segments, start=start)
+    of_run = of_one_run(found.segments, instance)
+    run_instance = of_run[0].header.instance
+    line = _line(request, found, of_run, start=start)
+    segments = line.segments
+    try:
+        planned = plan(segments, start=start.step, until=request.until)
+    except InputError as error:
+        raise InputError("; ".join((str(error), *line.notes))) from error
+    expected, notes = _expectations(request, found, planned, line, start=start)
 
     trainer = build_trainer(
         registry_load=registry_load,
@@ -101,7 +111,7 @@ def audit(
     finally:
         trainer.close()
 
-    ignored = tuple(f"{each.path} is of another run" for each in found.segments if each not in segments)
+    ignored = tuple(f"{each.path} is of another run" for each in found.segments if each not in of_run)
     return AuditReport(
         run_id=request.run.run_id,
         instance=run_instance.hex(),
@@ -116,7 +126,7 @@ def audit(
         file_bytes=sum({stretch.segment.path: stretch.segment.size for stretch in planned.stretches}.values()),
         seconds=done.seconds,
         difference=done.difference,
-        notes=(*found.notes, *ignored, *notes),
+        notes=(*found.notes, *ignored, *line.notes, *notes),
         out=str(request.out) if request.out is not None and done.difference is None else None,
     )
 
@@ -145,10 +155,32 @@ def _start(request: AuditRequest, segments: Sequence[Segment], registry_load: Re
     return from_run_file(request.run, base=request.base, cache=request.cache, own=own, report=say)
 
 
+def _line(request: AuditRequest, found: Found, segments: Sequence[Segment], *, start: Start) -> Line:
+    """The history that the newest rounds continue. Raises InputError, also for a model to begin with of another history."""
+    beside = () if start.manifest is None else (FoundCheckpoint(start.folder, start.manifest),)
+    models: list[KnownModel] = []
+    for each in (*found.checkpoints, *beside):
+        manifest, decision = each.manifest, decision_in(each.manifest)
+        ours = (manifest.run_id, manifest.instance) == (request.run.run_id, segments[0].header.instance.hex())
+        if ours and manifest.digest is not None and decision is not None:
+            models.append(KnownModel(manifest.step, bytes.fromhex(manifest.digest), decision.history))
+    known = {} if request.signed is None else request.signed.histories
+    line = line_of(segments, start=start.step, until=request.until, models=models, known=known)
+    decided = None if start.manifest is None else decision_in(start.manifest)
+    if decided is not None and line.has_left(decided.step, decided.history):
+        message = (
+            f"{start.name}, of step {decided.step}, is of another history than the newest rounds: left by a restore of the "
+            "coordinator or a return, or another model; give another one with --checkpoint"
+        )
+        raise InputError("; ".join((message, *line.notes)))
+    return line
+
+
 def _expectations(
-    request: AuditRequest, found: Found, planned: Plan, segments: Sequence[Segment], *, start: Start
+    request: AuditRequest, found: Found, planned: Plan, line: Line, *, start: Start
 ) -> tuple[Expectations, list[str]]:
     """What others say about the steps of a plan, and a sentence for each checkpoint that is not compared."""
+    segments = line.segments
     by_step = anchors(planned, segments)
     decisions: dict[int, list[tuple[Decision, str]]] = {}
     notes: list[str] = []
@@ -163,9 +195,15 @@ def _expectations(
             continue
 
         step, source = each.manifest.step, f"the checkpoint {each.folder}"
+        decision = decision_in(each.manifest)
+        if decision is not None and line.has_left(step, decision.history):
+            notes.append(
+                f"{source}, of step {step}, is of another history than the newest rounds: left by a restore of the coordinator "
+                "or a return, not counted"
+            )
+            continue
         if each.manifest.digest is not None:
             by_step.setdefault(step, []).append(Anchor(bytes.fromhex(each.manifest.digest), source))
-        decision = decision_in(each.manifest)
         if decision is not None:
             decisions.setdefault(step, []).append((decision, source))
     if request.signed is not None:

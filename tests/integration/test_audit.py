@@ -19,7 +19,9 @@ from click.testing import CliRunner
 import psyche_core as psyche
 from psyche_core.audit.auditing import AuditRequest
 from psyche_core.audit.auditing import audit as run_audit
+from psyche_core.audit.finding import find
 from psyche_core.audit.report import AuditReport
+from psyche_core.audit.segments import Segment
 from psyche_core.cli import main
 from psyche_core.cli.commands.audit import signed_in
 from psyche_core.config.run_config import load_run_file
@@ -27,7 +29,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.testing.tiny_models import LLAMA
-from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
+from psyche_core.training.checkpoints.journal_records import NO_DIGEST, AppliedRound, StoredResult
 from psyche_core.training.checkpoints.manifest import read_manifest
 from psyche_core.wire.messages import commitment_hash, sign_commitment
 from psyche_core.wire.signing import SecretKey
@@ -74,7 +76,7 @@ class Played:
     state: CoordinatorState
 
     def journals(self, member: str = "one") -> list[Path]:
-        return sorted((self.folder / member / "journals").iterdir(), key=lambda path: int(path.stem.rpartition("-")[2]))
+        return sorted((self.folder / member / "journals").iterdir(), key=lambda path: int(path.stem.split("-")[-2]))
 
     def checkpoint(self, step: int) -> Path:
         return checkpoint_path(self.folder / "one" / "saved", "audited", step)
@@ -151,9 +153,9 @@ def manifest_digest(folder: Path) -> str:
 
 def test_a_whole_run_is_verified_from_its_first_weights(played: Played) -> None:
     names = [path.name for path in played.journals()]
-    assert [re.sub(r"-[0-9a-f]{16}-", "-INSTANCE-", name) for name in names] == [
-        "audited-INSTANCE-g0-steps1-4.journal",
-        "audited-INSTANCE-g0-steps5-8.journal",
+    assert [re.sub(r"-[0-9a-f]{8}\.", "-HISTORY.", re.sub(r"-[0-9a-f]{16}-", "-INSTANCE-", name)) for name in names] == [
+        "audited-INSTANCE-g0-steps1-4-HISTORY.journal",
+        "audited-INSTANCE-g0-steps5-8-HISTORY.journal",
     ]
     answer = played.audit()
     assert answer.code == 0
@@ -169,6 +171,23 @@ def test_journals_and_checkpoints_of_both_members_say_the_same(played: Played) -
     found = json.loads(answer.text)
     assert (answer.code, found["verdict"], found["steps"], found["members"]) == (0, "verified", 8, 2)
     assert found["digests_compared"] >= 10, "bases of four journals, digests and decisions of two checkpoints of two members"
+
+
+def test_both_members_and_the_coordinator_have_the_same_histories_without_a_gap(played: Played) -> None:
+    """An audit tells by them what a restored coordinator has left; so a difference would be a wrong note."""
+    found = [find([played.folder / name / "journals"]).segments for name in ("one", "two")]
+    one, two = ({step: each.history_after(step) for each in segments for step in steps_of(each)} for segments in found)
+    assert one == two
+    assert NO_DIGEST not in one.values()
+    assert {each.header.base_step: each.header.base_history for each in found[0]} == {0: NO_DIGEST, 4: one[4]}
+    known = signed_in(played.state, source="").histories
+    assert {step: one[step] for step in known if step} == {step: history for step, history in known.items() if step}
+    assert 8 in known
+    assert json.loads(played.audit("--json").text)["notes"] == []
+
+
+def steps_of(segment: Segment) -> range:
+    return range(segment.base_step + 1, segment.last_step + 1)
 
 
 def signed_audit(played: Played, **more: Any) -> AuditReport:
@@ -353,7 +372,7 @@ def test_a_member_that_signs_another_result_later_is_found_by_the_digest(played:
     answer = played.audit()
     assert answer.code == 1
     assert "DIFFERENCE at step 4: the recomputed model after step 4 is" in answer.text
-    assert "steps5-8.journal)" in answer.text
+    assert re.search(r"steps5-8-[0-9a-f]{8}\.journal\)", answer.text)
     other = played.audit(played.folder / "one" / "journals", played.folder / "two" / "journals")
     assert "DIFFERENCE at step 3: another journal has another round for step 3: 2 and 2 accepted results" in other.text
 
@@ -418,9 +437,14 @@ def test_a_wrong_checkpoint_is_told(played: Played) -> None:
     manifest["step"] = 4
     (wrong / "psyche.json").write_text(json.dumps(manifest))
     answer = played.audit("--checkpoint", wrong)
+    assert answer.code == 2
+    assert "of step 4, is of another history than the newest rounds" in answer.text
+    manifest["decision"]["history"] = "0" * 64
+    (wrong / "psyche.json").write_text(json.dumps(manifest))
+    answer = played.audit("--checkpoint", wrong)
     assert answer.code == 1
     assert "DIFFERENCE at step 4: the model to begin with, of step 4, is" in answer.text
-    assert "steps5-8.journal)" in answer.text
+    assert re.search(r"steps5-8-[0-9a-f]{8}\.journal\)", answer.text)
     (wrong / "psyche.json").write_text(json.dumps(manifest | {"digest": "0" * 64}))
     assert "and should be 0000000000000000… (the manifest of" in played.audit("--checkpoint", wrong).text
     (wrong / "psyche.json").write_text(json.dumps(manifest | {"instance": "0" * 64}))

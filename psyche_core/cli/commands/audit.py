@@ -162,7 +162,7 @@ def signed_in(state: CoordinatorState, *, source: str) -> Signed:
     """What a coordinator's state says about the run's history. source: who gave the state, for people."""
     from psyche_core.audit.auditing import Signed
     from psyche_core.client.machine.rounds.settled_rounds import decision_of
-    from psyche_core.coordinator.history import signed_digests
+    from psyche_core.coordinator.history import histories, signed_digests
 
     decided = (decision_of(state, played.step) for played in state.epoch.rounds if not played.drain)
     return Signed(
@@ -170,6 +170,7 @@ def signed_in(state: CoordinatorState, *, source: str) -> Signed:
         ends=signed_digests(state),
         decisions={decision.step: decision for decision in decided if decision is not None},
         source=source,
+        histories=histories(state),
     )
 
 

@@ -239,18 +239,18 @@ class Checkpointer:
             f"the checkpoint of step {step} is saved, but not the optimizer's own state",
             again="the optimizer's own state is saved again",
         )
-        if resources.journal is None or await self._begin(resources.journal, step, digest=digest, generation=work.generation):
+        if resources.journal is None or await self._begin(resources.journal, work, digest=digest):
             await self._remove_old(resources, step)
         elif isinstance(work, FetchModel):
             await self._suspend()
         return True
 
-    async def _begin(self, journal: Journal, step: int, *, digest: bytes, generation: int) -> bool:
+    async def _begin(self, journal: Journal, work: _Made, *, digest: bytes) -> bool:
         """Start the journal again; returns whether that succeeded. The old one is published later, if that is wanted."""
         held = await self._held(journal)
         begun = False
         try:
-            begun = await self._write(partial(journal.begin, step, digest, generation), to_disk=True)
+            begun = await self._write(partial(_begin_after, journal, work, digest), to_disk=True)
         finally:
             if held is not None and begun and self._publisher is not None:
                 self._publisher.add(held)
@@ -316,7 +316,7 @@ class Checkpointer:
             return directory
 
         if header is None or journal.broken or (journal.last_step, header.generation) != (step, generation):
-            journal.begin(step, digest, generation)
+            _begin_after(journal, work, digest)
         else:  # the checkpoint of an earlier leaving is no longer useful
             remove_between(resources.checkpoints, self._run_id, after=header.base_step, before=step, instance=self._instance)
         return directory
@@ -379,6 +379,12 @@ class Checkpointer:
         if self._problems[again].went_well():
             self._report(telemetry.Mended(again))
         return True
+
+
+def _begin_after(journal: Journal, work: _Made, digest: bytes) -> None:
+    """Start the journal again with the masters that a work made. digest: their full digest, 32 bytes."""
+    history = NO_DIGEST if work.decision is None else work.decision.history
+    journal.begin(work.step, digest, work.generation, base_history=history)
 
 
 async def _within(seconds: float, action: Callable[[], _Result]) -> _Result:

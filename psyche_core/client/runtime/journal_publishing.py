@@ -2,7 +2,8 @@
 
 A journal is opened before it starts again, which takes no time, and copied later by a task of its own. What fails costs the copy
 and one message, never the client. At the end everything that waits is copied, and a client that ends in order also copies the
-journal as it is then. One that starts over does not: what its journal holds may belong to a history that the run has left.
+journal as it is then. One that starts over does not: what its journal holds may belong to a history that the run has left. What
+was published before the coordinator was restored from an older state stays: its name says of which history it is.
 """
 
 from __future__ import annotations

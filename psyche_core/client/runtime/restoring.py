@@ -18,7 +18,7 @@ from filelock import BaseFileLock
 from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.machine.rounds.settled_rounds import first_conflicting_step, settled_rounds
 from psyche_core.client.runtime.journal_history import decided_otherwise, last_valid_step, leads_to, signed_ends
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.errors import ModelError
 from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.training.checkpoints.checkpoint import (
@@ -119,7 +119,9 @@ class Restorer:
             if begins is not None and begins.base_step > base:
                 reason = f"{why_unusable(self.folder, state.run_id, begins.base_step)}, and {reason}"
             journal.set_aside(reason)
-        journal.begin(base, digest, state.generation)
+        ends = (end for end in (*state.ends, state.stored) if (end.step, end.digest) == (base, digest))
+        history = next((end.history for end in ends), NO_DIGEST)
+        journal.begin(base, digest, state.generation, base_history=history)
 
     def _written(self, journal: Journal, change: Callable[[], object]) -> bool:
         """Change the journal on the disk; returns whether that succeeded.

@@ -51,13 +51,15 @@ class Header:
     """The run of a journal, and the masters from which it continues (its base).
 
     instance: of the run (32 bytes). generation: how often that run had gone back. base_step: the last step in the base masters.
-    base_digest: full digest (32 bytes) of the base masters.
+    base_digest: full digest (32 bytes) of the base masters. base_history: digest of the run's decisions up to base_step (32
+    bytes), NO_DIGEST if unknown; it is then not written, as in the first journals of version 3.
     """
 
     instance: bytes
     generation: int
     base_step: int
     base_digest: bytes
+    base_history: bytes = NO_DIGEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +140,7 @@ def encode_record(record: Record) -> bytes:
     """Return the body of a record. Raises WireError for a record that `decode_record` would reject."""
     match record:
         case Header():
-            value: list[Any] = [record.instance, record.generation, record.base_step, record.base_digest]
+            value: list[Any] = [record.instance, record.generation, record.base_step, record.base_digest, record.base_history]
         case StoredResult():
             share = [[batch.first, batch.last] for batch in record.share]
             value = [record.epoch, record.height, record.step, record.seed, record.slot, share, record.commitment]
@@ -167,12 +169,13 @@ def decode_record(kind: Kind, body: bytes) -> Record:
     """Read the body of a header, result or round. Raises only WireError."""
     value = decode(body, max_bytes=MAX_RECORD_BYTES, max_depth=4, max_items=4 * MAX_SHARE_INTERVALS)
     match kind, value:
-        case Kind.Header, [instance, generation, base_step, base_digest]:
+        case Kind.Header, [instance, generation, base_step, base_digest, base_history]:
             return Header(
                 instance=_bytes(instance, 32),
                 generation=_number(generation, 2**32),
                 base_step=_number(base_step, 2**32),
                 base_digest=_bytes(base_digest, 32),
+                base_history=_bytes(base_history, 32),
             )
         case Kind.Result, [epoch, height, step, seed, slot, share, commitment, payload_hash, signature, trainer, signer]:
             return StoredResult(

@@ -365,7 +365,7 @@ async def test_each_journal_is_published_beside_the_work_when_the_next_one_start
         tasks.cancel_scope.cancel()
     assert published_steps(publishing) == [(1, 2), (3, 5)]
     event = next(event for event in publishing.told if isinstance(event, telemetry.JournalPublished))
-    path = tmp_path / "journals" / "a-run-0000000000000000-g0-steps1-2.journal"
+    path = tmp_path / "journals" / "a-run-0000000000000000-g0-steps1-2-68686868.journal"
     assert (event.path, event.size) == (str(path), path.stat().st_size)
     assert publishing.problems() == []
 

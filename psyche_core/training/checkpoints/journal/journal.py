@@ -45,7 +45,7 @@ from psyche_core.training.checkpoints.journal.quarantined_journals import (
     take_journal_back,
 )
 from psyche_core.training.checkpoints.journal.replacement import copy_records, newest_results, replacement
-from psyche_core.training.checkpoints.journal_records import MAX_RECORD_BYTES, AppliedRound, Header, StoredResult
+from psyche_core.training.checkpoints.journal_records import MAX_RECORD_BYTES, NO_DIGEST, AppliedRound, Header, StoredResult
 from psyche_core.training.checkpoints.quarantine_names import abandoned_name
 
 LEAST_LIMIT: Final = 64 * 2**20
@@ -148,15 +148,21 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------------------ writing
 
-    def begin(self, base_step: int, base_digest: bytes, generation: int) -> None:
-        """Replace the journal by one with a new base. base_digest: full digest (32 bytes) of the masters after base_step.
+    def begin(self, base_step: int, base_digest: bytes, generation: int, *, base_history: bytes = NO_DIGEST) -> None:
+        """Replace the journal by one with a new base. base_digest, base_history: of the masters after base_step, see `Header`.
 
         Results of later steps in the same generation are copied, because a checkpoint may be saved before they are applied. An
         old journal of the same generation becomes the earlier one, unless it has no rounds and the earlier one leads to its base:
         that one can restore more. Delete the older checkpoint only afterwards. Raises ModelError on a disk error; then the old
         journal stays in use.
         """
-        header = Header(instance=self._instance, generation=generation, base_step=base_step, base_digest=base_digest)
+        header = Header(
+            instance=self._instance,
+            generation=generation,
+            base_step=base_step,
+            base_digest=base_digest,
+            base_history=base_history,
+        )
         old = self._file
         kept = old is not None and not self._gap and old.header.generation == generation
         if kept:

@@ -1,8 +1,9 @@
 """Copies finished parts of a journal to a folder for everybody: `psyche audit` recomputes the run's weights from them.
 
 A journal starts again with each checkpoint, and only the one before is kept. `hold` opens the journal before that; `publish`
-copies it later, under a name that says run, instance, generation and steps. A published file appears whole or not at all, and is
-never replaced or deleted. If a journal continues after its copy was made, as after a restart in mid-epoch, the next copy has the
+copies it later, under a name that says run, instance, generation and steps, and the history of the last one: where a coordinator
+was restored from an older state, the same steps are there twice. A published file appears whole or not at all, and is never
+replaced or deleted. If a journal continues after its copy was made, as after a restart in mid-epoch, the next copy has the
 same first step and a later last one.
 """
 
@@ -24,13 +25,14 @@ from psyche_core.storage.disk_errors import disk_error_in
 from psyche_core.storage.folders import flush
 from psyche_core.training.checkpoints.journal.file import JournalFile
 from psyche_core.training.checkpoints.journal.journal import Journal
-from psyche_core.training.checkpoints.journal_records import Header
+from psyche_core.training.checkpoints.journal_records import NO_DIGEST, AppliedRound, Header
 
 SUFFIX: Final = ".journal"
 """End of the names of published journals."""
 
 _COPY_BYTES = 1 << 20
 _INSTANCE_DIGITS = 16
+_HISTORY_DIGITS = 8
 
 
 class SegmentDiffers(ModelError):
@@ -60,9 +62,11 @@ class PublishedSegment:
     seconds: float
 
 
-def segment_name(run_id: str, header: Header, last_step: int) -> str:
-    """Return the file name of a published journal. last_step: of its rounds."""
-    steps = f"steps{header.base_step + 1}-{last_step}"
+def segment_name(run_id: str, header: Header, last: AppliedRound) -> str:
+    """Return the file name of a published journal. last: its last round; a history that is unknown is not in the name."""
+    steps = f"steps{header.base_step + 1}-{last.step}"
+    if last.history != NO_DIGEST:
+        steps += f"-{last.history.hex()[:_HISTORY_DIGITS]}"
     return f"{name_of(run_id)}-{header.instance.hex()[:_INSTANCE_DIGITS]}-g{header.generation}-{steps}{SUFFIX}"
 
 
@@ -104,7 +108,7 @@ def publish(held: HeldSegment, folder: Path, run_id: str, *, instance: bytes) ->
                 return None
 
             folder.mkdir(parents=True, exist_ok=True)
-            path = folder / segment_name(run_id, header, last)
+            path = folder / segment_name(run_id, header, read.rounds[-1])
             if not path.exists():
                 _copy(held.file, read.size, path)
             elif _equal(held.file, read.size, path):
@@ -112,7 +116,8 @@ def publish(held: HeldSegment, folder: Path, run_id: str, *, instance: bytes) ->
             else:
                 message = (
                     f"the journal of steps {header.base_step + 1} to {last} was not published: {path} is there with other "
-                    "content and stays as it is; give each member a folder of its own, or move that file away"
+                    "content and stays as it is. If another member wrote it, give each member a folder of its own; if not, move "
+                    "that file away"
                 )
                 raise SegmentDiffers(message)
     except (OSError, WireError) as error:

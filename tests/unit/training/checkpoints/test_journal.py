@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,13 @@ from psyche_core.training.checkpoints.journal_records import (
     FRAME,
     AppliedRound,
     Header,
+    Kind,
     StoredResult,
     decode_record,
     encode_record,
     kind_of,
 )
+from psyche_core.wire.codec import encode
 from tests.unit.training.journal_cases import (
     DIGEST,
     INSTANCE,
@@ -27,6 +30,7 @@ from tests.unit.training.journal_cases import (
     add_round,
     applied,
     applied_rounds,
+    history,
     open_journal,
     payload_of,
     play,
@@ -53,6 +57,7 @@ def test_a_record_is_read_as_it_was_written_bit_for_bit(record: StoredResult | A
     [
         Header(instance=b"short", generation=0, base_step=0, base_digest=DIGEST),
         Header(instance=INSTANCE, generation=2**32, base_step=0, base_digest=DIGEST),
+        Header(instance=INSTANCE, generation=0, base_step=0, base_digest=DIGEST, base_history=b"short"),
         applied(1, rate=float("nan")),
         applied(1, rate=-0.5),
         applied(2**32),
@@ -61,6 +66,18 @@ def test_a_record_is_read_as_it_was_written_bit_for_bit(record: StoredResult | A
 def test_what_cannot_be_read_is_not_written(wrong: Header | AppliedRound) -> None:
     with pytest.raises(WireError):
         encode_record(wrong)
+
+
+def test_a_header_has_the_history_of_its_base_or_is_as_it_was_without() -> None:
+    without = Header(instance=INSTANCE, generation=1, base_step=4, base_digest=DIGEST)
+    plain = encode([INSTANCE, 1, 4, DIGEST])
+    assert encode_record(without) == plain
+    assert decode_record(Kind.Header, plain) == without
+    known = replace(without, base_history=history(4))
+    assert decode_record(Kind.Header, encode_record(known)) == known
+    for wrong in ([INSTANCE, 1, 4, DIGEST, bytes(32)], [INSTANCE, 1, 4, DIGEST, history(4), history(4)]):
+        with pytest.raises(WireError):
+            decode_record(Kind.Header, encode(wrong))
 
 
 # ------------------------------------------------------------------------------------------------------------------ the file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from psyche_core.errors import ModelError
 from psyche_core.training.checkpoints.journal.journal import Journal
 from psyche_core.training.checkpoints.journal.lock import earlier_path
 from psyche_core.training.checkpoints.journal.publishing import PublishedSegment, SegmentDiffers, hold, hold_file, publish
-from tests.unit.training.journal_cases import DIGEST, INSTANCE, add_results, open_journal, play
+from psyche_core.training.checkpoints.journal_records import NO_DIGEST
+from tests.unit.training.journal_cases import DIGEST, INSTANCE, add_results, add_round, applied, history, open_journal, play
 
-NAME = "a_run-0001020304050607-g0-steps1-4.journal"
+NAME = f"a_run-0001020304050607-g0-steps1-4-{history(4).hex()[:8]}.journal"
 
 
 def published(journal: Journal, folder: Path) -> PublishedSegment | None:
@@ -68,6 +70,32 @@ def test_what_is_there_is_left_as_it_is_and_one_with_other_content_is_told(tmp_p
         with pytest.raises(SegmentDiffers):
             published(journal, out)
         assert [path.name for path in out.iterdir()] == [NAME]
+
+
+def test_a_journal_of_another_history_of_the_same_steps_is_published_beside_the_first(tmp_path: Path) -> None:
+    """As after a restore of the coordinator from the state of after step 2."""
+    out = tmp_path / "out"
+    with open_journal(tmp_path) as journal:
+        journal.begin(0, DIGEST, 0)
+        play(journal, 1, 4)
+        assert published(journal, out) is not None
+        before = (out / NAME).read_bytes()
+        journal.rewind(2)
+        add_round(journal, 3)
+        journal.add_applied(replace(applied(4), history=history(4, branch="again")))
+        done = published(journal, out)
+    assert done is not None
+    assert done.path.name == NAME.replace(history(4).hex()[:8], history(4, branch="again").hex()[:8])
+    assert (out / NAME).read_bytes() == before
+
+
+def test_a_history_that_is_unknown_is_not_in_the_name(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        journal.begin(0, DIGEST, 0)
+        journal.add_applied(replace(applied(1), history=NO_DIGEST))
+        done = published(journal, tmp_path / "out")
+    assert done is not None
+    assert done.path.name == "a_run-0001020304050607-g0-steps1-1.journal"
 
 
 def test_a_journal_that_goes_on_is_published_again_under_another_name(tmp_path: Path) -> None:
