@@ -251,9 +251,10 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         telemetry.StateIsOlder(1, 15, 2, 24, "saved/r.state", member="49d7b0e8"),
         (
             "THE STATE IS OLDER than the run: this server continues in epoch 1, before step 15, but member 49d7b0e8 says that "
-            "the run was in epoch 2, step 24; if you have a newer state, stop this server now, put it in place of "
-            "saved/r.state, and start it again. Otherwise do nothing: members start again from their disks, and what came "
-            "later is trained again. If they no longer have a model that old, the run pauses and asks you what to do; the "
+            "the run was in epoch 2, step 24. If you have just put the newest state back, all is well: that position is of "
+            "what was trained from an older one. Otherwise, if you have a newer state, stop this server now, put it in place of "
+            "saved/r.state, and start it again. If you want to continue from the older one, do nothing: members start again from "
+            "their disks, and what came later is trained again. If they no longer have a model that old, the run pauses and asks you what to do; the "
             "newer state then still brings everything back"
         ),
     ),
@@ -261,9 +262,10 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         telemetry.StateIsOlder(1, 15, 2, 24, "saved/r.state", later_path="saved/r.state.later"),
         (
             "THE STATE IS OLDER than the run: this server continues in epoch 1, before step 15, but a state in the same folder "
-            "is in epoch 2, step 24; to continue from that one, stop this server now, rename saved/r.state.later to "
-            "saved/r.state, and start it again. Otherwise do nothing: members start again from their disks, and what came "
-            "later is trained again. If they no longer have a model that old, the run pauses and asks you what to do; the "
+            "is in epoch 2, step 24. If you have just put the newest state back, all is well: that position is of what was "
+            "trained from an older one. Otherwise, to continue from that one, stop this server now, rename "
+            "saved/r.state.later to saved/r.state, and start it again. If you want to continue from the older one, do nothing: members start again from "
+            "their disks, and what came later is trained again. If they no longer have a model that old, the run pauses and asks you what to do; the "
             "newer state then still brings everything back"
         ),
     ),
