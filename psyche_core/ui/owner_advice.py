@@ -112,5 +112,6 @@ def older_state(event: StateIsOlder) -> str:
         f"THE STATE IS OLDER than the run: this server continues in epoch {event.epoch}, before step {event.step}, but {other}. "
         "If you have just put the newest state back, all is well: that position is of what was trained from an older one. "
         f"Otherwise, {go_on}. If you want to continue from the older one, do nothing: members start again from their disks, and "
-        "what came later is trained again. If they no longer have a model that old, the run pauses and asks you what to do; the newer state then still brings everything back"
+        "what came later is trained again. If they no longer have a model that old, the run pauses and asks you what to do; the "
+        "newer state then still brings everything back"
     )

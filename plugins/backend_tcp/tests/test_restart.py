@@ -132,7 +132,8 @@ async def test_the_owner_is_told_what_a_members_disk_knows(
         async with hosting(tmp_path, clock) as first, client(first, keys[1]) as other:
             await other.join(b"other", timeout=TIMEOUT)
         async with hosting(tmp_path, clock, on_later_state=on_later_state) as second, client(second, keys[0]) as member:
-            assert isinstance(member, TellsLater)
+            tells_later = isinstance(member, TellsLater)
+            assert tells_later
             if joins_first:
                 await member.join(b"here", timeout=TIMEOUT)
             member.tell_later(KnownPosition(0, 2, 72))

@@ -37,9 +37,10 @@ class DiskAhead:
         progress = state.progress
         report(
             f"this client's disk is further than the coordinator: it has epoch {known.epoch} up to step {known.step - 1}, and "
-            f"the coordinator continues in epoch {progress.epoch}, before step {progress.step}, so its state is probably an older "
-            "copy. Tell the run's owner at once: if the newest state is put back, nothing is lost. If the owner wanted the older "
-            "one, or has just put the newest one back, there is nothing to do: files of later steps are kept under other names"
+            f"the coordinator continues in epoch {progress.epoch}, before step {progress.step}, so its state is probably an "
+            "older copy. Tell the run's owner at once: if the newest state is put back, nothing is lost. If the owner wanted the "
+            "older one, or has just put the newest one back, there is nothing to do: files of later steps are kept under other "
+            "names"
         )
         if self.tell_later is not None:
             self.tell_later(known)
