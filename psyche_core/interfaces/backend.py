@@ -79,6 +79,29 @@ def check_client_command(command: Command, identity: NodeIdentity) -> ClientComm
     return command
 
 
+@dataclass(frozen=True, slots=True)
+class KnownPosition:
+    """How far the run was at least, as a member's disk shows.
+
+    Attributes:
+        generation: how often the run had gone back.
+        epoch: the epoch of the last known step, counted from 0.
+        step: the next step to train.
+    """
+
+    generation: int
+    epoch: int
+    step: int
+
+
+@runtime_checkable
+class TellsLater(Protocol):
+    """A client's backend that can tell the coordinator's owner of a position later than the coordinator's."""
+
+    def tell_later(self, known: KnownPosition) -> None:
+        """Tell the coordinator, now and with each later join: it was probably restored from an older state. Does not wait."""
+
+
 class Backend(AsyncResource):
     """A client's connection to the coordinator. It is an async context manager: entering it connects and authenticates.
 

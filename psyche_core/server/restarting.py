@@ -73,6 +73,15 @@ def server_command(settings: ServerSettings, *added: str) -> str:
     return shlex.join([*words, *added])
 
 
+def new_run_warning(settings: ServerSettings, state: CoordinatorState) -> str:
+    """What a server with a key of an earlier start says where its folder has no state of the run: it may be the wrong folder."""
+    return (
+        f"a NEW run {state.run_id} begins, before step {state.progress.step}: {settings.save_state_dir} has the key of an "
+        "earlier start, and no saved state of this run. If this run was trained already, stop this server now and put its saved "
+        "state back: members of the old run then find their checkpoints and journals again"
+    )
+
+
 def listening_at(settings: ServerSettings, address: str) -> ServerSettings:
     """The settings with the port at which the server listens, if it chose one itself: members know it by this port.
 

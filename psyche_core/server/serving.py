@@ -37,11 +37,13 @@ from psyche_core.server.restarting import (
     heed_loss,
     listening_at,
     name_checkpoint,
+    new_run_warning,
     return_to_step,
 )
 from psyche_core.server.run_files import RunFiles, load_run
 from psyche_core.server.token_preparation import prepare_tokens
 from psyche_core.storage.folder_lock import locked_folder
+from psyche_core.storage.model_stores.run_end import end_sentence
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Ended, RewardPaid, Started, Stopping
@@ -96,6 +98,8 @@ async def _host(
         raise UserError(message)
 
     relay = _relay(settings, registry)
+    folder = settings.save_state_dir
+    started_before = folder is not None and (folder / KEY_FILE).exists()
     key = await anyio.to_thread.run_sync(server_key, settings)
     config = first_config(files.run, settings)
     cache = settings.save_state_dir or default_folder()
@@ -173,6 +177,8 @@ async def _host(
         if resumed:
             path = server.continued_from if isinstance(server, KeptRun) else None
             report(telemetry.RunContinued(begun.progress.epoch, begun.progress.step, "" if path is None else str(path)))
+        elif started_before:
+            report(telemetry.Problem("warning", new_run_warning(settings, begun)))
         reporter.continue_from(begun, settings, continued=resumed)
         reporter.report_beginning()
         if follow is not None:
@@ -192,7 +198,6 @@ async def _host(
             try:
                 await server.serve()
             except anyio.get_cancelled_exc_class():
-                folder = settings.save_state_dir
                 unchanged = not (resumed or changed) and server.state == begun
                 kept = None if folder is None or unchanged else str(folder)
                 report(Stopping(server.state.progress.step, kept, unchanged))
@@ -202,7 +207,8 @@ async def _host(
             message = f"the server stopped in {server.state.run_state.name}, before the run was finished"
             raise BackendError(message)
 
-        ended = Ended(f"the run finished after {server.state.progress.step - 1} steps", success=True)
+        reason = f"the run finished after {server.state.progress.step - 1} steps"
+        ended = Ended(end_sentence(server.state, reason=reason), success=True)
         report(ended)
         return ended
 

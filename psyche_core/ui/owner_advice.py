@@ -96,7 +96,8 @@ def contested_model(event: ModelContested) -> str:
 def older_state(event: StateIsOlder) -> str:
     """The server was restored from an older state.
 
-    A state is older than one of an earlier position if the run went back in between.
+    A state is older than one of an earlier position if the run went back in between. A later position may also be of the
+    branch that was trained from an older state until the owner put the newest one back.
     """
     went_back = event.known_step < event.step or (event.known_epoch, event.known_step) <= (event.epoch, event.step)
     was = "had gone back since, and was" if went_back else "was"
@@ -108,7 +109,9 @@ def older_state(event: StateIsOlder) -> str:
         other = f"member {event.member} says that the run {was} in epoch {event.known_epoch}, step {event.known_step}"
         go_on = f"if you have a newer state, stop this server now, put it in place of {event.path}, and start it again"
     return (
-        f"THE STATE IS OLDER than the run: this server continues in epoch {event.epoch}, before step {event.step}, but {other}; "
-        f"{go_on}. Otherwise do nothing: members start again from their disks, and what came later is trained again. If they no "
-        "longer have a model that old, the run pauses and asks you what to do; the newer state then still brings everything back"
+        f"THE STATE IS OLDER than the run: this server continues in epoch {event.epoch}, before step {event.step}, but {other}. "
+        "If you have just put the newest state back, all is well: that position is of what was trained from an older one. "
+        f"Otherwise, {go_on}. If you want to continue from the older one, do nothing: members start again from their disks, and "
+        "what came later is trained again. If they no longer have a model that old, the run pauses and asks you what to do; the "
+        "newer state then still brings everything back"
     )

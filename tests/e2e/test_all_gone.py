@@ -349,6 +349,32 @@ def test_members_go_on_with_a_coordinator_that_comes_back_with_an_older_state(li
 
 
 @pytest.mark.soak
+def test_the_owner_is_told_by_disks_where_all_programs_were_gone_and_the_whole_folder_is_older(live_run: StartRun) -> None:
+    """Nobody had the later state in memory, and no file of it was left: training went back in silence."""
+    run = live_run()
+    saved, older = run.folder / "saved", run.folder / "older"
+    wait_until_applied(run, 3)
+    run.signal("server", signal.SIGINT)
+    run.processes["server"].wait(timeout=60)
+    shutil.copytree(saved, older)
+    run.start_again("server")
+    wait_until_applied(run, newest_applied(run) + 4)
+    run.kill("server", *THREE)
+    shutil.rmtree(saved)
+    shutil.copytree(older, saved)
+    known, restarted = saved_state(run).progress.step, time.time()
+    for name in ("server", *THREE):
+        run.start_again(name)
+    told = run.wait(lambda: run.told("server", StateIsOlder, after=restarted))
+    assert (told[0].step, told[0].later_path) == (known, None)
+    assert told[0].member is not None
+    assert told[0].known_step > known
+    run.wait(lambda: any("Tell the run's owner" in each.message for name in THREE for each in run.told(name, Problem)))
+    run.wait_for_end()
+    assert_identical(run)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(("applied", "lost"), [(13, False), (19, True)], ids=["one-checkpoint-later", "two-checkpoints-later"])
 def test_a_state_from_before_the_last_checkpoint(live_run: StartRun, applied: int, lost: bool) -> None:
     """The state is between the ends of steps 6 and 12. Members keep the journal before the present one, and no older one."""

@@ -216,6 +216,14 @@ async def test_b16_refusals_and_failing_reads_do_not_stop_the_server(serving: An
             assert (await data.read(mine, timeout=TIMEOUT)).count == total_samples(mine)
 
 
+async def test_a_share_that_a_restored_coordinator_does_not_know_is_no_error_of_ours(serving: Any, keys: list[SecretKey]) -> None:
+    """Its round is another one there; people saw an error, with nothing to do about it."""
+    state = playing(keys, samples=12)
+    async with serving(state=state, data=Numbers()) as server, data_of(server, keys[0]) as data:
+        with pytest.raises(NothingForUs, match=r"nothing for us now \(NotYours\): .* Nothing has to be done"):
+            await data.read(own(state, 1), timeout=TIMEOUT)
+
+
 async def test_who_is_no_member_now_is_told_that_it_passes(serving: Any, keys: list[SecretKey]) -> None:
     """Withdrawn after a lost connection, say. It is given samples again as soon as the coordinator takes it back."""
     state = playing(keys, samples=12)

@@ -24,8 +24,8 @@ from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.coordinator.commands import ClientsExited, Event, HealthCheck, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, CommandRefused, ConfigError, UserError
-from psyche_core.hookspecs import ServerContext
-from psyche_core.interfaces.backend import ClientCommand
+from psyche_core.hookspecs import LaterKnown, ServerContext
+from psyche_core.interfaces.backend import ClientCommand, KnownPosition, TellsLater
 from psyche_core.testing.backend import START_TIME, in_phase, small_state, until
 from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
 from psyche_core.wire.messages import sign_join
@@ -114,6 +114,33 @@ async def test_48_who_comes_back_is_sent_what_changed_and_nothing_else(
                 await until(watcher, lambda update: update.addresses[keys[0].public] == b"there")
                 assert watcher.bytes_received < again + 250, "an address and two hashes"
                 assert second.state.pending == (watcher.identity,)
+
+
+@pytest.mark.parametrize("joins_first", [True, False], ids=["still-a-member", "joins-after-telling"])
+async def test_the_owner_is_told_what_a_members_disk_knows(
+    client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey], *, joins_first: bool
+) -> None:
+    """All programs were gone, and the whole folder is an older copy: only the disks of members know how far the run was."""
+    told = list[LaterKnown]()
+    heard = anyio.Event()
+
+    def on_later_state(known: LaterKnown) -> None:
+        told.append(known)
+        heard.set()
+
+    with anyio.fail_after(3 * TIMEOUT):
+        async with hosting(tmp_path, clock) as first, client(first, keys[1]) as other:
+            await other.join(b"other", timeout=TIMEOUT)
+        async with hosting(tmp_path, clock, on_later_state=on_later_state) as second, client(second, keys[0]) as member:
+            tells_later = isinstance(member, TellsLater)
+            assert tells_later
+            if joins_first:
+                await member.join(b"here", timeout=TIMEOUT)
+            member.tell_later(KnownPosition(0, 2, 72))
+            await member.join(b"there", timeout=TIMEOUT)
+            await heard.wait()
+            path = state_file(tmp_path, second.state.run_id)
+            assert told == [LaterKnown(epoch=2, step=72, path=path, member=keys[0].public)]
 
 
 async def test_an_unknown_version_gets_the_whole_state(serving: Any, raw: Any, login: Any, keys: list[SecretKey]) -> None:

@@ -13,6 +13,7 @@ from psyche_backend_tcp.server.hub import PendingSave
 from psyche_backend_tcp.server.initial_state import begin
 from psyche_backend_tcp.server.state_store import StateStore, state_file
 from psyche_core.config.run_config import Choice, CoordinatorConfig
+from psyche_core.coordinator import serialization
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, UserError
 from psyche_core.testing.backend import small_state
@@ -187,8 +188,26 @@ def test_a_missing_file_is_told_where_the_one_before_is_used(tmp_path: Path, cap
 def test_another_releases_file_is_told_apart(tmp_path: Path) -> None:
     store = StateStore(tmp_path, "conformance")
     store.path.write_bytes(b"psyche state 2\nwhatever")
-    with pytest.raises(UserError, match="another release of this program wrote it; use that one"):
+    with pytest.raises(UserError, match="another release of this program wrote it.* start that release again"):
         store.load()
+
+
+@pytest.mark.parametrize(("by", "which"), [(-1, "an older"), (1, "a newer")])
+def test_a_state_of_another_version_names_that_release_and_what_becomes_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: int, which: str
+) -> None:
+    store = StateStore(tmp_path, "conformance")
+    with monkeypatch.context() as patch:
+        patch.setattr(serialization, "VERSION", serialization.VERSION + by)
+        for step in (1, 2):
+            store.save(pending_save(joined(step=step)))
+    with pytest.raises(UserError, match=f"{which} release of this program wrote it.* start that release again") as refused:
+        store.load()
+    said = str(refused.value)
+    assert f"move {store.path.name} and {store.path.name}.previous away" in said
+    assert "upload the newest one and name it as checkpoint in the run's file" in said
+    assert "client" not in said
+    assert "damaged" not in said
 
 
 @given(st.binary(max_size=200))

@@ -77,6 +77,11 @@ class Checkpointer:
             )
             self._published.set()
 
+    def saved_of(self, step: int) -> Path | None:
+        """The folder of the last checkpoint that we saved, if it is of this step."""
+        folder = None if self._resources is None else self._resources.checkpoints
+        return checkpoint_path(folder, self._run_id, step) if folder is not None and self._saved == step else None
+
     async def publish_journals(self) -> None:
         """Publish finished journals beside all other work, until cancelled."""
         await self._published.wait()

@@ -8,7 +8,7 @@ journal of a history that the run has left is used up to a step that members sig
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from filelock import BaseFileLock
 
 from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.machine.rounds.settled_rounds import first_conflicting_step, settled_rounds
+from psyche_core.client.runtime.disk_ahead import DiskAhead
 from psyche_core.client.runtime.journal_history import decided_otherwise, last_valid_step, leads_to, signed_ends
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.errors import ModelError
@@ -53,7 +54,7 @@ class Restorer:
     """One client's checkpoints and journal. folder: of both. journal_size: limit in bytes, None for one that fits the model.
 
     member: our public key, to recognize another member's folder; None skips that check. lasting: whether the next start has the
-    same key.
+    same key. ahead: says so if the coordinator continues from an older state than our disk's.
     """
 
     folder: Path
@@ -62,6 +63,7 @@ class Restorer:
     member: bytes | None = None
     lasting: bool = True
     journal: Journal | None = None
+    ahead: DiskAhead = field(default_factory=DiskAhead)
     _lock: BaseFileLock | None = None
     _found: Recovered | None = None
 
@@ -207,12 +209,13 @@ class Restorer:
         if found is None:
             return
 
+        decided = self._decision_at(state.run_id, found.header)
+        self.ahead.compare(found, state, based=decided, report=self.report)
         base, up_to = found.header.base_step, due
         if base <= due and ends.get(base) == found.header.base_digest:
             self._take_back_base(state)
             return  # whatever the journal before it says, this one begins in the run's history
 
-        decided = self._decision_at(state.run_id, found.header)
         refused = base > due or base in ends or decided_otherwise(state, found.header, decided)
 
         def helps(header: Header, rounds: Sequence[AppliedRound]) -> bool:

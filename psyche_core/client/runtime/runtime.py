@@ -46,6 +46,7 @@ from psyche_core.errors import (
 from psyche_core.evaluation.spare_time import SpareTime
 from psyche_core.interfaces import Backend, Opened, Transport
 from psyche_core.storage.model_stores.interface import ModelStore
+from psyche_core.storage.model_stores.run_end import end_sentence
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.telemetry.sinks import EventBus
@@ -182,7 +183,11 @@ class ClientRuntime(Actions[Awaitable[None]]):
             self._report(telemetry.Ended(self._failure.sentence, success=False))
             raise self._failure
 
-        ended = telemetry.Ended(stop.reason if stop is not None else "stopped", success=stop is not None and stop.success)
+        reason, success = ("stopped", False) if stop is None else (stop.reason, stop.success)
+        state = self._machine.state
+        if success and not self._left and state is not None and state.run_state is RunState.Finished:
+            reason = end_sentence(state, reason=reason, checkpoint=self._worker.checkpoint_of(state.progress.step - 1))
+        ended = telemetry.Ended(reason, success=success)
         self._report(self._network.totals)
         self._report(ended)
         return ended

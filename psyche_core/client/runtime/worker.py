@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 
 import anyio
@@ -378,6 +379,10 @@ class Worker:
     async def sync(self) -> None:
         """Sync the journal to disk; await it before a statement is sent."""
         await self._checkpoints.sync()
+
+    def checkpoint_of(self, step: int) -> Path | None:
+        """The folder of the last checkpoint that we saved, if it is of this step."""
+        return self._checkpoints.saved_of(step)
 
     async def save_on_leaving(self) -> None:
         """Save the masters if they are newer than our last checkpoint, within a timeout; reports it."""

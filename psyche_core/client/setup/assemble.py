@@ -33,6 +33,7 @@ from psyche_core.config.options.loading import RAW_IDENTITY
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, IdentityError
 from psyche_core.hookspecs import BackendContext, BackendRegistration, TransportContext
+from psyche_core.interfaces.backend import KnownPosition, TellsLater
 from psyche_core.p2p.local_address import interface_towards
 from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.scratch import Scratch, default_folder
@@ -96,6 +97,8 @@ async def train_client(
                     )
                 )
             )
+            if restorer is not None and isinstance(backend, TellsLater):
+                restorer.ahead.tell_later = _from_worker_thread(backend)
             route = address if backend_kind.route is None else backend_kind.route(backend_settings)
             interface = settings.bind_p2p_interface
             found = interface == "auto"
@@ -215,6 +218,11 @@ def open_restorer(settings: ClientSettings, report: EventBus, *, member: bytes, 
         anyio.from_thread.run_sync(report, telemetry.Problem("warning", sentence))
 
     return Restorer(settings.checkpoint_dir, settings.journal_size, warn, member, lasting)
+
+
+def _from_worker_thread(backend: TellsLater) -> Callable[[KnownPosition], None]:
+    """Its `tell_later` for the thread that reads our disk."""
+    return lambda known: anyio.from_thread.run_sync(backend.tell_later, known)
 
 
 def _open_scratch(folder: Path | None) -> Scratch:

@@ -49,6 +49,7 @@ from psyche_core.telemetry.events import (
     MemberWithdrew,
     ModelLost,
     PhaseChanged,
+    Problem,
     RunContinued,
     Started,
     StateIsOlder,
@@ -331,6 +332,35 @@ async def test_a_run_without_a_model_says_so_when_its_server_starts_again(local_
     (file,) = (tmp_path / "saved").glob("*.state")
     assert [event for event in events if isinstance(event, RunContinued)] == [RunContinued(1, 7, str(file))]
     assert lost.state_dir == str(tmp_path / "saved")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("before", [False, True], ids=["first-start", "state-is-missing"])
+async def test_a_server_that_had_a_run_says_that_a_new_one_begins(local_testnet: Any, tmp_path: Path, before: bool) -> None:
+    """Its owner started it with an emptied folder, and it said nothing."""
+    events: list[Event] = []
+    begun = anyio.Event()
+
+    def sink(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, PhaseChanged):
+            begun.set()
+
+    folder, saved = local_testnet(), tmp_path / "saved"
+    given = {"state": folder / "state.toml", "data_config": folder / "data.toml", "save_state_dir": saved}
+    if before:
+        saved.mkdir()
+        SecretKey.generate().save(saved / KEY_FILE)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            group.start_soon(serve_run, load_settings(ServerSettings, given), PluginRegistry.discover(), EventBus(sink))
+            await begun.wait()
+            group.cancel_scope.cancel()
+    said = [event.message for event in events if isinstance(event, Problem) and "a NEW run" in event.message]
+    assert len(said) == before
+    if before:
+        assert "before step 1: " in said[0]
+        assert "stop this server now and put its saved state back" in said[0]
 
 
 @contextlib.contextmanager

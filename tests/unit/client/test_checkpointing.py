@@ -130,6 +130,8 @@ async def test_who_leaves_saves_what_was_applied_since_the_last_checkpoint_and_s
     await member.apply(1, 2, 3)
     await member.checkpointer.leave()
     assert member.steps() == [3]
+    assert member.checkpointer.saved_of(3) == checkpoint_path(member.folder, RUN_ID, 3)
+    assert member.checkpointer.saved_of(2) is None
     told = [event for event in member.told if isinstance(event, telemetry.CheckpointSaved)]
     assert [event.step for event in told] == [3]
     manifest = read_manifest(checkpoints(member.folder, RUN_ID)[-1])

@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 
 from psyche_core.client.machine.epoch import masters_due
+from psyche_core.client.runtime.disk_ahead import known_beyond
 from psyche_core.client.runtime.journal_history import signed_ends
 from psyche_core.coordinator.state import CoordinatorState, EpochEnd
+from psyche_core.interfaces.backend import KnownPosition
 from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.training.checkpoints.checkpoint import set_damaged_aside
 from psyche_core.training.checkpoints.initial_model import belongs, newest_own
+from psyche_core.training.checkpoints.journal.contents import Recovered
 from psyche_core.training.checkpoints.journal.file import JournalFile
 from psyche_core.training.checkpoints.journal.lock import earlier_path, journal_path
+from psyche_core.training.checkpoints.journal_records import Header
 from psyche_core.training.checkpoints.manifest import CheckpointFacts, write_manifest
 from tests.unit.client.restoring_cases import INSTANCE, RUN, Masters, Member, state_at
 
@@ -56,6 +60,33 @@ def test_what_is_before_the_journal_before_is_told_as_missing(member: Member) ->
         member.train(end)
         member.end_epoch()
     assert member.start(state_at(3), step=0) == 0, "the caller asks the other members for step 2"
+
+
+def test_a_disk_that_is_further_than_the_coordinator_tells_its_people_and_the_coordinator(member: Member) -> None:
+    """All else was gone: the owner put back a copy of the whole folder, and nobody had the newer state in memory."""
+    member.train(4)
+    member.end_epoch()
+    member.train(12)
+    known = list[KnownPosition]()
+    member.restorer.ahead.tell_later = known.append
+    for right in (state_at(13), state_at(14), state_at(9, generation=1)):
+        member.restorer.look_back(right)
+    assert not known
+    member.restorer.look_back(state_at(7))
+    member.restorer.look_back(state_at(7))
+    assert known == [KnownPosition(0, 1, 13)]
+    said = [sentence for sentence in member.told if "further than the coordinator" in sentence]
+    assert len(said) == 1
+    assert "up to step 12, and the coordinator continues in epoch 1, before step 7" in said[0]
+    assert "Tell the run's owner at once" in said[0]
+
+
+def test_before_the_run_went_back_is_earlier_and_after_it_later(member: Member) -> None:
+    """Of two generations the greater one is later, whatever the steps."""
+    header = Header(instance=INSTANCE, generation=1, base_step=4, base_digest=bytes(32))
+    found = Recovered(header=header, rounds=(), pending=(), payload=lambda _: b"")
+    assert known_beyond(found, state_at(9), based=None) == KnownPosition(1, 1, 5)
+    assert known_beyond(found, state_at(2, generation=2), based=None) is None
 
 
 def test_a_checkpoint_saved_later_than_the_run_is_now_is_set_aside(member: Member, tmp_path: Path) -> None:

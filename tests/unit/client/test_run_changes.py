@@ -86,9 +86,17 @@ def test_where_the_run_goes_back_its_members_are_told_from_where_to_where_and_wh
     assert said in line
 
 
-@pytest.mark.parametrize("after", [at(46, 1313), at(47, 1313), at(46, 1223, instance=b"n" * 32), warmup(46, 1313, lacking=())])
-def test_a_run_that_goes_on_or_another_run_did_not_go_back(after: CoordinatorState) -> None:
+@pytest.mark.parametrize("after", [at(46, 1313), at(47, 1313), warmup(46, 1313, lacking=())])
+def test_a_run_that_goes_on_did_not_go_back(after: CoordinatorState) -> None:
     assert told(at(46, 1313), after) == []
+
+
+def test_another_run_did_not_go_back_and_may_be_a_mistake_of_the_owner() -> None:
+    """People were told to start the client again, which joined the run that the owner had begun by mistake."""
+    (line,) = told(at(46, 1313), at(0, 1, instance=b"n" * 32), at(0, 2, instance=b"n" * 32))
+    assert line.startswith("warning: the server began a new run under this run's name. That may be a mistake of its owner")
+    assert "ask the owner before you start this client again" in line
+    assert "stays on its disk" in line
 
 
 def test_a_later_state_of_a_later_generation_is_no_return() -> None:

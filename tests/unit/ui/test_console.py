@@ -251,20 +251,22 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         telemetry.StateIsOlder(1, 15, 2, 24, "saved/r.state", member="49d7b0e8"),
         (
             "THE STATE IS OLDER than the run: this server continues in epoch 1, before step 15, but member 49d7b0e8 says that "
-            "the run was in epoch 2, step 24; if you have a newer state, stop this server now, put it in place of "
-            "saved/r.state, and start it again. Otherwise do nothing: members start again from their disks, and what came "
-            "later is trained again. If they no longer have a model that old, the run pauses and asks you what to do; the "
-            "newer state then still brings everything back"
+            "the run was in epoch 2, step 24. If you have just put the newest state back, all is well: that position is of what "
+            "was trained from an older one. Otherwise, if you have a newer state, stop this server now, put it in place of "
+            "saved/r.state, and start it again. If you want to continue from the older one, do nothing: members start again from "
+            "their disks, and what came later is trained again. If they no longer have a model that old, the run pauses and "
+            "asks you what to do; the newer state then still brings everything back"
         ),
     ),
     (
         telemetry.StateIsOlder(1, 15, 2, 24, "saved/r.state", later_path="saved/r.state.later"),
         (
             "THE STATE IS OLDER than the run: this server continues in epoch 1, before step 15, but a state in the same folder "
-            "is in epoch 2, step 24; to continue from that one, stop this server now, rename saved/r.state.later to "
-            "saved/r.state, and start it again. Otherwise do nothing: members start again from their disks, and what came "
-            "later is trained again. If they no longer have a model that old, the run pauses and asks you what to do; the "
-            "newer state then still brings everything back"
+            "is in epoch 2, step 24. If you have just put the newest state back, all is well: that position is of what was "
+            "trained from an older one. Otherwise, to continue from that one, stop this server now, rename "
+            "saved/r.state.later to saved/r.state, and start it again. If you want to continue from the older one, do nothing: "
+            "members start again from their disks, and what came later is trained again. If they no longer have a model that "
+            "old, the run pauses and asks you what to do; the newer state then still brings everything back"
         ),
     ),
     (
@@ -398,7 +400,7 @@ def test_the_hint_about_an_older_state_is_not_found_by_who_looks_for_a_lost_mode
             "49d7b0e8",
             "epoch 54, before step 1466, but member 49d7b0e8 says that the run had gone back since, and was in epoch 2,",
         ),
-        (None, "a state in the same folder is of after the run went back, and is in epoch 2, step 53; to continue from"),
+        (None, "a state in the same folder is of after the run went back, and is in epoch 2, step 53. If you have just put"),
     ],
 )
 def test_a_state_of_before_the_run_went_back_is_older_though_it_is_further(member: str | None, says: str) -> None:

@@ -34,7 +34,7 @@ from psyche_backend_tcp.connections.dialer import DialedConnection, dial
 from psyche_backend_tcp.connections.listener import CONNECTION_LOST
 from psyche_backend_tcp.connections.login import COORDINATOR
 from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES
-from psyche_backend_tcp.protocol import Answer, CommandRequest, JoinRequest, encode_client, encode_command
+from psyche_backend_tcp.protocol import Answer, CommandRequest, JoinRequest, LaterState, encode_client, encode_command
 from psyche_core.coordinator.commands import Command, Withdraw
 from psyche_core.errors import (
     AccessRefused,
@@ -47,7 +47,7 @@ from psyche_core.errors import (
     WireError,
 )
 from psyche_core.hookspecs import BackendContext
-from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_command
+from psyche_core.interfaces.backend import Backend, KnownPosition, StateUpdate, check_client_command
 from psyche_core.text_safety import printable
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import sign_join
@@ -112,6 +112,8 @@ class TcpBackend(Backend):
         self._joined: bytes | None = None
         self._update: StateUpdate | None = None
         self._unread = False
+        self._later: bytes | None = None
+        self._later_due = False
         self._changed = anyio.Event()
         self._closed: str | None = None
         self._same_key = False
@@ -157,6 +159,7 @@ class TcpBackend(Backend):
             number = next(self._numbers)
             await self._ask(number, self._join_request(number, address, instance), timeout)
         self._joined = address
+        self._repeat_later()
 
     async def _instance(self) -> bytes:
         """The run's instance, known after its first state. Raises BackendClosed."""
@@ -190,6 +193,15 @@ class TcpBackend(Backend):
         await self._ask(number, encode_client(CommandRequest(number, encode_command(allowed))), timeout)
         if isinstance(command, Withdraw):
             self._joined = None
+
+    def tell_later(self, known: KnownPosition) -> None:
+        """Tell the server how far our disk says that the run was: now, and after each join, as it believes members only."""
+        self._later = encode_client(LaterState(known.generation, known.epoch, known.step))
+        self._repeat_later()
+
+    def _repeat_later(self) -> None:
+        self._later_due = self._later is not None
+        self._wake.set()
 
     async def aclose(self) -> None:
         """Close; idempotent."""
@@ -341,6 +353,7 @@ class TcpBackend(Backend):
         if self._joined is not None and self._update is not None:
             number = next(self._numbers)
             replies.append(self._join_request(number, self._joined, self._update.state.instance))
+        self._later_due = self._later is not None
 
         try:
             async with anyio.create_task_group() as group:
@@ -418,6 +431,9 @@ class TcpBackend(Backend):
                 if number not in sent and request.answer is None:
                     payloads.append(request.payload)
             sent = set(self._requests)
+            if self._later_due and self._later is not None:
+                self._later_due = False
+                payloads.append(self._later)
             if not payloads:
                 await self._wake.wait()
                 continue

@@ -36,6 +36,7 @@ CONTROL_BYTES = 4 * 1024
 """Most bytes of a server's message without samples."""
 
 NOT_IN_EPOCH = "NotInEpoch"
+NOT_YOURS = "NotYours"
 """The refusal of a client that is not a healthy member now; this is temporary."""
 
 _CHUNK = b"\x00"  # no CBOR array begins with it
@@ -232,4 +233,4 @@ def check_request(state: CoordinatorState, identity: NodeIdentity, batches: Sequ
     own = [interval for stored in state.epoch.rounds for interval in shares(state, stored).get(slot, ())]
     for batch in batches:
         if not any(interval.first <= batch.first and batch.last <= interval.last for interval in own):
-            raise RequestRefused("NotYours", f"{batch} is not part of your share of a round the coordinator knows")
+            raise RequestRefused(NOT_YOURS, f"{batch} is not part of your share of a round the coordinator knows")

@@ -18,7 +18,7 @@ from psyche_backend_tcp.connections.dialer import dial
 from psyche_backend_tcp.connections.listener import CONNECTION_LOST
 from psyche_backend_tcp.connections.login import DATA
 from psyche_backend_tcp.data.body import join
-from psyche_backend_tcp.data.protocol import DATA_VERSION, MAX_INTERVALS, NOT_IN_EPOCH, RequestRefused
+from psyche_backend_tcp.data.protocol import DATA_VERSION, MAX_INTERVALS, NOT_IN_EPOCH, NOT_YOURS, RequestRefused
 from psyche_backend_tcp.data.shared_connection import ReadRequest, SharedConnection
 from psyche_core.errors import BackendError, CommandRefused, DataError, NothingForUs, WireError
 from psyche_core.hookspecs import DataContext
@@ -105,7 +105,7 @@ class ServerData(DataProvider):
                         break
                     except (*CONNECTION_LOST, WireError, BackendError, RequestRefused) as error:
                         if _is_final(error):
-                            passing = isinstance(error, RequestRefused) and error.code == NOT_IN_EPOCH
+                            passing = isinstance(error, RequestRefused) and error.code in (NOT_IN_EPOCH, NOT_YOURS)
                             kind = NothingForUs if passing else DataError
                             raise kind(f"the data server at {self._location} {_in_words(error)}") from error
                         lost = error
@@ -219,6 +219,11 @@ def _in_words(error: BaseException) -> str:
             f"has nothing for us now ({error.code}): the coordinator does not count us among the healthy members of this epoch, "
             "as after a connection that was lost for too long. Nothing has to be done: these samples are trained by others, and "
             "we ask again with our next share, in this epoch or the next"
+        )
+    if isinstance(error, RequestRefused) and error.code == NOT_YOURS:
+        return (
+            f"has nothing for us now ({error.code}): the coordinator has given this share to others, or forgotten its "
+            "round, as after it was restored from an older state. Nothing has to be done: we ask again with our next share"
         )
     return f"refuses us: {error}"
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from psyche_backend_tcp.limits import SERVER_FRAME
 from psyche_backend_tcp.protocol import MAX_PATCH_DEPTH, LaterState, read_document
 from psyche_backend_tcp.server.hub import PendingSave
 from psyche_core.config.run_config import CoordinatorConfig, from_plain, to_plain
+from psyche_core.coordinator.serialization import VERSION
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, UserError, WireError
 from psyche_core.interfaces.backend import StateUpdate
@@ -36,9 +38,13 @@ from psyche_core.wire.codec import decode, encode
 logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
 _MAGIC = b"psyche state 1\n"
-_VERSIONS = b"psyche state "
+_OTHER_FORMAT = re.compile(rb"psyche state [0-9]{1,6}\n")
 _DIGEST_BYTES = 32
 MAX_BYTES = SERVER_FRAME + 64 * 1024
+
+
+class _OtherRelease(WireError):
+    """The file is sound, as far as we can tell, but of another release of this program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,9 @@ class StateStore:
 
         try:
             saved = _read(content)
+        except _OtherRelease as error:
+            message = f"the saved state {path} cannot be used: {error}. {self._other_release(path)}"
+            raise UserError(message) from error
         except WireError as error:
             message = f"the saved state {path} cannot be used: {error}. {self._advice(path)}"
             raise UserError(message) from error
@@ -156,6 +165,15 @@ class StateStore:
         finally:
             os.close(handle)
 
+    def _other_release(self, path: Path) -> str:
+        """What to do about a file of another release: only that one continues the run."""
+        aside = " and ".join(each.name for each in (path, self._previous, self.later_path) if each == path or each.exists())
+        return (
+            "To continue the run, start that release again, with the same folder. This release can only begin a new run, at step "
+            f"1: move {aside} away. The model need not be lost: members keep their checkpoints of the old run under other names; "
+            "upload the newest one and name it as checkpoint in the run's file, and the new run begins with it"
+        )
+
     def _advice(self, path: Path) -> str:
         """What to do about a file that cannot be used: another that can be, a backup, or a new run and what that means."""
         others = [other for other in (self._previous, self.later_path) if other not in (path, self.path) and other.exists()]
@@ -192,9 +210,9 @@ def _read(content: bytes) -> Saved:
         raise WireError(message)
 
     if not content.startswith(_MAGIC):
-        if content.startswith(_VERSIONS):
-            message = "another release of this program wrote it; use that one"
-            raise WireError(message)
+        if _OTHER_FORMAT.match(content):
+            message = "another release of this program wrote it, in another format of file"
+            raise _OtherRelease(message)
         message = "it is not a saved state"
         raise WireError(message)
 
@@ -206,10 +224,20 @@ def _read(content: bytes) -> Saved:
     match decode(body, max_bytes=MAX_BYTES, max_depth=MAX_PATCH_DEPTH):
         case [bytes() as document, opening]:
             tree = decode(document, max_bytes=SERVER_FRAME, max_depth=MAX_PATCH_DEPTH)
+            _check_release(tree)
             return Saved(read_document(tree), _opening(opening))
         case _:
             message = "it is malformed"
             raise WireError(message)
+
+
+def _check_release(tree: Any) -> None:
+    """Raise _OtherRelease for a document whose state is of another version of the format."""
+    match tree:
+        case {"state": {"version": int() as version}} if version != VERSION:
+            which = "an older" if version < VERSION else "a newer"
+            message = f"{which} release of this program wrote it (its state has version {version}, this release reads {VERSION})"
+            raise _OtherRelease(message)
 
 
 def _opening(plain: Any) -> CoordinatorConfig | None:

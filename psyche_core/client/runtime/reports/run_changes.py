@@ -18,6 +18,12 @@ from psyche_core.types import RunState
 _DROPPED_AFTER = 2
 """Rounds after the one whose result is missing, in which its member is dropped."""
 
+_ANOTHER_RUN = (
+    "the server began a new run under this run's name. That may be a mistake of its owner, such as a start without the saved "
+    "state: ask the owner before you start this client again. What this client has saved of the old run stays on its disk: a "
+    "client that joins the new run keeps it under other names, and uses it again if the old run comes back"
+)
+
 
 class RunChanges:
     """Follows the states that one client sees, from its first on."""
@@ -36,6 +42,8 @@ class RunChanges:
         if now != self._described:
             self._described = now
             yield now
+        if previous is not None and state.instance != previous.instance:
+            yield telemetry.Problem("warning", _ANOTHER_RUN)
         if previous is not None and state.instance == previous.instance and state.generation > previous.generation:
             yield went_back(previous, state) or telemetry.Problem("warning", other_state(previous, state))
 
