@@ -2,6 +2,8 @@
 
 try:
     import pytest as pytest
-except ModuleNotFoundError as error:
-    message = "the conformance classes of psyche_core.testing need pytest; install it with: pip install 'psyche-core[testing]'"
-    raise ModuleNotFoundError(message, name="pytest") from error
+except ModuleNotFoundError as _error:
+    _message: str = (
+        "the conformance classes of psyche_core.testing need pytest; install it with: pip install 'psyche-core[testing]'"
+    )
+    raise ModuleNotFoundError(_message, name="pytest") from _error

@@ -188,7 +188,7 @@ def test_a_missing_file_is_told_where_the_one_before_is_used(tmp_path: Path, cap
 def test_another_releases_file_is_told_apart(tmp_path: Path) -> None:
     store = StateStore(tmp_path, "conformance")
     store.path.write_bytes(b"psyche state 2\nwhatever")
-    with pytest.raises(UserError, match="another release of this program wrote it.* start that release again"):
+    with pytest.raises(UserError, match=r"another release of this program wrote it.* start that release again"):
         store.load()
 
 

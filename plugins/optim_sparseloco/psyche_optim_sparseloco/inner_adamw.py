@@ -28,8 +28,10 @@ class InnerAdamW:
     def __init__(self, settings: SparseLoCoSettings, layout: Layout, device: torch.device) -> None:
         self._settings = settings
         self._layout = layout
-        self.first, self.second, self.drift = (torch.zeros(layout.total, device=device) for _ in range(3))
-        self.steps = 0
+        self.first: Tensor = torch.zeros(layout.total, device=device)
+        self.second: Tensor = torch.zeros_like(self.first)
+        self.drift: Tensor = torch.zeros_like(self.first)
+        self.steps: int = 0
 
     def reset(self) -> None:
         """Forget everything."""

@@ -26,7 +26,10 @@ from psyche_core.types import ClientState, RunState
 KEPT_ROUNDS = 4
 """Rounds whose messages and payloads are kept for slow members (F11)."""
 
-_ANOTHER_RUN = "the coordinator hosts another run under this run's name now; start the client again to join that one"
+_ANOTHER_RUN = (
+    "the coordinator hosts another run under this run's name now. If its owner meant this, start the client again to join that "
+    "one; if not, ask the owner first: the old run's checkpoints and journal stay on this disk"
+)
 _EJECTED = "the coordinator ejected this client: it was proven to have signed two results for one share"
 
 

@@ -138,7 +138,7 @@ class Lies:
                     command = replace(command, model_digest=self._false_digest(rng))
                 case "false-models", WarmupWitness():
                     self._count(kind)
-                    command = replace(command, model_digest=node.made_up_digest(self._server.state.epoch.start_step - 1))
+                    command = replace(command, model_digest=node.made_up_digest(max(self._server.state.epoch.start_step, 1) - 1))
                 case "false-digests", EpochDigest():
                     self._count(kind)
                     command = replace(command, digest=self._false_digest(rng))

@@ -52,7 +52,7 @@ class Header:
 
     instance: of the run (32 bytes). generation: how often that run had gone back. base_step: the last step in the base masters.
     base_digest: full digest (32 bytes) of the base masters. base_history: digest of the run's decisions up to base_step (32
-    bytes), NO_DIGEST if unknown; it is then not written, as in the first journals of version 3.
+    bytes), NO_DIGEST if unknown.
     """
 
     instance: bytes
