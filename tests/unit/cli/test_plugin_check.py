@@ -134,7 +134,7 @@ def test_settings_that_are_given_are_used(check: Check) -> None:
 def test_conformance_passes_for_what_conforms(psyche: Psyche) -> None:
     result = psyche("plugins", "check", "optimizer.AdamW", "--drops-refused")
     assert result.code == 0, result.out
-    assert "tests of psyche_core.testing.optimizer.OptimizerConformance pass, 3 do not apply" in result.out.splitlines()[-1]
+    assert "tests of psyche_core.testing.optimizer.OptimizerConformance pass, " in result.out.splitlines()[-1]
 
 
 @pytest.mark.parametrize("kind", ["data", "tracker"])
