@@ -85,7 +85,7 @@ def history_with_decision(state: CoordinatorState, played: Round, accepted: froz
 
 
 def histories(state: CoordinatorState) -> dict[int, bytes]:
-    """Map steps to the history (32 bytes) up to them, as far as the state stores it: ascending, the newest one last.
+    """Map steps to the history (32 bytes) up to them, as far as the state stores it, from ends and stored rounds.
 
     A round begins with the history of the step two before its own, which it shares with everybody's masters. The first two rounds
     of an epoch have the same masters, and the history of these is that of the first round.
