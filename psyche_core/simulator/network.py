@@ -71,6 +71,7 @@ class Network:
         self._seconds = seconds
         self._effects: list[Fault] = []
         self._cuts: list[Fault] = []
+        self._past_cuts: list[tuple[float, Fault]] = []
         self._numbers: dict[tuple[int, Message], int] = {}
         self._version = 0
         self._by_key: dict[bytes, int] = {}
@@ -94,6 +95,7 @@ class Network:
         """A network fault ends."""
         if fault in self._cuts:
             self._cuts.remove(fault)
+            self._past_cuts.append((self._clock.now, fault))
             self.changed()
         else:
             self._effects.remove(fault)
@@ -101,15 +103,16 @@ class Network:
     def is_cut(self, source: int, target: int) -> bool:
         """Whether nothing gets from source to target now. A partition cuts both ways, an asymmetric cut only out of its side."""
         for cut in self._cuts:
-            if cut.amount and SERVER in (source, target):
-                continue
-
-            inside, outside = source in cut.nodes, target not in cut.nodes
-            if inside == outside and (inside or cut.kind == "partition"):
+            if _cuts(cut, source, target):
                 self.counts[cut.kind] += 1
                 return True
 
         return False
+
+    def was_cut(self, source: int, target: int, *, since: float) -> bool:
+        """Whether nothing got from source to target at some time after `since`, in virtual seconds, or does not now."""
+        cuts = [*self._cuts, *(cut for end, cut in self._past_cuts if end > since)]
+        return any(_cuts(cut, source, target) for cut in cuts)
 
     def gossip_delay(self) -> float:
         """Seconds until a member that an author left out has its message from others: announced, requested, sent."""
@@ -344,3 +347,12 @@ class Network:
             return None
 
         return self.delay(source, target) if self._effects else self._seconds * (0.5 + self._draw())
+
+
+def _cuts(cut: Fault, source: int, target: int) -> bool:
+    """Whether a cut lets nothing get from source to target."""
+    if cut.amount and SERVER in (source, target):
+        return False
+
+    inside, outside = source in cut.nodes, target not in cut.nodes
+    return inside == outside and (inside or cut.kind == "partition")

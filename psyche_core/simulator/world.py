@@ -33,7 +33,7 @@ from psyche_core.simulator.network import Network
 from psyche_core.simulator.replicas.announcement_log import AnnouncementLog
 from psyche_core.simulator.replicas.replica import HashReplica, Payload, Replica
 from psyche_core.simulator.run_settings import MODEL, RATES, coordinator_config, longest_stall
-from psyche_core.simulator.script import NETWORK_FAULTS, NO_EXCUSE, Script
+from psyche_core.simulator.script import NETWORK_FAULTS, NO_EXCUSE, SERVER, Script
 from psyche_core.simulator.server import START_TIME, Server
 
 CHECK_EVERY = 2.0
@@ -352,14 +352,22 @@ class World:
     def _came_in_time(self, node: Node, before: CoordinatorState, state: CoordinatorState) -> bool:
         """Whether the run had to wait for what a member holds: it takes part, and others had the time to get it.
 
-        Or it joined while the warmup went on, which could begin again for it. before: the state that the run leaves.
+        Or it joined while the warmup went on, which could begin again for it. Nobody can wait for a member that reaches neither
+        the server nor those who lack the model: it may as well be dead. before: the state that the run leaves.
         """
         slot = state.slot_of(node.identity)
-        if not node.running or node.paused or node.corrupted:
+        if not node.running or node.paused or node.corrupted or self._out_of_reach(node, before):
             return False
         if slot is not None and slot in state.healthy_slots:
             return self.clock.now - node.booted_at > RECOVERY
         return node.identity in before.pending and before.epoch.repeats < MAX_REPEATED_WARMUPS
+
+    def _out_of_reach(self, node: Node, before: CoordinatorState) -> bool:
+        """Whether a member was lately cut off from the server and from all honest members that said that they lack the model."""
+        lacking = {before.epoch.clients[slot].id for slot in before.epoch.lacking}
+        asking = [other.index for other in self._honest() if other.identity in lacking]
+        since = self.clock.now - RECOVERY
+        return all(self.network.was_cut(node.index, other, since=since) for other in (SERVER, *asking))
 
     def _holds_more(self, node: Node, step: int, *, than: int) -> bool:
         """Whether a member has the masters after `step`, in memory or on disk, with more in them than those after `than`."""
