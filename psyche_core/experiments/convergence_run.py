@@ -27,6 +27,7 @@ from psyche_core.experiments.convergence import (
     train_plain_adamw,
 )
 from psyche_core.interfaces import DataProvider
+from psyche_core.interfaces.data import Samples
 from psyche_core.plugins import PluginRegistry
 from psyche_core.training.build import Compute, build_model, build_trainer
 from psyche_core.training.checkpoints import sources
@@ -56,6 +57,41 @@ class Experiment:
     device: str = "auto"
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An experiment whose files are at hand.
+
+    validation: samples on which losses are measured. folder: where the model's description, or its weights, are.
+    """
+
+    experiment: Experiment
+    validation: Samples
+    folder: Path
+
+
+async def prepared(experiment: Experiment, registry: PluginRegistry) -> Prepared:
+    """Read the validation samples and find the model. Raises UserError and DataError."""
+    length = experiment.run.model.LLM.max_seq_len
+    async with await _provider(experiment, experiment.validation_data, registry) as held_out:
+        validation = await first_samples(held_out, experiment.validation_sequences, sequence_length=length)
+    folder = await anyio.to_thread.run_sync(
+        lambda: sources.find(experiment.run.model.LLM.checkpoint, base=experiment.base, cache=experiment.cache)
+    )
+    return Prepared(experiment, validation, folder)
+
+
+async def read_task(ready: Prepared, seed: int, registry: PluginRegistry, *, steps: int) -> Task:
+    """Read the samples of a training of `steps` steps, in the order that the seed determines. Raises UserError and DataError."""
+    experiment = ready.experiment
+    length = experiment.run.model.LLM.max_seq_len
+    async with await _provider(experiment, experiment.data, registry, shuffled_by=seed) as data:
+        shares = [
+            [await read_samples(data, [batch], sequence_length=length) for batch in batches]
+            for _, batches in rounds(experiment.run, steps, experiment.members)
+        ]
+    return Task(shares, ready.validation, experiment.every, experiment.micro_batch_size)
+
+
 async def outcomes(
     experiment: Experiment,
     recipes: Sequence[Recipe],
@@ -68,46 +104,61 @@ async def outcomes(
 
     Raises UserError, DataError, ModelError and NonFiniteError.
     """
-    length = experiment.run.model.LLM.max_seq_len
-    key, cache = SecretKey.generate(), experiment.cache / "data"
-
-    async def provider(place: Choice) -> AbstractAsyncContextManager[DataProvider]:
-        return await data_source(registry, place, sequence_length=length, key=key, base=experiment.base, cache=cache)
-
-    async with await provider(held_out_place(experiment.validation_data, experiment.token_size)) as held_out:
-        validation = await first_samples(held_out, experiment.validation_sequences, sequence_length=length)
-    folder = await anyio.to_thread.run_sync(
-        lambda: sources.find(experiment.run.model.LLM.checkpoint, base=experiment.base, cache=experiment.cache)
-    )
+    ready = await prepared(experiment, registry)
     for seed in seeds:
-        place = held_out_place(experiment.data, experiment.token_size)
-        shuffled = Choice(place.name, {**(place.settings or {}), "shuffle": {"Seeded": [seed % 256] * 32}})
-        async with await provider(shuffled) as data:
-            shares = [
-                [await read_samples(data, [batch], sequence_length=length) for batch in batches]
-                for _, batches in rounds(experiment.run, experiment.steps, experiment.members)
-            ]
-        task = Task(shares, validation, experiment.every, experiment.micro_batch_size)
+        task = await read_task(ready, seed, registry, steps=experiment.steps)
         for recipe in recipes:
             if (recipe.title, seed) not in known:
-                yield await anyio.to_thread.run_sync(_train, experiment, task, recipe, seed, folder, registry)
+                yield await anyio.to_thread.run_sync(_train, ready, task, recipe, seed, registry)
 
 
-def _train(experiment: Experiment, task: Task, recipe: Recipe, seed: int, folder: Path, registry: PluginRegistry) -> Outcome:
+async def _provider(
+    experiment: Experiment, files: Path, registry: PluginRegistry, *, shuffled_by: int | None = None
+) -> AbstractAsyncContextManager[DataProvider]:
+    """The provider of local token files, in their order or in that of a seed."""
+    place = held_out_place(files, experiment.token_size)
+    if shuffled_by is not None:
+        place = Choice(place.name, {**(place.settings or {}), "shuffle": {"Seeded": [shuffled_by % 256] * 32}})
+    length = experiment.run.model.LLM.max_seq_len
+    key, cache = SecretKey.generate(), experiment.cache / "data"
+    return await data_source(registry, place, sequence_length=length, key=key, base=experiment.base, cache=cache)
+
+
+def _train(ready: Prepared, task: Task, recipe: Recipe, seed: int, registry: PluginRegistry) -> Outcome:
+    if recipe.optimizer != PLAIN_ADAMW:
+        return train_plugin(ready, task, recipe, seed, registry)
+
+    experiment = ready.experiment
     llm = experiment.run.model.LLM
-    schedule = scaled_schedule(llm.lr_schedule, recipe.rate, steps=experiment.steps)
-    compute = Compute(device=experiment.device, micro_batch_size=experiment.micro_batch_size)
-    run_id = f"convergence {seed}"
-    if recipe.optimizer == PLAIN_ADAMW:
-        model = build_model(registry.load, llm, compute, run_id=run_id, source=folder)
-        return train_plain_adamw(task, model, recipe, schedule=schedule, seed=seed)
+    schedule = scaled_schedule(llm.lr_schedule, recipe.rate, steps=len(task.rounds))
+    model = build_model(registry.load, llm, _compute(experiment), run_id=f"convergence {seed}", source=ready.folder)
+    return train_plain_adamw(task, model, recipe, schedule=schedule, seed=seed)
 
+
+def train_plugin(ready: Prepared, task: Task, recipe: Recipe, seed: int, registry: PluginRegistry) -> Outcome:
+    """Train with an optimizer plugin: several members with the delay of a run.
+
+    The schedule is scaled to the task's length. Raises UserError, ModelError and NonFiniteError.
+    """
+    experiment = ready.experiment
+    llm = experiment.run.model.LLM
+    schedule = scaled_schedule(llm.lr_schedule, recipe.rate, steps=len(task.rounds))
     chosen = Choice(recipe.optimizer, dict(recipe.settings))
     config = experiment.run.model.model_copy(
         update={"LLM": llm.model_copy(update={"optimizer": chosen, "lr_schedule": schedule})}
     )
     trainers = [
-        build_trainer(registry_load=registry.load, model_config=config, run_id=run_id, source=folder, compute=compute)
+        build_trainer(
+            registry_load=registry.load,
+            model_config=config,
+            run_id=f"convergence {seed}",
+            source=ready.folder,
+            compute=_compute(experiment),
+        )
         for _ in range(experiment.members)
     ]
     return train_members(task, trainers, recipe, seed=seed)
+
+
+def _compute(experiment: Experiment) -> Compute:
+    return Compute(device=experiment.device, micro_batch_size=experiment.micro_batch_size)

@@ -1,8 +1,9 @@
-"""`psyche bench convergence`: every recipe with every seed once, kept, shown and drawn."""
+"""`psyche bench`: every recipe with every seed once, kept, shown and drawn; a search for settings."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -75,3 +76,66 @@ def test_another_experiment_s_report_is_not_gone_on_with(psyche: Psyche, argumen
 def test_numbers_that_are_none_are_refused(psyche: Psyche, arguments: list[str]) -> None:
     refused = psyche(*arguments, "--topk", "8;16")
     assert (refused.code, "'8;16'" in refused.err) == (2, True)
+
+
+@pytest.fixture
+def search(arguments: list[str], tmp_path: Path) -> list[str]:
+    paths = arguments[2:6]
+    small = ["--steps", "6", "--shortest", "2", "--members", "2", "--device", "cpu", "--out", str(tmp_path / "tuned")]
+    return ["bench", "tune", *paths, *small]
+
+
+def test_a_search_trains_the_best_longer_and_says_what_to_change(psyche: Psyche, search: list[str], tmp_path: Path) -> None:
+    found = psyche(*search, "--trials", "6", "--vary", "rate=0.0001:0.02", "--json")
+    assert found.code == 0, found.err
+    report = json.loads(found.out)
+    trials = report["trials"]
+    assert report["rungs"] == [2, 6]
+    assert [trial["candidate"] for trial in trials if trial["rung"] == 0] == [0, 1, 2, 3, 4, 5]
+    last = {trial["candidate"]: trial["validation_loss"] for trial in trials if trial["rung"] == 1}
+    first = {trial["candidate"]: trial["validation_loss"] for trial in trials if trial["rung"] == 0}
+    assert last.keys() == {0, *sorted(first, key=lambda number: (first[number], number))[:2]}
+    assert report["best_candidate"] == min(last, key=lambda number: (last[number], number))
+    tuned = tomllib.loads((tmp_path / "tuned" / "tuned.toml").read_text())
+    assert tuned == report["tables"]
+    (schedule,) = tuned["model"]["LLM"]["lr_schedule"].values()
+    assert schedule["base_lr"] == report["best"].get("rate", schedule["base_lr"])
+
+    again = psyche(*search, "--vary", "rate=0.0001:0.02")
+    assert (again.code, again.err.count("loss")) == (0, 0), "nothing is trained twice"
+    assert again.out.count("\n") > 6
+
+
+def test_a_search_within_minutes_takes_what_fits(psyche: Psyche, search: list[str]) -> None:
+    """A thousandth of a second is enough for the smallest search; the trial that was timed is part of it."""
+    found = psyche(*search, "--minutes", "0.00001", "--vary", "rate=0.0001:0.02", "--json")
+    assert found.code == 0, found.err
+    report = json.loads(found.out)
+    assert report["candidates"] == 2
+    assert [(trial["rung"], trial["candidate"]) for trial in report["trials"]][:2] == [(0, 0), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--vary", "compression_topk=8:9999999"), "compression_topk"),
+        (("--vary", "no_such_key=1,2"), "no_such_key"),
+        (("--vary", "rate=1:2", "--vary", "rate=2:3"), "twice"),
+        (("--trials", "3", "--minutes", "1"), "give one of them"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_before_anything_trains(
+    psyche: Psyche, search: list[str], options: tuple[str, ...], sentence: str
+) -> None:
+    refused = psyche(*search, *options)
+    assert refused.code == 2, refused.err
+    assert sentence in refused.err
+    assert "loss" not in refused.err
+
+
+def test_another_search_s_report_is_not_gone_on_with(psyche: Psyche, search: list[str], tmp_path: Path) -> None:
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "report.json").write_text("[]")
+    refused = psyche(*search)
+    assert refused.code == 2
+    assert "not a report of `psyche bench tune`" in refused.err
