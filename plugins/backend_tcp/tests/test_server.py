@@ -372,7 +372,7 @@ async def test_a_server_that_comes_up_later_is_waited_for(clock: Any, keys: list
                 await late.serve()
     (told,) = caplog.messages
     assert told.startswith(f"cannot connect to 127.0.0.1:{port}: Connection refused; the server may not be up yet: trying again ")
-    assert re.search(r"until \d\d:\d\d:\d\d \(--reconnect-seconds 60\)$", told)
+    assert re.search(r"until \d\d:\d\d:\d\d, for 60 s in all$", told)
 
 
 async def test_a_full_server_is_waited_for(serving: Any, client: Any, keys: list[SecretKey], caplog: Any) -> None:

@@ -285,7 +285,7 @@ class TcpBackend(Backend):
                 warned = True
                 until = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
                 hint = "" if isinstance(why, CommandRefused) else "; the server may not be up yet"
-                logger.warning("%s%s: trying again until %s (--reconnect-seconds %g)", why, hint, until, seconds)
+                logger.warning("%s%s: trying again until %s, for %g s in all", why, hint, until, seconds)
             await anyio.sleep(min(self._jitter.uniform(pause / 2, pause), left))
             pause = min(2 * pause, MAX_RETRY_SECONDS)
 

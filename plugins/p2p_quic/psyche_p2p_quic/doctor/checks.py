@@ -68,9 +68,9 @@ async def measure(
 
 async def _connect(server: str) -> tuple[bool, float | None, str]:
     """Whether the server takes a connection; the milliseconds; else why not."""
-    place, _, key = server.partition("#")
+    place, mark, key = server.partition("#")
     host, _, port = place.rpartition(":")
-    if not host or not port.isdecimal() or (key and key != "insecure" and not _KEY.fullmatch(key)):
+    if not host or not port.isdecimal() or (mark and key != "insecure" and not _KEY.fullmatch(key)):
         message = f"--server-addr {server}: expected host:port#KEY with a key of 64 hexadecimal digits, as the server prints it"
         raise UserError(message)
 
