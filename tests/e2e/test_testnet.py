@@ -104,6 +104,30 @@ def checkpoint_digest(folder: Path) -> str:
     return done.stdout.split()[-1]
 
 
+SPARSELOCO = """
+[model.LLM.optimizer.SparseLoCo]
+clip_grad_norm = 1.0
+inner_steps = 2
+topk = 64
+chunk_size = 4096
+"""
+
+
+def test_another_optimizer_plugin_trains_equal_replicas_with_real_processes(
+    start: Started, run_of_two: Path, free_port: Callable[[], int], tmp_path: Path
+) -> None:
+    """SparseLoCo: several inner steps on local weights, then one result."""
+    state, out = run_of_two / "state.toml", tmp_path / "out"
+    text, _ = state.read_text().split("[model.LLM.optimizer.Distro]")
+    state.write_text(text + SPARSELOCO)
+    process = start(*arguments_for(run_of_two, out, free_port(), clients=2), "--require-steps", 12, "--require-loss-drop", 0.01)
+    printed, complained = process.communicate(timeout=280)
+    assert process.returncode == 0, complained + printed
+    report = json.loads((out / "report.json").read_text())
+    assert (report["steps"], report["identical"]) == (12, True)
+    assert all(min(client["payload_bytes"]) > 0 for client in report["clients"])
+
+
 def test_a_figure_not_reached_fails_the_run_and_says_which(
     start: Started, local_testnet: LocalTestnet, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
