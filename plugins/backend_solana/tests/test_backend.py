@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib.metadata import version
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 from command_lines import parse
 from model_chain import Landed, ModelChain, open_chain
@@ -413,6 +416,36 @@ async def test_an_observer_follows_a_run_without_a_wallet_and_pays_for_nothing(m
             assert len(chain.landed) == landed + 1
             with pytest.raises(CommandRefused, match="NotSent: the wallet cannot pay"):
                 await observer.join(b"there", timeout=TIMEOUT)
+
+
+async def test_the_web_page_follows_a_run_on_the_chain_without_a_wallet(tmp_path: Path) -> None:
+    """`psyche web --backend solana` as a process of its own: a member that joins appears on the page."""
+    state = small_state()
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state)
+        endpoint = chain.providers[0].endpoint
+        words = ["web", "--backend", "solana", "--run-id", "conformance", "--web-port", "0"]
+        command = [sys.executable, "-m", "psyche_core", *words, "--rpc", endpoint.http, "--ws-rpc", endpoint.websocket]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PSYCHE_")}
+        process = await anyio.open_process(command, env=environment | {"HOME": str(tmp_path)}, cwd=tmp_path)
+        try:
+            with anyio.fail_after(60):
+                assert process.stderr is not None
+                said = ""
+                while "\n" not in said:
+                    said += (await process.stderr.receive()).decode()
+                page = said.split()[-1]
+                before = len(chain.landed)
+                async with backend_of(chain, KEYS[0]) as member, httpx.AsyncClient(base_url=page) as http:
+                    await member.join(b"here", timeout=TIMEOUT)
+                    while (run := (await http.get("api/runs")).json()["runs"][0])["clients"] != 1:
+                        await anyio.sleep(0.05)
+            assert (run["run_id"], run["phase"]) == ("conformance", "WaitingForMembers")
+            payers = {landed.keys[0] for landed in chain.landed[before:]}
+            assert payers == {wallet_of(KEYS[0]).pubkey}, "the page sends nothing"
+        finally:
+            process.kill()
+            await process.wait()
 
 
 async def test_an_account_that_cannot_be_read_any_more_closes_the_backend_with_the_reason() -> None:

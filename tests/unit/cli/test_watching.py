@@ -74,10 +74,7 @@ def test_what_cannot_be_played_is_a_sentence(psyche: Psyche, tmp_path: Path, mak
         ([], "nothing to show: give event files with --events DIR"),
         (["--events", "missing"], "there is no folder missing"),
         (["--run-id", "first-light"], "the backend tcp needs the coordinator's address; give it with --server-addr"),
-        (
-            ["--run-id", "first-light", "--backend", "solana"],
-            "solana cannot be followed without taking part",
-        ),
+        (["--run-id", "first-light", "--backend", "solana", "--rpc", "nowhere"], "expected an endpoint like http://HOST"),
         (["--events", ".", "--token-file", "missing"], "cannot read the tokens in missing"),
         (["--events", ".", "--web-port", "70000"], "--web-port"),
         (["--run-id", "first-light", "--server-addr", "203.0.113.7:20000"], "#KEY"),

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
 import click
 
 from psyche_core.cli.lazy import example
-from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
+from psyche_core.cli.options import ENVIRONMENT_NOTE, PluginOptions, settings_options
 from psyche_core.cli.program import log_to_stderr, run_program
 from psyche_core.config.options.loading import load_settings
 from psyche_core.config.options.web import WebSettings
 
+if TYPE_CHECKING:
+    from psyche_core.interfaces import Backend
+
+
+class _BackendOptions(PluginOptions):
+    """The backend to follow adds its options, such as --rpc."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("backend",)
+
 
 @click.command(
+    cls=_BackendOptions,
     epilog=example(
         "psyche web --events runs",
         "psyche web --events events --web-host 0.0.0.0 --token-file tokens",
         "psyche web --run-id first-light --server-addr 203.0.113.7:20000#KEY",
-        note=ENVIRONMENT_NOTE,
+        "psyche web --run-id first-light --backend solana --rpc https://api.devnet.solana.com",
+        note=f"{ENVIRONMENT_NOTE} A backend may have further options: `psyche web --backend NAME --help`.",
     ),
 )
 @settings_options(WebSettings)
@@ -30,22 +42,19 @@ def web(**given: Any) -> int:
     Losses are drawn against steps, tokens and time; members have pages of their own. The page loads nothing from other hosts, and
     is at http://127.0.0.1:8420/ unless another address is given. Ctrl-C ends it.
     """
-    settings = load_settings(WebSettings, given)
+    settings = load_settings(WebSettings, {name: value for name, value in given.items() if name in WebSettings.model_fields})
     log_to_stderr()
-    run_program(functools.partial(_serve, settings))
+    run_program(functools.partial(_serve, settings, given))
     return 0
 
 
-async def _serve(settings: WebSettings) -> None:
+async def _serve(settings: WebSettings, given: Mapping[str, Any]) -> None:
     from psyche_core.cli.pages import print_address
     from psyche_core.errors import UserError
-    from psyche_core.hookspecs import BackendContext
-    from psyche_core.plugins import PluginRegistry
     from psyche_core.web.access import Access
     from psyche_core.web.feeds import Feeds
     from psyche_core.web.hosting import listen, new_server, serving
     from psyche_core.web.sources import check_folder, follow_coordinator, watch_folder
-    from psyche_core.wire.signing import SecretKey
 
     if settings.events is None and settings.run_id is None:
         message = "nothing to show: give event files with --events DIR, or a coordinator with --run-id and --server-addr"
@@ -53,25 +62,7 @@ async def _serve(settings: WebSettings) -> None:
 
     access, feeds = Access.load(settings.token_file), Feeds()
     new_server(feeds, access)  # reports what is missing now
-    backend = None
-    if settings.run_id is not None:
-        kind = PluginRegistry.discover().load("backend", settings.backend)
-        if not kind.needs_address:
-            message = (
-                f"a run of the backend {settings.backend} cannot be followed without taking part in it: whoever follows it also "
-                "pays for its ticks; show its members' event files with --events DIR"
-            )
-            raise UserError(message)
-        if settings.server_addr is None:
-            message = f"the backend {settings.backend} needs the coordinator's address; give it with --server-addr"
-            raise UserError(message)
-        context = BackendContext(
-            run_id=settings.run_id,
-            address=settings.server_addr,
-            key=SecretKey.generate(),
-            retry_seconds=settings.reconnect_seconds,
-        )
-        backend = kind.create(context)
+    backend = None if settings.run_id is None else _backend(settings, settings.run_id, given)
     if settings.events is not None and (why := check_folder(settings.events)) is not None:
         raise UserError(why)
 
@@ -86,3 +77,27 @@ async def _serve(settings: WebSettings) -> None:
             tasks.start_soon(watch_folder, settings.events, feeds)
         print_address(url)
         await anyio.sleep_forever()
+
+
+def _backend(settings: WebSettings, run_id: str, given: Mapping[str, Any]) -> Backend:
+    """A connection to the coordinator that only reads. Raises UserError."""
+    from psyche_core.errors import UserError
+    from psyche_core.hookspecs import BackendContext
+    from psyche_core.plugins import PluginRegistry
+    from psyche_core.wire.signing import SecretKey
+
+    kind = PluginRegistry.discover().load("backend", settings.backend)
+    if kind.needs_address and settings.server_addr is None:
+        message = f"the backend {settings.backend} needs the coordinator's address; give it with --server-addr"
+        raise UserError(message)
+
+    cls = kind.settings
+    own = None if cls is None else load_settings(cls, {name: given.get(name) for name in cls.model_fields})
+    context = BackendContext(
+        run_id=run_id,
+        address=settings.server_addr or "",
+        key=SecretKey.generate(),
+        settings=own,
+        retry_seconds=settings.reconnect_seconds,
+    )
+    return (kind.observe or kind.create)(context)
