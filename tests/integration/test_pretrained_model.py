@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +149,46 @@ def test_a_pretrained_model_starts_at_its_real_loss_and_learns(base: Path, hamle
     after = trainer.evaluate(held_out)
     print(f"held-out loss of SmolLM2-135M on Hamlet: {before:.3f} -> {after:.3f} nats per token in {ROUNDS} rounds")
     assert after < before - 0.1  # 0.22 measured
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")  # of lm_eval and what it imports
+def test_its_scores_are_those_of_lm_eval_by_hand(base: Path, tmp_path: Path) -> None:
+    """`psyche evaluate` in a process of its own, lm_eval here, on the same checkpoint."""
+    lm_eval = pytest.importorskip("lm_eval", reason="needs the extra eval")
+    from lm_eval.tasks import TaskManager
+
+    ours = Path(__file__).parents[1] / "unit" / "evaluation" / "tasks"
+    shutil.copy(ours / "plays.jsonl", tmp_path)
+    (tmp_path / "plays.yaml").write_text((ours / "plays.yaml").read_text().replace("FOLDER", str(tmp_path)))
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    options = ("--tasks", "psyche_plays", "--include-path", str(tmp_path), "--device", "cpu", "--fewshot", "1", "--json")
+    done = subprocess.run(
+        [sys.executable, "-m", "psyche_core", "evaluate", str(base / "smollm2"), *options],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+        env=os.environ | offline,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["psyche_plays"]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in offline.items():
+            patch.setenv(name, value)
+        theirs = lm_eval.simple_evaluate(
+            model="hf",
+            model_args=f"pretrained={base / 'smollm2'}",
+            tasks=["psyche_plays"],
+            task_manager=TaskManager(include_path=[str(tmp_path)], include_defaults=False),
+            num_fewshot=1,
+            batch_size=1,
+            device="cpu",
+        )
+    expected = theirs["results"]["psyche_plays"]
+    assert found["metrics"] == {name: expected[f"{name},none"] for name in ("acc", "acc_norm")}
+    assert found["stderr"]["acc"] == pytest.approx(expected["acc_stderr,none"])
+    assert found["documents"] == 8
+    assert 0 < found["metrics"]["acc"] < 1, "scores that both would have by doing nothing prove nothing"
