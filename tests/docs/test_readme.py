@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -22,7 +25,6 @@ def blocks(language: str) -> list[str]:
 
 
 COMMANDS = [part for block in blocks("sh") for line in block.splitlines() for part in line.split(" && ") if part.strip()]
-TREE = [line.split(maxsplit=1) for line in blocks("text")[0].splitlines()]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -61,27 +63,35 @@ def test_the_demo_of_the_readme_is_the_one_of_the_makefile() -> None:
     assert ours in (REPOSITORY / "Makefile").read_text().replace("$(BIN)/", "").replace("\\\n", "")
 
 
-@pytest.mark.parametrize("entry", TREE, ids=lambda entry: entry[0])
-def test_each_entry_of_the_tree_exists_and_is_explained(entry: list[str]) -> None:
-    path, text = entry
-    found = REPOSITORY / path
-    assert found.is_dir() if path.endswith("/") else found.is_file()
-    assert text
-
-
-def test_no_package_is_missing_from_the_tree() -> None:
-    named = {path for path, _ in TREE}
-    packages = [
-        folder.parent for base in ("psyche_core", "plugins") for folder in REPOSITORY.glob(f"{base}/*/*") if folder.is_file()
-    ]
-    missing = {f"{package.relative_to(REPOSITORY)}/" for package in packages if package.name != "__pycache__"} - named
-    assert missing == set()
-
-
 def test_the_extras_are_all_there_and_no_others() -> None:
     extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(re.findall(r"^\| `(\w+)` \|", README, flags=re.MULTILINE)) == set(extras)
+    page = (REPOSITORY / "docs" / "reference" / "extras.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)) == set(extras)
 
 
 def test_it_fits_on_a_page_or_two() -> None:
     assert len(README.splitlines()) < 160
+
+
+@pytest.mark.timeout(200)
+def test_its_python_runs_and_learns() -> None:
+    """From the repository's root, as a reader would."""
+    (program,) = blocks("python")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.splitlines()[-1]) < 5.0, "ln 256 is 5.5"
+
+
+def test_every_page_is_on_the_index() -> None:
+    docs = REPOSITORY / "docs"
+    linked = set(re.findall(r"\]\(([\w./-]+\.md)\)", (docs / "README.md").read_text()))
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - {"README.md", "psyche-core.md"}
+    assert pages - linked == set()
