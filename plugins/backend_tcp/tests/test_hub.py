@@ -28,7 +28,8 @@ from psyche_backend_tcp.protocol import (
     encode_server,
     make_document,
 )
-from psyche_backend_tcp.server.hub import ClockTime, Hub
+from psyche_backend_tcp.server.hosted_state import ClockTime
+from psyche_backend_tcp.server.hub import Hub
 from psyche_core.coordinator.commands import Equivocation, Pause, SignedResult, WarmupWitness, Withdraw
 from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import CoordinatorError, WireError

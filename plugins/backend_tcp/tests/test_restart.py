@@ -346,7 +346,7 @@ async def test_members_that_do_not_come_back_are_withdrawn_and_the_run_goes_on(
     async with hosting(tmp_path, clock, limits=Limits(reopening_seconds=0.1, reconnect_seconds=0.05)) as second:
         assert len(second.state.pending) == 2
         with anyio.fail_after(TIMEOUT):
-            await second._until(lambda: not second.state.pending)
+            await second._sessions.until(lambda: not second.state.pending)
 
 
 async def test_another_configuration_is_refused_at_the_start(clock: Any, tmp_path: Path) -> None:
@@ -411,7 +411,7 @@ async def test_b6_a_member_that_comes_back_and_joins_once_is_not_forgotten(
             clock.now += 3
             await until(leaving, in_phase(RunState.Warmup))
         with anyio.fail_after(TIMEOUT):
-            await server._until(lambda: len(server.state.healthy_slots) == 1)
+            await server._sessions.until(lambda: len(server.state.healthy_slots) == 1)
         async with client(server, keys[0]) as back:
             await back.join(b"again", timeout=TIMEOUT)
             for _ in range(20):
@@ -513,7 +513,7 @@ async def test_a_clock_that_is_set_back_by_an_hour_lengthens_no_phase(tmp_path: 
     async with server, anyio.create_task_group() as group:
         group.start_soon(server.serve)
         with anyio.fail_after(30):
-            await server._until(lambda: server.state.run_state is RunState.WaitingForMembers)
+            await server._sessions.until(lambda: server.state.run_state is RunState.WaitingForMembers)
         assert START_TIME < server.state.since < START_TIME + 30
         group.cancel_scope.cancel()
     assert server.resumed is saved

@@ -182,7 +182,7 @@ async def test_of_two_that_start_at_once_with_one_key_exactly_one_takes_part(
     async with serving() as server, anyio.create_task_group() as group:
 
         async def look_at_both(public: bytes) -> None:
-            await server._check_key(public)
+            await server._sessions.check_key(public)
             looked_at.append(public)
             if len(looked_at) == 2:
                 both.set()
@@ -221,10 +221,10 @@ async def test_b25_a_login_takes_the_place_of_a_connection_that_does_not_answer(
             await newer.join(b"here", timeout=TIMEOUT)
             assert await bye_of(silent) == "Replaced"
             with anyio.fail_after(TIMEOUT):
-                await server._until(lambda: server.connected == 1)
+                await server._sessions.until(lambda: server.connected == 1)
             assert server.state.pending == (newer.identity,)
         with anyio.fail_after(TIMEOUT):
-            await server._until(lambda: not server.connected)
+            await server._sessions.until(lambda: not server.connected)
         assert server.state.pending == ()
 
 
@@ -240,7 +240,7 @@ async def test_a_client_that_is_killed_and_started_again_at_once_gets_in(
             server._hub.ping(server._hub.connection_of(keys[0].public), server._now())
 
         async def kill() -> None:
-            await server._until(lambda: any(each.pings > pongs for each in server._hub._connections.values()))
+            await server._sessions.until(lambda: any(each.pings > pongs for each in server._hub._connections.values()))
             for _ in range(pongs):
                 await killed.send(encode_client(Heartbeat()))
             await killed.aclose()
@@ -319,7 +319,7 @@ async def test_join_is_repeated_at_a_restarted_server(client: Any, clock: Any, k
             async with second, anyio.create_task_group() as inner:
                 inner.start_soon(second.serve)
                 with anyio.fail_after(TIMEOUT):
-                    await second._until(lambda: bool(second.state.pending))
+                    await second._sessions.until(lambda: bool(second.state.pending))
                 assert second.state.pending == (backend.identity,)
                 inner.cancel_scope.cancel()
 
@@ -429,7 +429,7 @@ async def test_a_member_whose_server_s_name_is_gone_for_a_while_comes_back(
     async with serving() as server, client(server, keys[0], retry_seconds=60) as backend:
         await until(backend, lambda _: True)
         monkeypatch.setattr(socket, "getaddrinfo", forgotten)
-        backend._address = replace(backend._address, host="localhost")  # looked up, as 127.0.0.1 is not
+        backend._dialer._address = replace(backend._address, host="localhost")  # looked up, as 127.0.0.1 is not
         assert backend._connection is not None
         await backend._connection.frames.aclose()
         with anyio.fail_after(TIMEOUT):
@@ -498,7 +498,7 @@ async def test_only_changes_are_sent(serving: Any, client: Any, keys: list[Secre
             begin = ticks
             with anyio.fail_after(TIMEOUT):
                 while ticks < begin + 50:
-                    await server._changed.wait()
+                    await server._sessions._changed.wait()
             assert watcher.bytes_received == whole
             await other.join(b"here", timeout=TIMEOUT)
             await until(watcher, lambda update: bool(update.addresses))
