@@ -9,11 +9,8 @@ a time and says what happened; it decides nothing.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from time import perf_counter
 
 import anyio
@@ -42,8 +39,6 @@ from psyche_core.client.machine.events import (
     PayloadChecked,
     PayloadCheckFailed,
     PayloadsLost,
-    SnapshotFailed,
-    SnapshotTaken,
     SourceMissing,
     StoreFailed,
     Trained,
@@ -51,16 +46,18 @@ from psyche_core.client.machine.events import (
     WorkDone,
     WorkFailed,
 )
+from psyche_core.client.model_sync.described_snapshot import offer_described
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.checkpointing import Checkpointer
-from psyche_core.client.runtime.opening import ResourcesOpener
+from psyche_core.client.runtime.model_lending import ModelLending
+from psyche_core.client.runtime.opening import ResourcesOpener, start_in
 from psyche_core.client.runtime.payloads import PayloadStore, check_own
 from psyche_core.client.runtime.read_ahead import ReadAhead
 from psyche_core.client.runtime.reports.step_figures import TrainedStep
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.client.runtime.work_failures import WorkFailures, not_done
-from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import (
     DataError,
     ModelError,
@@ -100,6 +97,8 @@ class Worker:
     says how the run's model is built. store: where models of epoch ends go. exchange, descriptions: transfer models to others.
     explain: one sentence about an unexpected exception. check: checks everything on this machine but the model before the run
     is joined; None checks nothing. spare: lends the model to evaluations between two pieces of work.
+
+    checkpoints: what is saved on this machine; `aclose` publishes what it has not published yet. failures: of our own work.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class Worker:
         check: Callable[[CoordinatorState], Awaitable[None]] | None = None,
         spare: SpareTime | None = None,
     ) -> None:
-        self._spare = spare
+        self._lending = ModelLending(spare)
         self._build = build
         self._explain = explain
         self._transport = transport
@@ -130,10 +129,10 @@ class Worker:
         self._sequence_length = 0
         self._generation = 0
         self._payloads = PayloadStore()
-        self._checkpoints = Checkpointer(report, explain=explain)
+        self.checkpoints: Checkpointer = Checkpointer(report, explain=explain)
         self._reading = ReadAhead(explain=explain)
         self._newest: TrainedStep | None = None
-        self._failures = WorkFailures()
+        self.failures: WorkFailures = WorkFailures()
 
     @property
     def resources(self) -> Resources:
@@ -150,16 +149,6 @@ class Worker:
         return self._newest
 
     @property
-    def training_fails(self) -> bool:
-        """Whether our last share was not trained because of something on this machine."""
-        return self._failures.training_fails
-
-    @property
-    def apply_failure(self) -> str | None:
-        """Why results could not be applied, if our masters are unusable since then; None otherwise."""
-        return self._failures.apply_failure
-
-    @property
     def opened(self) -> Resources | None:
         """The open resources, None before there are any."""
         return self._resources
@@ -170,10 +159,10 @@ class Worker:
         Raises PsycheError when the client cannot continue: for Load any error, for other work those in ENDS_THE_CLIENT.
         """
         try:
-            async with self._model_needed():
+            async with self._lending.taken_back():
                 done = await self._do(work)
-                self._note_step(done, work)
-                self._failures.note_success(done)
+                self._lending.note_step(done, work)
+                self.failures.note_success(done)
                 return done
         except ENDS_THE_CLIENT:
             raise
@@ -181,40 +170,13 @@ class Worker:
             logger.debug("%s failed", type(work).__name__, exc_info=error)
             if not isinstance(work, Load):
                 sentence = f"{not_done(work)}: {self._explain(error)}"
-                self._failures.note_failure(work, sentence, error)
+                self.failures.note_failure(work, sentence, error)
                 return WorkFailed(work, sentence)
             if isinstance(error, PsycheError):
                 raise
 
             message = f"the model and its data could not be opened: {self._explain(error)}"
             raise ModelError(message) from error
-
-    @contextlib.asynccontextmanager
-    async def _model_needed(self) -> AsyncIterator[None]:
-        """Take the model back from evaluations, which stop at the next layer, and lend it again afterwards."""
-        if self._spare is None:
-            yield
-            return
-
-        try:
-            if self._spare.reclaim():
-                with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(self._spare.wait_until_free)
-            yield
-        finally:
-            self._spare.release()
-
-    def _note_step(self, done: WorkDone, work: Work) -> None:
-        """Tell evaluations which step the masters are at."""
-        if self._spare is None:
-            return
-        match done, work:
-            case ModelReady(), _:
-                self._spare.step = done.step or 0
-            case Applied(), Apply():
-                self._spare.step = work.step
-            case ModelFetched(), FetchModel():
-                self._spare.step = work.step
 
     async def _do(self, work: Work) -> WorkDone:
         match work:
@@ -229,12 +191,19 @@ class Worker:
             case CloseEpoch():
                 return await self._close(work)
             case TakeSnapshot():
-                return await self._offer(work)
+                return await offer_described(
+                    self.resources.trainer,
+                    work,
+                    exchange=self._exchange,
+                    descriptions=self._descriptions,
+                    run_id=self._run_id,
+                    report=self._report,
+                )
             case FetchModel(build=None):
-                self._checkpoints.masters_change()
+                self.checkpoints.masters_change()
                 done = await self._exchange.fetch(self.resources.trainer, work, run_id=self._run_id)
                 if isinstance(done, ModelFetched):
-                    await self._checkpoints.fetched(work)
+                    await self.checkpoints.fetched(work)
                 return done
             case FetchModel():
                 return await self._build_and_fetch(work)
@@ -251,39 +220,16 @@ class Worker:
 
         self._exchange.model_replaced()
         self._take_run(work.state)
-        self._checkpoints.use(resources, run_id=self._run_id, instance=self._instance)
+        self.checkpoints.use(resources, run_id=self._run_id, instance=self._instance)
         digest = await anyio.to_thread.run_sync(resources.trainer.full_digest)
         if work.state.progress.step == 1:  # at later steps the run no longer uses these weights
             await self._validate(0)
-        step = resources.step if resources.step is not None else _step_of_stored(work.state, resources.stored_step, digest)
-        held = resources.held
-        if resources.step is not None and resources.journal is not None:
-            held += ((resources.step, digest),)  # our disk still has it when we have come further
-        if step is None:  # the stored model may be an earlier end
-            held += tuple(
-                (end.step, digest) for end in work.state.ends if (end.step, end.digest) == (resources.stored_step, digest)
-            )
+        step, held = start_in(work.state, resources, digest)
         return ModelReady(digest, resources.trainer.max_payload_bytes, step, held, journalled=resources.journal is not None)
 
     def _take_run(self, state: CoordinatorState) -> None:
         self._run_id, self._sequence_length = state.run_id, state.model.LLM.max_seq_len
         self._instance, self._generation = state.instance, state.generation
-
-    async def _offer(self, work: TakeSnapshot) -> SnapshotTaken | SnapshotFailed:
-        """Offer the masters and the model's description; without a description only members that know the model can use them."""
-        taken = await self._exchange.offer(self.resources.trainer, work, run_id=self._run_id)
-        if isinstance(taken, SnapshotFailed):
-            return taken
-
-        taken = replace(taken, digest=await anyio.to_thread.run_sync(self.resources.trainer.full_digest))
-        try:
-            files = await anyio.to_thread.run_sync(lambda: self.resources.trainer.description)
-            described = await self._descriptions.offer(files, tag=work.tag)
-        except ModelError as error:
-            self._report(telemetry.Problem("warning", str(error)))
-            return taken
-
-        return replace(taken, description_hash=described[0], description_bytes=described[1])
 
     async def _build_and_fetch(self, work: FetchModel) -> ModelReady | ModelFetchFailed:
         """Build the model from the other members' descriptions, tried in turn, and load their masters."""
@@ -305,8 +251,8 @@ class Worker:
                 self._resources = resources
                 self._take_run(work.build)
                 self._exchange.model_replaced()
-                self._checkpoints.use(resources, run_id=self._run_id, instance=self._instance)
-                await self._checkpoints.fetched(work)
+                self.checkpoints.use(resources, run_id=self._run_id, instance=self._instance)
+                await self.checkpoints.fetched(work)
                 return ModelReady(done.digest, resources.trainer.max_payload_bytes, work.step)
             reason = done.reason
         return ModelFetchFailed(work.step, f"the model of the run could not be built: {reason}")
@@ -332,8 +278,8 @@ class Worker:
         except (DataError, ModelError, NonFiniteError, TimeoutError) as error:
             reason = f"{not_done(work)}: {str(error) or type(error).__name__}"
             if isinstance(error, ProviderFailed):
-                self._failures.note_failure(work, reason, error)
-            self._failures.training_fails = not isinstance(error, NothingForUs)
+                self.failures.note_failure(work, reason, error)
+            self.failures.training_fails = not isinstance(error, NothingForUs)
             return TrainFailed(work.height, reason, passing=isinstance(error, NothingForUs))
 
         loss, trainer = float(done.loss), self.resources.trainer
@@ -374,34 +320,14 @@ class Worker:
 
     async def keep(self, action: KeepResults) -> None:
         """Write verified results to the journal, if there is one."""
-        await self._checkpoints.keep(action, self._payloads)
-
-    async def sync(self) -> None:
-        """Sync the journal to disk; await it before a statement is sent."""
-        await self._checkpoints.sync()
-
-    def checkpoint_of(self, step: int) -> Path | None:
-        """The folder of the last checkpoint that we saved, if it is of this step."""
-        return self._checkpoints.saved_of(step)
-
-    async def save_on_leaving(self) -> None:
-        """Save the masters if they are newer than our last checkpoint, within a timeout; reports it."""
-        await self._checkpoints.leave()
-
-    async def publish_journals(self) -> None:
-        """Publish finished journals, if that is wanted, until cancelled."""
-        await self._checkpoints.publish_journals()
-
-    async def publish_present(self) -> None:
-        """Publish the journal as it is now, too: the client ends in order."""
-        await self._checkpoints.finish_publishing(present=True)
+        await self.checkpoints.keep(action, self._payloads)
 
     async def aclose(self) -> None:
         """Publish what was not published yet, and remove files kept on disk for others. Idempotent."""
         await self._exchange.aclose()
         with anyio.CancelScope(shield=True):
-            await self._checkpoints.sync()
-            await self._checkpoints.finish_publishing()
+            await self.checkpoints.sync()
+            await self.checkpoints.finish_publishing()
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._descriptions.close)
 
@@ -429,9 +355,9 @@ class Worker:
                 self.resources.trainer.apply(work.step, payloads, own_accepted=work.own_accepted, learning_rate=rate)
             return rate
 
-        self._checkpoints.masters_change()
+        self.checkpoints.masters_change()
         rate = await anyio.to_thread.run_sync(apply)
-        await self._checkpoints.applied(work, learning_rate=rate)
+        await self.checkpoints.applied(work, learning_rate=rate)
         self.resources.observer.applied(work.step, payloads, self._report)
         return Applied(work.height, perf_counter() - started)
 
@@ -447,7 +373,7 @@ class Worker:
             self._report(
                 telemetry.Problem("error", f"the model after step {work.step} was not validated: {self._explain(error)}")
             )
-        saved = await self._checkpoints.close_epoch(work, digest)
+        saved = await self.checkpoints.close_epoch(work, digest)
         return EpochClosed(digest, saved)
 
     async def store(self, action: StoreModel) -> ModelStored | StoreFailed:
@@ -470,11 +396,3 @@ class Worker:
         if validation is not None:
             loss = await anyio.to_thread.run_sync(self.resources.trainer.evaluate, validation)
             self._report(telemetry.Validated(step, loss))
-
-
-def _step_of_stored(state: CoordinatorState, step: int | None, digest: bytes) -> int | None:
-    """The step of a stored model if the run can continue from it: the coordinator knows the step, and a signed digest matches."""
-    if step is None or state.from_checkpoint or step != state.stored.step:
-        return None
-
-    return step if state.stored.digest in (NO_DIGEST, digest) else None

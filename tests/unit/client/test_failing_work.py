@@ -398,14 +398,14 @@ async def test_a_plugin_that_fails_again_and_again_ends_its_client(work: act.Wor
     for begun in (True, False):
         for _ in range(4):
             assert isinstance(await worker.do(work), ev.WorkFailed), "it may mend itself"
-        assert (worker.training_fails, worker.apply_failure is not None) == (
+        assert (worker.failures.training_fails, worker.failures.apply_failure is not None) == (
             isinstance(work, act.Train),
             isinstance(work, act.Apply),
         )
         if begun:
             trainer.fails = False
             assert isinstance(await worker.do(work), ev.Trained | ev.Applied)
-            assert (worker.training_fails, worker.apply_failure) == (False, None)
+            assert (worker.failures.training_fails, worker.failures.apply_failure) == (False, None)
             trainer.fails = True
     with pytest.raises(PluginFailed) as stopped:
         await worker.do(work)
@@ -424,7 +424,7 @@ async def test_data_that_cannot_be_reached_ends_no_client() -> None:
     worker, work = await Shop(ChainTrainer("one"), Away(sequence_length=16)).load(), act.Train(1, 2, (BatchId(0, 1),), 1)
     for _ in range(12):
         assert isinstance(await worker.do(work), ev.TrainFailed)
-    assert worker.training_fails, "which is why it is dropped"
+    assert worker.failures.training_fails, "which is why it is dropped"
 
     worker = await Shop(ChainTrainer("one"), Wrapped(fails)).load()
     for _ in range(4):

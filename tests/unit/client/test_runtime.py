@@ -19,7 +19,7 @@ from psyche_core.builtin.memory_backend import MemoryBackend
 from psyche_core.builtin.memory_transport import MemoryTransport
 from psyche_core.client.machine import actions as act
 from psyche_core.client.machine.machine import Timeouts
-from psyche_core.client.runtime import coordinator_requests
+from psyche_core.client.runtime import coordinator_requests, event_queue, message_reader
 from psyche_core.client.runtime import runtime as runtime_module
 from psyche_core.client.runtime.reports import network_reporter
 from psyche_core.client.runtime.runtime import ClientRuntime
@@ -110,7 +110,7 @@ async def test_each_message_is_opened_once_and_garbage_is_told_now_and_then(
         opened[data] += 1
         return unseal(data, run=run)
 
-    monkeypatch.setattr(runtime_module, "unseal", counted)
+    monkeypatch.setattr(message_reader, "unseal", counted)
     caplog.set_level(logging.WARNING, logger="psyche.client")
     party = Party(trainers(2), min_clients=2)
     party.transport = transport
@@ -363,8 +363,8 @@ class Ponderous(ClientRuntime):
 
 async def test_when_the_queue_is_full_nothing_that_matters_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for one event, ticks that fill it faster than it is emptied, and a talkative peer: all the same all arrives."""
-    monkeypatch.setattr(runtime_module, "QUEUE_LENGTH", 1)
-    monkeypatch.setattr(runtime_module, "TICK_SECONDS", 0.002)
+    monkeypatch.setattr(event_queue, "QUEUE_LENGTH", 1)
+    monkeypatch.setattr(event_queue, "TICK_SECONDS", 0.002)
     party = Party(trainers(2), patient=True, total_steps=3, rounds_per_epoch=3)
     party.runtime = Ponderous
     talker = SecretKey(hashlib.sha256(b"party\x01").digest())

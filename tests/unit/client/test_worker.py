@@ -610,7 +610,7 @@ async def test_a_checkpoint_that_is_saved_is_not_said_to_be_lost(tmp_path: Path,
                 raise ModelError("cannot delete the old checkpoint")
 
         one.worker._resources = replace(one.worker.resources, keep_checkpoints=keep)
-        one.worker._checkpoints.use(one.worker.resources, run_id=run_state().run_id, instance=run_state().instance)
+        one.worker.checkpoints.use(one.worker.resources, run_id=run_state().run_id, instance=run_state().instance)
         if part == "private":
             private_path(tmp_path, run_state().run_id).mkdir()  # a file cannot take a folder's place
         closed = await one.worker.do(act.CloseEpoch(0, 3, 24))
