@@ -52,7 +52,7 @@ from psyche_core.telemetry.events import (
 )
 from psyche_core.text_safety import printable
 from psyche_core.ui.client_metrics import ClientMetrics
-from psyche_core.ui.console import describe
+from psyche_core.ui.event_text import describe
 from psyche_core.ui.formatting import bytes_text, count_text, duration_text, sparkline
 from psyche_core.ui.run_metrics import RunMetrics
 

@@ -60,7 +60,7 @@ from psyche_core.telemetry.events import (
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.testing.backend import small_state
 from psyche_core.types import ClientState, NodeIdentity, RunState
-from psyche_core.ui.console import describe
+from psyche_core.ui.event_text import describe
 from psyche_core.wire.signing import SecretKey
 
 

@@ -59,9 +59,20 @@ class HostedState:
         """Whether it takes part in the current epoch, and was neither dropped nor withdrawn."""
         return any(client.id.signer == signer and client.state is ClientState.Healthy for client in self.current.epoch.clients)
 
-    def apply(self, command: Command, unix: int) -> None:
-        """Apply a command. unix: seconds since 1970. Raises CoordinatorError."""
-        self._change(command, unix)
+    def apply(self, command: Command, unix: int, *, data_key: bytes | None = None) -> None:
+        """Apply a command. unix: seconds since 1970. data_key: is put into the model afterwards. Raises CoordinatorError."""
+        state, events = apply(self.current, command, unix, self._draw_seed())
+        if data_key is not None:
+            state = replace(state, model=with_data_key(state.model, data_key))
+        if state == self.current and not events:
+            return
+
+        if self.opening is not None and state.run_state.active:
+            state = replace(state, config=self.opening)
+            self.opening = None
+        self.current = state
+        self.version += 1
+        self._changes.append((self.version, state, events))
 
     def apply_owners(self, command: Command, unix: int) -> None:
         """The same for a command of the run's owner, whose model names the data server as the run's file does: without a key.
@@ -70,9 +81,9 @@ class HostedState:
         """
         if isinstance(command, UpdateConfig) and self._data_key is not None:
             model = with_data_key(command.model or self.current.model, None)
-            self._change(replace(command, model=model), unix, data_key=self._data_key)
+            self.apply(replace(command, model=model), unix, data_key=self._data_key)
         else:
-            self._change(command, unix)
+            self.apply(command, unix)
 
     def take_unsaved(self) -> int | None:
         """The version to write to disk now, None if the newest one was taken already."""
@@ -89,21 +100,6 @@ class HostedState:
             _, state, events = self._changes.popleft()
             changes.append((state, events))
         return changes
-
-    def _change(self, command: Command, unix: int, *, data_key: bytes | None = None) -> None:
-        """data_key: is put into the model afterwards."""
-        state, events = apply(self.current, command, unix, self._draw_seed())
-        if data_key is not None:
-            state = replace(state, model=with_data_key(state.model, data_key))
-        if state == self.current and not events:
-            return
-
-        if self.opening is not None and state.run_state.active:
-            state = replace(state, config=self.opening)
-            self.opening = None
-        self.current = state
-        self.version += 1
-        self._changes.append((self.version, state, events))
 
     def _waiting(self) -> set[bytes]:
         return {identity.signer for identity in self.current.pending}
