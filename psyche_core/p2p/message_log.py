@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from psyche_core.errors import WireError
-from psyche_core.interfaces.transport import Opened
+from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Opened
 from psyche_core.p2p.peer_shares import LogEntry as LogEntry
 from psyche_core.p2p.peer_shares import LogLimits as LogLimits
 from psyche_core.p2p.peer_shares import PeerShares
@@ -85,7 +85,14 @@ class MessageLog:
         self._pass_on_what_waits()
 
     def add_own(self, message: bytes, *, tag: int) -> LogEntry | None:
-        """Add a message of our own client. Returns None if it is already live or its tag has expired."""
+        """Add a message of our own client. Returns None if it is already live or its tag has expired.
+
+        Raises ValueError for one of more than MAX_MESSAGE_BYTES.
+        """
+        if len(message) > MAX_MESSAGE_BYTES:
+            error = f"a message has at most {MAX_MESSAGE_BYTES} bytes, got {len(message)}; publish a blob instead"
+            raise ValueError(error)
+
         message_id = hashlib.sha256(message).digest()
         if message_id in self._live or self._is_expired(tag):
             return None

@@ -6,17 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from psyche_core.telemetry.events import (
-    Ended,
-    Event,
-    ModelSync,
-    NetworkTotals,
-    OptimizerStatistics,
-    PeerPaths,
-    ResultsFetched,
-    StepFigures,
-    WitnessReported,
-)
+from psyche_core.telemetry import events
 from psyche_core.telemetry.sinks import Sink
 from psyche_core.ui.event_text import describe
 from psyche_core.ui.formatting import bytes_text
@@ -39,23 +29,27 @@ def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic
     fetched_at = -FETCH_SECONDS
     kinds: dict[str, str] = {}
 
-    def write(event: Event) -> None:
+    def write(event: events.Event) -> None:
         nonlocal fetched_at, kinds
         sentence: str | None
-        if isinstance(event, NetworkTotals):
+        if isinstance(event, events.NetworkTotals):
             sentence = meter.read(event)
-        elif isinstance(event, WitnessReported | StepFigures | OptimizerStatistics | ResultsFetched):
+        elif isinstance(event, events.WitnessReported | events.StepFigures | events.OptimizerStatistics | events.ResultsFetched):
             sentence = None  # one a round: for curves
-        elif isinstance(event, ModelSync) and event.pieces_done < event.pieces_total and clock() - fetched_at < FETCH_SECONDS:
+        elif (
+            isinstance(event, events.ModelSync)
+            and event.pieces_done < event.pieces_total
+            and clock() < fetched_at + FETCH_SECONDS
+        ):
             sentence = None
-        elif isinstance(event, PeerPaths):
+        elif isinstance(event, events.PeerPaths):
             before, kinds = kinds, {each.peer: each.path for each in event.peers}
             sentence = None if kinds == before else describe(event)
-        elif isinstance(event, Ended) and (last := meter.last()) is not None:
+        elif isinstance(event, events.Ended) and (last := meter.last()) is not None:
             sentence = f"{last}\n{stamp()} {describe(event)}"
         else:
             sentence = describe(event)
-        if isinstance(event, ModelSync) and sentence is not None:
+        if isinstance(event, events.ModelSync) and sentence is not None:
             fetched_at = clock()
         if sentence is not None:
             stream.write(f"{stamp()} {sentence}\n")
@@ -73,13 +67,13 @@ class _Meter:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._reported_at = clock()
-        self._reported = self._newest = NetworkTotals(0, 0, 0)
+        self._reported = self._newest = events.NetworkTotals(0, 0, 0)
 
-    def read(self, totals: NetworkTotals) -> str | None:
+    def read(self, totals: events.NetworkTotals) -> str | None:
         """A sentence if it is time for one, else None."""
         if totals.bytes_sent < self._reported.bytes_sent or totals.bytes_received < self._reported.bytes_received:
             self._reported, self._reported_at = (
-                NetworkTotals(0, 0, 0),
+                events.NetworkTotals(0, 0, 0),
                 self._clock(),
             )  # the client restarted, and counts from zero
         self._newest = totals

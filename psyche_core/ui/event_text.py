@@ -5,56 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from psyche_core.telemetry.events import (
-    CameBack,
-    CheckpointSaved,
-    CheckpointStored,
-    Dropped,
-    Ended,
-    EpochDigest,
-    EpochSigned,
-    Evaluated,
-    Event,
-    Joined,
-    JournalPublished,
-    Leaving,
-    MemberExited,
-    MemberWithdrew,
-    Mended,
-    MicroBatchFound,
-    ModelContested,
-    ModelLoaded,
-    ModelLoading,
-    ModelLost,
-    ModelSync,
-    NetworkTotals,
-    OptimizerStatistics,
-    PeerPaths,
-    PhaseChanged,
-    Problem,
-    PromptAnswered,
-    RelayStarted,
-    ReplicasDiffer,
-    ResultsFetched,
-    Resumed,
-    Resynced,
-    RewardPaid,
-    RunContinued,
-    RunDescribed,
-    Started,
-    StateIsOlder,
-    StatementVoided,
-    StepApplied,
-    StepFigures,
-    StepTrained,
-    Stopping,
-    TokenFiles,
-    Validated,
-    WaitsForEpoch,
-    WentBack,
-    WitnessReported,
-    WitnessSent,
-)
+from psyche_core.telemetry import events
 from psyche_core.text_safety import MAX_PRINTABLE, printable
 from psyche_core.ui.formatting import bytes_text, count_text
 from psyche_core.ui.owner_advice import contested_model, lost_model, older_state
@@ -89,7 +40,7 @@ _WHY_EXITED = {
 }
 
 
-def _paths(event: PeerPaths) -> str:
+def _paths(event: events.PeerPaths) -> str:
     counts = {kind: sum(each.path == kind for each in event.peers) for kind in PATH_WORDS}
     slow = [f"{each.peer} {each.rtt_ms:.0f} ms" for each in event.peers if each.path == "relayed"][:8]
     return f"other members: {paths_text(counts)}" + (f" (through a relay: {', '.join(slow)})" if slow else "")
@@ -100,146 +51,146 @@ def paths_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{counts[kind]} {word}" for kind, word in PATH_WORDS.items() if counts.get(kind)) or "none"
 
 
-def describe(event: Event) -> str:
+def describe(event: events.Event) -> str:
     """An event as one line without a time stamp. It is safe for a terminal, whatever text the event contains."""
-    advice = isinstance(event, ModelLost | ModelContested | StateIsOlder)
+    advice = isinstance(event, events.ModelLost | events.ModelContested | events.StateIsOlder)
     return printable(_sentence(event), at_most=MAX_ADVICE if advice else MAX_PRINTABLE)
 
 
-def _sentence(event: Event) -> str:
+def _sentence(event: events.Event) -> str:
     match event:
-        case Started(role="server"):
+        case events.Started(role="server"):
             return f"serving run {event.run_id} at {event.address}"
-        case Started():
+        case events.Started():
             return f"{event.role} {event.id[:16]} has reached run {event.run_id} at {event.address}"
-        case RelayStarted():
+        case events.RelayStarted():
             return f"relay for members of this run: {event.url}"
-        case RunContinued():
+        case events.RunContinued():
             kept = f" {event.path}" if event.path else ""
             return f"continues the run from the saved state{kept}: epoch {event.epoch}, before step {event.step}"
-        case Joined():
+        case events.Joined():
             return f"joined run {event.run_id}"
-        case WaitsForEpoch():
+        case events.WaitsForEpoch():
             return f"epoch {event.epoch} is under way; this client waits, and takes part from the next epoch on"
-        case Dropped():
+        case events.Dropped():
             return _dropped(event)
-        case CameBack():
+        case events.CameBack():
             return f"takes part in epoch {event.epoch} again"
-        case TokenFiles():
+        case events.TokenFiles():
             return _token_files(event)
-        case Stopping(unchanged=True):
+        case events.Stopping(unchanged=True):
             return f"stopping before step {event.step}; nothing has happened in the run yet, so there is no state to save"
-        case Stopping(folder=None):
+        case events.Stopping(folder=None):
             return f"stopping before step {event.step}; without --save-state-dir the run's state is lost"
-        case Stopping():
+        case events.Stopping():
             return (
                 f"stopping before step {event.step}: the run's state is saved in {event.folder}; start the server again "
                 "with this folder to continue the run"
             )
-        case PhaseChanged(needed=int(needed)):
+        case events.PhaseChanged(needed=int(needed)):
             more = "" if event.clients >= needed else f": {event.clients} clients, {needed} are needed to start"
             return f"{event.phase}: epoch {event.epoch}, step {event.step}{more or f', {event.clients} clients'}"
-        case PhaseChanged():
+        case events.PhaseChanged():
             height = "" if event.height is None else f", round {event.height}"
             return f"{event.phase}: epoch {event.epoch}, step {event.step}{height}, {event.clients} clients"
-        case ModelLoading():
+        case events.ModelLoading():
             return f"loading the model {event.model} ..."
-        case ModelLoaded():
+        case events.ModelLoaded():
             return f"model of {count_text(event.parameters)} parameters ready after {event.seconds:.1f} s"
-        case Resumed():
+        case events.Resumed():
             return _resumed(event)
-        case MicroBatchFound():
+        case events.MicroBatchFound():
             return f"a micro-batch of {event.size} sequences fits into memory"
-        case StepTrained():
+        case events.StepTrained():
             speed = event.tokens / event.seconds if event.seconds > 0 else 0.0
             return (
                 f"trained step {event.step}: loss {event.loss:.4f}, {event.tokens} tokens in {event.seconds:.2f} s "
                 f"({count_text(speed)}/s), result {bytes_text(event.payload_bytes)}"
             )
-        case StepFigures():
+        case events.StepFigures():
             return _figures(event)
-        case ResultsFetched():
+        case events.ResultsFetched():
             failed = f", {event.failed} downloads failed" if event.failed else ""
             size = bytes_text(event.bytes)
             return f"fetched {event.results} results of round {event.height}: {size} in {event.seconds:.2f} s{failed}"
-        case OptimizerStatistics():
+        case events.OptimizerStatistics():
             return _optimizer(event)
-        case RunDescribed():
+        case events.RunDescribed():
             sizes = dict.fromkeys((event.batch_size_start, event.batch_size_end))
             return (
                 f"run {event.run_id} trains {event.model} with {event.optimizer}: {event.total_steps} steps of "
                 f"{' to '.join(map(str, sizes))} sequences of {event.sequence_length} tokens"
             )
-        case StepApplied(accepted=0):
+        case events.StepApplied(accepted=0):
             none = f"no quorum of witnesses received any of its {event.trained} results"
             return f"step {event.step} changes nothing: {none}; its samples are trained again"
-        case StepApplied():
+        case events.StepApplied():
             return f"applied step {event.step}: {event.accepted} of {event.trained} results in {event.seconds:.2f} s"
-        case WitnessSent():
+        case events.WitnessSent():
             return f"witnessed round {event.height}" + (" early" if event.opportunistic else "")
-        case NetworkTotals():
+        case events.NetworkTotals():
             return f"sent {bytes_text(event.bytes_sent)}, received {bytes_text(event.bytes_received)}, {event.peers} peers"
-        case PeerPaths():
+        case events.PeerPaths():
             return _paths(event)
-        case EpochDigest():
+        case events.EpochDigest():
             return f"epoch {event.epoch} ended after step {event.step}: parameters {event.sha256[:16]}…"
-        case ReplicasDiffer():
+        case events.ReplicasDiffer():
             return (
                 f"REPLICAS DIFFER at the end of epoch {event.epoch}: ours {event.ours[:16]}…, {event.peer} {event.theirs[:16]}…"
             )
-        case Validated():
+        case events.Validated():
             return f"validation after step {event.step}: loss {event.loss:.4f}"
-        case Evaluated():
+        case events.Evaluated():
             steps = f"step {event.step}" if event.step == event.from_step else f"steps {event.from_step} to {event.step}"
             return f"evaluation {event.task} of {steps}: {event.metric} {event.value:.4f} on {event.documents} documents"
-        case PromptAnswered():
+        case events.PromptAnswered():
             return f"step {event.step} writes: {event.prompt!r} -> {event.text!r}"
-        case CheckpointSaved():
+        case events.CheckpointSaved():
             return f"checkpoint of step {event.step} saved in {event.path}"
-        case JournalPublished():
+        case events.JournalPublished():
             steps = f"steps {event.first_step} to {event.last_step}"
             cost = f"{bytes_text(event.size)}, copied in {event.seconds:.2f} s"
             return f"journal of {steps} published in {event.path}: {cost}"
-        case CheckpointStored():
+        case events.CheckpointStored():
             return f"the model of step {event.step} is stored at {event.location}, and the run refers to it"
-        case Resynced():
+        case events.Resynced():
             return f"epoch {event.epoch}: our model now equals that of the other members after step {event.step}"
-        case ModelSync():
+        case events.ModelSync():
             pieces = f"{event.pieces_done} of {event.pieces_total} pieces"
             return f"fetching the model after step {event.step}: {pieces}, {bytes_text(event.bytes_received)}"
-        case RewardPaid():
+        case events.RewardPaid():
             return f"{event.member} was paid {event.units:,} units for its work"
-        case EpochSigned():
+        case events.EpochSigned():
             return f"the members signed the model after step {event.step}: parameters {event.sha256[:16]}…"
-        case WentBack():
+        case events.WentBack():
             return f"WENT BACK: {_went_back(event)}"
-        case ModelLost():
+        case events.ModelLost():
             return lost_model(event)
-        case StateIsOlder():
+        case events.StateIsOlder():
             return older_state(event)
-        case ModelContested():
+        case events.ModelContested():
             return contested_model(event)
-        case StatementVoided():
+        case events.StatementVoided():
             return f"epoch {event.epoch}, round {event.height}: {event.member} attested results of members without a share"
-        case MemberWithdrew():
+        case events.MemberWithdrew():
             return f"epoch {event.epoch}: {event.member} left the run cleanly"
-        case MemberExited():
+        case events.MemberExited():
             return f"warning: epoch {event.epoch}: {_exited(event)}"
-        case WitnessReported():
+        case events.WitnessReported():
             rate = count_text(event.tokens_per_second)
             return f"{event.member} reports of step {event.step}: loss {event.loss:.4f}, {rate} tokens/s"
-        case Leaving():
+        case events.Leaving():
             last = " after saving a checkpoint" if event.saves else ""
             return f"{event.signal}: leaving the run cleanly{last}; a second {event.signal} ends this process at once"
-        case Problem():
+        case events.Problem():
             return f"{event.level}: {event.message}"
-        case Mended():
+        case events.Mended():
             return event.message
-        case Ended():
+        case events.Ended():
             return event.reason
 
 
-def _went_back(event: WentBack) -> str:
+def _went_back(event: events.WentBack) -> str:
     """From where the run went back to where, and why."""
     model = "stored checkpoint," if event.from_checkpoint else "members' model"
     to = f"the {model} after step {event.to_step}"
@@ -255,13 +206,13 @@ def _went_back(event: WentBack) -> str:
     )
 
 
-def _exited(event: MemberExited) -> str:
+def _exited(event: events.MemberExited) -> str:
     """What happened to a member, as the server tells it."""
     known = _WHY_EXITED.get(event.why)
     return f"dropped {event.member}: {event.why}" if known is None else known.format(event.member)
 
 
-def _optimizer(event: OptimizerStatistics) -> str:
+def _optimizer(event: events.OptimizerStatistics) -> str:
     """What a step did to a group of tensors; what is not known is left out."""
     parts = [f"weights {event.weight_norm:.4g}", f"update {event.update_norm:.4g}"]
     if event.momentum_norm is not None:
@@ -271,7 +222,7 @@ def _optimizer(event: OptimizerStatistics) -> str:
     return f"step {event.step}, {event.group} ({count_text(event.values)} values): {', '.join(parts)}"
 
 
-def _figures(event: StepFigures) -> str:
+def _figures(event: events.StepFigures) -> str:
     """The figures of a step; what is not known yet is left out."""
     parts = [f"learning rate {event.learning_rate:.4g}", f"gradient {event.gradient_norm:.4g}"]
     if event.tokens_per_second is not None:
@@ -281,7 +232,7 @@ def _figures(event: StepFigures) -> str:
     return f"step {event.step}: {', '.join(parts)}, {count_text(event.total_tokens)} tokens so far"
 
 
-def _token_files(event: TokenFiles) -> str:
+def _token_files(event: events.TokenFiles) -> str:
     if event.ready:
         return (
             f"token files in {event.folder} are ready: {count_text(event.tokens)} tokens from {event.of} texts in "
@@ -293,7 +244,7 @@ def _token_files(event: TokenFiles) -> str:
     return f"making token files: {event.texts} of {event.of} texts, {count_text(event.tokens)} tokens in {event.seconds:.0f} s"
 
 
-def _dropped(event: Dropped) -> str:
+def _dropped(event: events.Dropped) -> str:
     """The likely reason why a client was dropped, and when it takes part again."""
     why = _WHY_DROPPED.get(event.why, event.why)
     again = "in this epoch, once its model is up to date" if event.returns else "from the next epoch on"
@@ -302,7 +253,7 @@ def _dropped(event: Dropped) -> str:
     )
 
 
-def _resumed(event: Resumed) -> str:
+def _resumed(event: events.Resumed) -> str:
     """The state from which a client continues, and the source of the missing results."""
     if event.again:
         moved = "the run trained further since this client read its checkpoints, so it has read them again"

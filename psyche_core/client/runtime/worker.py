@@ -16,36 +16,8 @@ from time import perf_counter
 import anyio
 import anyio.to_thread
 
-from psyche_core.client.machine.actions import (
-    Apply,
-    CloseEpoch,
-    Digest,
-    FetchModel,
-    KeepResults,
-    Load,
-    StoreModel,
-    TakeSnapshot,
-    Train,
-    Work,
-)
-from psyche_core.client.machine.events import (
-    Applied,
-    Digested,
-    EpochClosed,
-    ModelFetched,
-    ModelFetchFailed,
-    ModelReady,
-    ModelStored,
-    PayloadChecked,
-    PayloadCheckFailed,
-    PayloadsLost,
-    SourceMissing,
-    StoreFailed,
-    Trained,
-    TrainFailed,
-    WorkDone,
-    WorkFailed,
-)
+from psyche_core.client.machine import actions as act
+from psyche_core.client.machine import events as ev
 from psyche_core.client.model_sync.described_snapshot import offer_described
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
@@ -153,7 +125,7 @@ class Worker:
         """The open resources, None before there are any."""
         return self._resources
 
-    async def do(self, work: Work) -> WorkDone:
+    async def do(self, work: act.Work) -> ev.WorkDone:
         """Carry out one piece of work.
 
         Raises PsycheError when the client cannot continue: for Load any error, for other work those in ENDS_THE_CLIENT.
@@ -168,29 +140,29 @@ class Worker:
             raise
         except Exception as error:
             logger.debug("%s failed", type(work).__name__, exc_info=error)
-            if not isinstance(work, Load):
+            if not isinstance(work, act.Load):
                 sentence = f"{not_done(work)}: {self._explain(error)}"
                 self.failures.note_failure(work, sentence, error)
-                return WorkFailed(work, sentence)
+                return ev.WorkFailed(work, sentence)
             if isinstance(error, PsycheError):
                 raise
 
             message = f"the model and its data could not be opened: {self._explain(error)}"
             raise ModelError(message) from error
 
-    async def _do(self, work: Work) -> WorkDone:
+    async def _do(self, work: act.Work) -> ev.WorkDone:
         match work:
-            case Load():
+            case act.Load():
                 return await self._load(work)
-            case Train():
+            case act.Train():
                 return await self._train(work)
-            case Apply():
+            case act.Apply():
                 return await self._apply(work)
-            case Digest():
-                return Digested(work.height, await anyio.to_thread.run_sync(self.resources.trainer.full_digest))
-            case CloseEpoch():
+            case act.Digest():
+                return ev.Digested(work.height, await anyio.to_thread.run_sync(self.resources.trainer.full_digest))
+            case act.CloseEpoch():
                 return await self._close(work)
-            case TakeSnapshot():
+            case act.TakeSnapshot():
                 return await offer_described(
                     self.resources.trainer,
                     work,
@@ -199,24 +171,24 @@ class Worker:
                     run_id=self._run_id,
                     report=self._report,
                 )
-            case FetchModel(build=None):
+            case act.FetchModel(build=None):
                 self.checkpoints.masters_change()
                 done = await self._exchange.fetch(self.resources.trainer, work, run_id=self._run_id)
-                if isinstance(done, ModelFetched):
+                if isinstance(done, ev.ModelFetched):
                     await self.checkpoints.fetched(work)
                 return done
-            case FetchModel():
+            case act.FetchModel():
                 return await self._build_and_fetch(work)
 
     async def prepare(self, state: CoordinatorState) -> None:
         """Open model and data before the run is joined, see `ResourcesOpener.prepare`."""
         await self._opener.prepare(state, is_loaded=lambda: self._resources is not None)
 
-    async def _load(self, work: Load) -> WorkDone:
+    async def _load(self, work: act.Load) -> ev.WorkDone:
         try:
             self._resources = resources = await self._opener.load(work)
         except NoModelSource as error:
-            return SourceMissing(str(error))
+            return ev.SourceMissing(str(error))
 
         self._exchange.model_replaced()
         self._take_run(work.state)
@@ -225,13 +197,13 @@ class Worker:
         if work.state.progress.step == 1:  # at later steps the run no longer uses these weights
             await self._validate(0)
         step, held = start_in(work.state, resources, digest)
-        return ModelReady(digest, resources.trainer.max_payload_bytes, step, held, journalled=resources.journal is not None)
+        return ev.ModelReady(digest, resources.trainer.max_payload_bytes, step, held, journalled=resources.journal is not None)
 
     def _take_run(self, state: CoordinatorState) -> None:
         self._run_id, self._sequence_length = state.run_id, state.model.LLM.max_seq_len
         self._instance, self._generation = state.instance, state.generation
 
-    async def _build_and_fetch(self, work: FetchModel) -> ModelReady | ModelFetchFailed:
+    async def _build_and_fetch(self, work: act.FetchModel) -> ev.ModelReady | ev.ModelFetchFailed:
         """Build the model from the other members' descriptions, tried in turn, and load their masters."""
         assert work.build is not None
         reason = "no member says how the model is built"
@@ -247,22 +219,22 @@ class Worker:
                 continue
 
             done = await self._exchange.fetch(resources.trainer, work, run_id=work.build.run_id)
-            if isinstance(done, ModelFetched):
+            if isinstance(done, ev.ModelFetched):
                 self._resources = resources
                 self._take_run(work.build)
                 self._exchange.model_replaced()
                 self.checkpoints.use(resources, run_id=self._run_id, instance=self._instance)
                 await self.checkpoints.fetched(work)
-                return ModelReady(done.digest, resources.trainer.max_payload_bytes, work.step)
+                return ev.ModelReady(done.digest, resources.trainer.max_payload_bytes, work.step)
             reason = done.reason
-        return ModelFetchFailed(work.step, f"the model of the run could not be built: {reason}")
+        return ev.ModelFetchFailed(work.step, f"the model of the run could not be built: {reason}")
 
     async def prefetch(self, share: tuple[BatchId, ...]) -> None:
         """Read a share's samples ahead of its Train work."""
         if self._resources is not None:
             await self._reading.begin(self._resources, share, sequence_length=self._sequence_length)
 
-    async def _train(self, work: Train) -> WorkDone:
+    async def _train(self, work: act.Train) -> ev.WorkDone:
         try:
             self._exchange.check_usable()
             samples = await self._reading.samples(self.resources, work.share, sequence_length=self._sequence_length)
@@ -280,7 +252,7 @@ class Worker:
             if isinstance(error, ProviderFailed):
                 self.failures.note_failure(work, reason, error)
             self.failures.training_fails = not isinstance(error, NothingForUs)
-            return TrainFailed(work.height, reason, passing=isinstance(error, NothingForUs))
+            return ev.TrainFailed(work.height, reason, passing=isinstance(error, NothingForUs))
 
         loss, trainer = float(done.loss), self.resources.trainer
         self._newest = TrainedStep(
@@ -297,9 +269,9 @@ class Worker:
         self.resources.observer.trained(work.step, done.payload)
         payload_hash = await self._transport.publish(done.payload, tag=work.tag)
         self._payloads.put(payload_hash, done.payload, tag=work.tag)
-        return Trained(work.height, loss, done.tokens, done.seconds, payload_hash, len(done.payload))
+        return ev.Trained(work.height, loss, done.tokens, done.seconds, payload_hash, len(done.payload))
 
-    async def receive(self, payload_hash: bytes, payload: bytes, *, tag: int) -> PayloadChecked | PayloadCheckFailed:
+    async def receive(self, payload_hash: bytes, payload: bytes, *, tag: int) -> ev.PayloadChecked | ev.PayloadCheckFailed:
         """Keep a fetched payload if it fits our parameter table; returns whether it does. Raises RanksLost.
 
         If the check raises anything but PayloadRejected, the payload's validity is unknown.
@@ -308,17 +280,17 @@ class Worker:
             await anyio.to_thread.run_sync(self.resources.trainer.check, payload)
         except PayloadRejected as error:
             self._report(telemetry.Problem("warning", f"a peer's result was refused: {error}"))
-            return PayloadChecked(payload_hash, False, tag)
+            return ev.PayloadChecked(payload_hash, False, tag)
         except RanksLost:
             raise
         except Exception as error:
             logger.debug("a payload's check failed", exc_info=error)
-            return PayloadCheckFailed(payload_hash, f"a peer's result could not be checked: {self._explain(error)}")
+            return ev.PayloadCheckFailed(payload_hash, f"a peer's result could not be checked: {self._explain(error)}")
 
         self._payloads.put(payload_hash, payload, tag=tag)
-        return PayloadChecked(payload_hash, True, tag)
+        return ev.PayloadChecked(payload_hash, True, tag)
 
-    async def keep(self, action: KeepResults) -> None:
+    async def keep(self, action: act.KeepResults) -> None:
         """Write verified results to the journal, if there is one."""
         await self.checkpoints.keep(action, self._payloads)
 
@@ -340,11 +312,11 @@ class Worker:
             logger.debug("removing old snapshots failed", exc_info=error)
             self._report(telemetry.Problem("warning", f"old files of the model could not be removed: {self._explain(error)}"))
 
-    async def _apply(self, work: Apply) -> WorkDone:
+    async def _apply(self, work: act.Apply) -> ev.WorkDone:
         self._exchange.check_usable()
         lost = self._payloads.lacking(work.payload_hashes)
         if lost:
-            return PayloadsLost(work.height, lost)
+            return ev.PayloadsLost(work.height, lost)
 
         payloads = self._payloads.all(work.payload_hashes)
         started = perf_counter()
@@ -359,9 +331,9 @@ class Worker:
         rate = await anyio.to_thread.run_sync(apply)
         await self.checkpoints.applied(work, learning_rate=rate)
         self.resources.observer.applied(work.step, payloads, self._report)
-        return Applied(work.height, perf_counter() - started)
+        return ev.Applied(work.height, perf_counter() - started)
 
-    async def _close(self, work: CloseEpoch) -> WorkDone:
+    async def _close(self, work: act.CloseEpoch) -> ev.WorkDone:
         self._exchange.check_usable()
         digest = await anyio.to_thread.run_sync(self.resources.trainer.full_digest)
         try:
@@ -374,22 +346,22 @@ class Worker:
                 telemetry.Problem("error", f"the model after step {work.step} was not validated: {self._explain(error)}")
             )
         saved = await self.checkpoints.close_epoch(work, digest)
-        return EpochClosed(digest, saved)
+        return ev.EpochClosed(digest, saved)
 
-    async def store(self, action: StoreModel) -> ModelStored | StoreFailed:
+    async def store(self, action: act.StoreModel) -> ev.ModelStored | ev.StoreFailed:
         """Put the checkpoint of an epoch's end into our store; a failure is reported in one sentence."""
         checkpoints = self.resources.checkpoints
         if self._model_store is None or checkpoints is None:
-            return StoreFailed(action.step, "there is no store for the model, or no folder of checkpoints")
+            return ev.StoreFailed(action.step, "there is no store for the model, or no folder of checkpoints")
 
         directory = checkpoint_path(checkpoints, self._run_id, action.step)
         try:
             location = await self._model_store.put(directory, run_id=self._run_id, step=action.step)
         except Exception as error:  # StoreError, or anything unexpected
             logger.debug("storing a model failed", exc_info=error)
-            return StoreFailed(action.step, f"the model of step {action.step} was not stored: {self._explain(error)}")
+            return ev.StoreFailed(action.step, f"the model of step {action.step} was not stored: {self._explain(error)}")
 
-        return ModelStored(action.step, location)
+        return ev.ModelStored(action.step, location)
 
     async def _validate(self, step: int) -> None:
         validation = self.resources.validation

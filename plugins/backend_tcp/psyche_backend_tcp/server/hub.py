@@ -15,20 +15,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from psyche_backend_tcp import protocol
 from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES, Limits, TokenBucket
-from psyche_backend_tcp.protocol import (
-    Answer,
-    Bye,
-    ClientMessage,
-    CommandRequest,
-    Heartbeat,
-    JoinRequest,
-    LaterState,
-    WholeRequest,
-    decode_client,
-    decode_command,
-    encode_server,
-)
 from psyche_backend_tcp.server.attendance import Attendance
 from psyche_backend_tcp.server.documents import Documents, Draft
 from psyche_backend_tcp.server.hosted_state import ClockTime, HostedState
@@ -51,10 +39,10 @@ _ONE_KEY_EACH = (
     "make one with `openssl rand 32 > another.key && chmod 600 another.key`, and give it with -i"
 )
 _REPLACED = f"this key has logged in again, from another client, while this one did not answer; {_ONE_KEY_EACH}"
-KEY_IN_USE = Bye("KeyInUse", f"another client takes part with this key now, and answers; {_ONE_KEY_EACH}")
+KEY_IN_USE = protocol.Bye("KeyInUse", f"another client takes part with this key now, and answers; {_ONE_KEY_EACH}")
 """What a newcomer is told whose key another client uses."""
 
-NOT_ALLOWED = Bye("NotAllowed", "the run's owner removed your key from the list of those who may take part")
+NOT_ALLOWED = protocol.Bye("NotAllowed", "the run's owner removed your key from the list of those who may take part")
 """What a client is told whose key is no longer allowed."""
 
 
@@ -105,7 +93,7 @@ class Hub:
         self._to_flush: set[int] = set()
         self._figures: list[tuple[bytes, WitnessMetadata]] = []
         self._resumed = began is not None
-        self._later: list[tuple[bytes, LaterState]] = []
+        self._later: list[tuple[bytes, protocol.LaterState]] = []
         self._knew_later: set[bytes] = set()
         self._documents = Documents(state, self._key_records.addresses(self._hosted.members()), relays=relays)
 
@@ -171,7 +159,7 @@ class Hub:
         taken, self._figures = self._figures, []
         return taken
 
-    def take_later(self) -> list[tuple[bytes, LaterState]]:
+    def take_later(self) -> list[tuple[bytes, protocol.LaterState]]:
         """Members that since the last call said that they were told of a later state than ours; each member says so once."""
         taken, self._later = self._later, []
         return taken
@@ -258,7 +246,7 @@ class Hub:
         connection.received_at = now.monotonic
         connection.given_up = False
         try:
-            message = decode_client(payload)
+            message = protocol.decode_client(payload)
             self._handle(number, connection, message, now)
         except WireError as error:
             self._send_bye(number, "BadMessage", str(error))
@@ -270,7 +258,7 @@ class Hub:
             return 0.0
 
         requests = self._key_records[connection.identity.signer].requests
-        cost = WHOLE_COST if isinstance(message, WholeRequest) else 1.0
+        cost = WHOLE_COST if isinstance(message, protocol.WholeRequest) else 1.0
         return max(requests.take(now.monotonic, cost), connection.sizes.take(now.monotonic, len(payload)))
 
     def refuse(self, number: int, sentence: str) -> None:
@@ -333,50 +321,52 @@ class Hub:
 
     # ------------------------------------------------------------ requests
 
-    def _handle(self, number: int, connection: OpenConnection, message: ClientMessage, now: ClockTime) -> None:
+    def _handle(self, number: int, connection: OpenConnection, message: protocol.ClientMessage, now: ClockTime) -> None:
         match message:
-            case Heartbeat():
+            case protocol.Heartbeat():
                 connection.pongs += 1
-            case WholeRequest():
+            case protocol.WholeRequest():
                 connection.known = None
                 self._to_flush.add(number)
-            case LaterState():
+            case protocol.LaterState():
                 self._note_later(connection.identity.signer, message)
-            case JoinRequest() | CommandRequest():
+            case protocol.JoinRequest() | protocol.CommandRequest():
                 entry = self._key_records[connection.identity.signer]
                 answer = entry.answered(message.number)
                 if answer is None:
                     answer = self._answer(connection.identity, message, now)
                     entry.remember(answer)
-                connection.hold(self._hosted.version, encode_server(answer))
+                connection.hold(self._hosted.version, protocol.encode_server(answer))
                 self._to_flush.add(number)
 
-    def _note_later(self, signer: bytes, known: LaterState) -> None:
+    def _note_later(self, signer: bytes, known: protocol.LaterState) -> None:
         """A client was told of a later state. Nobody can check that, so it is only reported; it is possible after a restart."""
-        if self._resumed and known > LaterState.of(self.state) and signer in self._hosted.members() - self._knew_later:
+        if self._resumed and known > protocol.LaterState.of(self.state) and signer in self._hosted.members() - self._knew_later:
             self._knew_later.add(signer)
             self._later.append((signer, known))
 
-    def _answer(self, identity: NodeIdentity, request: JoinRequest | CommandRequest, now: ClockTime) -> Answer:
+    def _answer(
+        self, identity: NodeIdentity, request: protocol.JoinRequest | protocol.CommandRequest, now: ClockTime
+    ) -> protocol.Answer:
         try:
             match request:
-                case JoinRequest(number, address, proof):
+                case protocol.JoinRequest(number, address, proof):
                     self._join(identity, address, now, proof=proof)
-                case CommandRequest(number, plain):
-                    command, before = decode_command(plain, identity), self._hosted.version
+                case protocol.CommandRequest(number, plain):
+                    command, before = protocol.decode_command(plain, identity), self._hosted.version
                     self._hosted.apply(command, now.unix)
                     if isinstance(command, Witness) and command.metadata is not None and self._hosted.version != before:
                         self._figures.append((identity.signer, command.metadata))
             self._attendance.tick(now)
         except CoordinatorError as error:
-            return Answer(number, error.name, error.message)
+            return protocol.Answer(number, error.name, error.message)
         except WireError as error:
-            return Answer(number, "BadRequest", str(error))
+            return protocol.Answer(number, "BadRequest", str(error))
         except Exception:
             logger.exception("a request of %s failed in the coordinator", identity)
-            return Answer(number, "InternalError", "the server failed to carry out the request; its log says why")
+            return protocol.Answer(number, "InternalError", "the server failed to carry out the request; its log says why")
 
-        return Answer(number, "", "")
+        return protocol.Answer(number, "", "")
 
     def _join(self, identity: NodeIdentity, address: bytes, now: ClockTime, *, proof: bytes) -> None:
         if len(address) > MAX_ADDRESS_BYTES:
@@ -392,5 +382,5 @@ class Hub:
     # ------------------------------------------------------------ sending
 
     def _send_bye(self, number: int, code: str, sentence: str) -> None:
-        self._connections[number].say_bye(Bye(code, sentence))
+        self._connections[number].say_bye(protocol.Bye(code, sentence))
         self._to_flush.add(number)
