@@ -15,30 +15,8 @@ from pathlib import Path
 from types import FrameType, MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
+from psyche_core import hookspecs, interfaces
 from psyche_core.errors import PluginFailed, PsycheError
-from psyche_core.hookspecs import (
-    BackendRegistration,
-    BackendTestnet,
-    DataRegistration,
-    ModelRegistration,
-    OptimizerRegistration,
-    Registration,
-    RelayRegistration,
-    ShardingRegistration,
-    TrackerRegistration,
-    TransportRegistration,
-)
-from psyche_core.interfaces import (
-    Backend,
-    BackendServer,
-    DataProvider,
-    Model,
-    Optimizer,
-    Relay,
-    ShardingEngine,
-    Tracker,
-    Transport,
-)
 
 OURS = "psyche_core"
 MAX_TEXT = 300
@@ -48,28 +26,28 @@ _FACTORIES = ("create", "create_server", "observe", "transport_key", "route", "c
 _TESTNET_FACTORIES = ("member_options", "lose_route")
 _INTERFACES: Mapping[str, type | tuple[type, ...]] = MappingProxyType(
     {
-        "backend": (Backend, BackendServer),
-        "data": DataProvider,
-        "model": Model,
-        "optimizer": Optimizer,
-        "relay": Relay,
-        "sharding": ShardingEngine,
-        "tracker": Tracker,
-        "transport": Transport,
+        "backend": (interfaces.Backend, interfaces.BackendServer),
+        "data": interfaces.DataProvider,
+        "model": interfaces.Model,
+        "optimizer": interfaces.Optimizer,
+        "relay": interfaces.Relay,
+        "sharding": interfaces.ShardingEngine,
+        "tracker": interfaces.Tracker,
+        "transport": interfaces.Transport,
     }
 )
 _MUST_GIVE: Mapping[tuple[type, str], type] = MappingProxyType(
     {
-        (BackendRegistration, "create"): Backend,
-        (BackendRegistration, "create_server"): BackendServer,
-        (BackendRegistration, "observe"): Backend,
-        (DataRegistration, "create"): DataProvider,
-        (ModelRegistration, "create"): Model,
-        (OptimizerRegistration, "create"): Optimizer,
-        (RelayRegistration, "create"): Relay,
-        (ShardingRegistration, "create"): ShardingEngine,
-        (TrackerRegistration, "create"): Tracker,
-        (TransportRegistration, "create"): Transport,
+        (hookspecs.BackendRegistration, "create"): interfaces.Backend,
+        (hookspecs.BackendRegistration, "create_server"): interfaces.BackendServer,
+        (hookspecs.BackendRegistration, "observe"): interfaces.Backend,
+        (hookspecs.DataRegistration, "create"): interfaces.DataProvider,
+        (hookspecs.ModelRegistration, "create"): interfaces.Model,
+        (hookspecs.OptimizerRegistration, "create"): interfaces.Optimizer,
+        (hookspecs.RelayRegistration, "create"): interfaces.Relay,
+        (hookspecs.ShardingRegistration, "create"): interfaces.ShardingEngine,
+        (hookspecs.TrackerRegistration, "create"): interfaces.Tracker,
+        (hookspecs.TransportRegistration, "create"): interfaces.Transport,
     }
 )
 """The interface of what a factory of a registration must return."""
@@ -77,7 +55,7 @@ _MUST_GIVE: Mapping[tuple[type, str], type] = MappingProxyType(
 Place = tuple[str, str, str, str]
 """Kind, name, origin (distribution and version) and module of a plugin."""
 
-AnyRegistration = TypeVar("AnyRegistration", bound=Registration)
+AnyRegistration = TypeVar("AnyRegistration", bound=hookspecs.Registration)
 
 
 def label(kind: str, name: str, origin: str) -> str:
@@ -143,13 +121,13 @@ def guarded(registration: AnyRegistration, *, called: str) -> AnyRegistration:
     called: the plugin's label in the message. PsycheError and ModuleNotFoundError pass unchanged.
     """
     guarded = replace(registration, **_guards(registration, _FACTORIES, called))
-    if isinstance(guarded, BackendRegistration) and guarded.testnet is not None:
+    if isinstance(guarded, hookspecs.BackendRegistration) and guarded.testnet is not None:
         return replace(guarded, testnet=replace(guarded.testnet, **_guards(guarded.testnet, _TESTNET_FACTORIES, called)))
 
     return guarded
 
 
-def _guards(holder: Registration | BackendTestnet, names: Sequence[str], called: str) -> dict[str, Any]:
+def _guards(holder: hookspecs.Registration | hookspecs.BackendTestnet, names: Sequence[str], called: str) -> dict[str, Any]:
     """The guarded factories of a registration, by field name."""
     present = {field.name for field in fields(holder)}.intersection(names)
     made = {name: getattr(holder, name) for name in sorted(present)}

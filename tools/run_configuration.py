@@ -18,9 +18,9 @@ from typing import Any, Literal
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from run_configuration_keys import described
 
 from psyche_core.config import data_file, schema
-from psyche_core.config.key_descriptions import described
 from psyche_core.plugins import PluginRegistry
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "run-configuration.md"

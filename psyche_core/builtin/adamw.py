@@ -29,10 +29,10 @@ import torch
 from numpy.typing import NDArray
 
 from psyche_core.builtin.adamw_settings import AdamWSettings
-from psyche_core.errors import ModelError, NonFiniteError, PayloadRejected
+from psyche_core.errors import NonFiniteError, PayloadRejected
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
-from psyche_core.interfaces.parameters import check_private_state, copy_parameter, shapes_of
+from psyche_core.interfaces.parameters import check_private_state, replace_parameters
 from psyche_core.interfaces.rate_groups import RateGroups
 
 MAGIC: Final = b"PsyAdamW"
@@ -154,19 +154,9 @@ class AdamW(Optimizer):
 
     def load_parameters(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Replace the masters and reset the moments. Raises ModelError for other names or shapes, and then changes nothing."""
-        shapes = shapes_of(parameters)
-        if shapes.keys() != self._masters.keys():
-            message = f"parameters to load must have our names; different: {sorted(shapes.keys() ^ self._masters.keys())[:3]}"
-            raise ModelError(message)
-        for name, master in self._masters.items():
-            if shapes[name] != tuple(master.shape):
-                message = f"{name} must have shape {tuple(master.shape)}, got {shapes[name]}"
-                raise ModelError(message)
-
-        for name, master in self._masters.items():
-            copy_parameter(parameters, name, master)
-            self._first[name].zero_()
-            self._second[name].zero_()
+        replace_parameters(self._masters, parameters)
+        for moment in (*self._first.values(), *self._second.values()):
+            moment.zero_()
         self._compressed = 0
 
     def private_state(self) -> Mapping[str, torch.Tensor]:

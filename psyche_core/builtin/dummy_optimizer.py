@@ -10,10 +10,10 @@ from typing import Final
 
 import torch
 
-from psyche_core.errors import ModelError, PayloadRejected
+from psyche_core.errors import PayloadRejected
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
-from psyche_core.interfaces.parameters import copy_parameter, shapes_of
+from psyche_core.interfaces.parameters import replace_parameters
 
 PAYLOAD: Final = b"PsyDummy\x01"
 
@@ -67,10 +67,4 @@ class DummyOptimizer(Optimizer):
 
     def load_parameters(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Replace the masters. Raises ModelError for other names or shapes, and then changes nothing."""
-        shapes = shapes_of(parameters)
-        if shapes != {name: tuple(master.shape) for name, master in self._masters.items()}:
-            message = "parameters to load must have the names and shapes of this model's"
-            raise ModelError(message)
-
-        for name, master in self._masters.items():
-            copy_parameter(parameters, name, master)
+        replace_parameters(self._masters, parameters)

@@ -9,7 +9,6 @@ loop. Delay and bandwidth are not modelled.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
@@ -20,14 +19,13 @@ import anyio.to_thread
 
 from psyche_core.errors import BlobNotFound, BlobRejected, TransportError
 from psyche_core.hookspecs import TransportContext
-from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Opened, Transport, TransportStats
-from psyche_core.p2p.blob_store import BlobStore
-from psyche_core.p2p.fetch_plan import Answer, FetchPlan, Outcome
+from psyche_core.interfaces.transport import Incoming, Opened, Transport, TransportStats
+from psyche_core.p2p.blob_store import BlobStore, sha256
+from psyche_core.p2p.fetch_plan import Answer, FetchPlan
 from psyche_core.p2p.message_log import LogEntry, LogLimits, MessageLog, Verdict
 from psyche_core.p2p.offers import Offer, OfferBook
 
 ADDRESS = b"memory"
-LARGE_BLOB_BYTES = 256 * 1024
 READS_AT_ONCE = 8
 """Maximum number of offered blobs that all endpoints of a network together read, and so hold in memory, at the same time."""
 
@@ -177,10 +175,6 @@ class MemoryTransport(Transport):
 
     async def broadcast(self, message: bytes, *, tag: int) -> None:
         """Deliver a message to all connected peers and keep it for later ones."""
-        if len(message) > MAX_MESSAGE_BYTES:
-            error = f"a message has at most {MAX_MESSAGE_BYTES} bytes, got {len(message)}; publish a blob instead"
-            raise ValueError(error)
-
         entry = self._log.add_own(message, tag=tag)
         if entry is not None:
             self._network.forward(self, entry)
@@ -199,7 +193,7 @@ class MemoryTransport(Transport):
 
     async def publish(self, blob: bytes, *, tag: int) -> bytes:
         """Offer a blob."""
-        blob_hash = await _sha256(blob)
+        blob_hash = await sha256(blob)
         if not self._blobs.put(blob_hash, blob, tag=tag, own=True):
             message = f"a blob of {len(blob)} bytes cannot be kept: its tag {tag} has expired or the store is full"
             raise TransportError(message)
@@ -320,7 +314,7 @@ class MemoryTransport(Transport):
             change = self._change
             peer = plan.begin(members=self._members, reachable=neighbours, doubted=self._doubted)
             if peer is None:
-                self._give_up(blob_hash, plan.outcome(self._members))
+                plan.raise_if_over(blob_hash, self._members)
                 await change.wait()
                 continue
 
@@ -339,7 +333,7 @@ class MemoryTransport(Transport):
                 plan.settle(peer, Answer.ABSENT)
             elif len(blob) > max_bytes:
                 plan.settle(peer, Answer.TOO_LARGE)
-            elif await _sha256(blob) != blob_hash:
+            elif await sha256(blob) != blob_hash:
                 self._doubted.add(peer)
                 plan.settle(peer, Answer.FALSE)
             else:
@@ -348,20 +342,3 @@ class MemoryTransport(Transport):
                     self._received += len(blob)
                     self._arrived[blob_hash] = blob
                 return blob
-
-    def _give_up(self, blob_hash: bytes, outcome: Outcome) -> None:
-        if outcome is Outcome.NOT_FOUND:
-            message = f"none of {len(self._members)} members has blob {blob_hash.hex()}"
-            raise BlobNotFound(message)
-
-        if outcome is Outcome.REJECTED:
-            message = f"every answer for blob {blob_hash.hex()} was larger than allowed or did not match its hash"
-            raise BlobRejected(message)
-
-
-async def _sha256(blob: bytes) -> bytes:
-    """SHA-256 of a blob, in a worker thread if the blob is large."""
-    if len(blob) < LARGE_BLOB_BYTES:
-        return hashlib.sha256(blob).digest()
-
-    return await anyio.to_thread.run_sync(lambda: hashlib.sha256(blob).digest())

@@ -8,11 +8,9 @@ optimizers and data locations belong to their plugins.
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -28,13 +26,13 @@ from pydantic import (
     model_serializer,
 )
 
+from psyche_core.config.choice import PLUGIN_NAME
+from psyche_core.config.choice import Choice as Choice
 from psyche_core.config.sentences import did_you_mean, nested_error, problems_of, shown
 
 MAX_RUN_ID_BYTES = 32
 MAX_STRING_BYTES = 64
 MAX_URL_BYTES = 192
-MAX_SETTINGS_DEPTH = 8
-"""Maximum nesting of a plugin's settings table. It is below the limit of the wire format, which counts the levels around it."""
 
 MAX_CHECKPOINTERS = 16
 WAITING_SECONDS = 5
@@ -47,7 +45,6 @@ _RELAY_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+/?")
 _UNSEEN = frozenset({"Cc", "Cf", "Zl", "Zp"})
 """Unicode categories of characters that control how text is shown."""
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 
 U8 = Annotated[int, Field(ge=0, le=2**8 - 1)]
@@ -105,7 +102,7 @@ def _run_id(value: Any) -> Any:
 
 
 def _plugin_name(value: Any) -> Any:
-    if isinstance(value, str) and not _NAME.fullmatch(value):
+    if isinstance(value, str) and not PLUGIN_NAME.fullmatch(value):
         message = "must be a name of letters, digits, _ and -, at most 64, starting with a letter"
         raise ValueError(message)
 
@@ -136,84 +133,6 @@ PluginName = Annotated[str, BeforeValidator(_plugin_name)]
 RelayUrl = Annotated[str, BeforeValidator(_relay_url)]
 PublicKey = Annotated[str, BeforeValidator(_public_key)]
 Checkpointers = Annotated[tuple[PublicKey, ...], Field(strict=False, max_length=MAX_CHECKPOINTERS), PlainSerializer(list)]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One variant of an externally tagged enumeration: `"Dummy"`, `{Distro = {…}}` or `{Server = "host:port"}`.
-
-    Attributes:
-        settings: the variant's table (do not modify it), None if there is none. A string is stored as {"location": "…"}.
-    """
-
-    name: str
-    settings: dict[str, Any] | None = None
-
-    def __hash__(self) -> int:
-        return hash(self.name)  # settings are an unhashable dict; equal choices have equal names, which is enough for a hash
-
-    @classmethod
-    def parse(cls, value: Any) -> Choice:
-        """Return the choice for its TOML form. Raises ValueError with one sentence."""
-        if isinstance(value, Choice):
-            return value
-        if isinstance(value, str):
-            name: Any = value
-            settings: Any = None
-        elif isinstance(value, Mapping) and len(value) == 1:
-            ((name, settings),) = value.items()
-        else:
-            got = f"{len(value)} ({', '.join(map(str, value))})" if isinstance(value, Mapping) else shown(value)
-            message = f"must be a name or a table with exactly one name, got {got}"
-            raise ValueError(message)
-
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            message = f"{shown(name)} must be a name of letters, digits, _ and -, at most 64, starting with a letter"
-            raise ValueError(message)
-
-        if isinstance(settings, str):
-            settings = {"location": settings}
-        if settings is None:
-            return cls(name)
-        if not isinstance(settings, Mapping):
-            raise nested_error([(name, f" = {shown(settings)}: must be a table or a string")])
-
-        _check_plain(settings, at=name, depth=0)
-        return cls(name, dict(settings))
-
-    def to_toml(self) -> Any:
-        """Return the TOML form. `parse` turns it back into an equal choice."""
-        if self.settings is None:
-            return self.name
-        if self.settings.keys() == {"location"} and isinstance(self.settings["location"], str):
-            return {self.name: self.settings["location"]}
-
-        return {self.name: dict(self.settings)}
-
-
-def _check_plain(value: Any, *, at: str, depth: int) -> None:
-    """Raise for values that cannot be sent: dates, floats that are not finite, huge integers, deep nesting."""
-    rule = None
-    if depth > MAX_SETTINGS_DEPTH:
-        rule = f"must not be nested deeper than {MAX_SETTINGS_DEPTH}"
-    elif isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            rule = "must have strings as keys"
-        else:
-            for key, item in value.items():
-                _check_plain(item, at=f"{at}.{key}", depth=depth + 1)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _check_plain(item, at=f"{at}.{index}", depth=depth + 1)
-    elif isinstance(value, float) and not math.isfinite(value):
-        rule = "must be a finite number"
-    elif isinstance(value, int) and not -(2**63) <= value < 2**64:
-        rule = "must fit in 64 bits"
-    elif not isinstance(value, str | bool | int | float | None):
-        rule = "must be a string, number, boolean, list or table"
-
-    if rule is not None:
-        raise nested_error([(at, f" = {shown(value)}: {rule}")])
 
 
 class ConstantSchedule(Table):

@@ -34,7 +34,7 @@ from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Event
 from psyche_core.telemetry.metrics import METRICS, Metric, MetricBook
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
-from psyche_core.ui.console import describe
+from psyche_core.ui.event_text import describe
 
 logger: logging.Logger = logging.getLogger("psyche.otlp")
 

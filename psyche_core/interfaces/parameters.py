@@ -1,8 +1,8 @@
 """Parameters that are created on lookup, so that the whole model is never in memory.
 
 `Optimizer.load_parameters` and `load_public_state` take any mapping of tensors by name. Each lookup in a `LazyParameters` creates
-the tensor again, for instance from disk. An optimizer that calls `shapes_of` and `copy_parameter` needs no memory for even one of
-them; an optimizer without these calls works too. No torch import here: tensors are opaque.
+the tensor again, for instance from disk. An optimizer that calls `replace_parameters` needs no memory for even one of them; an
+optimizer that does not works too. No torch import here: tensors are opaque.
 """
 
 from __future__ import annotations
@@ -50,6 +50,25 @@ def copy_parameter(parameters: Mapping[str, Any], name: str, target: Any) -> Non
         parameters.copy_to(name, target)
     else:
         target.copy_(parameters[name])
+
+
+def replace_parameters(masters: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
+    """Write parameters, lazy or not, into an optimizer's masters.
+
+    Raises ModelError for other names or shapes than those of the masters, and then changes nothing.
+    """
+    shapes = shapes_of(parameters)
+    if shapes.keys() != masters.keys():
+        different = ", ".join(sorted(shapes.keys() ^ masters.keys())[:3])
+        message = f"expected exactly our {len(masters)} parameters; missing or unknown: {different}"
+        raise ModelError(message)
+    for name, master in masters.items():
+        if shapes[name] != tuple(master.shape):
+            message = f"{name} must have shape {tuple(master.shape)}, got {shapes[name]}"
+            raise ModelError(message)
+
+    for name, master in masters.items():
+        copy_parameter(parameters, name, master)
 
 
 def check_public_state(state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 `handle` takes events of any mixture of members, in about the order of their times; `follow` takes states of a coordinator. Both
 only add up: no I/O, no clock. Memory is bounded however long the run is. Every change has a version, so that a reader who knows a
-version can be sent only what changed since (`documents`).
+version can be sent only what changed since (`documents`). What a member tells of itself is entered by `member_reports`; which
+events are news is in `news`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections import deque
 
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.observer.buckets import BucketSeries
+from psyche_core.observer.member_reports import MEMBER_REPORTS, enter_report
 from psyche_core.observer.member_view import MemberView
+from psyche_core.observer.news import TRAINING_PHASES, news_level
 from psyche_core.observer.records import Answer, Entry, EpochView, News, Stage
 from psyche_core.observer.roster import Roster
 from psyche_core.sdk.run_events import phase_of
@@ -20,7 +23,7 @@ from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Event
 from psyche_core.text_safety import printable
 from psyche_core.types import ClientState, RunState
-from psyche_core.ui.console import describe
+from psyche_core.ui.event_text import describe
 
 CURVE_BUCKETS = 4096
 SMALL_BUCKETS = 1024
@@ -45,41 +48,13 @@ MAX_REPORTED_LOSS = 50.0
 """Nats per token; far more than any model has."""
 
 
-_SILENT = (
-    telemetry.RunDescribed,
-    telemetry.StepTrained,
-    telemetry.StepFigures,
-    telemetry.OptimizerStatistics,
-    telemetry.ResultsFetched,
-    telemetry.StepApplied,
-    telemetry.NetworkTotals,
-    telemetry.WitnessSent,
-    telemetry.WitnessReported,
-    telemetry.ModelSync,
-    telemetry.PromptAnswered,
-)
 _STATES = {
     ClientState.Healthy: "healthy",
     ClientState.Dropped: "dropped",
     ClientState.Withdrawn: "left",
     ClientState.Ejected: "ejected",
 }
-_MEMBER_REPORTS = (
-    telemetry.Joined,
-    telemetry.ModelLoading,
-    telemetry.ModelLoaded,
-    telemetry.WaitsForEpoch,
-    telemetry.Dropped,
-    telemetry.CameBack,
-    telemetry.ModelSync,
-    telemetry.Leaving,
-    telemetry.Problem,
-    telemetry.Ended,
-)
-"""What members tell of themselves. A server tells other things before it says that it is one."""
-
 _OVER = ("finished", "failed", "ejected")
-_TRAINING = ("RoundTrain", "RoundWitness")
 
 
 class RunView:
@@ -183,8 +158,9 @@ class RunView:
                 self.ended = event
             case _:
                 self._note_member_report(source, time, event)
-        if not isinstance(event, _SILENT):
-            self._add_news(source, time, event)
+        level = news_level(event)
+        if level is not None:
+            self.news.append(News(self.version, time, source, level, describe(event)))
 
     def follow(self, time: float, state: CoordinatorState) -> None:
         """Enter a state of the coordinator: phase, members, and what they earned. time: unix seconds when it was seen."""
@@ -229,13 +205,13 @@ class RunView:
     def _note_phase(self, time: float, event: telemetry.PhaseChanged) -> None:
         self.phase, self.phase_since = event, time
         self.last_step = max(self.last_step, event.step - 1)
-        stage = "Training" if event.phase in _TRAINING else event.phase
+        stage = "Training" if event.phase in TRAINING_PHASES else event.phase
         if not self.stages or self.stages[-1].name != stage:
             self.stages.append(Stage(time, stage))
             self.stages_changed = self.version
         if event.needed is None:
             self.healthy.add(event.step, event.clients, time=time, changed=self.version)
-        if event.phase in (*_TRAINING, "Cooldown"):
+        if event.phase in (*TRAINING_PHASES, "Cooldown"):
             epoch = self._epoch(event.epoch, event.step, time)
             if event.clients > epoch.clients:
                 epoch.clients, self.epochs_changed = event.clients, self.version
@@ -362,37 +338,16 @@ class RunView:
                 self._enter(other, time, state, why)
                 other.out_epoch = event.epoch
             return
-        if source == self._server or not isinstance(event, _MEMBER_REPORTS):
+        if source == self._server or not isinstance(event, MEMBER_REPORTS):
             return
 
         member = self._of_source(source)
         if member is None:
             return
 
-        match event:
-            case telemetry.Joined():
-                member.enter("joined", time)
-            case telemetry.ModelLoading():
-                member.enter("loading", time)
-            case telemetry.ModelLoaded():
-                member.parameters = self.parameters = event.parameters
-                member.enter("joined", time)
-            case telemetry.WaitsForEpoch():
-                member.enter("waiting", time, "for the next epoch")
-            case telemetry.Dropped():
-                member.enter("dropped", time, event.why)
-                member.out_epoch = event.epoch
-            case telemetry.CameBack():
-                member.out_epoch = None
-                member.enter("healthy", time)
-            case telemetry.ModelSync():
-                member.enter("catching up", time)
-            case telemetry.Leaving():
-                member.enter("leaving", time)
-            case telemetry.Problem():
-                member.problems += 1
-            case telemetry.Ended() if member.state != "ejected":
-                member.enter("finished" if event.success else "failed", time, event.reason)
+        enter_report(member, time, event)
+        if isinstance(event, telemetry.ModelLoaded):
+            self.parameters = event.parameters
         self._touch(member, time)
 
     def _enter(self, member: MemberView | None, time: float, state: str, why: str = "") -> None:
@@ -424,23 +379,3 @@ class RunView:
     def _list(self, entry: Entry) -> None:
         self.entries.append(entry)
         self.entries_changed = self.version
-
-    def _add_news(self, source: str, time: float, event: Event) -> None:
-        if isinstance(event, telemetry.PhaseChanged) and event.phase in _TRAINING:
-            return
-
-        level = event.level if isinstance(event, telemetry.Problem) else "info"
-        if isinstance(event, telemetry.ReplicasDiffer | telemetry.ModelLost | telemetry.StateIsOlder) or (
-            isinstance(event, telemetry.Ended) and not event.success
-        ):
-            level = "error"
-        elif isinstance(
-            event,
-            telemetry.WentBack
-            | telemetry.ModelContested
-            | telemetry.Dropped
-            | telemetry.MemberExited
-            | telemetry.StatementVoided,
-        ):
-            level = "warning"
-        self.news.append(News(self.version, time, source, level, describe(event)))

@@ -1,14 +1,18 @@
 """Blobs by the SHA-256 of their bytes, each kept until its tag expires, within limits of number and bytes.
 
 When space is needed, fetched blobs are dropped before our own blobs, then lower tags before higher ones, then older blobs before
-newer ones. Hashes are not checked here: the caller has just computed or checked the hash, in a worker thread for a large blob.
+newer ones. The store checks no hashes: the caller has just computed or checked the hash (`sha256`).
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
+import anyio.to_thread
+
 HASH_BYTES = 32
+LARGE_BLOB_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +87,11 @@ class BlobStore:
 
     def _drop(self, blob_hash: bytes) -> None:
         self._bytes -= len(self._kept.pop(blob_hash).blob)
+
+
+async def sha256(blob: bytes) -> bytes:
+    """SHA-256 of a blob (32 bytes), in a worker thread for a large one."""
+    if len(blob) < LARGE_BLOB_BYTES:
+        return hashlib.sha256(blob).digest()
+
+    return await anyio.to_thread.run_sync(lambda: hashlib.sha256(blob).digest())

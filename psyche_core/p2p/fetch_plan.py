@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from enum import Enum, auto
 
+from psyche_core.errors import BlobNotFound, BlobRejected
+
 MAX_LOST = 3
 """Number of unanswered requests after which a peer counts as not having the blob."""
 
@@ -105,6 +107,16 @@ class FetchPlan:
         for peer in absent:
             del self._answers[peer]
         return bool(absent)
+
+    def raise_if_over(self, blob_hash: bytes, members: Collection[bytes]) -> None:
+        """Raise BlobNotFound or BlobRejected once no member is left to ask."""
+        match self.outcome(members):
+            case Outcome.NOT_FOUND:
+                message = f"none of {len(members)} members has blob {blob_hash.hex()}"
+                raise BlobNotFound(message)
+            case Outcome.REJECTED:
+                message = f"every answer for blob {blob_hash.hex()} was larger than allowed or did not match its hash"
+                raise BlobRejected(message)
 
     def outcome(self, members: Iterable[bytes]) -> Outcome:
         """Return the state of the fetch. It is over when all members were asked and have answered."""

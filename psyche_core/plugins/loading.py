@@ -15,34 +15,20 @@ from typing import Any
 import pluggy
 
 from psyche_core import hookspecs
-from psyche_core.hookspecs import (
-    PLUGIN_API,
-    PROJECT,
-    BackendRegistration,
-    CommandRegistration,
-    DataRegistration,
-    ModelRegistration,
-    OptimizerRegistration,
-    Registration,
-    RelayRegistration,
-    ShardingRegistration,
-    TrackerRegistration,
-    TransportRegistration,
-)
 from psyche_core.plugins.records import PluginRecord, Status
 from psyche_core.plugins.registration_checks import problem_of, with_article
 
-HOOKS: Mapping[str, tuple[str, type[Registration]]] = MappingProxyType(
+HOOKS: Mapping[str, tuple[str, type[hookspecs.Registration]]] = MappingProxyType(
     {
-        "backend": ("psyche_register_backends", BackendRegistration),
-        "optimizer": ("psyche_register_optimizers", OptimizerRegistration),
-        "data": ("psyche_register_data", DataRegistration),
-        "transport": ("psyche_register_transports", TransportRegistration),
-        "model": ("psyche_register_models", ModelRegistration),
-        "sharding": ("psyche_register_sharding", ShardingRegistration),
-        "relay": ("psyche_register_relays", RelayRegistration),
-        "tracker": ("psyche_register_trackers", TrackerRegistration),
-        "command": ("psyche_register_commands", CommandRegistration),
+        "backend": ("psyche_register_backends", hookspecs.BackendRegistration),
+        "optimizer": ("psyche_register_optimizers", hookspecs.OptimizerRegistration),
+        "data": ("psyche_register_data", hookspecs.DataRegistration),
+        "transport": ("psyche_register_transports", hookspecs.TransportRegistration),
+        "model": ("psyche_register_models", hookspecs.ModelRegistration),
+        "sharding": ("psyche_register_sharding", hookspecs.ShardingRegistration),
+        "relay": ("psyche_register_relays", hookspecs.RelayRegistration),
+        "tracker": ("psyche_register_trackers", hookspecs.TrackerRegistration),
+        "command": ("psyche_register_commands", hookspecs.CommandRegistration),
     }
 )
 """By kind: the hook and what it registers."""
@@ -60,7 +46,7 @@ class Refused(Exception):
         self.status: Status = status
 
 
-def registration_of(record: PluginRecord) -> tuple[Registration, str]:
+def registration_of(record: PluginRecord) -> tuple[hookspecs.Registration, str]:
     """The checked registration of an entry point, and the API version of its module. Raises Refused."""
     module = imported(record.module)
     api = checked_api(module, record)
@@ -90,7 +76,7 @@ def imported(name: str) -> ModuleType:
 
 def checked_api(module: ModuleType, record: PluginRecord) -> str:
     """The plugin API for which a module was written. Raises Refused; warns with PluginApiWarning of a newer minor one."""
-    ours = f"{PLUGIN_API[0]}.{PLUGIN_API[1]}"
+    ours = f"{hookspecs.PLUGIN_API[0]}.{hookspecs.PLUGIN_API[1]}"
     text = getattr(module, "PSYCHE_PLUGIN_API", None)
     try:
         major, minor = (int(part) for part in str(text).split("."))
@@ -98,18 +84,18 @@ def checked_api(module: ModuleType, record: PluginRecord) -> str:
         cause = f'its module must define PSYCHE_PLUGIN_API = "{ours}", got {text!r}'
         raise Refused("incompatible", cause) from None
 
-    if major != PLUGIN_API[0]:
-        older = "psyche-core" if major > PLUGIN_API[0] else record.distribution
+    if major != hookspecs.PLUGIN_API[0]:
+        older = "psyche-core" if major > hookspecs.PLUGIN_API[0] else record.distribution
         cause = f"it was written for plugin API {text}, this core has {ours}; upgrade {older}"
         raise Refused("incompatible", cause)
-    if minor > PLUGIN_API[1]:
+    if minor > hookspecs.PLUGIN_API[1]:
         message = f"{record.entry_point} ({record.origin}) was written for plugin API {text}, this core has {ours}"
         warnings.warn(message, PluginApiWarning, stacklevel=2)
 
     return str(text)
 
 
-def missing_modules(registration: Registration) -> dict[str, str]:
+def missing_modules(registration: hookspecs.Registration) -> dict[str, str]:
     """Of the modules that a registration requires, those that are not installed, with what to type; imports nothing."""
     missing = {}
     for name, remedy in registration.requires.items():
@@ -122,10 +108,10 @@ def missing_modules(registration: Registration) -> dict[str, str]:
     return missing
 
 
-def _registered(module: ModuleType, record: PluginRecord) -> list[Registration]:
+def _registered(module: ModuleType, record: PluginRecord) -> list[hookspecs.Registration]:
     """What the module's hook of the record's kind returns. Raises Refused."""
     hook_name, of_type = HOOKS[record.kind]
-    manager = pluggy.PluginManager(PROJECT)
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     try:
         manager.register(module, name=record.module)
@@ -153,7 +139,7 @@ def _registered(module: ModuleType, record: PluginRecord) -> list[Registration]:
     return list(registered)
 
 
-def _named(registered: list[Registration], record: PluginRecord) -> Registration:
+def _named(registered: list[hookspecs.Registration], record: PluginRecord) -> hookspecs.Registration:
     """The only registration with the record's name. Raises Refused."""
     named = [item for item in registered if item.name == record.name]
     if len(named) != 1:

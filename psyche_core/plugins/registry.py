@@ -18,23 +18,9 @@ from importlib.metadata import EntryPoint
 from importlib.metadata import entry_points as installed_entry_points
 from typing import Literal, Self, overload
 
-from psyche_core import plugin_errors
+from psyche_core import hookspecs, plugin_errors
 from psyche_core.config.sentences import nearest
 from psyche_core.errors import PluginError
-from psyche_core.hookspecs import (
-    GROUP,
-    KINDS,
-    BackendRegistration,
-    CommandRegistration,
-    DataRegistration,
-    ModelRegistration,
-    OptimizerRegistration,
-    Registration,
-    RelayRegistration,
-    ShardingRegistration,
-    TrackerRegistration,
-    TransportRegistration,
-)
 from psyche_core.plugin_switches import TRACE, PluginSwitches, environment_notice, normalized
 from psyche_core.plugins.extras import FIRST_PARTY_EXTRAS, install_line, not_installed
 from psyche_core.plugins.loading import Refused, registration_of
@@ -51,7 +37,7 @@ class PluginRegistry:
 
     def __init__(self, records: Iterable[PluginRecord]) -> None:
         self._records = list(records)
-        self._loaded: dict[int, Registration] = {}
+        self._loaded: dict[int, hookspecs.Registration] = {}
         self._errors: dict[int, BaseException] = {}
 
     @classmethod
@@ -68,7 +54,7 @@ class PluginRegistry:
         psyche-core's own. What the environment switches off (PSYCHE_DISABLE_PLUGINS, PSYCHE_PLUGINS) is off, too, but for what
         `only` names. entry_points: used instead of those installed in this environment.
         """
-        found = installed_entry_points(group=GROUP) if entry_points is None else entry_points
+        found = installed_entry_points(group=hookspecs.GROUP) if entry_points is None else entry_points
         unique = {described(entry_point): None for entry_point in found}
         switches = PluginSwitches.of(os.environ, disabled=disabled, only=only)
         records = [_switched(record, switches) for record in unique]
@@ -118,35 +104,35 @@ class PluginRegistry:
             yield record.kind, record.name, record.origin, record.module
 
     @overload
-    def load(self, kind: Literal["backend"], name: str) -> BackendRegistration: ...
+    def load(self, kind: Literal["backend"], name: str) -> hookspecs.BackendRegistration: ...
     @overload
-    def load(self, kind: Literal["optimizer"], name: str) -> OptimizerRegistration: ...
+    def load(self, kind: Literal["optimizer"], name: str) -> hookspecs.OptimizerRegistration: ...
     @overload
-    def load(self, kind: Literal["data"], name: str) -> DataRegistration: ...
+    def load(self, kind: Literal["data"], name: str) -> hookspecs.DataRegistration: ...
     @overload
-    def load(self, kind: Literal["transport"], name: str) -> TransportRegistration: ...
+    def load(self, kind: Literal["transport"], name: str) -> hookspecs.TransportRegistration: ...
     @overload
-    def load(self, kind: Literal["model"], name: str) -> ModelRegistration: ...
+    def load(self, kind: Literal["model"], name: str) -> hookspecs.ModelRegistration: ...
     @overload
-    def load(self, kind: Literal["sharding"], name: str) -> ShardingRegistration: ...
+    def load(self, kind: Literal["sharding"], name: str) -> hookspecs.ShardingRegistration: ...
     @overload
-    def load(self, kind: Literal["relay"], name: str) -> RelayRegistration: ...
+    def load(self, kind: Literal["relay"], name: str) -> hookspecs.RelayRegistration: ...
     @overload
-    def load(self, kind: Literal["tracker"], name: str) -> TrackerRegistration: ...
+    def load(self, kind: Literal["tracker"], name: str) -> hookspecs.TrackerRegistration: ...
     @overload
-    def load(self, kind: Literal["command"], name: str) -> CommandRegistration: ...
+    def load(self, kind: Literal["command"], name: str) -> hookspecs.CommandRegistration: ...
     @overload
-    def load(self, kind: str, name: str) -> Registration: ...
+    def load(self, kind: str, name: str) -> hookspecs.Registration: ...
 
-    def load(self, kind: str, name: str) -> Registration:
+    def load(self, kind: str, name: str) -> hookspecs.Registration:
         """The registration of `<kind>.<name>`; the first call imports its module. Its factories raise PluginFailed.
 
         name: `Name`, or `distribution:Name` where several distributions provide it. Raises PluginError if it is missing,
         disabled, broken, incomplete, provided by two distributions or of another API version; ValueError for a kind that does not
         exist. Warns with PluginApiWarning for a newer minor API.
         """
-        if kind not in KINDS:
-            message = f"kind must be one of {', '.join(KINDS)}, got {kind!r}"
+        if kind not in hookspecs.KINDS:
+            message = f"kind must be one of {', '.join(hookspecs.KINDS)}, got {kind!r}"
             raise ValueError(message)
 
         candidates = self._candidates(kind, name)
@@ -189,7 +175,7 @@ class PluginRegistry:
                 self._records[at] = replace(self._records[at], status="shadowed", cause=cause)
         self._records[chosen] = replace(ours, status="not loaded", cause="")
 
-    def _load_record(self, at: int) -> Registration:
+    def _load_record(self, at: int) -> hookspecs.Registration:
         known = self._loaded.get(at)
         if known is not None:
             return known

@@ -1,4 +1,4 @@
-"""The address of a run's coordinator: everything that a client needs to reach it."""
+"""The address of a run's coordinator: everything that a client needs to reach it, and what it is told if it comes too late."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from psyche_core.builtin.memory_server import MemoryServer
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError
 from psyche_core.plugin_objects import ObjectPlugin
+from psyche_core.telemetry import events as telemetry
+from psyche_core.types import RunState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,3 +81,14 @@ def resolve_address(
 
     name = backend if isinstance(backend, str) else "tcp" if backend is None else backend.registration.name
     return Address(run_id=run_id, backend=name, location=address or "", base=base or Path())
+
+
+def late_start(state: CoordinatorState | None) -> tuple[telemetry.Event, ...]:
+    """The events of a client that was started after its run had finished, when the server admits nobody; otherwise none."""
+    if state is None or state.run_state is not RunState.Finished:
+        return ()
+
+    finished = f"the run finished after {state.progress.step - 1} steps"
+    late = f"{finished}, before this client took part; its model has not changed"
+    problem = telemetry.Problem("warning", f"{late}, and the run's result is in the checkpoints of its members")
+    return problem, telemetry.Ended(finished, success=True)

@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
-from pydantic import BaseModel
 
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.client.setup.assemble import train_client
 from psyche_core.config.options.client import ClientSettings
-from psyche_core.config.options.loading import load_settings
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import ConfigError, PluginFailed, PsycheError
-from psyche_core.plugin_errors import explain_plugin, leaf_exceptions, summary_of
-from psyche_core.plugin_objects import ObjectPlugin, RegistryWithObjects
+from psyche_core.errors import PluginFailed, PsycheError
+from psyche_core.plugin_errors import leaf_exceptions
+from psyche_core.plugin_objects import ObjectPlugin
 from psyche_core.plugins import PluginRegistry, discover_and_tell
-from psyche_core.sdk.address import Address, HostedAddress, resolve_address
-from psyche_core.sdk.arguments.callbacks import ENDS_THE_PROGRAM, Callback, checked_callbacks, isolated, log_problem
-from psyche_core.sdk.arguments.checks import arguments_known, folder_of, mapping_of, path_of
-from psyche_core.sdk.arguments.held_out import RegistryWithHeldOut, held_out_plugin
+from psyche_core.sdk.address import Address, HostedAddress, late_start, resolve_address
+from psyche_core.sdk.arguments.callbacks import ENDS_THE_PROGRAM, Callback, cause, checked_callbacks, isolated, log_problem
+from psyche_core.sdk.arguments.checks import arguments_known, folder_of, key_given, mapping_of, path_of
+from psyche_core.sdk.arguments.held_out import held_out_plugin, registry_with
 from psyche_core.sdk.arguments.objects import (
     BackendGiven,
     OptimizerGiven,
@@ -36,12 +34,11 @@ from psyche_core.sdk.arguments.objects import (
     with_address,
     with_source,
 )
-from psyche_core.sdk.arguments.settings import embedded_settings
+from psyche_core.sdk.arguments.settings import backend_settings_of, embedded_settings, own_key
 from psyche_core.sdk.event_log import EventLog
 from psyche_core.sdk.metrics import Metrics
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
-from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
 
 if TYPE_CHECKING:
@@ -126,10 +123,7 @@ class Client:
         mapping_of("options", options, of="further settings by name")
         mapping_of("backend_options", backend_options, of="the backend's settings by name")
         folder = folder_of("checkpoint_dir", checkpoint_dir)
-        what: object = key
-        if not isinstance(what, SecretKey | Path | str | None):
-            message = f"key= takes a SecretKey or the path of a file with one, got a {type(what).__name__}"
-            raise TypeError(message)
+        key_given("key", key)
         kinds = {"model": model, "data": data, "optimizer": optimizer, "transport": transport, "backend": backend}
         found = {kind: as_plugin(kind, value) for kind, value in kinds.items()}
         self._held_out = held_out_plugin(eval_data, options or {})
@@ -293,25 +287,12 @@ class Client:
                 isinstance(leaf, ENDS_THE_PROGRAM) for leaf in leaf_exceptions(error)
             ):
                 raise
-            self._failure = self._explained(next(leaf_exceptions(error)))
+            self._failure = cause(next(leaf_exceptions(error)), self._known_plugins.places())
             if not self._done:
                 self._report(telemetry.Ended(f"{self._failure}", success=False))
         finally:
             assert self._log is not None
             self._log.close()
-
-    def _explained(self, error: BaseException) -> BaseException:
-        """The exception that ended the client. If it came from code that is not ours, it names that code."""
-        if isinstance(error, PsycheError):
-            return error
-        sentence = explain_plugin(error, self._known_plugins.places())
-        if sentence is None and isinstance(error, Exception):
-            return error  # a defect of ours, with its traceback
-        if sentence is None:  # out of a group that somebody made himself
-            sentence = f"code that was given to the client failed with {summary_of(error)}"
-        failure = PluginFailed(sentence)
-        failure.__cause__ = error
-        return failure
 
     async def _take_part(self) -> telemetry.Ended:
         """Take part until stopped, again after each `resume`.
@@ -333,20 +314,26 @@ class Client:
         plugins = self._plugins
         if plugins is None:
             plugins = await anyio.to_thread.run_sync(discover_and_tell)
-        registry = self._known_plugins = self._registry(plugins)
-        backend_settings = await anyio.to_thread.run_sync(self._backend_settings, registry)
+        registry = self._known_plugins = registry_with(
+            plugins, self._objects, self._expected, place=self._settings.validation_data, held_out=self._held_out
+        )
+        backend_settings = await anyio.to_thread.run_sync(
+            backend_settings_of, registry, self._settings.backend, self._backend_options
+        )
         bus = EventBus(self._note, *(isolated(each, report=self._report) for each in self._callbacks))
         self._bus = bus
         if self._key is None and self._settings.identity_secret_key_path is None:
-            self._key = await anyio.to_thread.run_sync(_own_key, registry, self._settings, backend_settings)
+            self._key = await anyio.to_thread.run_sync(own_key, registry, self._settings, backend_settings)
         while True:
             ended = telemetry.Ended("left before joining the run", success=True)
             with anyio.CancelScope() as self._connecting:
                 if self._stopping:
                     self._connecting.cancel()
-                over = self._finished_before()
-                if over is not None:
-                    return over
+                over = () if self._hosted_state is None else late_start(self._hosted_state())
+                for event in over:
+                    self._report(event)
+                    if isinstance(event, telemetry.Ended):
+                        return event
                 ended = await train_client(
                     self._settings, registry, bus, backend_settings=backend_settings, key=self._key, beside=self._beside
                 )
@@ -358,19 +345,6 @@ class Client:
             self._paused = None
             if self._stopping:
                 return ended
-
-    def _finished_before(self) -> telemetry.Ended | None:
-        """The reason if a client started after its run had finished, when the server admits nobody; otherwise None."""
-        state = None if self._hosted_state is None else self._hosted_state()
-        if state is None or state.run_state is not RunState.Finished:
-            return None
-
-        finished = f"the run finished after {state.progress.step - 1} steps"
-        late = f"{finished}, before this client took part; its model has not changed"
-        self._report(telemetry.Problem("warning", f"{late}, and the run's result is in the checkpoints of its members"))
-        ended = telemetry.Ended(finished, success=True)
-        self._report(ended)
-        return ended
 
     async def _beside(self, runtime: ClientRuntime) -> None:
         """Keep a reference to a runtime while it runs."""
@@ -411,19 +385,6 @@ class Client:
         """Pass an event to the log, and to the callbacks once they are known."""
         (self._note if self._bus is None else self._bus)(event)
 
-    def _registry(self, plugins: PluginRegistry) -> RegistryWithObjects:
-        place = self._settings.validation_data
-        if place is None:
-            return RegistryWithObjects(plugins, objects=self._objects, expected=self._expected)
-        return RegistryWithHeldOut(plugins, objects=self._objects, expected=self._expected, place=place, held_out=self._held_out)
-
-    def _backend_settings(self, registry: RegistryWithObjects) -> BaseModel | None:
-        cls = registry.load("backend", self._settings.backend).settings
-        if cls is None and self._backend_options:
-            message = f"the backend {self._settings.backend} has no options, got {', '.join(self._backend_options)}"
-            raise ConfigError(message)
-        return None if cls is None else load_settings(cls, self._backend_options)
-
     def _opened(self) -> EventLog[telemetry.Event]:
         if self._log is None:
             message = "the client has not started; use it inside `async with psyche.Client(…) as client:`"
@@ -434,10 +395,3 @@ class Client:
         if self._failure is not None:
             self._raised = True
             raise self._failure
-
-
-def _own_key(registry: RegistryWithObjects, settings: ClientSettings, backend_settings: BaseModel | None) -> SecretKey:
-    """One key for all restarts of this client: made by the backend from its settings, else a new one."""
-    make = registry.load("backend", settings.backend).transport_key
-    key: SecretKey = SecretKey.generate() if make is None else make(settings.run_id, backend_settings)
-    return key

@@ -39,7 +39,7 @@ from psyche_core.testnet.processes import Child, Children, child_environment
 from psyche_core.testnet.random_kills import RandomKills
 from psyche_core.testnet.results_folder import prepare_folder, reserved_folder, result_files, state_file, stopped_sentence
 from psyche_core.text_safety import printable_lines
-from psyche_core.ui.console import describe
+from psyche_core.ui.event_text import describe
 from psyche_core.ui.live import Display, LineDisplay, LiveDisplay, SilentDisplay
 from psyche_core.ui.plot import plot_losses
 from psyche_core.ui.run_metrics import RunMetrics

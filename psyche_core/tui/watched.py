@@ -13,7 +13,7 @@ from psyche_core.observer.run_view import RunView
 from psyche_core.telemetry import events as telemetry
 from psyche_core.text_safety import printable
 from psyche_core.tui.lines import EventLine, FeedLine, OutputLine, StateLine
-from psyche_core.ui.console import describe
+from psyche_core.ui.event_text import describe
 
 MAX_LOG = 5000
 """Newest log lines that are kept."""

@@ -10,22 +10,12 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from psyche_core.telemetry.events import (
-    Ended,
-    EpochDigest,
-    ModelLoaded,
-    NetworkTotals,
-    PathOfPeer,
-    Resynced,
-    Started,
-    StepApplied,
-    StepTrained,
-)
+from psyche_core.telemetry import events
 
 RATE_WINDOW = 20
 """Number of newest steps over which tokens per second are computed."""
 
-_NOTHING = NetworkTotals(0, 0, 0)
+_NOTHING = events.NetworkTotals(0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -47,9 +37,9 @@ class ClientMetrics:
     trained: dict[int, int] = field(default_factory=dict)
     applied: set[int] = field(default_factory=set)
     digests: dict[int, str] = field(default_factory=dict)
-    network: NetworkTotals = field(default_factory=lambda: _NOTHING)
-    paths: tuple[PathOfPeer, ...] = ()
-    ended: Ended | None = None
+    network: events.NetworkTotals = field(default_factory=lambda: _NOTHING)
+    paths: tuple[events.PathOfPeer, ...] = ()
+    ended: events.Ended | None = None
     disturbed: bool = False
     leaving: bool = False
     killed: bool = False
@@ -59,7 +49,7 @@ class ClientMetrics:
     masters: set[int] | None = None
     _late: bool = False
     _open_epochs: set[int] = field(default_factory=set)
-    _network_before: NetworkTotals = field(default_factory=lambda: _NOTHING)
+    _network_before: events.NetworkTotals = field(default_factory=lambda: _NOTHING)
     _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW + 1))
 
     @property
@@ -81,7 +71,7 @@ class ClientMetrics:
         """The step of its masters, in words."""
         return "unknown" if self.masters is None else "those after step " + " or ".join(map(str, sorted(self.masters)))
 
-    def start(self, event: Started, *, late: bool) -> None:
+    def start(self, event: events.Started, *, late: bool) -> None:
         """One of its processes has started. late: whether the run has trained already."""
         self.id = event.id
         self.disturbed = self.disturbed or late
@@ -99,13 +89,13 @@ class ClientMetrics:
         for known in (self.trained, self.applied, self._open_epochs, self._recent):
             known.clear()
 
-    def note_loaded(self, event: ModelLoaded) -> None:
+    def note_loaded(self, event: events.ModelLoaded) -> None:
         """Enter a model that was built, and its step if known, from the client's own checkpoint or a stored one."""
         self.parameters = event.parameters
         if event.step is not None:
             self.masters = {event.step}
 
-    def note_trained(self, time: float, event: StepTrained) -> None:
+    def note_trained(self, time: float, event: events.StepTrained) -> None:
         """Enter a trained step."""
         self.whole = True
         self.losses.append((event.step, event.loss))
@@ -114,13 +104,13 @@ class ClientMetrics:
         self._open_epochs.add(event.epoch)
         self._recent.append((time, event.tokens))
 
-    def note_network(self, event: NetworkTotals) -> None:
+    def note_network(self, event: events.NetworkTotals) -> None:
         """Enter the newest totals of its process."""
         before = self._network_before
         sent, received = before.bytes_sent + event.bytes_sent, before.bytes_received + event.bytes_received
-        self.network = NetworkTotals(sent, received, event.peers)
+        self.network = events.NetworkTotals(sent, received, event.peers)
 
-    def apply(self, event: StepApplied, *, first_step: int) -> str | None:
+    def apply(self, event: events.StepApplied, *, first_step: int) -> str | None:
         """Enter an applied step. first_step: the run's first. Returns a sentence if it does not follow the steps before it."""
         step, complaint = event.step, None
         if step in self.applied:
@@ -138,7 +128,7 @@ class ClientMetrics:
             self.trained.pop(step, None)
         return complaint
 
-    def note_resynced(self, event: Resynced, *, excused: bool) -> None:
+    def note_resynced(self, event: events.Resynced, *, excused: bool) -> None:
         """Its masters are now the others' after a step.
 
         They include its trained steps up to that one; later applied steps are undone.
@@ -152,7 +142,7 @@ class ClientMetrics:
         self.applied |= {step for step in self.trained if step <= event.step}
         self._open_epochs = {epoch for epoch in self._open_epochs if epoch >= event.epoch}
 
-    def close(self, event: EpochDigest) -> list[int]:
+    def close(self, event: events.EpochDigest) -> list[int]:
         """Enter an epoch's end. Returns the steps that it trained in that epoch and never applied, ascending."""
         self.whole = True
         self.digests[event.epoch] = event.sha256

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from psyche_core.ui.console import PATH_WORDS, paths_text
+from psyche_core.ui.event_text import PATH_WORDS, paths_text
 from psyche_core.ui.formatting import bytes_text, count_text, duration_text
 
 QUIET_SECONDS = 120.0

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from psyche_core.telemetry.events import Event, ModelLoaded, ModelLoading
 from psyche_core.telemetry.sinks import Sink, json_lines
-from psyche_core.ui.console import console_lines, describe
+from psyche_core.ui.console import console_lines
+from psyche_core.ui.event_text import describe
 from psyche_core.ui.live import LiveDisplay
 from psyche_core.ui.run_metrics import RunMetrics
 

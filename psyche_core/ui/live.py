@@ -18,64 +18,43 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from psyche_core.telemetry.events import (
-    CameBack,
-    CheckpointSaved,
-    CheckpointStored,
-    Dropped,
-    Ended,
-    EpochDigest,
-    EpochSigned,
-    Event,
-    JournalPublished,
-    Leaving,
-    MemberExited,
-    MemberWithdrew,
-    Mended,
-    ModelContested,
-    ModelLost,
-    ModelSync,
-    PhaseChanged,
-    Problem,
-    RelayStarted,
-    ReplicasDiffer,
-    Resumed,
-    RewardPaid,
-    Started,
-    StateIsOlder,
-    StatementVoided,
-    Stopping,
-    TokenFiles,
-    Validated,
-    WaitsForEpoch,
-    WentBack,
-)
+from psyche_core.telemetry import events
 from psyche_core.text_safety import printable
 from psyche_core.ui.client_metrics import ClientMetrics
-from psyche_core.ui.console import describe
+from psyche_core.ui.event_text import describe
 from psyche_core.ui.formatting import bytes_text, count_text, duration_text, sparkline
 from psyche_core.ui.run_metrics import RunMetrics
 
 PANEL_SECONDS = 0.25
 LINE_SECONDS = 5.0
-_COMPLAINTS = (Problem, MemberExited, ReplicasDiffer, WentBack, ModelLost, ModelContested, StateIsOlder, StatementVoided, Dropped)
-_NEWS = (RelayStarted, WaitsForEpoch, CameBack, MemberWithdrew, Mended)
+_COMPLAINTS = (
+    events.Problem,
+    events.MemberExited,
+    events.ReplicasDiffer,
+    events.WentBack,
+    events.ModelLost,
+    events.ModelContested,
+    events.StateIsOlder,
+    events.StatementVoided,
+    events.Dropped,
+)
+_NEWS = (events.RelayStarted, events.WaitsForEpoch, events.CameBack, events.MemberWithdrew, events.Mended)
 _WORTH_A_LINE = (
-    TokenFiles,
-    Started,
-    Stopping,
-    Resumed,
-    EpochDigest,
-    EpochSigned,
-    Validated,
-    CheckpointSaved,
-    CheckpointStored,
-    JournalPublished,
-    RewardPaid,
-    Leaving,
+    events.TokenFiles,
+    events.Started,
+    events.Stopping,
+    events.Resumed,
+    events.EpochDigest,
+    events.EpochSigned,
+    events.Validated,
+    events.CheckpointSaved,
+    events.CheckpointStored,
+    events.JournalPublished,
+    events.RewardPaid,
+    events.Leaving,
     *_COMPLAINTS,
     *_NEWS,
-    Ended,
+    events.Ended,
 )
 
 
@@ -106,7 +85,7 @@ class Display(ABC):
         return None
 
     @abstractmethod
-    def show(self, source: str, event: Event | None = None) -> None:
+    def show(self, source: str, event: events.Event | None = None) -> None:
         """Draw if it is time. event: the event of `source` that was just entered in the metrics; None if only time has passed."""
 
     def _due(self, seconds: float) -> bool:
@@ -121,7 +100,7 @@ class Display(ABC):
 class SilentDisplay(Display):
     """Shows nothing."""
 
-    def show(self, source: str, event: Event | None = None) -> None:
+    def show(self, source: str, event: events.Event | None = None) -> None:
         """Nothing."""
 
 
@@ -137,9 +116,9 @@ class LiveDisplay(Display):
         self._live.update(self._draw(), refresh=True)
         self._live.stop()
 
-    def show(self, source: str, event: Event | None = None) -> None:
+    def show(self, source: str, event: events.Event | None = None) -> None:
         """Redraw, at most a few times per second. Problems and reasons for waiting are printed above the panel and stay there."""
-        if isinstance(event, (*_COMPLAINTS, *_NEWS, TokenFiles)):
+        if isinstance(event, (*_COMPLAINTS, *_NEWS, events.TokenFiles)):
             style = "yellow" if isinstance(event, _COMPLAINTS) else ""
             self._live.console.print(Text(f"{source}: {describe(event)}", style=style))
         if self._due(PANEL_SECONDS):
@@ -152,9 +131,11 @@ class LiveDisplay(Display):
 class LineDisplay(Display):
     """Prints a line of figures every few seconds, and one for each important event."""
 
-    def show(self, source: str, event: Event | None = None) -> None:
+    def show(self, source: str, event: events.Event | None = None) -> None:
         """Write the event if it is important, and the figures if it is time."""
-        if isinstance(event, _WORTH_A_LINE) or (isinstance(event, ModelSync) and event.pieces_done in (0, event.pieces_total)):
+        if isinstance(event, _WORTH_A_LINE) or (
+            isinstance(event, events.ModelSync) and event.pieces_done in (0, event.pieces_total)
+        ):
             self._write(f"{source}: {describe(event)}")
         if self.metrics.phase is not None and self._due(LINE_SECONDS):
             self._write(figures_line(self.metrics, now=self._now()))
@@ -210,7 +191,7 @@ def _headline(metrics: RunMetrics) -> Text:
     )
 
 
-def _clients(phase: PhaseChanged) -> str:
+def _clients(phase: events.PhaseChanged) -> str:
     """How many there are, and how many the run waits for while it has too few."""
     if phase.needed is None or phase.clients >= phase.needed:
         return f"{phase.clients} clients"

@@ -15,24 +15,7 @@ from __future__ import annotations
 
 import statistics
 
-from psyche_core.telemetry.events import (
-    CheckpointSaved,
-    Ended,
-    EpochDigest,
-    Event,
-    ModelLoaded,
-    NetworkTotals,
-    PeerPaths,
-    PhaseChanged,
-    Problem,
-    PromptAnswered,
-    ReplicasDiffer,
-    Resynced,
-    Started,
-    StepApplied,
-    StepTrained,
-    Validated,
-)
+from psyche_core.telemetry import events
 from psyche_core.ui.client_metrics import ClientMetrics
 
 
@@ -48,17 +31,17 @@ class RunMetrics:
         self.run_id = run_id
         self.total_steps = total_steps
         self.clients: dict[str, ClientMetrics] = {}
-        self.phase: PhaseChanged | None = None
+        self.phase: events.PhaseChanged | None = None
         self.validation: list[tuple[int, float]] = []
         self.epoch_ends: dict[int, int] = {}
-        self.checkpoints: list[CheckpointSaved] = []
-        self.problems: list[tuple[str, Problem]] = []
+        self.checkpoints: list[events.CheckpointSaved] = []
+        self.problems: list[tuple[str, events.Problem]] = []
         self.violations: list[str] = []
         self.requeued: dict[tuple[int, int], int] = {}
-        self.server_ended: Ended | None = None
+        self.server_ended: events.Ended | None = None
         self.train_started: float | None = None
         self.train_ended: float | None = None
-        self.texts: dict[int, tuple[PromptAnswered, PromptAnswered]] = {}
+        self.texts: dict[int, tuple[events.PromptAnswered, events.PromptAnswered]] = {}
         self._server: str | None = None
         self._accepted: dict[tuple[int, int], int] = {}
         self._first_step: int | None = None
@@ -86,52 +69,52 @@ class RunMetrics:
         self.disturb(source)
         self._client(source).mark_killed()
 
-    def handle(self, source: str, time: float, event: Event) -> None:
+    def handle(self, source: str, time: float, event: events.Event) -> None:
         """Enter an event. source: name of the member's process. time: unix seconds, from the clock of that process."""
-        if source in self.clients and self.clients[source].killed and not isinstance(event, Started):
+        if source in self.clients and self.clients[source].killed and not isinstance(event, events.Started):
             return
 
         match event:
-            case Started(role="server"):
+            case events.Started(role="server"):
                 self._server = source
-            case Started():
+            case events.Started():
                 self._client(source).start(event, late=self._first_step is not None)
-            case PhaseChanged():
+            case events.PhaseChanged():
                 if self._server is None or source == self._server:
                     self.phase = event
-            case ModelLoaded():
+            case events.ModelLoaded():
                 self._client(source).note_loaded(event)
-            case StepTrained():
+            case events.StepTrained():
                 self._client(source).note_trained(time, event)
                 started = time - event.seconds
                 self.train_started = started if self.train_started is None else min(started, self.train_started)
-            case StepApplied():
+            case events.StepApplied():
                 self._note_applied(self._client(source), time, event)
-            case NetworkTotals():
+            case events.NetworkTotals():
                 self._client(source).note_network(event)
-            case PeerPaths():
+            case events.PeerPaths():
                 self._client(source).paths = event.peers
-            case EpochDigest():
+            case events.EpochDigest():
                 self._note_digest(self._client(source), event)
-            case ReplicasDiffer():
+            case events.ReplicasDiffer():
                 self.violations.append(
                     f"replicas differ at the end of epoch {event.epoch}: {source} has {event.ours[:16]}…, {event.peer} "
                     f"reported {event.theirs[:16]}…"
                 )
-            case Resynced():
+            case events.Resynced():
                 self._client(source).note_resynced(event, excused=self._disturbed)
-            case Validated():
+            case events.Validated():
                 self.validation.append((event.step, event.loss))
-            case PromptAnswered():
+            case events.PromptAnswered():
                 self.note_text(event)
-            case CheckpointSaved():
+            case events.CheckpointSaved():
                 self.checkpoints.append(event)
-            case Problem():
+            case events.Problem():
                 self.problems.append((source, event))
-            case Ended():
+            case events.Ended():
                 self._note_ended(source, event)
 
-    def note_text(self, event: PromptAnswered) -> None:
+    def note_text(self, event: events.PromptAnswered) -> None:
         """Keep the first and the newest answer to each prompt."""
         first, _ = self.texts.get(event.number, (event, event))
         self.texts[event.number] = (first, event)
@@ -237,7 +220,7 @@ class RunMetrics:
         enough = len(self._digests(epoch)) >= min(2, len(self.clients))
         return enough and all(client.disturbed or epoch in client.digests for client in self.clients.values())
 
-    def _note_applied(self, client: ClientMetrics, time: float, event: StepApplied) -> None:
+    def _note_applied(self, client: ClientMetrics, time: float, event: events.StepApplied) -> None:
         if event.trained == 0:
             return  # a drain round has no shares to lose
 
@@ -263,7 +246,7 @@ class RunMetrics:
         if complaint is not None:
             self.violations.append(complaint)
 
-    def _note_digest(self, client: ClientMetrics, event: EpochDigest) -> None:
+    def _note_digest(self, client: ClientMetrics, event: events.EpochDigest) -> None:
         end = self.epoch_ends.setdefault(event.epoch, event.step)
         if end != event.step:
             self.violations.append(
@@ -284,7 +267,7 @@ class RunMetrics:
                     f"{other.name} has {theirs[:16]}…"
                 )
 
-    def _note_ended(self, source: str, event: Ended) -> None:
+    def _note_ended(self, source: str, event: events.Ended) -> None:
         if source == self._server:
             self.server_ended = event
         else:

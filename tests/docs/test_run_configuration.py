@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from psyche_core.config import schema
-from psyche_core.config.key_descriptions import DESCRIBED, described
 from psyche_core.config.run_config import load_run_file, parse_run_file
 from psyche_core.errors import ConfigError
 from psyche_core.plugins import PluginRegistry
 from psyche_core.server.run_files import load_run
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+import run_configuration
+from run_configuration_keys import DESCRIBED, described
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = (REPOSITORY / "examples" / "local_testnet" / "state.toml").read_text()
 SEEDS = Path(__file__).parent / "seed_config.toml"
 
 
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("run_configuration", REPOSITORY / "tools" / "run_configuration.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_page_is_what_the_code_writes() -> None:
-    made = tool()
-    assert made.PAGE.read_text() == made.page(), "run tools/run_configuration.py --write"
+    assert run_configuration.PAGE.read_text() == run_configuration.page(), "run tools/run_configuration.py --write"
 
 
 def test_every_key_is_described_and_nothing_else() -> None:

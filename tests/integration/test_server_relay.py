@@ -18,7 +18,7 @@ from psyche_core.plugins import PluginRegistry
 from psyche_core.server.serving import serve_run
 from psyche_core.telemetry.events import Event, RelayStarted, Started
 from psyche_core.telemetry.sinks import EventBus
-from psyche_core.ui.console import describe
+from psyche_core.ui.event_text import describe
 from psyche_core.wire.signing import SecretKey
 
 

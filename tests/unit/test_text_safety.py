@@ -13,7 +13,7 @@ from rich.console import Console
 
 from psyche_core.telemetry.events import Ended, Problem
 from psyche_core.text_safety import MAX_PRINTABLE, PrintableFormatter, printable, printable_lines
-from psyche_core.ui.console import describe
+from psyche_core.ui.event_text import describe
 from psyche_core.ui.live import LineDisplay, LiveDisplay, dashboard
 from psyche_core.ui.run_metrics import RunMetrics
 from psyche_core.ui.summary import summary

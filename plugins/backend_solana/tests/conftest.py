@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from plugins.backend_solana.tests.coordinator_parts import (
+    CONFIG,
+    MODEL,
+    THIEF,
+)
+from plugins.backend_solana.tests.svm.coordinator_svm import (
+    AUTHORIZER_ID,
+    CoordinatorSvm,
+    open_authorization,
+)
+from psyche_core.types import RunState
 
 BUILD = Path(__file__).parents[1] / "programs/toolchain/build.py"
 
@@ -32,3 +45,20 @@ def toolchain(build_module: ModuleType) -> Any:
         return build_module.Toolchain()
     except build_module.BuildError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def made() -> CoordinatorSvm:
+    chain = CoordinatorSvm(members=4)
+    chain.svm.airdrop(THIEF.pubkey(), 10**12)
+    return chain
+
+
+@pytest.fixture
+def chain(made: CoordinatorSvm) -> CoordinatorSvm:
+    """A run that waits for members."""
+    state = replace(made.fresh(CONFIG, MODEL), run_state=RunState.WaitingForMembers)
+    made.begin(state)
+    made.put(made.authorization, open_authorization(made.owner.pubkey()), owner=AUTHORIZER_ID)
+    made.at(1_700_000_000, 5)
+    return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from model_chain import open_chain
+from model_chain_rpc import open_chain
 from model_runs import OWNER, TIMEOUT, backend_of, make_run, wallet_of
 from solders.pubkey import Pubkey
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
-from model_chain import open_chain
+from model_chain_rpc import open_chain
 from model_runs import OWNER, all_programs, backend_at, backend_of, make_run, make_run_at, wallet_of
 
 from psyche_backend_solana.localnet.chain import LocalChain

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from model_chain import RpcProblem, open_chain
+from model_chain_rpc import RpcProblem, open_chain
 
 from psyche_backend_solana.rpc import choice, methods
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable

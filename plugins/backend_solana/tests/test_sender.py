@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from model_chain import ModelChain, RpcProblem, open_chain
+from model_chain import ModelChain
+from model_chain_rpc import RpcProblem, open_chain
 from model_runs import OWNER, make_run
 from solders.compute_budget import ID as COMPUTE_BUDGET
 from solders.instruction import Instruction

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from model_chain import open_chain
+from model_chain_rpc import open_chain
 from model_runs import OWNER, make_run, wallet_of
 from solders.pubkey import Pubkey
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import anyio
 import pytest
-from model_chain import open_chain
+from model_chain_rpc import open_chain
 from model_runs import OWNER, TIMEOUT, make_run
 
 from psyche_backend_solana.following.subscription import Subscription

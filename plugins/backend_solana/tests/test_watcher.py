@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from model_chain import open_chain
+from model_chain_rpc import open_chain
 from model_runs import OWNER, TIMEOUT, make_run
 
 from psyche_backend_solana.following.chain_clock import ChainClock

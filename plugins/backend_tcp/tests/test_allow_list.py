@@ -16,9 +16,11 @@ TIMEOUT = 10.0
 
 
 def write(path: Path, *keys: SecretKey, more: str = "") -> None:
-    path.write_text("".join(f"{key.public.hex()}\n" for key in keys) + more)
-    now = path.stat()
-    os.utime(path, ns=(now.st_atime_ns, now.st_mtime_ns + 1_000_000 * (1 + len(keys) + len(more))))
+    whole = path.with_name(f"{path.name}.new")  # a server that looks meanwhile must not see an empty list
+    whole.write_text("".join(f"{key.public.hex()}\n" for key in keys) + more)
+    now = whole.stat()
+    os.utime(whole, ns=(now.st_atime_ns, now.st_mtime_ns + 1_000_000 * (1 + len(keys) + len(more))))
+    whole.replace(path)
 
 
 def test_keys_comments_and_empty_lines_are_read(tmp_path: Path, keys: list[SecretKey]) -> None:

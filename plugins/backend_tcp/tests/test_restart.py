@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from psyche_backend_tcp.connections.addresses import parse_address
+from plugins.backend_tcp.tests.restart_parts import SERVER_KEY, TIMEOUT, hosting, identity_of, port_of, proof_of
 from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.protocol import Bye, Whole, decode_server
 from psyche_backend_tcp.server.documents import Documents
@@ -23,34 +20,14 @@ from psyche_backend_tcp.server.state_store import StateStore, state_file
 from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.coordinator.commands import ClientsExited, Event, HealthCheck, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import BackendClosed, CommandRefused, ConfigError, UserError
+from psyche_core.errors import BackendClosed, CommandRefused, ConfigError
 from psyche_core.hookspecs import LaterKnown, ServerContext
 from psyche_core.interfaces.backend import ClientCommand, KnownPosition, TellsLater
 from psyche_core.testing.backend import START_TIME, in_phase, small_state, until
-from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
-from psyche_core.wire.messages import sign_join
+from psyche_core.types import ClientState, RunState, WitnessStatement, bitmap
 from psyche_core.wire.signing import SecretKey
 
-TIMEOUT = 10.0
 LOST = (anyio.EndOfStream, anyio.BrokenResourceError)
-SERVER_KEY = SecretKey(b"s" * 32)
-
-
-@asynccontextmanager
-async def hosting(
-    folder: Path, clock: Any, *, port: int = 0, limits: Limits | None = None, **context: Any
-) -> AsyncIterator[TcpServer]:
-    """A server that keeps its state in a folder; leaving it stops it without ceremony."""
-    context = {"state": small_state(), "tick_seconds": 0.01, "key": SERVER_KEY, "state_dir": folder, **context}
-    server = TcpServer(ServerContext(port=port, **context), limits=limits, clock=clock)
-    async with server, anyio.create_task_group() as group:
-        group.start_soon(server.serve)
-        yield server
-        group.cancel_scope.cancel()
-
-
-def port_of(server: TcpServer) -> int:
-    return parse_address(server.address).port
 
 
 def statement(state: CoordinatorState, slot: int) -> WitnessStatement:
@@ -151,164 +128,6 @@ async def test_an_unknown_version_gets_the_whole_state(serving: Any, raw: Any, l
         await frames.aclose()
 
 
-class Held(StateStore):
-    """A store whose writes wait until the test lets them through, or fail."""
-
-    writing = threading.Event()
-    go = threading.Event()
-    broken = False
-    written: list[PendingSave]
-
-    def save(self, pending_save: PendingSave) -> None:
-        self.writing.set()
-        assert self.go.wait(TIMEOUT)
-        if self.broken:
-            message = "the run's state cannot be saved to disk: No space left on device"
-            raise UserError(message)
-        super().save(pending_save)
-        self.written.append(pending_save)
-
-
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> type[Held]:
-    fresh = type("Held", (Held,), {"writing": threading.Event(), "go": threading.Event(), "broken": False, "written": []})
-    monkeypatch.setattr("psyche_backend_tcp.server.tcp_server.StateStore", fresh)
-    return fresh
-
-
-async def wait_for(event: threading.Event) -> None:
-    with anyio.fail_after(TIMEOUT):
-        while not event.is_set():
-            await anyio.sleep(0.001)
-
-
-async def test_nobody_hears_of_a_change_before_it_is_on_disk(
-    client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey], held: type[Held]
-) -> None:
-    async with hosting(tmp_path, clock) as server, client(server, keys[0]) as one, client(server, keys[1]) as other:
-        first = await other.next_state()
-        async with anyio.create_task_group() as group:
-            answered = anyio.Event()
-
-            async def join() -> None:
-                await one.join(b"here", timeout=TIMEOUT)
-                answered.set()
-
-            group.start_soon(join)
-            await wait_for(held.writing)
-            assert server.state.pending == (one.identity,), "it has happened"
-            with anyio.move_on_after(0.05):
-                await other.next_state()
-                pytest.fail("the state was told before it was saved")
-            assert not answered.is_set()
-            assert StateStore(tmp_path, first.state.run_id).load() is None
-            held.go.set()
-            update = await until(other, lambda update: bool(update.state.pending))
-            saved = StateStore(tmp_path, first.state.run_id).load()
-            assert saved is not None
-            assert saved.update == update
-            with anyio.fail_after(TIMEOUT):
-                await answered.wait()
-
-
-async def test_what_was_saved_but_told_to_nobody_goes_on_after_kill_9(
-    client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey], held: type[Held], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server dies between the write and the telling: the next one has it, and the client's join is answered by that one."""
-    with anyio.fail_after(3 * TIMEOUT):
-        async with AsyncExitStack() as stack:
-            async with hosting(tmp_path, clock) as first:
-                backend = await stack.enter_async_context(client(first, keys[0]))
-                await backend.next_state()
-                monkeypatch.setattr(first._hub, "saved", lambda _: None)  # from here on it tells nothing more
-                held.go.set()
-                with pytest.raises(TimeoutError):
-                    await backend.join(b"here", timeout=0.3)
-                assert len(held.written) == 1
-                port = port_of(first)
-            async with hosting(tmp_path, clock, port=port) as second:
-                assert second.state.pending == (backend.identity,)
-                await backend.join(b"here", timeout=2 * TIMEOUT)
-                update = await until(backend, lambda update: bool(update.addresses))
-                assert update.state.pending == (backend.identity,)
-
-
-async def test_a_full_disk_is_told_once_and_so_is_its_end(
-    client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey], held: type[Held], monkeypatch: Any, caplog: Any
-) -> None:
-    monkeypatch.setattr("psyche_backend_tcp.server.tcp_server._SAVE_AGAIN_SECONDS", 0.001)
-    refused = 0
-
-    def save(store: StateStore, pending_save: PendingSave) -> None:
-        nonlocal refused
-        if refused < 5:
-            refused += 1
-            message = "the run's state cannot be saved to disk: No space left on device"
-            raise UserError(message)
-        StateStore.save(store, pending_save)
-
-    monkeypatch.setattr(held, "save", save)
-    async with hosting(tmp_path, clock) as server, client(server, keys[0]) as backend:
-        with anyio.fail_after(TIMEOUT):
-            await backend.join(b"here", timeout=TIMEOUT)
-    assert refused == 5
-    assert caplog.messages == [
-        "the run's state cannot be saved to disk: No space left on device; members get no new state until it can be saved",
-        "the run's state is saved again, and members get the new state",
-    ]
-
-
-async def test_what_was_not_saved_was_told_to_nobody(
-    client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey], held: type[Held]
-) -> None:
-    async with hosting(tmp_path, clock) as server, client(server, keys[0]) as backend:
-        await backend.next_state()
-        held.broken = True
-        held.go.set()
-        with pytest.raises(TimeoutError):
-            await backend.join(b"here", timeout=0.2)
-        with anyio.move_on_after(0.05):
-            await backend.next_state()
-            pytest.fail("a state that could not be saved was told")
-        held.broken = False
-        with anyio.fail_after(TIMEOUT):
-            update = await until(backend, lambda update: bool(update.addresses))
-        assert update.state.pending == (backend.identity,)
-
-
-async def test_changes_during_a_write_share_the_next_one(
-    client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey], held: type[Held]
-) -> None:
-    async with hosting(tmp_path, clock) as server:
-        async with AsyncExitStack() as stack:
-            backends = [await stack.enter_async_context(client(server, SecretKey(bytes([9, n]) * 16))) for n in range(12)]
-            async with anyio.create_task_group() as group:
-                for backend in backends:
-                    group.start_soon(partial(backend.join, b"here", timeout=TIMEOUT))
-                with anyio.fail_after(TIMEOUT):
-                    while len(server.state.pending) < 12:
-                        await anyio.sleep(0.001)
-                held.go.set()
-            assert len(held.written) <= 3
-
-
-async def test_stopping_saves_what_nobody_was_told(client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey]) -> None:
-    async with hosting(tmp_path, clock) as server:
-        server._hub.connect(identity_of(keys[0]), server._now())
-        server._hub._join(identity_of(keys[0]), b"here", server._now(), proof=proof_of(keys[0], server))
-    saved = StateStore(tmp_path, "conformance").load()
-    assert saved is not None
-    assert saved.update.state.pending == (identity_of(keys[0]),)
-
-
-def proof_of(key: SecretKey, server: TcpServer) -> bytes:
-    return sign_join(key, server.state.instance, key.public)
-
-
-def identity_of(key: SecretKey) -> NodeIdentity:
-    return NodeIdentity(key.public, key.public)
-
-
 async def test_the_clock_stands_until_the_members_are_back(
     client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey]
 ) -> None:
@@ -346,7 +165,7 @@ async def test_members_that_do_not_come_back_are_withdrawn_and_the_run_goes_on(
     async with hosting(tmp_path, clock, limits=Limits(reopening_seconds=0.1, reconnect_seconds=0.05)) as second:
         assert len(second.state.pending) == 2
         with anyio.fail_after(TIMEOUT):
-            await second._until(lambda: not second.state.pending)
+            await second._sessions.until(lambda: not second.state.pending)
 
 
 async def test_another_configuration_is_refused_at_the_start(clock: Any, tmp_path: Path) -> None:
@@ -411,7 +230,7 @@ async def test_b6_a_member_that_comes_back_and_joins_once_is_not_forgotten(
             clock.now += 3
             await until(leaving, in_phase(RunState.Warmup))
         with anyio.fail_after(TIMEOUT):
-            await server._until(lambda: len(server.state.healthy_slots) == 1)
+            await server._sessions.until(lambda: len(server.state.healthy_slots) == 1)
         async with client(server, keys[0]) as back:
             await back.join(b"again", timeout=TIMEOUT)
             for _ in range(20):
@@ -513,7 +332,7 @@ async def test_a_clock_that_is_set_back_by_an_hour_lengthens_no_phase(tmp_path: 
     async with server, anyio.create_task_group() as group:
         group.start_soon(server.serve)
         with anyio.fail_after(30):
-            await server._until(lambda: server.state.run_state is RunState.WaitingForMembers)
+            await server._sessions.until(lambda: server.state.run_state is RunState.WaitingForMembers)
         assert START_TIME < server.state.since < START_TIME + 30
         group.cancel_scope.cancel()
     assert server.resumed is saved

@@ -1,7 +1,11 @@
 """A real web server on the loopback interface that serves a folder, and misbehaves on request."""
 
+from __future__ import annotations
+
 import ssl
+import sys
 import threading
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,8 +17,11 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from plugins.data_http.tests.bucket_emulators import S3_HEADERS, S3Bucket, started, stopped
+from psyche_core.testing.ports import free_port
 from psyche_data_http import retries
 from psyche_data_http.fetch.client import RangeClient
 from psyche_data_http.provider import HttpData
@@ -65,7 +72,7 @@ RowsOf = Callable[[WebServer], str]
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: "Listener"
+    server: Listener
 
     def log_message(self, *arguments: object) -> None:
         pass
@@ -356,3 +363,20 @@ def rows_of() -> RowsOf:
 def rows(web: WebServer, rows_of: RowsOf) -> str:
     """The address of that file on the usual server."""
     return rows_of(web)
+
+
+@pytest.fixture(scope="session")
+def s3_emulator() -> Iterator[str]:
+    pytest.importorskip("moto.server")
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    process = started([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], address)
+    yield address
+    stopped(process)
+
+
+@pytest.fixture
+def s3(s3_emulator: str) -> S3Bucket:
+    name = f"tokens-{uuid.uuid4().hex}"
+    httpx.put(f"{s3_emulator}/{name}", headers=S3_HEADERS).raise_for_status()
+    return S3Bucket(s3_emulator, name)

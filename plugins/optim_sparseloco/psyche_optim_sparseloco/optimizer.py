@@ -24,10 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from psyche_core.errors import ModelError
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
-from psyche_core.interfaces.parameters import check_private_state, copy_parameter, shapes_of
+from psyche_core.interfaces.parameters import check_private_state, replace_parameters
 from psyche_core.interfaces.rate_groups import RateGroups
 from psyche_core.types import MAX_CLIENTS
 from psyche_optim_sparseloco import codec
@@ -174,18 +173,7 @@ class SparseLoCo(Optimizer):
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Replace the masters and forget everything private. Raises ModelError for other names or shapes, and changes nothing."""
-        shapes = shapes_of(parameters)
-        if shapes.keys() != self._masters.keys():
-            different = ", ".join(sorted(shapes.keys() ^ self._masters.keys())[:3])
-            message = f"expected exactly our {len(self._masters)} parameters; missing or unknown: {different}"
-            raise ModelError(message)
-        for name, master in self._masters.items():
-            if shapes[name] != tuple(master.shape):
-                message = f"{name} must have shape {tuple(master.shape)}, got {shapes[name]}"
-                raise ModelError(message)
-
-        for name, master in self._masters.items():
-            copy_parameter(parameters, name, master)
+        replace_parameters(self._masters, parameters)
         self._error.zero_()
         self._inner.reset()
         self._sent.clear()

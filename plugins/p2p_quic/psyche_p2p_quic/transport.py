@@ -16,15 +16,15 @@ import anyio
 
 from psyche_core.errors import BlobRejected, TransportError
 from psyche_core.hookspecs import TransportContext
-from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Opened, PeerPath, Transport, TransportStats
-from psyche_core.p2p.blob_store import BlobStore
+from psyche_core.interfaces.transport import Incoming, Opened, PeerPath, Transport, TransportStats
+from psyche_core.p2p.blob_store import BlobStore, sha256
 from psyche_core.p2p.message_log import MessageLog
 from psyche_core.p2p.offers import Offer, OfferBook
 from psyche_core.wire.frames import FrameDecoder
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.addresses.peer_address import INSTANCE_BYTES, PeerAddress
 from psyche_p2p_quic.addresses.relay_urls import RelayChoice
-from psyche_p2p_quic.blobs.exchange import BlobExchange, sha256
+from psyche_p2p_quic.blobs.exchange import BlobExchange
 from psyche_p2p_quic.connections.control_frames import Hello
 from psyche_p2p_quic.connections.control_protocol import ControlProtocol
 from psyche_p2p_quic.connections.mesh import Mesh
@@ -275,10 +275,6 @@ class QuicTransport(Transport):
     async def broadcast(self, message: bytes, *, tag: int) -> None:
         """Queue a message for all connected peers and keep it for the others. Raises ValueError when it is too long."""
         mesh, _ = self._entered()
-        if len(message) > MAX_MESSAGE_BYTES:
-            error = f"a message has at most {MAX_MESSAGE_BYTES} bytes, got {len(message)}; publish a blob instead"
-            raise ValueError(error)
-
         entry = self._log.add_own(message, tag=tag)
         if entry is not None:
             for session in tuple(mesh.sessions.values()):

@@ -1,8 +1,10 @@
 """A real endpoint that breaks the rules: only its own connection suffers."""
 
+from __future__ import annotations
+
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -10,98 +12,20 @@ from typing import Any
 import anyio
 import pytest
 
-from psyche_core.errors import BlobNotFound, BlobRejected, TransportError, WireError
+from plugins.p2p_quic.tests.rogue import SETTINGS, Rogue, framed, honest_pair_works, talk, world
+from psyche_core.errors import TransportError
 from psyche_core.interfaces.transport import Incoming, Opened
-from psyche_core.p2p.message_log import LogLimits
-from psyche_core.testing.transport import connected, received, until
-from psyche_core.wire.frames import FrameDecoder, frame
+from psyche_core.testing.transport import received, until
+from psyche_core.wire.frames import frame
 from psyche_core.wire.messages import Finished, seal, unseal
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic.addresses.peer_address import PeerAddress
-from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
+from psyche_p2p_quic.blobs.frames import BlobRequest
 from psyche_p2p_quic.connections import control_frames
 from psyche_p2p_quic.connections.control_frames import Hello, IHave, Message, Ping
-from psyche_p2p_quic.endpoint.endpoint import Endpoint
 from psyche_p2p_quic.endpoint.links import Link, LinkLost, Stream
-from psyche_p2p_quic.settings import QuicSettings
 from psyche_p2p_quic.transport import QuicTransport
 
 pytestmark = pytest.mark.quic
-
-SETTINGS = QuicSettings(
-    heartbeat_seconds=0.05,
-    silent_beats=40,  # a busy machine may hold a process up for most of a second
-    penalty_seconds=60,
-    handshake_seconds=5,
-    stall_seconds=2,
-    hedge_seconds=0.05,
-    streams_served=4,
-    false_blobs=2,
-    send_queue_bytes=2**18,
-    log=LogLimits(own_messages=100),
-)
-BLOB = b"honest" * 50_000
-
-
-class Rogue:
-    """A member's key on a raw endpoint; says only what a test makes it say."""
-
-    def __init__(self, endpoint: Endpoint, key: SecretKey) -> None:
-        self.endpoint = endpoint
-        self.key = key
-        self.peer_id = key.public
-        self.address = PeerAddress(endpoint.sockets).encode()
-
-    async def link(self, victim: QuicTransport) -> Link:
-        return await self.endpoint.dial(victim.peer_id, PeerAddress.decode(victim.address).dialable())
-
-    async def greeted(self, victim: QuicTransport, *, hello: Hello | None = None) -> tuple[Link, Stream]:
-        """A link past the hello, and its control stream."""
-        link = await self.link(victim)
-        stream = await link.open()
-        await stream.write(framed(hello or Hello("run", b"instance")))
-        decoder = FrameDecoder(limit=10**6)
-        while decoder.next() is None:
-            data = await stream.read(1000)
-            assert data, "no hello in return"
-            decoder.feed(data)
-        return link, stream
-
-
-def framed(value: control_frames.Frame) -> bytes:
-    return frame(control_frames.encode(value), limit=10**6)
-
-
-@asynccontextmanager
-async def world(
-    *, settings: QuicSettings = SETTINGS, dialled: bool = False
-) -> AsyncIterator[tuple[QuicTransport, QuicTransport, Rogue]]:
-    """Two honest endpoints and a rogue, all members; the honest ones do not dial the rogue unless `dialled`."""
-    with anyio.fail_after(60):
-        key = SecretKey.generate()
-        endpoint = await Endpoint.bind(key.seed, interface="127.0.0.1", port=0)
-        try:
-            rogue = Rogue(endpoint, key)
-            async with (
-                QuicTransport("run", SecretKey.generate(), settings=settings) as victim,
-                QuicTransport("run", SecretKey.generate(), settings=settings) as friend,
-            ):
-                everybody = {e.peer_id: e.address for e in (victim, friend)}
-                everybody[rogue.peer_id] = rogue.address if dialled else b""
-                for honest in (victim, friend):
-                    await honest.set_peers(everybody)
-                await connected((victim, friend))
-                yield victim, friend, rogue
-        finally:
-            await endpoint.aclose(timeout=1)
-
-
-async def honest_pair_works(victim: QuicTransport, friend: QuicTransport) -> None:
-    await friend.broadcast(b"still here", tag=1)
-    while (await received(victim, 1))[0].message != b"still here":
-        pass
-    blob_hash = await friend.publish(BLOB, tag=1)
-    assert await victim.fetch(blob_hash, sources=[friend.peer_id], max_bytes=10**6, timeout=20, tag=1) == BLOB
 
 
 async def ended(stream: Stream) -> None:
@@ -209,7 +133,6 @@ async def test_who_tells_of_a_message_three_times_and_keeps_it_does_not_keep_oth
 
 
 # ------------------------------------------------------------------------------------------- what is passed on, checked
-
 INSTANCE = b"i" * 32
 
 
@@ -386,230 +309,3 @@ async def test_a_peer_that_does_not_read_is_given_up() -> None:
                 number += 1
         assert number > 10
         assert friend.peer_id in victim.stats.peers
-
-
-# ------------------------------------------------------------------------------------------------------- false sources
-
-
-async def answer_streams(link: Link, answer: Callable[[Stream], Awaitable[None]], count: int = 100) -> None:
-    with suppress(LinkLost):
-        for _ in range(count):
-            stream = await link.accept()
-            await stream.read_exactly(BLOB_REQUEST_BYTES)
-            await answer(stream)
-
-
-async def talk(stream: Stream) -> None:
-    """Keep the connection alive."""
-    with suppress(LinkLost):
-        while True:
-            await stream.write(framed(control_frames.Pong(1)))
-            await anyio.sleep(0.05)
-
-
-@asynccontextmanager
-async def false_source(
-    answer: Callable[[Stream], Awaitable[None]], *, settings: QuicSettings = SETTINGS
-) -> AsyncIterator[tuple[QuicTransport, QuicTransport, Rogue, Link]]:
-    """As `world`, with the rogue answering blob requests in its own way."""
-    async with world(settings=settings) as (victim, friend, rogue):
-        link, stream = await rogue.greeted(victim)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(talk, stream)
-            tasks.start_soon(answer_streams, link, answer)
-            await until(lambda: rogue.peer_id in victim.stats.peers)
-            yield victim, friend, rogue, link
-            tasks.cancel_scope.cancel()
-
-
-async def wrong_bytes(stream: Stream) -> None:
-    await stream.write(BlobHead(True, len(BLOB)).encode() + bytes(len(BLOB)))
-    await stream.finish()
-
-
-async def too_short(stream: Stream) -> None:
-    await stream.write(BlobHead(True, len(BLOB)).encode() + BLOB[:1000])
-    await stream.finish()
-
-
-async def too_large(stream: Stream) -> None:
-    await stream.write(BlobHead(True, 2**50).encode())
-
-
-async def broken_head(stream: Stream) -> None:
-    await stream.write(b"\xff" * 9)
-
-
-async def silence(stream: Stream) -> None:
-    await anyio.sleep_forever()  # holding the stream: dropping it would finish it
-
-
-@pytest.mark.parametrize("answer", [wrong_bytes, too_short, too_large, broken_head, silence])
-async def test_a_false_source_is_passed_over(answer: Callable[[Stream], Awaitable[None]]) -> None:
-    async with false_source(answer) as (victim, friend, rogue, _):
-        blob_hash = await friend.publish(BLOB, tag=1)
-        sources = [rogue.peer_id, friend.peer_id]
-        assert await victim.fetch(blob_hash, sources=sources, max_bytes=10**6, timeout=20, tag=1) == BLOB
-
-
-async def test_a_source_that_is_silent_is_hedged_by_the_next_long_before_it_is_given_up() -> None:
-    patient = replace(SETTINGS, stall_seconds=1000)
-    async with false_source(silence, settings=patient) as (victim, friend, rogue, _):
-        blob_hash = await friend.publish(BLOB, tag=1)
-        sources = [rogue.peer_id, friend.peer_id]
-        assert await victim.fetch(blob_hash, sources=sources, max_bytes=10**6, timeout=20, tag=1) == BLOB
-
-
-async def test_who_had_nothing_is_asked_again_while_the_source_is_silent() -> None:
-    """A liar gives its result to some only: they can give it to the others, but have it a moment later."""
-    asked = []
-
-    async def silent(stream: Stream) -> None:
-        asked.append(stream)
-        await silence(stream)
-
-    patient = replace(SETTINGS, stall_seconds=1000, again_seconds=0.1)
-    async with false_source(silent, settings=patient) as (victim, friend, rogue, _), anyio.create_task_group() as tasks:
-        got = []
-
-        async def fetch() -> None:
-            blob_hash = hashlib.sha256(BLOB).digest()
-            got.append(await victim.fetch(blob_hash, sources=[rogue.peer_id], max_bytes=10**6, timeout=40, tag=1))
-
-        tasks.start_soon(fetch)
-        await until(lambda: bool(asked))
-        await anyio.sleep(3 * SETTINGS.hedge_seconds)  # the friend has been asked, and had nothing
-        await friend.publish(BLOB, tag=1)
-        await until(lambda: bool(got))
-        assert got == [BLOB]
-        assert len(asked) == 1
-
-
-async def drip(stream: Stream) -> None:
-    await stream.write(BlobHead(True, len(BLOB)).encode())
-    for at in range(len(BLOB)):
-        await stream.write(BLOB[at : at + 1])
-        await anyio.sleep(SETTINGS.hedge_seconds / 4)
-
-
-async def test_a_source_that_drips_is_hedged_by_the_next() -> None:
-    """Each byte is progress; the whole blob would take an hour."""
-    async with false_source(drip) as (victim, friend, rogue, _):
-        blob_hash = await friend.publish(BLOB, tag=1)
-        sources = [rogue.peer_id, friend.peer_id]
-        assert await victim.fetch(blob_hash, sources=sources, max_bytes=10**6, timeout=20, tag=1) == BLOB
-
-
-async def drip_as_progress(stream: Stream) -> None:
-    """Twice as much as counts as progress, of a body as long as may be asked for."""
-    await stream.write(BlobHead(True, 10**6).encode())
-    while True:
-        await stream.write(bytes(2 * SETTINGS.hedge_bytes))
-        await anyio.sleep(SETTINGS.hedge_seconds)
-
-
-async def test_a_source_that_drips_just_enough_is_hedged_by_the_next() -> None:
-    """At 8 KB/s nobody else was ever asked, and an honest member that lacked the result was dropped."""
-    patient = replace(SETTINGS, stall_seconds=1000)
-    async with false_source(drip_as_progress, settings=patient) as (victim, friend, rogue, _):
-        blob_hash = await friend.publish(BLOB, tag=1)
-        sources = [rogue.peer_id, friend.peer_id]
-        assert await victim.fetch(blob_hash, sources=sources, max_bytes=10**6, timeout=40, tag=1) == BLOB
-
-
-async def test_who_had_nothing_is_asked_again_while_a_member_is_out_of_reach() -> None:
-    """The trainer closed its connection to one member only: nobody else was asked a second time."""
-    patient = replace(SETTINGS, again_seconds=0.1)
-    async with world(settings=patient) as (victim, friend, _), anyio.create_task_group() as tasks:
-        got = []
-
-        async def fetch() -> None:
-            got.append(await victim.fetch(hashlib.sha256(BLOB).digest(), sources=[], max_bytes=10**6, timeout=40, tag=1))
-
-        tasks.start_soon(fetch)
-        await anyio.sleep(2 * SETTINGS.hedge_seconds)  # the friend has been asked, and had nothing
-        await friend.publish(BLOB, tag=1)
-        await until(lambda: bool(got))
-        assert got == [BLOB]
-
-
-async def test_silent_sources_do_not_use_up_all_places() -> None:
-    """As many as may be asked at once are silent: one of them is given up for the next."""
-    lonely = replace(SETTINGS, stall_seconds=1000, hedge_sources=1)
-    async with false_source(silence, settings=lonely) as (victim, friend, rogue, _):
-        blob_hash = await friend.publish(BLOB, tag=1)
-        sources = [rogue.peer_id, friend.peer_id]
-        assert await victim.fetch(blob_hash, sources=sources, max_bytes=10**6, timeout=20, tag=1) == BLOB
-
-
-async def test_wrong_bytes_alone_are_rejected_and_a_few_of_them_cost_the_connection() -> None:
-    async with false_source(wrong_bytes) as (victim, friend, rogue, link):
-        for n in range(SETTINGS.false_blobs):
-            with pytest.raises(BlobRejected):
-                await victim.fetch(bytes([n]) * 32, sources=[rogue.peer_id], max_bytes=10**6, timeout=20, tag=1)
-        await until(lambda: rogue.peer_id not in victim.stats.peers)
-        await until(lambda: "do not match" in link.close_reason)
-        await honest_pair_works(victim, friend)
-
-
-async def test_who_served_wrong_bytes_comes_last_from_then_on() -> None:
-    asked = []
-
-    async def wrong(stream: Stream) -> None:
-        asked.append(stream)
-        await wrong_bytes(stream)
-
-    async with false_source(wrong) as (victim, friend, rogue, _):
-        sources = [rogue.peer_id, friend.peer_id]
-        for n in range(5):
-            blob = b"%d" % n * 1000
-            blob_hash = await friend.publish(blob, tag=1)
-            assert await victim.fetch(blob_hash, sources=sources, max_bytes=10**6, timeout=20, tag=1, keep=False) == blob
-        assert len(asked) == 1
-        assert rogue.peer_id in victim.stats.peers
-
-
-async def test_askers_that_do_not_read_hold_a_bounded_number_of_offered_blobs_in_memory() -> None:
-    """And others are served meanwhile."""
-    settings = replace(SETTINGS, offers_read_per_peer=2, streams_served=32, stall_seconds=20)
-    large = bytes(8 * 2**20)
-    reading, most = 0, 0
-
-    def read() -> bytes:
-        nonlocal reading, most
-        reading += 1
-        most = max(most, reading)
-        return large
-
-    async with world(settings=settings) as (victim, friend, rogue):
-        link, stream = await rogue.greeted(victim)
-        blob_hash = hashlib.sha256(large).digest()
-        await victim.offer(blob_hash, size=len(large), read=read, tag=1)
-        opened = []
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(talk, stream)
-            for _ in range(20):
-                opened.append(await link.open())
-                await opened[-1].write(BlobRequest(blob_hash, 2**40).encode())
-                await opened[-1].finish()
-            heads = [await half.read_exactly(BLOB_HEAD_BYTES) for half in opened[:1]]
-            assert BlobHead.decode(heads[0]).length == len(large)
-            served = await friend.fetch(blob_hash, sources=[victim.peer_id], max_bytes=2**40, timeout=20, tag=1, keep=False)
-            assert served == large
-            assert most <= 3, "two of the rogue and one of the friend"
-            tasks.cancel_scope.cancel()
-        link.close(0, "done")
-        assert opened
-
-
-async def test_a_silent_source_alone_is_not_found_within_the_timeout() -> None:
-    async with false_source(silence) as (victim, _, rogue, _):
-        with anyio.fail_after(10), pytest.raises(BlobNotFound):
-            await victim.fetch(b"h" * 32, sources=[rogue.peer_id], max_bytes=10**6, timeout=0.3, tag=1)
-
-
-def test_the_honest_blob_is_what_the_tests_think() -> None:
-    assert len(BLOB) < 10**6
-    assert hashlib.sha256(BLOB).digest() != hashlib.sha256(bytes(len(BLOB))).digest()
-    with pytest.raises(WireError):
-        BlobHead.decode(b"\xff" * 9)

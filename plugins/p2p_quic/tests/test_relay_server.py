@@ -5,10 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import ssl
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from nacl.signing import SigningKey
@@ -16,21 +12,14 @@ from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatu
 from websockets.frames import Frame, Opcode
 
 from plugins.p2p_quic.tests.relay_parts import TIMEOUT, Refused, RelayClient, answer, open_socket, random_bytes, received, serving
+from plugins.p2p_quic.tests.relay_sockets import until
 from psyche_core.errors import UserError
 from psyche_p2p_quic.relay.access import MemberAccess, OpenAccess, TokenAccess
-from psyche_p2p_quic.relay.protocol.tls import ServerTls
 from psyche_p2p_quic.relay.server import RelayServer
 
 KEY = SigningKey(b"\x01" * 32)
 
 pytestmark = pytest.mark.anyio
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Poll a condition on counters, since nothing tells of it."""
-    async with asyncio.timeout(TIMEOUT):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def ask(url: str, path: str) -> tuple[int, str, str]:
@@ -46,8 +35,6 @@ async def ask(url: str, path: str) -> tuple[int, str, str]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- service
-
-
 async def test_two_clients_talk_in_either_version() -> None:
     async with serving() as (server, url), RelayClient.login(url) as alice:
         async with RelayClient.login(url, versions=["iroh-relay-v1"]) as bob:
@@ -137,8 +124,6 @@ async def test_both_families_have_one_port() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------ access
-
-
 async def test_tokens() -> None:
     async with serving(TokenAccess(["secret"])) as (server, url):
         async with RelayClient.login(url, token="secret"):
@@ -179,8 +164,6 @@ async def _log_in_and_out(url: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------ limits
-
-
 async def test_too_many_connections_of_an_address_are_closed_before_a_word() -> None:
     async with serving(connections_per_address=2) as (server, url):
         async with RelayClient.login(url) as alice, RelayClient.login(url) as bob:
@@ -274,8 +257,6 @@ async def test_a_silent_client_must_answer_pings() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------- attacks
-
-
 async def test_a_reader_that_stalls_costs_its_queue_and_is_closed_while_others_go_on() -> None:
     async with serving(write_seconds=0.5, queue_bytes=2**20) as (server, url):
         async with RelayClient.login(url) as alice, RelayClient.login(url) as bob:
@@ -372,8 +353,6 @@ async def test_raw_websocket_attacks_end_the_connection() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------ its end
-
-
 async def test_draining_tells_the_clients_sends_what_waits_and_closes() -> None:
     async with serving() as (server, url), RelayClient.login(url) as alice, RelayClient.login(url) as bob:
         await alice.send(bob, b"before the end")
@@ -446,99 +425,3 @@ async def test_who_is_admitted_when_the_members_change_is_logged_too(caplog: pyt
 async def _stay(url: str) -> int:
     async with RelayClient.login(url, key=KEY) as client:
         return await client.closed()
-
-
-# -------------------------------------------------------------------------------------------------------------------- TLS
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed, which makes the test's certificate")
-    return cert, key
-
-
-async def test_the_same_over_tls(certificate: tuple[Path, Path]) -> None:
-    cert, key = certificate
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    trusting = ssl.create_default_context(cafile=str(cert))
-    async with serving(tls=context, write_seconds=5.0) as (server, url):
-        assert url.startswith("https://")
-        async with RelayClient.login(url, ssl=trusting) as alice, RelayClient.login(url, ssl=trusting) as bob:
-            for size in (1, 13_000, 65_000):
-                payload = random_bytes(size)
-                await alice.send(bob, payload)
-                assert (await bob.frame())[36:] == payload
-            await server.drain(seconds=TIMEOUT)
-            assert await bob.closed() == 1001
-
-
-async def test_plain_http_to_a_tls_port_ends(certificate: tuple[Path, Path]) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
-    async with serving(tls=context) as (server, url):
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-        writer.write(b"GET /relay HTTP/1.1\r\nHost: relay\r\n\r\n")
-        await asyncio.wait_for(reader.read(), TIMEOUT)
-        writer.close()
-        await until(lambda: not server._connections)
-        assert server.router.counters.tls_failures == 1
-
-
-async def test_over_tls_connections_are_counted_and_timed_before_their_handshake(certificate: tuple[Path, Path]) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
-    async with serving(tls=context, connections_per_address=2, handshake_seconds=0.5) as (server, url):
-        silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
-        for reader, writer in silent:
-            with contextlib.suppress(ConnectionError):
-                assert await asyncio.wait_for(reader.read(), TIMEOUT) == b""
-            writer.close()
-        counters = server.router.counters
-        assert (counters.connections, counters.crowded_out, counters.handshake_timeouts) == (3, 1, 2)
-        await until(lambda: not server._connections)
-        trusting = ssl.create_default_context(cafile=str(certificate[0]))
-        async with RelayClient.login(url, ssl=trusting) as client:
-            await client.socket.send(b"\x0912345678")
-            assert await client.frame() == b"\x0a12345678"
-
-
-async def test_tls_in_any_pieces(certificate: tuple[Path, Path]) -> None:
-    """A client whose bytes come one by one, and who ends its direction."""
-    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server_context.load_cert_chain(*certificate)
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = ssl.create_default_context(cafile=str(certificate[0])).wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
-    tls = ServerTls(server_context)
-    said = b""
-
-    def carry() -> None:
-        nonlocal said
-        data = outgoing.read()
-        for place in range(len(data)):
-            said += tls.receive(memoryview(data)[place : place + 1])
-        incoming.write(tls.left_to_send())
-
-    tls.send(b"dropped: nothing can be said yet")
-    for _ in range(5):
-        with contextlib.suppress(ssl.SSLWantReadError):
-            client.do_handshake()
-        carry()
-    client.write(bytes(range(256)) * 300)
-    carry()
-    assert said == bytes(range(256)) * 300
-    tls.send(b"answer")
-    incoming.write(tls.left_to_send())
-    assert client.read() == b"answer"
-    with contextlib.suppress(ssl.SSLWantReadError):
-        client.unwrap()
-    assert not tls.ended
-    carry()
-    assert tls.ended

@@ -10,44 +10,42 @@ decision.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import anyio
 import anyio.to_thread
 
 from psyche_core.client.machine.actions import Apply, CloseEpoch, FetchModel, KeepResults
 from psyche_core.client.runtime.journal_publishing import JournalPublisher
+from psyche_core.client.runtime.last_checkpoint import (
+    LEAVING_SECONDS,
+    Made,
+    begin_after,
+    facts_of,
+    save_last,
+    what_is_kept,
+    within,
+)
 from psyche_core.client.runtime.payloads import PayloadStore
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.errors import ModelError, RanksLost
-from psyche_core.storage.checkpoint_names import checkpoint_path, checkpoints
+from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.storage.disk_errors import disk_error_in
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
-from psyche_core.training.checkpoints.checkpoint import remove_between, save_checkpoint, set_aside, set_aside_sentence
+from psyche_core.training.checkpoints.checkpoint import save_checkpoint, set_aside, set_aside_sentence
 from psyche_core.training.checkpoints.journal.journal import Journal
 from psyche_core.training.checkpoints.journal.publishing import HeldSegment
 from psyche_core.training.checkpoints.journal_records import NO_DIGEST, AppliedRound, StoredResult
-from psyche_core.training.checkpoints.manifest import CheckpointFacts, CheckpointManifest
+from psyche_core.training.checkpoints.manifest import CheckpointManifest
 from psyche_core.training.checkpoints.private_state import private_path
 from psyche_core.types import Decision
 
 logger: logging.Logger = logging.getLogger("psyche.client")
-
-
-LEAVING_SECONDS = 60.0
-"""Timeout of the checkpoint saved on leaving; service managers kill soon after that."""
-
-_POLL_SECONDS = 0.02
-_Result = TypeVar("_Result")
-_Made = Apply | CloseEpoch | FetchModel
 
 
 class Checkpointer:
@@ -64,7 +62,7 @@ class Checkpointer:
         self._lock = anyio.Lock()
         self._journal_problem = RepeatedProblem()
         self._problems: defaultdict[str, RepeatedProblem] = defaultdict(RepeatedProblem)  # by the message for when it is over
-        self._newest: _Made | None = None  # the work that made the current masters; None: unknown
+        self._newest: Made | None = None  # the work that made the current masters; None: unknown
         self._saved: int | None = None  # step of the last checkpoint that we saved
 
     def use(self, resources: Resources, *, run_id: str, instance: bytes) -> None:
@@ -213,7 +211,7 @@ class Checkpointer:
         if journal is not None:
             await self._write(journal.suspend)
 
-    async def save(self, work: _Made, *, digest: bytes | None = None) -> bool:
+    async def save(self, work: Made, *, digest: bytes | None = None) -> bool:
         """Save a checkpoint and our optimizer's private state, and restart the journal from it. Raises RanksLost.
 
         work: what made the current masters.
@@ -225,7 +223,7 @@ class Checkpointer:
         directory = checkpoint_path(resources.checkpoints, self._run_id, step)
         if digest is None:
             digest = await anyio.to_thread.run_sync(resources.trainer.full_digest)
-        facts = self._facts(work, digest)
+        facts = facts_of(work, digest, run_id=self._run_id, instance=self._instance)
         renamed: list[Path | None] = []
         if not await self._attempt(
             lambda: renamed.append(save_checkpoint(directory, facts, write=resources.trainer.save)),
@@ -250,12 +248,12 @@ class Checkpointer:
             await self._suspend()
         return True
 
-    async def _begin(self, journal: Journal, work: _Made, *, digest: bytes) -> bool:
+    async def _begin(self, journal: Journal, work: Made, *, digest: bytes) -> bool:
         """Start the journal again; returns whether that succeeded. The old one is published later, if that is wanted."""
         held = await self._held(journal)
         begun = False
         try:
-            begun = await self._write(partial(_begin_after, journal, work, digest), to_disk=True)
+            begun = await self._write(partial(begin_after, journal, work, digest), to_disk=True)
         finally:
             if held is not None and begun and self._publisher is not None:
                 self._publisher.add(held)
@@ -283,62 +281,17 @@ class Checkpointer:
         await self.sync()
         missing = f"no checkpoint of step {work.step} was saved on leaving"
         try:
-            directory = await _within(seconds, partial(self._save_last, resources, work))
+            directory = await within(seconds, partial(save_last, resources, work, run_id=self._run_id, instance=self._instance))
         except TimeoutError:
-            kept = await anyio.to_thread.run_sync(self._what_is_kept, resources)
+            kept = await anyio.to_thread.run_sync(what_is_kept, resources, self._run_id)
             self._report(telemetry.Problem("warning", f"{missing}: it takes longer than {seconds:g} s; {kept}"))
         except Exception as error:
             logger.debug("%s", missing, exc_info=error)
-            kept = await anyio.to_thread.run_sync(self._what_is_kept, resources)
+            kept = await anyio.to_thread.run_sync(what_is_kept, resources, self._run_id)
             self._report(telemetry.Problem("error", f"{missing}: {self._explain(error)}; {kept}"))
         else:
             self._saved = work.step
             self._report(telemetry.CheckpointSaved(work.step, str(directory)))
-
-    def _what_is_kept(self, resources: Resources) -> str:
-        """What the next start has without a last checkpoint, as the end of a sentence."""
-        journal = resources.journal
-        if journal is not None and journal.header is not None and journal.path.exists():
-            return "the next start replays the journal instead"
-
-        saved: list[Path] = []
-        if resources.checkpoints is not None:
-            with contextlib.suppress(OSError):
-                saved = checkpoints(resources.checkpoints, self._run_id)
-        if saved:
-            return f"the next start goes on from the checkpoint {saved[-1].name}"
-        return "nothing of this run is on this disk; the next start gets the model from the other members"
-
-    def _save_last(self, resources: Resources, work: _Made) -> Path:
-        assert resources.checkpoints is not None
-        step, generation = work.step, work.generation
-        journal, digest = resources.journal, resources.trainer.full_digest()
-        directory = checkpoint_path(resources.checkpoints, self._run_id, step)
-        save_checkpoint(directory, self._facts(work, digest), write=resources.trainer.save)
-        resources.trainer.save_private(private_path(resources.checkpoints, self._run_id))
-        header = None if journal is None else journal.header
-        if journal is None:
-            return directory
-
-        if header is None or journal.broken or (journal.last_step, header.generation) != (step, generation):
-            _begin_after(journal, work, digest)
-        else:  # the checkpoint of an earlier leaving is no longer useful
-            remove_between(resources.checkpoints, self._run_id, after=header.base_step, before=step, instance=self._instance)
-        return directory
-
-    def _facts(self, work: _Made, digest: bytes) -> CheckpointFacts:
-        at_end = isinstance(work, CloseEpoch) or (isinstance(work, FetchModel) and work.epoch_end)
-        return CheckpointFacts(
-            run_id=self._run_id,
-            step=work.step,
-            epoch=work.epoch,
-            data_index=work.data_index,
-            digest=digest,
-            generation=work.generation,
-            mid_epoch=not at_end,
-            instance=self._instance,
-            decision=work.decision,
-        )
 
     def _is_ours(self, manifest: CheckpointManifest) -> bool:
         return manifest.instance in (None, self._instance.hex())
@@ -384,31 +337,3 @@ class Checkpointer:
         if self._problems[again].went_well():
             self._report(telemetry.Mended(again))
         return True
-
-
-def _begin_after(journal: Journal, work: _Made, digest: bytes) -> None:
-    """Start the journal again with the masters that a work made. digest: their full digest, 32 bytes."""
-    history = NO_DIGEST if work.decision is None else work.decision.history
-    journal.begin(work.step, digest, work.generation, base_history=history)
-
-
-async def _within(seconds: float, action: Callable[[], _Result]) -> _Result:
-    """The result of an action, run in a daemon thread. Raises TimeoutError, and what the action raises."""
-    given: list[_Result] = []
-    raised: list[Exception] = []
-
-    def work() -> None:
-        try:
-            given.append(action())
-        except Exception as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=work, name="last checkpoint", daemon=True)
-    thread.start()
-    with anyio.fail_after(seconds):
-        while thread.is_alive():  # noqa: ASYNC110 - a thread of our own knows no event loop
-            await anyio.sleep(_POLL_SECONDS)
-    if raised:
-        raise raised[0]
-
-    return given[0]

@@ -1,14 +1,21 @@
-"""Whether a journal is of the run's history in a coordinator's state, and how far: what its header and its rounds tell."""
+"""Whether a journal is of the run's history in a coordinator's state, and how far.
+
+Its header and its rounds tell that, and the checkpoint with which it begins. What is done with it is in `restoring`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.machine.rounds.settled_rounds import first_conflicting_step
 from psyche_core.coordinator.history import signed_digests
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
+from psyche_core.errors import ModelError
+from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
+from psyche_core.training.checkpoints.manifest import CheckpointManifest, decision_in, read_manifest, step_and_digest
 from psyche_core.types import Decision
 
 
@@ -43,3 +50,20 @@ def leads_to(header: Header, rounds: Sequence[AppliedRound], base: Header, decid
 def decided_otherwise(state: CoordinatorState, base: Header, decided: Decision | None) -> bool:
     """Whether the state has another decision about the last step of a journal's base, within its generation."""
     return decided is not None and base.generation == state.generation and first_conflicting_step(state, (decided,)) is not None
+
+
+def manifest_of_base(folder: Path, run_id: str, header: Header) -> CheckpointManifest | None:
+    """The manifest of the checkpoint with which a journal begins, None if it is not in the folder."""
+    try:
+        manifest = read_manifest(checkpoint_path(folder, run_id, header.base_step))
+    except ModelError:
+        return None
+    if manifest is None or step_and_digest(manifest) != (header.base_step, header.base_digest):
+        return None
+    return manifest
+
+
+def decision_at_base(folder: Path, run_id: str, header: Header) -> Decision | None:
+    """What decided the last step of the checkpoint with which a journal begins, None if that is unknown."""
+    manifest = manifest_of_base(folder, run_id, header)
+    return None if manifest is None else decision_in(manifest)

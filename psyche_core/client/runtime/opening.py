@@ -12,7 +12,7 @@ from psyche_core.client.machine.actions import Load
 from psyche_core.client.machine.scheduler import starts_from_members
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.config.run_config import ModelConfig
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.telemetry.events import Event, ModelLoaded, ModelLoading
 from psyche_core.training.checkpoints.initial_model import NoModelSource
 from psyche_core.training.checkpoints.sources import model_name
@@ -79,3 +79,23 @@ class ResourcesOpener:
         step = resources.stored_step if resources.step is None else resources.step
         self._report(ModelLoaded(resources.trainer.parameter_count, perf_counter() - started, step))
         return resources
+
+
+def start_in(state: CoordinatorState, resources: Resources, digest: bytes) -> tuple[int | None, tuple[tuple[int, bytes], ...]]:
+    """Where a client starts with opened resources: the step of its masters, None if unknown, and the signed ends that it holds.
+
+    digest: full digest of the masters, 32 bytes. A stored model counts if the coordinator knows its step and the signed digest
+    matches.
+    """
+    stored, held = resources.stored_step, resources.held
+    if resources.step is not None:
+        if resources.journal is not None:
+            held += ((resources.step, digest),)  # our disk still has it when we have come further
+        return resources.step, held
+
+    known = stored is not None and not state.from_checkpoint and stored == state.stored.step
+    if known and state.stored.digest in (NO_DIGEST, digest):
+        return stored, held
+
+    # the stored model may be an earlier end
+    return None, held + tuple((end.step, digest) for end in state.ends if (end.step, end.digest) == (stored, digest))

@@ -5,12 +5,12 @@ They are protocols, so that tests and embedders can use their own and this modul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from psyche_core.client.model_sync.exchange import ModelHolder
+from psyche_core.client.model_sync.described_snapshot import DescribedModel
 from psyche_core.client.runtime.reports.step_observer import StepObserver
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.interfaces import DataProvider
@@ -50,7 +50,7 @@ class TrainedShare(Protocol):
         """Wall time of making the result from gradients, a part of `seconds`."""
 
 
-class TrainerLike(ModelHolder, Protocol):
+class TrainerLike(DescribedModel, Protocol):
     """What the worker needs from a trainer; psyche_core.training.trainer.Trainer is one."""
 
     @property
@@ -64,10 +64,6 @@ class TrainerLike(ModelHolder, Protocol):
     @property
     def parameter_count(self) -> int:
         """Trainable values."""
-
-    @property
-    def description(self) -> Mapping[str, bytes]:
-        """The small files that describe how the model is built; empty if it cannot be described so."""
 
     def train(self, step: int, samples: Samples) -> TrainedShare:
         """Train one share at the look-ahead weights."""

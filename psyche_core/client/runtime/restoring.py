@@ -18,10 +18,16 @@ from filelock import BaseFileLock
 from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.machine.rounds.settled_rounds import first_conflicting_step, settled_rounds
 from psyche_core.client.runtime.disk_ahead import DiskAhead
-from psyche_core.client.runtime.journal_history import decided_otherwise, last_valid_step, leads_to, signed_ends
+from psyche_core.client.runtime.journal_history import (
+    decided_otherwise,
+    decision_at_base,
+    last_valid_step,
+    leads_to,
+    manifest_of_base,
+    signed_ends,
+)
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.errors import ModelError
-from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.training.checkpoints.checkpoint import (
     remove_leftovers,
     set_aside,
@@ -36,8 +42,7 @@ from psyche_core.training.checkpoints.journal.journal import LEAST_LIMIT, Journa
 from psyche_core.training.checkpoints.journal.lock import lock_journal
 from psyche_core.training.checkpoints.journal.replay import replay
 from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
-from psyche_core.training.checkpoints.manifest import CheckpointManifest, decision_in, read_manifest, step_and_digest
-from psyche_core.types import Decision
+from psyche_core.training.checkpoints.manifest import CheckpointManifest, step_and_digest
 
 if TYPE_CHECKING:
     from psyche_core.training.trainer import Trainer
@@ -160,7 +165,7 @@ class Restorer:
             until = self._until(state, header, rounds)
         if until is None or signed_ends(state).get(header.base_step) not in (None, header.base_digest):
             return range(0)
-        if not leads_to(header, rounds, present, self._decision_at(state.run_id, present)):
+        if not leads_to(header, rounds, present, decision_at_base(self.folder, state.run_id, present)):
             return range(0)
         return range(header.base_step, min(until, header.base_step + len(rounds)) + 1)
 
@@ -202,14 +207,17 @@ class Restorer:
             return None if until is None else min(until, header.base_step + len(rounds))
 
         def certain(header: Header) -> bool:
-            return ends.get(header.base_step) == header.base_digest and self._has(state.run_id, header)
+            return (
+                ends.get(header.base_step) == header.base_digest
+                and manifest_of_base(self.folder, state.run_id, header) is not None
+            )
 
         journal.take_back(reach, certain=certain)
         self._found = found = journal.read()
         if found is None:
             return
 
-        decided = self._decision_at(state.run_id, found.header)
+        decided = decision_at_base(self.folder, state.run_id, found.header)
         self.ahead.compare(found, state, based=decided, report=self.report)
         base, up_to = found.header.base_step, due
         if base <= due and ends.get(base) == found.header.base_digest:
@@ -220,7 +228,7 @@ class Restorer:
 
         def helps(header: Header, rounds: Sequence[AppliedRound]) -> bool:
             nonlocal up_to
-            if header.base_step > due or decided_otherwise(state, header, self._decision_at(state.run_id, header)):
+            if header.base_step > due or decided_otherwise(state, header, decision_at_base(self.folder, state.run_id, header)):
                 return False
             if header.generation != state.generation:  # the run went back to before our last checkpoint
                 reach = range(header.base_step, min(due, rounds[-1].step if rounds else header.base_step) + 1)
@@ -257,26 +265,8 @@ class Restorer:
 
         That base is not always refused as a checkpoint: where no result of a step was accepted, it equals the model before.
         """
-        refused = decided_otherwise(state, header, self._decision_at(state.run_id, header))
+        refused = decided_otherwise(state, header, decision_at_base(self.folder, state.run_id, header))
         return None if refused else last_valid_step(header, rounds, state)
-
-    def _has(self, run_id: str, header: Header) -> bool:
-        """Whether the checkpoint with which a journal begins is in our folder."""
-        return self._base_in_folder(run_id, header) is not None
-
-    def _decision_at(self, run_id: str, header: Header) -> Decision | None:
-        """What decided the last step of the checkpoint with which a journal begins, None if that is unknown."""
-        manifest = self._base_in_folder(run_id, header)
-        return None if manifest is None else decision_in(manifest)
-
-    def _base_in_folder(self, run_id: str, header: Header) -> CheckpointManifest | None:
-        try:
-            manifest = read_manifest(checkpoint_path(self.folder, run_id, header.base_step))
-        except ModelError:
-            return None
-        if manifest is None or step_and_digest(manifest) != (header.base_step, header.base_digest):
-            return None
-        return manifest
 
     def _set_aside(self, state: CoordinatorState, *, above: int) -> None:
         """Rename checkpoints of later steps, which are of a history that the run has left: it will have other models there.

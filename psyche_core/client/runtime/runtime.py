@@ -1,13 +1,12 @@
 """The anyio shell around the client machine: turns I/O into events and actions into I/O, and decides nothing itself.
 
-One queue feeds the machine, so one task handles one event at a time; everything that waits runs in tasks of one task group.
+One queue (`event_queue`) feeds the machine, so one task handles one event at a time; everything that waits runs in tasks of one
+task group.
 Cancelling `run` ends at once. `leave` asks the machine to leave in order: it withdraws, serves its last results for a bounded
 time (`Timeouts.leaving`) and stops; the runtime waits, bounded too, until the coordinator has acknowledged.
 
-The queue is bounded, and nothing that matters is dropped from it. A state, a message, a peer change or the outcome of work waits
-for space; only ticks and bandwidth figures are dropped. So a flood of messages slows down the flood: unread messages pile up in
-the transport, which limits them per peer and disconnects a peer that exceeds its share. When a coordinator does not answer,
-people are told once, and the runtime waits until the backend says that the coordinator is gone for good.
+When a coordinator does not answer, people are told once, and the runtime waits until the backend says that the coordinator is
+gone for good.
 """
 
 from __future__ import annotations
@@ -22,43 +21,36 @@ from anyio.abc import TaskGroup
 from psyche_core.client.actions import Actions
 from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
-from psyche_core.client.machine.epoch import possible_tags
 from psyche_core.client.machine.machine import ClientMachine, Timeouts
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.coordinator_requests import CoordinatorRequests
 from psyche_core.client.runtime.downloads import DOWNLOADS_AT_ONCE, PayloadDownloads
+from psyche_core.client.runtime.event_queue import EventQueue, ticks
+from psyche_core.client.runtime.message_reader import MessageReader
 from psyche_core.client.runtime.reports.fetch_times import FetchTimes
 from psyche_core.client.runtime.reports.network_reporter import NetworkReporter
 from psyche_core.client.runtime.reports.run_changes import RunChanges
 from psyche_core.client.runtime.reports.step_figures import StepFigureMaker
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
+from psyche_core.client.runtime.state_watch import StateWatch
 from psyche_core.client.runtime.worker import Worker, describe_exception
 from psyche_core.coordinator.commands import Command, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import (
-    BackendError,
-    ModelError,
-    PluginFailed,
-    PsycheError,
-    WireError,
-)
+from psyche_core.errors import BackendError, ModelError, PluginFailed, PsycheError
 from psyche_core.evaluation.spare_time import SpareTime
-from psyche_core.interfaces import Backend, Opened, Transport
+from psyche_core.interfaces import Backend, Transport
 from psyche_core.storage.model_stores.interface import ModelStore
 from psyche_core.storage.model_stores.run_end import end_sentence
 from psyche_core.telemetry import events as telemetry
-from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import NodeIdentity, RunState
-from psyche_core.wire.messages import seal, sign_commitment, unseal
+from psyche_core.wire.messages import seal, sign_commitment
 from psyche_core.wire.signing import SecretKey
 
 logger: logging.Logger = logging.getLogger("psyche.client")
 
 WITHDRAW_TIMEOUT = 5.0
-TICK_SECONDS = 0.25
-QUEUE_LENGTH = 4096
 
 
 class ClientRuntime(Actions[Awaitable[None]]):
@@ -92,7 +84,6 @@ class ClientRuntime(Actions[Awaitable[None]]):
         at_end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._at_end = at_end
-        self._run_id = run_id
         self._key = key
         self._backend = backend
         self._transport = transport
@@ -110,7 +101,6 @@ class ClientRuntime(Actions[Awaitable[None]]):
             spare=spare,
         )
         self._explain = explain
-        self._follow_state = follow
         self._timeouts = timeouts or Timeouts()
         self._network = NetworkReporter(transport, report, own=backend.identity)
         self._coordinator = CoordinatorRequests(backend, transport, report, run_id=run_id)
@@ -125,20 +115,30 @@ class ClientRuntime(Actions[Awaitable[None]]):
             timeouts=self._timeouts,
             can_store=store is not None,
         )
-        transport.check_messages(self._open)
-        self._events, self._inbox = anyio.create_memory_object_stream[ev.Event](QUEUE_LENGTH)
-        self._addresses: Mapping[bytes, bytes] = {}
-        self._relays: tuple[str, ...] | None = None
-        self._relays_used = anyio.Event()
-        self._figures = StepFigureMaker()
+        self._queue = EventQueue()
         self._changes = RunChanges()
+        self._states = StateWatch(
+            backend,
+            transport,
+            self._coordinator,
+            queue=self._queue,
+            changes=self._changes,
+            times=self._fetching,
+            connect=self._connect,
+            apply_failure=lambda: self._worker.failures.apply_failure,
+            report=report,
+            follow=follow,
+            explain=explain,
+        )
+        self._messages = MessageReader(transport, lambda: self.state.instance, queue=self._queue, network=self._network)
+        self._addresses: Mapping[bytes, bytes] = {}
+        self._figures = StepFigureMaker()
         self._waits: telemetry.WaitsForEpoch | None = None
         self._members: tuple[NodeIdentity, ...] = ()
         self._stopped: act.Stop | None = None
         self._failure: PsycheError | None = None
         self._leave_asked = False
         self._left = False
-        self._loss_reported = False
         self._withdrawn: anyio.Event | None = None
 
     @property
@@ -186,7 +186,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
         reason, success = ("stopped", False) if stop is None else (stop.reason, stop.success)
         state = self._machine.state
         if success and not self._left and state is not None and state.run_state is RunState.Finished:
-            reason = end_sentence(state, reason=reason, checkpoint=self._worker.checkpoint_of(state.progress.step - 1))
+            reason = end_sentence(state, reason=reason, checkpoint=self._worker.checkpoints.saved_of(state.progress.step - 1))
         ended = telemetry.Ended(reason, success=success)
         self._report(self._network.totals)
         self._report(ended)
@@ -197,20 +197,20 @@ class ClientRuntime(Actions[Awaitable[None]]):
         async with contextlib.aclosing(self._worker):
             stop = await self._follow()
             if stop is not None and self._left and self._machine.masters_are_valid:
-                await self._worker.save_on_leaving()
+                await self._worker.checkpoints.leave()
             if stop is not None and stop.success and not stop.again:
-                await self._worker.publish_present()
+                await self._worker.checkpoints.finish_publishing(present=True)
             if stop is not None and stop.success and not self._left and self._at_end is not None:
                 await self._at_end()
         return stop
 
     async def _follow(self) -> act.Stop | None:
         """Turn events into actions, see `_take_part`."""
-        async with self._events, self._inbox, anyio.create_task_group() as tasks:
+        async with self._queue, anyio.create_task_group() as tasks:
             self._tasks = tasks
-            for watch in (self._watch_states, self._watch_messages, self._watch_time, self._worker.publish_journals):
+            for watch in (self._follow_states, self._messages.run, self._watch_time, self._worker.checkpoints.publish_journals):
                 tasks.start_soon(watch)
-            async for event in self._inbox:
+            async for event in self._queue.events():
                 actions = self._machine.handle(event, anyio.current_time())
                 if self._leave_asked:
                     self._leave_asked, self._left = False, True
@@ -219,7 +219,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
                 if self._stopped is not None or self._failure is not None:
                     break
 
-            self._inbox.close()  # tasks that wait for queue space continue
+            self._queue.close()
             if self._stopped is not None and self._stopped.success and not self._left:
                 await self._serve_on()
             if self._withdrawn is not None:
@@ -234,19 +234,9 @@ class ClientRuntime(Actions[Awaitable[None]]):
             with anyio.move_on_after(self._timeouts.payload):
                 await self._network.wait_until_idle()
 
-    async def _put(self, event: ev.Event) -> None:
-        """Queue an event for the machine; waits for space."""
-        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the client has ended
-            await self._events.send(event)
-
-    def _put_or_drop(self, event: ev.Event) -> None:
-        """Queue an event unless the queue is full; another of its kind follows soon."""
-        with contextlib.suppress(anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            self._events.send_nowait(event)
-
     def _wake(self) -> None:
         """Make `run` check again; a full queue keeps it awake anyway."""
-        self._put_or_drop(ev.TimePassed())
+        self._queue.put_or_drop(ev.TimePassed())
 
     def _fail(self, error: PsycheError) -> None:
         self._failure = self._failure or error
@@ -254,92 +244,20 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
     # -------------------------------------------------------------------------------------------- I/O into events
 
-    async def _watch_states(self) -> None:
-        finished = False
+    async def _follow_states(self) -> None:
         try:
-            while True:
-                update = await self._backend.next_state()
-                self._coordinator.note_answer()
-                finished = update.state.run_state is RunState.Finished
-                if update.all_relays != self._relays:
-                    self._relays = update.all_relays
-                    self._tasks.start_soon(self._use_relays, self._relays)
-                if dict(update.addresses) != self._addresses:
-                    self._addresses = dict(update.addresses)
-                    await self._connect()
-                if self._follow_state is not None:
-                    self._follow_state(update.state)
-                for told in self._changes.see(update.state):
-                    self._report(told)
-                fetched = self._fetching.see(update.state, now=anyio.current_time())
-                if fetched is not None:
-                    self._report(fetched)
-                self._report_loss(update.state)
-                await self._put(ev.StateSeen(update.state))
-        except BackendError as error:
-            if not finished:  # a server may close after the last state
-                self._fail(error)
-
-    def _report_loss(self, state: CoordinatorState) -> None:
-        """Report once that nobody has the model, however long the run waits for its owner.
-
-        If our own optimizer made our masters unusable, it would do so again: then we end with that reason.
-        """
-        if state.model_lost and not self._loss_reported:
-            self._report(telemetry.ModelLost(state.progress.step - 1, to_owner=False))
-            if self._worker.apply_failure is not None:
-                message = (
-                    f"{self._worker.apply_failure}; no other member could apply them either, so the run cannot go on and this "
-                    "client stops: mend the plugin or its settings, then start the client again"
-                )
-                self._fail(PluginFailed(message))
-        self._loss_reported = state.model_lost
-
-    async def _use_relays(self, relays: tuple[str, ...]) -> None:
-        """Hand the run's relays to the transport; joining waits for it, so that our first address names our relay."""
-        try:
-            await self._transport.use_relays(relays)
-        except Exception as error:  # without relays the run goes on with those that we reach directly
-            logger.warning("the run's relays cannot be used: %s", self._explain(error))
-        finally:
-            self._relays_used.set()
-
-    def _open(self, message: bytes) -> Opened:
-        """Open a message of this run; raises WireError. There are no peers, and no messages, before a state."""
-        origin, content = unseal(message, run=self.state.instance)
-        return Opened(origin, content, possible_tags(content))
-
-    async def _watch_messages(self) -> None:
-        refused = RepeatedProblem()
-        while True:
-            incoming = await self._transport.receive()
-            try:
-                opened = incoming.opened or self._open(incoming.message)
-            except WireError as error:  # from a transport that does not check messages itself
-                self._network.count(messages_refused=1)
-                if refused.failed():
-                    via, count = incoming.via[:4].hex(), refused.times
-                    logger.warning("a message handed over by %s was refused (%d since the last such line): %s", via, count, error)
-                continue
-
-            self._network.count(messages_received=1)
-            await self._put(ev.MessageSeen(opened.origin, opened.content))
+            await self._states.run(self._tasks)
+        except (BackendError, PluginFailed) as error:
+            self._fail(error)
 
     async def _watch_time(self) -> None:
-        peers: tuple[bytes, ...] = ()
         self._network.start(anyio.current_time())
-        while True:
-            await anyio.sleep(TICK_SECONDS)
-            now = anyio.current_time()
-            if self._transport.stats.peers != peers:
-                peers = self._transport.stats.peers
-                await self._put(ev.PeersSeen(frozenset(peers)))
+        async for now in ticks(self._queue, self._transport):
             bytes_per_second = self._network.tick(now, self._members)
             if bytes_per_second is not None:
-                self._put_or_drop(ev.BandwidthSeen(bytes_per_second))
+                self._queue.put_or_drop(ev.BandwidthSeen(bytes_per_second))
                 if not self._left and self._coordinator.address_is_due(now):
                     self._tasks.start_soon(self._coordinator.publish_address)
-            self._put_or_drop(ev.TimePassed())
 
     # -------------------------------------------------------------------------------------------- actions into I/O
 
@@ -355,7 +273,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
     async def _notify(self, action: act.Notify) -> None:
         event = action.event
         if isinstance(event, telemetry.Dropped):  # the machine sees that no result came, and not always why
-            event = self._changes.explained(event, training_fails=self._worker.training_fails)
+            event = self._changes.explained(event, training_fails=self._worker.failures.training_fails)
         if isinstance(event, telemetry.WaitsForEpoch) and not self._coordinator.joined:
             self._waits = event  # until it is true; an earlier life of this client may wait already
         else:
@@ -373,7 +291,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
     async def _set_peers(self, action: act.SetPeers) -> None:
         self._members = action.members
-        await self._connect()
+        await self._connect(self._addresses)
 
     async def _broadcast(self, action: act.Broadcast) -> None:
         self._network.count(broadcasts_sent=1)
@@ -403,7 +321,9 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
     # -------------------------------------------------------------------------------------------- I/O that waits, in tasks
 
-    async def _connect(self) -> None:
+    async def _connect(self, addresses: Mapping[bytes, bytes]) -> None:
+        """Tell the transport which members there are. addresses: of them, by signer."""
+        self._addresses = addresses
         ours = self._backend.identity.p2p
         peers = {member.p2p: self._addresses.get(member.signer, b"") for member in self._members if member.p2p != ours}
         await self._transport.set_peers(peers)
@@ -416,7 +336,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
             return
 
         self._report_figures(done)
-        await self._put(done)
+        await self._queue.put(done)
 
     def _report_figures(self, done: ev.WorkDone) -> None:
         """Report what people watch beside the loss."""
@@ -429,10 +349,10 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
     async def _wait_and_remind(self, action: act.SetTimer) -> None:
         await anyio.sleep(action.seconds)
-        await self._put(ev.TimerExpired(action.tag))
+        await self._queue.put(ev.TimerExpired(action.tag))
 
     async def _store(self, action: act.StoreModel) -> None:
-        await self._put(await self._worker.store(action))
+        await self._queue.put(await self._worker.store(action))
 
     async def _become_member(self) -> None:
         """Join once our model and data are open."""
@@ -456,7 +376,7 @@ class ClientRuntime(Actions[Awaitable[None]]):
             message = f"the model and its data could not be opened: {self._explain(error)}"
             raise ModelError(message) from error
 
-        await self._relays_used.wait()
+        await self._states.relays_used.wait()
 
     async def _withdraw(self, command: Command, answered: anyio.Event) -> None:
         try:
@@ -466,13 +386,13 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
     async def _ask(self, command: Command) -> None:
         if isinstance(command, Witness):
-            await self._worker.sync()  # save what we attest to first
+            await self._worker.checkpoints.sync()  # save what we attest to first
         answer = await self._coordinator.send(command)
         if answer is not None:
-            await self._put(answer)
+            await self._queue.put(answer)
 
     async def _fetch(self, action: act.FetchPayload) -> None:
         try:
-            await self._put(await self._downloads.fetch(action))
+            await self._queue.put(await self._downloads.fetch(action))
         except PsycheError as error:  # ranks are lost
             self._fail(error)

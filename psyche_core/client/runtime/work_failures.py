@@ -6,16 +6,7 @@ remembers which failures people are told of.
 
 from __future__ import annotations
 
-from psyche_core.client.machine.actions import (
-    Apply,
-    CloseEpoch,
-    Digest,
-    FetchModel,
-    Load,
-    TakeSnapshot,
-    Train,
-    Work,
-)
+from psyche_core.client.machine import actions as act
 from psyche_core.client.machine.events import Applied, ModelFetched, Trained, WorkDone
 from psyche_core.errors import PluginFailed
 
@@ -72,30 +63,30 @@ class WorkFailures:
             case ModelFetched():
                 self.apply_failure = None
 
-    def note_failure(self, work: Work, sentence: str, error: Exception) -> None:
+    def note_failure(self, work: act.Work, sentence: str, error: Exception) -> None:
         """Raises PluginFailed if work of this kind failed too often in a row."""
-        if isinstance(work, Train):
+        if isinstance(work, act.Train):
             self.training_fails = True
             self._shares.failed(sentence, error)
-        elif isinstance(work, Apply):
+        elif isinstance(work, act.Apply):
             self.apply_failure = sentence
             self._steps.failed(sentence, error)
 
 
-def not_done(work: Work) -> str:
+def not_done(work: act.Work) -> str:
     """What failed, as the beginning of a sentence."""
     match work:
-        case Load():
+        case act.Load():
             return "the model was not loaded"
-        case Train():
+        case act.Train():
             return f"step {work.step} was not trained"
-        case Apply():
+        case act.Apply():
             return f"the results of step {work.step} were not applied"
-        case Digest():
+        case act.Digest():
             return f"the digest of the model in round {work.height} was not taken"
-        case CloseEpoch():
+        case act.CloseEpoch():
             return f"the end of epoch {work.epoch} was not worked off"
-        case TakeSnapshot():
+        case act.TakeSnapshot():
             return f"the model after step {work.step} cannot be offered to others"
-        case FetchModel():
+        case act.FetchModel():
             return f"the model after step {work.step} could not be had from others"

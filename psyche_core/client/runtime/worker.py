@@ -9,58 +9,27 @@ a time and says what happened; it decides nothing.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from time import perf_counter
 
 import anyio
 import anyio.to_thread
 
-from psyche_core.client.machine.actions import (
-    Apply,
-    CloseEpoch,
-    Digest,
-    FetchModel,
-    KeepResults,
-    Load,
-    StoreModel,
-    TakeSnapshot,
-    Train,
-    Work,
-)
-from psyche_core.client.machine.events import (
-    Applied,
-    Digested,
-    EpochClosed,
-    ModelFetched,
-    ModelFetchFailed,
-    ModelReady,
-    ModelStored,
-    PayloadChecked,
-    PayloadCheckFailed,
-    PayloadsLost,
-    SnapshotFailed,
-    SnapshotTaken,
-    SourceMissing,
-    StoreFailed,
-    Trained,
-    TrainFailed,
-    WorkDone,
-    WorkFailed,
-)
+from psyche_core.client.machine import actions as act
+from psyche_core.client.machine import events as ev
+from psyche_core.client.model_sync.described_snapshot import offer_described
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.checkpointing import Checkpointer
-from psyche_core.client.runtime.opening import ResourcesOpener
+from psyche_core.client.runtime.model_lending import ModelLending
+from psyche_core.client.runtime.opening import ResourcesOpener, start_in
 from psyche_core.client.runtime.payloads import PayloadStore, check_own
 from psyche_core.client.runtime.read_ahead import ReadAhead
 from psyche_core.client.runtime.reports.step_figures import TrainedStep
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.client.runtime.work_failures import WorkFailures, not_done
-from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import (
     DataError,
     ModelError,
@@ -100,6 +69,8 @@ class Worker:
     says how the run's model is built. store: where models of epoch ends go. exchange, descriptions: transfer models to others.
     explain: one sentence about an unexpected exception. check: checks everything on this machine but the model before the run
     is joined; None checks nothing. spare: lends the model to evaluations between two pieces of work.
+
+    checkpoints: what is saved on this machine; `aclose` publishes what it has not published yet. failures: of our own work.
     """
 
     def __init__(
@@ -115,7 +86,7 @@ class Worker:
         check: Callable[[CoordinatorState], Awaitable[None]] | None = None,
         spare: SpareTime | None = None,
     ) -> None:
-        self._spare = spare
+        self._lending = ModelLending(spare)
         self._build = build
         self._explain = explain
         self._transport = transport
@@ -130,10 +101,10 @@ class Worker:
         self._sequence_length = 0
         self._generation = 0
         self._payloads = PayloadStore()
-        self._checkpoints = Checkpointer(report, explain=explain)
+        self.checkpoints: Checkpointer = Checkpointer(report, explain=explain)
         self._reading = ReadAhead(explain=explain)
         self._newest: TrainedStep | None = None
-        self._failures = WorkFailures()
+        self.failures: WorkFailures = WorkFailures()
 
     @property
     def resources(self) -> Resources:
@@ -150,142 +121,89 @@ class Worker:
         return self._newest
 
     @property
-    def training_fails(self) -> bool:
-        """Whether our last share was not trained because of something on this machine."""
-        return self._failures.training_fails
-
-    @property
-    def apply_failure(self) -> str | None:
-        """Why results could not be applied, if our masters are unusable since then; None otherwise."""
-        return self._failures.apply_failure
-
-    @property
     def opened(self) -> Resources | None:
         """The open resources, None before there are any."""
         return self._resources
 
-    async def do(self, work: Work) -> WorkDone:
+    async def do(self, work: act.Work) -> ev.WorkDone:
         """Carry out one piece of work.
 
         Raises PsycheError when the client cannot continue: for Load any error, for other work those in ENDS_THE_CLIENT.
         """
         try:
-            async with self._model_needed():
+            async with self._lending.taken_back():
                 done = await self._do(work)
-                self._note_step(done, work)
-                self._failures.note_success(done)
+                self._lending.note_step(done, work)
+                self.failures.note_success(done)
                 return done
         except ENDS_THE_CLIENT:
             raise
         except Exception as error:
             logger.debug("%s failed", type(work).__name__, exc_info=error)
-            if not isinstance(work, Load):
+            if not isinstance(work, act.Load):
                 sentence = f"{not_done(work)}: {self._explain(error)}"
-                self._failures.note_failure(work, sentence, error)
-                return WorkFailed(work, sentence)
+                self.failures.note_failure(work, sentence, error)
+                return ev.WorkFailed(work, sentence)
             if isinstance(error, PsycheError):
                 raise
 
             message = f"the model and its data could not be opened: {self._explain(error)}"
             raise ModelError(message) from error
 
-    @contextlib.asynccontextmanager
-    async def _model_needed(self) -> AsyncIterator[None]:
-        """Take the model back from evaluations, which stop at the next layer, and lend it again afterwards."""
-        if self._spare is None:
-            yield
-            return
-
-        try:
-            if self._spare.reclaim():
-                with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(self._spare.wait_until_free)
-            yield
-        finally:
-            self._spare.release()
-
-    def _note_step(self, done: WorkDone, work: Work) -> None:
-        """Tell evaluations which step the masters are at."""
-        if self._spare is None:
-            return
-        match done, work:
-            case ModelReady(), _:
-                self._spare.step = done.step or 0
-            case Applied(), Apply():
-                self._spare.step = work.step
-            case ModelFetched(), FetchModel():
-                self._spare.step = work.step
-
-    async def _do(self, work: Work) -> WorkDone:
+    async def _do(self, work: act.Work) -> ev.WorkDone:
         match work:
-            case Load():
+            case act.Load():
                 return await self._load(work)
-            case Train():
+            case act.Train():
                 return await self._train(work)
-            case Apply():
+            case act.Apply():
                 return await self._apply(work)
-            case Digest():
-                return Digested(work.height, await anyio.to_thread.run_sync(self.resources.trainer.full_digest))
-            case CloseEpoch():
+            case act.Digest():
+                return ev.Digested(work.height, await anyio.to_thread.run_sync(self.resources.trainer.full_digest))
+            case act.CloseEpoch():
                 return await self._close(work)
-            case TakeSnapshot():
-                return await self._offer(work)
-            case FetchModel(build=None):
-                self._checkpoints.masters_change()
+            case act.TakeSnapshot():
+                return await offer_described(
+                    self.resources.trainer,
+                    work,
+                    exchange=self._exchange,
+                    descriptions=self._descriptions,
+                    run_id=self._run_id,
+                    report=self._report,
+                )
+            case act.FetchModel(build=None):
+                self.checkpoints.masters_change()
                 done = await self._exchange.fetch(self.resources.trainer, work, run_id=self._run_id)
-                if isinstance(done, ModelFetched):
-                    await self._checkpoints.fetched(work)
+                if isinstance(done, ev.ModelFetched):
+                    await self.checkpoints.fetched(work)
                 return done
-            case FetchModel():
+            case act.FetchModel():
                 return await self._build_and_fetch(work)
 
     async def prepare(self, state: CoordinatorState) -> None:
         """Open model and data before the run is joined, see `ResourcesOpener.prepare`."""
         await self._opener.prepare(state, is_loaded=lambda: self._resources is not None)
 
-    async def _load(self, work: Load) -> WorkDone:
+    async def _load(self, work: act.Load) -> ev.WorkDone:
         try:
             self._resources = resources = await self._opener.load(work)
         except NoModelSource as error:
-            return SourceMissing(str(error))
+            return ev.SourceMissing(str(error))
 
         self._exchange.model_replaced()
         self._take_run(work.state)
-        self._checkpoints.use(resources, run_id=self._run_id, instance=self._instance)
+        self.checkpoints.use(resources, run_id=self._run_id, instance=self._instance)
         digest = await anyio.to_thread.run_sync(resources.trainer.full_digest)
         if work.state.progress.step == 1:  # at later steps the run no longer uses these weights
             await self._validate(0)
-        step = resources.step if resources.step is not None else _step_of_stored(work.state, resources.stored_step, digest)
-        held = resources.held
-        if resources.step is not None and resources.journal is not None:
-            held += ((resources.step, digest),)  # our disk still has it when we have come further
-        if step is None:  # the stored model may be an earlier end
-            held += tuple(
-                (end.step, digest) for end in work.state.ends if (end.step, end.digest) == (resources.stored_step, digest)
-            )
-        return ModelReady(digest, resources.trainer.max_payload_bytes, step, held, journalled=resources.journal is not None)
+        step, held = start_in(work.state, resources, digest)
+        return ev.ModelReady(digest, resources.trainer.max_payload_bytes, step, held, journalled=resources.journal is not None)
 
     def _take_run(self, state: CoordinatorState) -> None:
         self._run_id, self._sequence_length = state.run_id, state.model.LLM.max_seq_len
         self._instance, self._generation = state.instance, state.generation
 
-    async def _offer(self, work: TakeSnapshot) -> SnapshotTaken | SnapshotFailed:
-        """Offer the masters and the model's description; without a description only members that know the model can use them."""
-        taken = await self._exchange.offer(self.resources.trainer, work, run_id=self._run_id)
-        if isinstance(taken, SnapshotFailed):
-            return taken
-
-        taken = replace(taken, digest=await anyio.to_thread.run_sync(self.resources.trainer.full_digest))
-        try:
-            files = await anyio.to_thread.run_sync(lambda: self.resources.trainer.description)
-            described = await self._descriptions.offer(files, tag=work.tag)
-        except ModelError as error:
-            self._report(telemetry.Problem("warning", str(error)))
-            return taken
-
-        return replace(taken, description_hash=described[0], description_bytes=described[1])
-
-    async def _build_and_fetch(self, work: FetchModel) -> ModelReady | ModelFetchFailed:
+    async def _build_and_fetch(self, work: act.FetchModel) -> ev.ModelReady | ev.ModelFetchFailed:
         """Build the model from the other members' descriptions, tried in turn, and load their masters."""
         assert work.build is not None
         reason = "no member says how the model is built"
@@ -301,22 +219,22 @@ class Worker:
                 continue
 
             done = await self._exchange.fetch(resources.trainer, work, run_id=work.build.run_id)
-            if isinstance(done, ModelFetched):
+            if isinstance(done, ev.ModelFetched):
                 self._resources = resources
                 self._take_run(work.build)
                 self._exchange.model_replaced()
-                self._checkpoints.use(resources, run_id=self._run_id, instance=self._instance)
-                await self._checkpoints.fetched(work)
-                return ModelReady(done.digest, resources.trainer.max_payload_bytes, work.step)
+                self.checkpoints.use(resources, run_id=self._run_id, instance=self._instance)
+                await self.checkpoints.fetched(work)
+                return ev.ModelReady(done.digest, resources.trainer.max_payload_bytes, work.step)
             reason = done.reason
-        return ModelFetchFailed(work.step, f"the model of the run could not be built: {reason}")
+        return ev.ModelFetchFailed(work.step, f"the model of the run could not be built: {reason}")
 
     async def prefetch(self, share: tuple[BatchId, ...]) -> None:
         """Read a share's samples ahead of its Train work."""
         if self._resources is not None:
             await self._reading.begin(self._resources, share, sequence_length=self._sequence_length)
 
-    async def _train(self, work: Train) -> WorkDone:
+    async def _train(self, work: act.Train) -> ev.WorkDone:
         try:
             self._exchange.check_usable()
             samples = await self._reading.samples(self.resources, work.share, sequence_length=self._sequence_length)
@@ -332,9 +250,9 @@ class Worker:
         except (DataError, ModelError, NonFiniteError, TimeoutError) as error:
             reason = f"{not_done(work)}: {str(error) or type(error).__name__}"
             if isinstance(error, ProviderFailed):
-                self._failures.note_failure(work, reason, error)
-            self._failures.training_fails = not isinstance(error, NothingForUs)
-            return TrainFailed(work.height, reason, passing=isinstance(error, NothingForUs))
+                self.failures.note_failure(work, reason, error)
+            self.failures.training_fails = not isinstance(error, NothingForUs)
+            return ev.TrainFailed(work.height, reason, passing=isinstance(error, NothingForUs))
 
         loss, trainer = float(done.loss), self.resources.trainer
         self._newest = TrainedStep(
@@ -351,9 +269,9 @@ class Worker:
         self.resources.observer.trained(work.step, done.payload)
         payload_hash = await self._transport.publish(done.payload, tag=work.tag)
         self._payloads.put(payload_hash, done.payload, tag=work.tag)
-        return Trained(work.height, loss, done.tokens, done.seconds, payload_hash, len(done.payload))
+        return ev.Trained(work.height, loss, done.tokens, done.seconds, payload_hash, len(done.payload))
 
-    async def receive(self, payload_hash: bytes, payload: bytes, *, tag: int) -> PayloadChecked | PayloadCheckFailed:
+    async def receive(self, payload_hash: bytes, payload: bytes, *, tag: int) -> ev.PayloadChecked | ev.PayloadCheckFailed:
         """Keep a fetched payload if it fits our parameter table; returns whether it does. Raises RanksLost.
 
         If the check raises anything but PayloadRejected, the payload's validity is unknown.
@@ -362,46 +280,26 @@ class Worker:
             await anyio.to_thread.run_sync(self.resources.trainer.check, payload)
         except PayloadRejected as error:
             self._report(telemetry.Problem("warning", f"a peer's result was refused: {error}"))
-            return PayloadChecked(payload_hash, False, tag)
+            return ev.PayloadChecked(payload_hash, False, tag)
         except RanksLost:
             raise
         except Exception as error:
             logger.debug("a payload's check failed", exc_info=error)
-            return PayloadCheckFailed(payload_hash, f"a peer's result could not be checked: {self._explain(error)}")
+            return ev.PayloadCheckFailed(payload_hash, f"a peer's result could not be checked: {self._explain(error)}")
 
         self._payloads.put(payload_hash, payload, tag=tag)
-        return PayloadChecked(payload_hash, True, tag)
+        return ev.PayloadChecked(payload_hash, True, tag)
 
-    async def keep(self, action: KeepResults) -> None:
+    async def keep(self, action: act.KeepResults) -> None:
         """Write verified results to the journal, if there is one."""
-        await self._checkpoints.keep(action, self._payloads)
-
-    async def sync(self) -> None:
-        """Sync the journal to disk; await it before a statement is sent."""
-        await self._checkpoints.sync()
-
-    def checkpoint_of(self, step: int) -> Path | None:
-        """The folder of the last checkpoint that we saved, if it is of this step."""
-        return self._checkpoints.saved_of(step)
-
-    async def save_on_leaving(self) -> None:
-        """Save the masters if they are newer than our last checkpoint, within a timeout; reports it."""
-        await self._checkpoints.leave()
-
-    async def publish_journals(self) -> None:
-        """Publish finished journals, if that is wanted, until cancelled."""
-        await self._checkpoints.publish_journals()
-
-    async def publish_present(self) -> None:
-        """Publish the journal as it is now, too: the client ends in order."""
-        await self._checkpoints.finish_publishing(present=True)
+        await self.checkpoints.keep(action, self._payloads)
 
     async def aclose(self) -> None:
         """Publish what was not published yet, and remove files kept on disk for others. Idempotent."""
         await self._exchange.aclose()
         with anyio.CancelScope(shield=True):
-            await self._checkpoints.sync()
-            await self._checkpoints.finish_publishing()
+            await self.checkpoints.sync()
+            await self.checkpoints.finish_publishing()
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._descriptions.close)
 
@@ -414,11 +312,11 @@ class Worker:
             logger.debug("removing old snapshots failed", exc_info=error)
             self._report(telemetry.Problem("warning", f"old files of the model could not be removed: {self._explain(error)}"))
 
-    async def _apply(self, work: Apply) -> WorkDone:
+    async def _apply(self, work: act.Apply) -> ev.WorkDone:
         self._exchange.check_usable()
         lost = self._payloads.lacking(work.payload_hashes)
         if lost:
-            return PayloadsLost(work.height, lost)
+            return ev.PayloadsLost(work.height, lost)
 
         payloads = self._payloads.all(work.payload_hashes)
         started = perf_counter()
@@ -429,13 +327,13 @@ class Worker:
                 self.resources.trainer.apply(work.step, payloads, own_accepted=work.own_accepted, learning_rate=rate)
             return rate
 
-        self._checkpoints.masters_change()
+        self.checkpoints.masters_change()
         rate = await anyio.to_thread.run_sync(apply)
-        await self._checkpoints.applied(work, learning_rate=rate)
+        await self.checkpoints.applied(work, learning_rate=rate)
         self.resources.observer.applied(work.step, payloads, self._report)
-        return Applied(work.height, perf_counter() - started)
+        return ev.Applied(work.height, perf_counter() - started)
 
-    async def _close(self, work: CloseEpoch) -> WorkDone:
+    async def _close(self, work: act.CloseEpoch) -> ev.WorkDone:
         self._exchange.check_usable()
         digest = await anyio.to_thread.run_sync(self.resources.trainer.full_digest)
         try:
@@ -447,34 +345,26 @@ class Worker:
             self._report(
                 telemetry.Problem("error", f"the model after step {work.step} was not validated: {self._explain(error)}")
             )
-        saved = await self._checkpoints.close_epoch(work, digest)
-        return EpochClosed(digest, saved)
+        saved = await self.checkpoints.close_epoch(work, digest)
+        return ev.EpochClosed(digest, saved)
 
-    async def store(self, action: StoreModel) -> ModelStored | StoreFailed:
+    async def store(self, action: act.StoreModel) -> ev.ModelStored | ev.StoreFailed:
         """Put the checkpoint of an epoch's end into our store; a failure is reported in one sentence."""
         checkpoints = self.resources.checkpoints
         if self._model_store is None or checkpoints is None:
-            return StoreFailed(action.step, "there is no store for the model, or no folder of checkpoints")
+            return ev.StoreFailed(action.step, "there is no store for the model, or no folder of checkpoints")
 
         directory = checkpoint_path(checkpoints, self._run_id, action.step)
         try:
             location = await self._model_store.put(directory, run_id=self._run_id, step=action.step)
         except Exception as error:  # StoreError, or anything unexpected
             logger.debug("storing a model failed", exc_info=error)
-            return StoreFailed(action.step, f"the model of step {action.step} was not stored: {self._explain(error)}")
+            return ev.StoreFailed(action.step, f"the model of step {action.step} was not stored: {self._explain(error)}")
 
-        return ModelStored(action.step, location)
+        return ev.ModelStored(action.step, location)
 
     async def _validate(self, step: int) -> None:
         validation = self.resources.validation
         if validation is not None:
             loss = await anyio.to_thread.run_sync(self.resources.trainer.evaluate, validation)
             self._report(telemetry.Validated(step, loss))
-
-
-def _step_of_stored(state: CoordinatorState, step: int | None, digest: bytes) -> int | None:
-    """The step of a stored model if the run can continue from it: the coordinator knows the step, and a signed digest matches."""
-    if step is None or state.from_checkpoint or step != state.stored.step:
-        return None
-
-    return step if state.stored.digest in (NO_DIGEST, digest) else None

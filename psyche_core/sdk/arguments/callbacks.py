@@ -1,12 +1,17 @@
-"""A program's callbacks, checked before use and isolated from training; problems as records of the logger "psyche.sdk"."""
+"""A program's callbacks, checked before use and isolated from training; problems as records of the logger "psyche.sdk".
+
+Also names the code that is to blame for the end of a client (`cause`).
+"""
 
 from __future__ import annotations
 
 import inspect
 import logging
 from collections.abc import Callable, Iterable
+from typing import Any
 
-from psyche_core.plugin_errors import summary_of
+from psyche_core.errors import PluginFailed, PsycheError
+from psyche_core.plugin_errors import explain_plugin, summary_of
 from psyche_core.telemetry import events as telemetry
 
 logger: logging.Logger = logging.getLogger("psyche.sdk")
@@ -70,3 +75,20 @@ def log_problem(event: telemetry.Event) -> None:
             logger.warning("%s", event.message)
         case telemetry.Ended():
             logger.info("%s", event.reason)
+
+
+def cause(error: BaseException, places: Any) -> BaseException:
+    """The exception that ended a client. If it came from code that is not ours, it names that code.
+
+    places: where plugins are, see `PluginRegistry.places`.
+    """
+    if isinstance(error, PsycheError):
+        return error
+    sentence = explain_plugin(error, places)
+    if sentence is None and isinstance(error, Exception):
+        return error  # a defect of ours, with its traceback
+    if sentence is None:  # out of a group that somebody made himself
+        sentence = f"code that was given to the client failed with {summary_of(error)}"
+    failure = PluginFailed(sentence)
+    failure.__cause__ = error
+    return failure

@@ -10,6 +10,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from psyche_core.config.sentences import did_you_mean
 from psyche_core.errors import ConfigError
+from psyche_core.wire.signing import SecretKey
 
 _Parameters = ParamSpec("_Parameters")
 _Self = TypeVar("_Self")
@@ -83,3 +84,10 @@ def arguments_known(
         return wrapper  # type: ignore[return-value]  # ParamSpec of a method
 
     return decorate
+
+
+def key_given(name: str, value: object) -> None:
+    """Raise TypeError if an argument is neither a key nor where one is."""
+    if not isinstance(value, SecretKey | Path | str | None):
+        message = f"{name}= takes a SecretKey or the path of a file with one, got a {type(value).__name__}"
+        raise TypeError(message)

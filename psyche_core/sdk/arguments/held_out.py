@@ -103,3 +103,17 @@ class RegistryWithHeldOut(RegistryWithObjects):
             return made
 
         return DataRegistration(name=name, summary="the run's data or held-out data", settings=_Table, create=create)
+
+
+def registry_with(
+    registry: PluginRegistry,
+    objects: Mapping[str, ObjectPlugin],
+    expected: Mapping[str, str],
+    *,
+    place: Path | None,
+    held_out: ObjectPlugin | None,
+) -> RegistryWithObjects:
+    """The registry of a client that was given objects, and maybe held-out data at a place."""
+    if place is None:
+        return RegistryWithObjects(registry, objects=objects, expected=expected)
+    return RegistryWithHeldOut(registry, objects=objects, expected=expected, place=place, held_out=held_out)

@@ -1,15 +1,19 @@
-"""A client's settings from a program's arguments alone: environment variables and files are not read."""
+"""A client's and its backend's settings from a program's arguments alone: environment variables and files are not read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from psyche_core.config.options.client import ClientSettings
+from psyche_core.config.options.loading import load_settings
 from psyche_core.config.sentences import validated
 from psyche_core.errors import ConfigError
+from psyche_core.plugins import PluginRegistry
+from psyche_core.wire.signing import SecretKey
 
 _NOT_HERE = ("logs", "events_file")
 
@@ -47,3 +51,19 @@ def embedded_settings(arguments: Mapping[str, Any], options: Mapping[str, Any]) 
     settings = validated(EmbeddedSettings, given, where="Client")
     assert isinstance(settings, ClientSettings)
     return settings
+
+
+def backend_settings_of(registry: PluginRegistry, backend: str, options: Mapping[str, Any]) -> BaseModel | None:
+    """The backend's own settings, None if it has none. options: their fields. Raises ConfigError, PluginError."""
+    cls = registry.load("backend", backend).settings
+    if cls is None and options:
+        message = f"the backend {backend} has no options, got {', '.join(options)}"
+        raise ConfigError(message)
+    return None if cls is None else load_settings(cls, dict(options))
+
+
+def own_key(registry: PluginRegistry, settings: ClientSettings, backend_settings: BaseModel | None) -> SecretKey:
+    """One key for all restarts of a client: made by the backend from its settings, else a new one."""
+    make = registry.load("backend", settings.backend).transport_key
+    key: SecretKey = SecretKey.generate() if make is None else make(settings.run_id, backend_settings)
+    return key

@@ -191,7 +191,7 @@ def test_load_parameters_forgets_the_moments() -> None:
 def test_load_parameters_refuses_other_tables_and_changes_nothing() -> None:
     _, optimizer = replica()
     before = bits(optimizer)
-    with pytest.raises(ModelError, match="our names"):
+    with pytest.raises(ModelError, match="our 2 parameters"):
         optimizer.load_parameters({"bias": torch.zeros(5)})
     with pytest.raises(ModelError, match="weight must have shape"):
         optimizer.load_parameters({"bias": torch.zeros(5), "weight": torch.zeros(3, 7)})

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -24,22 +22,19 @@ from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.cli.failures import describe_failure
 from psyche_core.client.runtime.resources import ResourcesRequest
 from psyche_core.client.runtime.runtime import ClientRuntime
-from psyche_core.client.setup.assemble import open_restorer, train_client
+from psyche_core.client.setup.assemble import open_restorer
 from psyche_core.client.setup.resources_builder import ResourcesBuilder
 from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import BackendError, ConfigError, UserError
 from psyche_core.hookspecs import GROUP
 from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.checkpoint_names import checkpoint_path
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
-from psyche_core.testing.tiny_models import LLAMA
 from psyche_core.training.checkpoints.checkpoint import save_checkpoint
-from psyche_core.training.checkpoints.folder_member import last_member, member_file, note_member
-from psyche_core.training.checkpoints.journal.lock import journal_path, lock_journal
+from psyche_core.training.checkpoints.journal.lock import lock_journal
 from psyche_core.training.checkpoints.manifest import CheckpointFacts
 from psyche_core.wire.signing import SecretKey
 
@@ -70,108 +65,6 @@ data_location = "Dummy"
 lr_schedule = { Constant = { base_lr = 5e-3, warmup_init_lr = 0.0, warmup_steps = 2 } }
 optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8, clip_grad_norm = 1.0 } }
 """
-
-
-@pytest.mark.parametrize("wrong", [{"base": "nosuch"}, {"checkpoint_dir": "a-file"}], ids=["base", "checkpoints"])
-async def test_folders_that_are_none_are_told_before_anything_is_joined(tmp_path: Path, wrong: dict[str, str]) -> None:
-    (tmp_path / "a-file").write_text("")
-    given: dict[str, Any] = {"run_id": "world", "server_addr": "127.0.0.1:9", "base": tmp_path}
-    settings = ClientSettings(**(given | {name: tmp_path / value for name, value in wrong.items()}))
-    with pytest.raises(ConfigError, match=r"--(base|checkpoint-dir) .* (is no folder|is a file); give"):
-        await train_client(settings, PluginRegistry.discover(), EventBus(lambda _: None))
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ({"device": "cuda:77"}, "device cuda:77 was asked for, but torch .* CUDA devices"),
-        ({"device": "gpu"}, "a device is auto, cpu, mps, cuda, .* got 'gpu'"),
-        ({"validation_data": Path("nowhere")}, "--validation-data 'nowhere': No such file"),
-        ({"publish_journal": Path("journals")}, "--publish-journal copies the journal .* needs --checkpoint-dir FOLDER"),
-        (
-            {"publish_journal": Path(__file__), "checkpoint_dir": Path(__file__).parent},
-            "--publish-journal .* is a file; give a folder",
-        ),
-        ({"write_gradients_dir": Path(__file__)}, "--write-gradients-dir .*: File exists; give a folder"),
-        ({"write_distro_data": Path(__file__) / "below"}, "--write-distro-data .*: Not a directory; give a folder"),
-    ],
-)
-async def test_what_this_machine_lacks_is_told_once_and_before_anybody_is_connected_to(
-    tmp_path: Path, option: dict[str, Any], said: str
-) -> None:
-    """Nothing listens at that address, and a client would wait there. Told are events; the command's one line is the error."""
-    settings = ClientSettings(run_id="world", server_addr="127.0.0.1:9", base=tmp_path, **option)
-    told: list[telemetry.Event] = []
-    with pytest.raises(UserError, match=said):
-        await train_client(settings, PluginRegistry.discover(), EventBus(told.append))
-    assert told == []
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize(("what", "said"), [("use", "another process uses the journal"), ("pipe", "is a named pipe, expected")])
-async def test_a_folder_that_cannot_be_used_is_told_before_anybody_is_connected_to(tmp_path: Path, what: str, said: str) -> None:
-    saved = tmp_path / "saved"
-    saved.mkdir()
-    if what == "pipe":
-        os.mkfifo(journal_path(saved, "world"))
-    settings = ClientSettings(run_id="world", server_addr="127.0.0.1:9", base=tmp_path, checkpoint_dir=saved)
-    told: list[telemetry.Event] = []
-    with lock_journal(saved, "world") if what == "use" else contextlib.nullcontext(), pytest.raises(ConfigError, match=said):
-        await train_client(settings, PluginRegistry.discover(), EventBus(told.append))
-    assert told == [], "it was never started"
-
-
-async def test_a_folder_of_another_member_is_used_and_said_so(tmp_path: Path) -> None:
-    """Nobody listens at that address: the client ends there, after it has looked at its folder."""
-    saved = tmp_path / "saved"
-    names = []
-    for name in ("one", "other"):
-        key = SecretKey.generate()
-        key.save(tmp_path / f"{name}.key")
-        names.append(key.public.hex()[:16])
-
-    async def start(name: str | None) -> list[str]:
-        key = None if name is None else tmp_path / f"{name}.key"
-        settings = ClientSettings(
-            run_id="world",
-            server_addr="127.0.0.1:9",
-            base=tmp_path,
-            checkpoint_dir=saved,
-            identity_secret_key_path=key,
-            reconnect_seconds=0,
-        )
-        told: list[telemetry.Event] = []
-        with pytest.raises(BackendError, match="cannot connect"):
-            await train_client(settings, PluginRegistry.discover(), EventBus(told.append))
-        return [event.message for event in told if isinstance(event, telemetry.Problem)]
-
-    assert await start(None) == [], "somebody new each time, who can be nobody's owner"
-    assert await start("one") == []
-    (saved / "world-step3").mkdir()
-    (saved / "world-step3" / "model.safetensors").write_bytes(b"weights")
-    before = {path.name: path.read_bytes() for path in saved.rglob("*") if path.is_file() and not path.name.endswith("-member")}
-    assert await start("one") == []
-    (said,) = await start("other")
-    assert said.startswith(
-        f"{saved} was last used by member {names[0]}, and we are {names[1]}. Its checkpoints and journal are used"
-    )
-    assert await start("other") == [], "told once"
-    assert len(await start(None)) == 1
-    assert await start("other") == [], "who has no key of its own leaves no name"
-    after = {path.name: path.read_bytes() for path in saved.rglob("*") if path.is_file() and not path.name.endswith("-member")}
-    assert after == before, "nothing is lost"
-
-
-@pytest.mark.parametrize("damage", [b"", b"zz" * 32, b"ab" * 31, None], ids=["empty", "no-hex", "short", "folder"])
-def test_a_note_of_the_member_that_cannot_be_read_is_none(tmp_path: Path, damage: bytes | None) -> None:
-    path = member_file(tmp_path, "world")
-    if damage is None:
-        path.mkdir()
-    else:
-        path.write_bytes(damage)
-    assert last_member(tmp_path, "world") is None
-    note_member(tmp_path, "world", bytes(32))
-    assert last_member(tmp_path, "world") == (None if damage is None else bytes(32))
 
 
 class Client:
@@ -215,14 +108,6 @@ class Client:
                 ended = await runtime.run()
                 clock.cancel_scope.cancel()
             return ended
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    """A folder with the run's model folder."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(dict(LLAMA)))
-    return tmp_path
 
 
 @pytest.fixture

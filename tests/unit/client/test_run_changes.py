@@ -19,7 +19,7 @@ from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.telemetry import events as telemetry
 from psyche_core.testing.backend import small_state
 from psyche_core.types import ClientState, NodeIdentity, RunState
-from psyche_core.ui.console import describe
+from psyche_core.ui.event_text import describe
 from psyche_core.wire.signing import SecretKey
 
 OURS = SecretKey(hashlib.sha256(b"party" + bytes(1)).digest()).public

@@ -1,4 +1,4 @@
-"""Random commands from honest, late, mistaken and hostile senders; after each, everything `conftest.check` lists holds.
+"""Random commands from honest, late, mistaken and hostile senders; after each, everything `run_checks.check` lists holds.
 
 Among it: every sample is applied, queued, undecided or counted as lost, exactly once; past rounds never change; slots never move;
 who is ejected stays so; the books of what was paid agree with the accounts, and no epoch pays more than its pool. Where the run

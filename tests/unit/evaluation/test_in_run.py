@@ -23,7 +23,7 @@ from psyche_core.interfaces.data import Samples
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import from_json, to_json
 from psyche_core.training.trainer import Trainer
-from psyche_core.ui.console import describe
+from psyche_core.ui.event_text import describe
 from tests.unit.evaluation.task_list import only_from_folders
 from tests.unit.evaluation.tiny_checkpoint import make_checkpoint
 

@@ -402,4 +402,5 @@ def test_the_shares_are_free_again_when_all_has_expired(steps: list[tuple[bytes,
     log.expire(before)
     log.expire(10**6)
     assert len(log) == 0
-    assert not any((log._passed, log._unknown, log._messages, log._bytes, log._by_prefix))
+    shares = log._shares
+    assert not any((shares._passed, shares._unknown, shares._messages, shares._bytes, log._by_prefix))

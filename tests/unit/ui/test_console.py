@@ -9,7 +9,8 @@ import typing
 import pytest
 
 from psyche_core.telemetry import events as telemetry
-from psyche_core.ui.console import console_lines, describe
+from psyche_core.ui.console import console_lines
+from psyche_core.ui.event_text import describe
 
 EVENTS: list[tuple[telemetry.Event, str]] = [
     (telemetry.Started("server", "", "r", "127.0.0.1:20000"), "serving run r at 127.0.0.1:20000"),

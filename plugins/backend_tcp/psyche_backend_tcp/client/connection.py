@@ -2,10 +2,8 @@
 
 One background task owns the socket; only it reads and writes. Requests stay in a table until they are answered. After a
 reconnect they are sent again under the same number; the server remembers its answers, so nothing is done twice. A join is
-repeated after a loss. The server is told which state we still have, so that it sends only what changed. Pauses between tries
-grow and are partly random, so that the members of a restarted server do not return all at once. A server that is not up yet, or
-full, is tried for as long as a lost one; an error that the user can fix is raised at once. When another client uses our key, this
-connection ends and does not compete for the key.
+repeated after a loss. The server is told which state we still have, so that it sends only what changed. When another client uses
+our key, this connection ends and does not compete for the key. How often and how long a server is tried is in `dialing`.
 
 The task is a plain asyncio task, not an anyio task group: a group's scope must be left by the task that entered it and in
 reverse order, but `aclose` may be called from anywhere.
@@ -17,35 +15,23 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import random
 import secrets
-import ssl
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Self
 
 import anyio
 
+from psyche_backend_tcp.client.dialing import FINAL_CODES, SAME_KEY_CODES, RepeatedDialer
 from psyche_backend_tcp.client.own_address import until_moved
 from psyche_backend_tcp.client.session import ClientSession, Received
 from psyche_backend_tcp.connections.addresses import parse_address, reason
-from psyche_backend_tcp.connections.dialer import DialedConnection, dial
+from psyche_backend_tcp.connections.dialer import DialedConnection
 from psyche_backend_tcp.connections.listener import CONNECTION_LOST
-from psyche_backend_tcp.connections.login import COORDINATOR
 from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES
 from psyche_backend_tcp.protocol import Answer, CommandRequest, JoinRequest, LaterState, encode_client, encode_command
 from psyche_core.coordinator.commands import Command, Withdraw
-from psyche_core.errors import (
-    AccessRefused,
-    BackendClosed,
-    BackendError,
-    CommandRefused,
-    KeyUsedElsewhere,
-    PsycheError,
-    UnknownHost,
-    WireError,
-)
+from psyche_core.errors import BackendClosed, BackendError, CommandRefused, KeyUsedElsewhere, WireError
 from psyche_core.hookspecs import BackendContext
 from psyche_core.interfaces.backend import Backend, KnownPosition, StateUpdate, check_client_command
 from psyche_core.text_safety import printable
@@ -54,28 +40,8 @@ from psyche_core.wire.messages import sign_join
 
 logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
-CONNECT_SECONDS = 10.0
-RETRY_SECONDS = 0.2
-MAX_RETRY_SECONDS = 5.0
-"""Longest pause between two tries; a restarted server waits longer than this for its members."""
 SILENT_PINGS = 3.0
 """A server that sent nothing for this many ping intervals is lost."""
-
-_FINAL = frozenset(
-    {"Replaced", "KeyInUse", "Finished", "WrongRun", "VersionMismatch", "WrongService", "BadSignature", "BadLogin", "NotAllowed"}
-)
-"""Codes of a bye after which retrying is useless."""
-
-_SAME_KEY = frozenset({"Replaced", "KeyInUse"})
-"""Codes of a bye because another client uses our key: it took our place, or keeps its own."""
-
-_LATER = frozenset({"Busy", "RateLimited"})
-"""Refusals after which the client can only retry."""
-
-_MENDABLE = frozenset({"WrongServer", "WrongRun", "WrongService", "VersionMismatch", "NotAllowed", "NotPsyche"})
-"""Refusals because of an address, a key, a run or a release that the user chose."""
-
-_CHECK = "check that the server runs, that host and port are right, and that no firewall is in the way"
 
 
 @dataclass(slots=True)
@@ -120,7 +86,7 @@ class TcpBackend(Backend):
         self._task: asyncio.Task[None] | None = None
         self._connection: DialedConnection | None = None
         self._session = ClientSession()
-        self._jitter = random.SystemRandom()
+        self._dialer = RepeatedDialer(self._address, context, known=self._session.begin)
         self.reconnects: int = 0
 
     @classmethod
@@ -134,7 +100,7 @@ class TcpBackend(Backend):
         Raises BackendError (`cannot connect to host:port: reason`), CommandRefused (Busy, …); AccessRefused (WrongServer,
         WrongRun, …), KeyUsedElsewhere and UnknownHost at once.
         """
-        self._connection = connection = await self._first_dial()
+        self._connection = connection = await self._dialer.first()
         self._task = asyncio.create_task(self._run(connection), name=f"tcp backend {self._identity}")
         return self
 
@@ -245,59 +211,6 @@ class TcpBackend(Backend):
 
     # ------------------------------------------------------------ the background task
 
-    async def _dial(self, timeout: float) -> DialedConnection:
-        return await dial(
-            self._address,
-            service=COORDINATOR,
-            key=self._context.key,
-            run_id=self._context.run_id,
-            timeout=timeout,
-            known=self._session.begin(),
-        )
-
-    async def _first_dial(self) -> DialedConnection:
-        """The first connection: retries while the server is not up or full; raises at once what the user can fix."""
-        pause, seconds, warned = RETRY_SECONDS, self._context.retry_seconds, False
-        deadline = anyio.current_time() + seconds
-        while True:
-            try:
-                return await self._dial(CONNECT_SECONDS)
-            except CommandRefused as error:
-                if error.code in _SAME_KEY:
-                    raise KeyUsedElsewhere(error.message) from error
-                if error.code in _MENDABLE:
-                    raise AccessRefused(error.code, error.message) from error
-                if error.code not in _LATER:
-                    raise
-                why: BackendError = error
-            except BackendError as error:
-                if isinstance(error, UnknownHost):
-                    raise
-                if isinstance(error.__cause__, ssl.SSLError):
-                    message = f"the server at {self._address} is not a Psyche server ({error}); check host and port"
-                    raise AccessRefused("NotPsyche", message) from error
-                why = error
-
-            left = deadline - anyio.current_time()
-            if left <= 0:
-                raise self._not_there(why)
-            if not warned:
-                warned = True
-                until = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
-                hint = "" if isinstance(why, CommandRefused) else "; the server may not be up yet"
-                logger.warning("%s%s: trying again until %s, for %g s in all", why, hint, until, seconds)
-            await anyio.sleep(min(self._jitter.uniform(pause / 2, pause), left))
-            pause = min(2 * pause, MAX_RETRY_SECONDS)
-
-    def _not_there(self, why: BackendError) -> BackendError:
-        """The error for a server that could not be reached in time."""
-        seconds = self._context.retry_seconds
-        tried = f"tried for {seconds:g} s; " if seconds else ""
-        if isinstance(why, CommandRefused):
-            return CommandRefused(why.code, f"{why.message}; {tried}the server has no free place now")
-
-        return BackendError(f"{why}; {tried}{_CHECK}")
-
     async def _run(self, connection: DialedConnection) -> None:
         server = str(self._address)
         try:
@@ -310,40 +223,18 @@ class TcpBackend(Backend):
 
                 logger.warning("lost the coordinator at %s: %s; trying to reconnect", server, lost)
                 since = anyio.current_time() - lost.silent
-                connection = await self._reconnect(lost)
+                connection = await self._dialer.again(lost)
                 self.reconnects += 1
                 away = anyio.current_time() - since
                 logger.warning("connected to the coordinator at %s again after %.0f s", server, max(away, 1.0))
         except BackendError as error:
-            self._same_key = isinstance(error, CommandRefused) and error.code in _SAME_KEY
+            self._same_key = isinstance(error, CommandRefused) and error.code in SAME_KEY_CODES
             self._close(error.message if isinstance(error, CommandRefused) and self._same_key else str(error))
         except Exception as error:  # callers must get an error instead of waiting forever
             logger.exception("the connection to the coordinator failed")
             self._close(f"the connection to {server} failed: {reason(error)}")
         finally:
             self._close("the backend's task was cancelled")
-
-    async def _reconnect(self, lost: _Lost) -> DialedConnection:
-        pause = RETRY_SECONDS
-        deadline = anyio.current_time() + self._context.retry_seconds
-        last: Exception = lost
-        while anyio.current_time() < deadline:
-            try:
-                return await self._dial(CONNECT_SECONDS)  # aborting a try that began in time would hide the reason
-            except CommandRefused as error:
-                if error.code in _FINAL:
-                    raise
-                last = error
-            except BackendError as error:
-                last = error
-
-            left = max(0.0, deadline - anyio.current_time())
-            await anyio.sleep(min(self._jitter.uniform(pause / 2, pause), left))
-            pause = min(2 * pause, MAX_RETRY_SECONDS)
-
-        why = last.sentence if isinstance(last, PsycheError) else last
-        message = f"the coordinator was lost ({lost}) and did not come back within {self._context.retry_seconds:g} s: {why}"
-        raise BackendClosed(message)
 
     async def _run_connection(self, connection: DialedConnection) -> _Lost:
         """Read and write one connection until it ends; returns why it ended."""
@@ -397,7 +288,7 @@ class TcpBackend(Backend):
 
             if received.bye is not None:
                 code = received.bye.code
-                return _Lost(printable(received.bye.sentence), final=code in _FINAL, same_key=code in _SAME_KEY)
+                return _Lost(printable(received.bye.sentence), final=code in FINAL_CODES, same_key=code in SAME_KEY_CODES)
 
             self._take_in(received, replies)
 

@@ -11,20 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from psyche_backend_tcp.protocol import (
-    Answer,
-    Bye,
-    Heartbeat,
-    LaterState,
-    Patch,
-    Welcome,
-    Whole,
-    WholeRequest,
-    decode_server,
-    document_digest,
-    encode_client,
-    read_document,
-)
+from psyche_backend_tcp import protocol
 from psyche_core.errors import WireError
 from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.wire.diff import patched
@@ -35,9 +22,9 @@ class Received:
     """The meaning of a frame. reply: a frame to send; the other fields are None unless the frame was of that kind."""
 
     reply: bytes | None = None
-    answer: Answer | None = None
+    answer: protocol.Answer | None = None
     update: StateUpdate | None = None
-    bye: Bye | None = None
+    bye: protocol.Bye | None = None
 
 
 class ClientSession:
@@ -47,7 +34,7 @@ class ClientSession:
         self._document: Any = None
         self._digest = b""
         self._asked = False
-        self._latest: tuple[bytes, LaterState] | None = None
+        self._latest: tuple[bytes, protocol.LaterState] | None = None
 
     @property
     def digest(self) -> bytes:
@@ -61,22 +48,22 @@ class ClientSession:
 
     def receive(self, payload: bytes) -> Received:
         """Handle a frame. Raises WireError when the server breaks the protocol; the connection is then useless."""
-        match decode_server(payload):
-            case Heartbeat():
-                return Received(reply=encode_client(Heartbeat()))
-            case Answer() as answer:
+        match protocol.decode_server(payload):
+            case protocol.Heartbeat():
+                return Received(reply=protocol.encode_client(protocol.Heartbeat()))
+            case protocol.Answer() as answer:
                 return Received(answer=answer)
-            case Bye() as bye:
+            case protocol.Bye() as bye:
                 return Received(bye=bye)
-            case Whole(digest, document):
-                if document_digest(document) != digest:
+            case protocol.Whole(digest, document):
+                if protocol.document_digest(document) != digest:
                     message = "the server's document does not have the announced hash"
                     raise WireError(message)
 
                 return self._accept(digest, document)
-            case Patch(base, digest, patch):
+            case protocol.Patch(base, digest, patch):
                 return self._follow(base, digest, patch)
-            case Welcome():
+            case protocol.Welcome():
                 message = "the server sent two welcomes"
                 raise WireError(message)
 
@@ -87,21 +74,21 @@ class ClientSession:
         if base == self._digest:
             try:
                 document = patched(self._document, patch)
-                if document_digest(document) == digest:
+                if protocol.document_digest(document) == digest:
                     return self._accept(digest, document)
             except (WireError, ValueError):
                 pass  # the same as a wrong hash
 
         self._asked = True
-        return Received(reply=encode_client(WholeRequest()))
+        return Received(reply=protocol.encode_client(protocol.WholeRequest()))
 
     def _accept(self, digest: bytes, document: Any) -> Received:
-        update = read_document(document)
+        update = protocol.read_document(document)
         self._document = document
         self._digest = digest
         self._asked = False
-        known, self._latest = self._latest, (update.state.instance, LaterState.of(update.state))
+        known, self._latest = self._latest, (update.state.instance, protocol.LaterState.of(update.state))
         if known is not None and known[0] == self._latest[0] and known[1] > self._latest[1]:
-            return Received(update=update, reply=encode_client(known[1]))
+            return Received(update=update, reply=protocol.encode_client(known[1]))
 
         return Received(update=update)

@@ -7,19 +7,8 @@ connection can be trusted after that.
 
 from __future__ import annotations
 
+from psyche_backend_tcp.data import protocol
 from psyche_backend_tcp.data.body import body_bytes
-from psyche_backend_tcp.data.protocol import (
-    AtWork,
-    Cancel,
-    DataBye,
-    RequestRefused,
-    SamplesChunk,
-    SamplesHead,
-    SamplesRefusal,
-    SamplesRequest,
-    decode_data,
-    encode_client,
-)
 from psyche_core.errors import WireError
 from psyche_core.text_safety import printable
 from psyche_core.types import BatchId, total_samples
@@ -28,12 +17,12 @@ from psyche_core.types import BatchId, total_samples
 class Arrival:
     """The answer to one request, as far as it has arrived. refusal: why it never will; head and chunks: once `complete`."""
 
-    def __init__(self, request: SamplesRequest) -> None:
+    def __init__(self, request: protocol.SamplesRequest) -> None:
         self.request = request
         self.count: int = total_samples(request.batches)
-        self.refusal: RequestRefused | None = None
+        self.refusal: protocol.RequestRefused | None = None
         self.chunks: list[bytes | memoryview] = []
-        self._head: SamplesHead | None = None
+        self._head: protocol.SamplesHead | None = None
         self._missing = 0
 
     @property
@@ -47,12 +36,12 @@ class Arrival:
         return self.complete or self.refusal is not None
 
     @property
-    def head(self) -> SamplesHead:
+    def head(self) -> protocol.SamplesHead:
         """What the bytes mean. Only once `complete`."""
         assert self._head is not None
         return self._head
 
-    def begin(self, head: SamplesHead, sequence_length: int) -> None:
+    def begin(self, head: protocol.SamplesHead, sequence_length: int) -> None:
         """Raises WireError for a second head, or one of other samples than requested."""
         if self._head is not None:
             message = f"the answer to request {head.number} began twice"
@@ -86,26 +75,26 @@ class DataClientState:
 
     def ask(self, batches: tuple[BatchId, ...]) -> tuple[Arrival, bytes]:
         """Make a request: returns its answer, to be filled in, and the frame to send."""
-        request = SamplesRequest(self._next, batches)
+        request = protocol.SamplesRequest(self._next, batches)
         self._next += 1
         arrival = self._open[request.number] = Arrival(request)
-        return arrival, encode_client(request)
+        return arrival, protocol.encode_client(request)
 
     def give_up(self, arrival: Arrival) -> list[bytes]:
         """The answer is no longer wanted; returns the frames to send."""
         if self._open.pop(arrival.request.number, None) is None:
             return []
 
-        return [encode_client(Cancel(arrival.request.number))]
+        return [protocol.encode_client(protocol.Cancel(arrival.request.number))]
 
     def receive(self, payload: bytes) -> None:
         """Handle a frame. Raises WireError (protocol broken) and RequestRefused (bye): the connection is then over."""
-        message = decode_data(payload)
-        if isinstance(message, AtWork):
+        message = protocol.decode_data(payload)
+        if isinstance(message, protocol.AtWork):
             return
 
-        if isinstance(message, DataBye):
-            raise RequestRefused(printable(message.code), printable(message.sentence))
+        if isinstance(message, protocol.DataBye):
+            raise protocol.RequestRefused(printable(message.code), printable(message.sentence))
 
         arrival = self._open.get(message.number)
         if arrival is None:
@@ -115,11 +104,11 @@ class DataClientState:
             return  # of a request that was given up
 
         match message:
-            case SamplesHead():
+            case protocol.SamplesHead():
                 arrival.begin(message, self._sequence_length)
-            case SamplesChunk(_, chunk):
+            case protocol.SamplesChunk(_, chunk):
                 arrival.add(chunk)
-            case SamplesRefusal(_, code, sentence):
-                arrival.refusal = RequestRefused(printable(code), printable(sentence))
+            case protocol.SamplesRefusal(_, code, sentence):
+                arrival.refusal = protocol.RequestRefused(printable(code), printable(sentence))
         if arrival.over:
             del self._open[message.number]

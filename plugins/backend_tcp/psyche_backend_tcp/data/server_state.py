@@ -10,21 +10,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from psyche_backend_tcp.data.protocol import (
-    AtWork,
-    DataBye,
-    SamplesChunk,
-    SamplesHead,
-    SamplesRefusal,
-    SamplesRequest,
-    encode_data,
-)
+from psyche_backend_tcp.data import protocol
 from psyche_core.errors import WireError
 
 
 @dataclass(slots=True)
 class _Outgoing:
-    head: SamplesHead
+    head: protocol.SamplesHead
     body: memoryview
     sent: int = 0
 
@@ -42,7 +34,7 @@ class DataServerState:
         self._chunk = chunk
         self._write = write
         self._last = -1
-        self._waiting: dict[int, SamplesRequest] = {}
+        self._waiting: dict[int, protocol.SamplesRequest] = {}
         self._reading: int | None = None
         self._outgoing: deque[_Outgoing] = deque()
         self._short: deque[bytes] = deque()
@@ -60,7 +52,7 @@ class DataServerState:
         """Whether the peer has so many requests that it should not be read now."""
         return self.under_way >= self._requests
 
-    def ask(self, request: SamplesRequest) -> None:
+    def ask(self, request: protocol.SamplesRequest) -> None:
         """Add a request. Raises WireError when its number does not increase."""
         if request.number <= self._last:
             message = f"request {request.number} came after request {self._last}; numbers grow"
@@ -79,7 +71,7 @@ class DataServerState:
                 break
         return self._reading == number
 
-    def next_to_read(self) -> SamplesRequest | None:
+    def next_to_read(self) -> protocol.SamplesRequest | None:
         """The request to read now, or None. Then call `answer`, `refuse` or `give_up`."""
         if not self._waiting or self._reading is not None or self.held >= self._buffer:
             return None
@@ -88,7 +80,7 @@ class DataServerState:
         self._reading = request.number
         return request
 
-    def answer(self, head: SamplesHead, body: bytes) -> None:
+    def answer(self, head: protocol.SamplesHead, body: bytes) -> None:
         """The request was read."""
         self._reading = None
         self._outgoing.append(_Outgoing(head, memoryview(body)))
@@ -97,7 +89,7 @@ class DataServerState:
     def refuse(self, number: int, code: str, sentence: str) -> None:
         """The request cannot be read, or is not allowed."""
         self._reading = None
-        self._short.append(encode_data(SamplesRefusal(number, code, sentence)))
+        self._short.append(protocol.encode_data(protocol.SamplesRefusal(number, code, sentence)))
 
     def give_up(self) -> None:
         """The request being read was cancelled."""
@@ -105,7 +97,7 @@ class DataServerState:
 
     def part(self, code: str, sentence: str) -> None:
         """Send a bye before everything else, and then nothing more."""
-        self._bye = encode_data(DataBye(code, sentence))
+        self._bye = protocol.encode_data(protocol.DataBye(code, sentence))
 
     def outgoing(self) -> list[bytes]:
         """The next frames to send, as one write; empty when there is nothing now, or when `parted`."""
@@ -120,8 +112,10 @@ class DataServerState:
         while self._outgoing and left > 0:
             one = self._outgoing.popleft()
             if not one.sent:
-                frames.append(encode_data(one.head))
-            frames.append(encode_data(SamplesChunk(one.head.number, one.body[one.sent : one.sent + self._chunk])))
+                frames.append(protocol.encode_data(one.head))
+            frames.append(
+                protocol.encode_data(protocol.SamplesChunk(one.head.number, one.body[one.sent : one.sent + self._chunk]))
+            )
             left -= self._chunk
             one.sent += self._chunk
             if one.sent < len(one.body):
@@ -133,4 +127,4 @@ class DataServerState:
 
     def sign_of_life(self) -> list[bytes]:
         """The keepalive to send after a while without frames, if the peer waits for us."""
-        return [encode_data(AtWork())] if self.under_way else []
+        return [protocol.encode_data(protocol.AtWork())] if self.under_way else []

@@ -1,46 +1,32 @@
 """The coordinator server's logic, without sockets, clocks or disks: takes frames of connections, returns the frames to send.
 
 Each key has one connection. The caller pings it when the key logs in again (`ping`, `give_up`) and refuses the newcomer if
-it answers; otherwise `connect` replaces it, and its end withdraws nobody. A lost member may return for a while. States are not
-queued: a connection's changes are computed when they can be sent, so a slow reader gets fewer, merged changes and needs no
-memory. Nothing is sent when nothing changed.
+it answers; otherwise `connect` replaces it, and its end withdraws nobody. A lost member may return for a while (`attendance`). A
+slow reader gets fewer, merged changes (`open_connection`). Nothing is sent when nothing changed.
 
 Write-ahead: neither a changed state nor the answer to the request that changed it is sent before the caller reports with
-`saved` that the change is on disk. Changes during a write are collected and written together. After a restart the coordinator's
-clock stands still until the members are back, so that a phase whose time is over does not end before they can take part. The
-owner's commands are not accepted from connections; use `submit`.
+`saved` that the change is on disk. Changes during a write are collected and written together. The owner's commands are not
+accepted from connections; use `submit`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES, SERVER_FRAME, Limits, TokenBucket
-from psyche_backend_tcp.protocol import (
-    Answer,
-    Bye,
-    ClientMessage,
-    CommandRequest,
-    Heartbeat,
-    JoinRequest,
-    LaterState,
-    WholeRequest,
-    decode_client,
-    decode_command,
-    encode_server,
-)
-from psyche_backend_tcp.server.data_key import with_data_key
-from psyche_backend_tcp.server.documents import Document, Documents, Draft
+from psyche_backend_tcp import protocol
+from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES, Limits, TokenBucket
+from psyche_backend_tcp.server.attendance import Attendance
+from psyche_backend_tcp.server.documents import Documents, Draft
+from psyche_backend_tcp.server.hosted_state import ClockTime, HostedState
 from psyche_backend_tcp.server.key_records import KeyRecords
+from psyche_backend_tcp.server.open_connection import OpenConnection
 from psyche_core.config.run_config import CoordinatorConfig
-from psyche_core.coordinator.commands import Command, Event, Join, Tick, UpdateConfig, Withdraw, Witness
+from psyche_core.coordinator.commands import Command, Event, Join, Witness
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.coordinator.transitions import apply
 from psyche_core.errors import CoordinatorError, WireError
-from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessMetadata
+from psyche_core.types import NodeIdentity, RunState, WitnessMetadata
 
 logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
@@ -53,19 +39,11 @@ _ONE_KEY_EACH = (
     "make one with `openssl rand 32 > another.key && chmod 600 another.key`, and give it with -i"
 )
 _REPLACED = f"this key has logged in again, from another client, while this one did not answer; {_ONE_KEY_EACH}"
-KEY_IN_USE = Bye("KeyInUse", f"another client takes part with this key now, and answers; {_ONE_KEY_EACH}")
+KEY_IN_USE = protocol.Bye("KeyInUse", f"another client takes part with this key now, and answers; {_ONE_KEY_EACH}")
 """What a newcomer is told whose key another client uses."""
 
-NOT_ALLOWED = Bye("NotAllowed", "the run's owner removed your key from the list of those who may take part")
+NOT_ALLOWED = protocol.Bye("NotAllowed", "the run's owner removed your key from the list of those who may take part")
 """What a client is told whose key is no longer allowed."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClockTime:
-    """monotonic: seconds, for timeouts; unix: whole seconds since 1970, for the coordinator."""
-
-    monotonic: float
-    unix: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +56,6 @@ class PendingSave:
     version: int
     draft: Draft | None
     opening: CoordinatorConfig | None
-
-
-@dataclass(slots=True)
-class _Connection:
-    identity: NodeIdentity
-    sizes: TokenBucket
-    received_at: float
-    pinged_at: float
-    pings: int = 0
-    pongs: int = 0
-    given_up: bool = False
-    outbox: list[bytes] = field(default_factory=list)
-    held: deque[tuple[int, bytes]] = field(default_factory=deque)
-    known: Document | None = None
-    closing: bool = False
 
 
 class Hub:
@@ -119,33 +82,25 @@ class Hub:
         relays: Sequence[str] = (),
         data_key: bytes | None = None,
     ) -> None:
-        self._state = state
         self._limits = limits
-        self._draw_seed = draw_seed
-        self._withdraw = withdraw_on_disconnect
-        self._opening = opening
-        self._data_key = data_key
-        self._connections: dict[int, _Connection] = {}
+        self._hosted = HostedState(state, draw_seed=draw_seed, opening=opening, data_key=data_key)
+        self._connections: dict[int, OpenConnection] = {}
         self._key_records = KeyRecords(limits)
-        self._reopening_until: float | None = None
+        self._attendance = Attendance(self._hosted, self._key_records, limits, withdraw_lost=withdraw_on_disconnect)
         if began is not None:
-            self._key_records.restore(addresses or {}, self._members(), began.monotonic)
-            self._reopening_until = began.monotonic + limits.reopening_seconds
+            self._attendance.reopen(addresses or {}, began)
         self._next_number = 1
         self._to_flush: set[int] = set()
-        self._changes: deque[tuple[int, CoordinatorState, tuple[Event, ...]]] = deque()
-        self._withdrawn: list[tuple[bytes, str]] = []
         self._figures: list[tuple[bytes, WitnessMetadata]] = []
         self._resumed = began is not None
-        self._later: list[tuple[bytes, LaterState]] = []
+        self._later: list[tuple[bytes, protocol.LaterState]] = []
         self._knew_later: set[bytes] = set()
-        self._documents = Documents(state, self._key_records.addresses(self._members()), relays=relays)
-        self._version = self._taken = self._saved = 0
+        self._documents = Documents(state, self._key_records.addresses(self._hosted.members()), relays=relays)
 
     @property
     def state(self) -> CoordinatorState:
         """The current state; members may not have been told of it yet."""
-        return self._state
+        return self._hosted.current
 
     @property
     def versions(self) -> int:
@@ -162,22 +117,26 @@ class Hub:
         """Connections that are not closed yet."""
         return len(self._connections)
 
+    def members(self) -> set[bytes]:
+        """Signers of all clients that wait for an epoch or take part in the current one."""
+        return self._hosted.members()
+
     def take_pending_save(self) -> PendingSave | None:
         """What changed since the last call, None when nothing did. Nobody is told of it before `saved`."""
-        if self._taken == self._version:
+        version = self._hosted.take_unsaved()
+        if version is None:
             return None
 
-        self._taken = self._version
-        draft = self._documents.draft(self._state, self._key_records.addresses(self._members()))
-        return PendingSave(self._version, draft, self._opening)
+        draft = self._documents.draft(self.state, self._key_records.addresses(self._hosted.members()))
+        return PendingSave(version, draft, self._hosted.opening)
 
     def saved(self, pending_save: PendingSave) -> None:
         """A change is on disk: its answers and its document may be sent."""
-        self._saved = pending_save.version
+        self._hosted.saved = pending_save.version
         if pending_save.draft is not None:
             self._documents.publish(pending_save.draft)
             self._to_flush.update(self._connections)
-        self._to_flush.update(number for number, connection in self._connections.items() if connection.held)
+        self._to_flush.update(number for number, connection in self._connections.items() if connection.holds_answers)
 
     def take_to_flush(self) -> set[int]:
         """Connections that since the last call have something to send or must be closed."""
@@ -186,26 +145,21 @@ class Hub:
 
     def take_changes(self) -> list[tuple[CoordinatorState, tuple[Event, ...]]]:
         """Saved states that differ from their predecessor, with their events, since the last call."""
-        changes = []
-        while self._changes and self._changes[0][0] <= self._saved:
-            _, state, events = self._changes.popleft()
-            changes.append((state, events))
-        return changes
+        return self._hosted.take_changes()
 
     def take_withdrawn(self) -> list[tuple[bytes, str]]:
         """Healthy members withdrawn since the last call, and why; call it before `take_changes`.
 
         `lost`, `not back` (no connection since this server continued the run), `not allowed`.
         """
-        taken, self._withdrawn = self._withdrawn, []
-        return taken
+        return self._attendance.take_withdrawn()
 
     def take_figures(self) -> list[tuple[bytes, WitnessMetadata]]:
         """Signers of witnesses whose statements were accepted since the last call, and the unverified figures they sent."""
         taken, self._figures = self._figures, []
         return taken
 
-    def take_later(self) -> list[tuple[bytes, LaterState]]:
+    def take_later(self) -> list[tuple[bytes, protocol.LaterState]]:
         """Members that since the last call said that they were told of a later state than ours; each member says so once."""
         taken, self._later = self._later, []
         return taken
@@ -228,7 +182,7 @@ class Hub:
         entry.restored = False
         limits = self._limits
         bucket = TokenBucket(rate=limits.bytes_per_second, burst=limits.burst_bytes, now=now.monotonic)
-        self._connections[number] = _Connection(
+        self._connections[number] = OpenConnection(
             identity, bucket, received_at=now.monotonic, pinged_at=now.monotonic, known=self._documents.named(known)
         )
         self._to_flush.add(number)
@@ -248,11 +202,9 @@ class Hub:
 
     def ping(self, number: int, now: ClockTime) -> int:
         """Ping a connection; returns the number of the pong that answers it, for `has_answered`."""
-        connection = self._connections[number]
-        connection.pinged_at = now.monotonic
-        connection.pings += 1
-        self._send(number, encode_server(Heartbeat()))
-        return connection.pings
+        self._connections[number].ping(now.monotonic)
+        self._to_flush.add(number)
+        return self._connections[number].pings
 
     def has_answered(self, number: int, pong: int) -> bool:
         """Whether that pong has come, and the connection is open. A client sends one for each ping, in order."""
@@ -274,16 +226,16 @@ class Hub:
 
         entry.connection = None
         entry.lost_at = now.monotonic
-        self._settle_lost(now)
+        self._attendance.settle_lost(now)
 
     def expel(self, may: Callable[[bytes], bool], now: ClockTime) -> None:
         """Close the connections of keys that are no longer allowed, and withdraw those members."""
         for number, connection in self._connections.items():
             if not may(connection.identity.signer):
                 self._send_bye(number, NOT_ALLOWED.code, NOT_ALLOWED.sentence)
-        for signer in self._members():
+        for signer in self._hosted.members():
             if not may(signer):
-                self._withdraw_member(signer, now, why="not allowed")
+                self._attendance.withdraw(signer, now, why="not allowed")
 
     def receive(self, number: int, payload: bytes, now: ClockTime) -> float:
         """Handle a frame; returns seconds to wait before reading the next. A bad frame closes only this connection."""
@@ -294,20 +246,19 @@ class Hub:
         connection.received_at = now.monotonic
         connection.given_up = False
         try:
-            message = decode_client(payload)
+            message = protocol.decode_client(payload)
             self._handle(number, connection, message, now)
         except WireError as error:
             self._send_bye(number, "BadMessage", str(error))
             return 0.0
 
-        if len(connection.outbox) + len(connection.held) > self._limits.max_outbox:
-            connection.outbox.clear()
-            connection.held.clear()
+        if connection.queued > self._limits.max_outbox:
+            connection.forget_queued()
             self._send_bye(number, "TooSlow", "you do not read the answers to your requests")
             return 0.0
 
         requests = self._key_records[connection.identity.signer].requests
-        cost = WHOLE_COST if isinstance(message, WholeRequest) else 1.0
+        cost = WHOLE_COST if isinstance(message, protocol.WholeRequest) else 1.0
         return max(requests.take(now.monotonic, cost), connection.sizes.take(now.monotonic, len(payload)))
 
     def refuse(self, number: int, sentence: str) -> None:
@@ -321,22 +272,10 @@ class Hub:
         if connection is None:
             return []
 
-        frames, connection.outbox = connection.outbox, []
-        if connection.closing:
-            return frames
-
-        while connection.held and connection.held[0][0] <= self._saved:
-            frames.append(connection.held.popleft()[1])
-        newest = self._documents.newest
-        if connection.known is None or connection.known.digest != newest.digest:
-            frame = self._documents.frame(connection.known)
-            connection.known = newest
-            if len(frame) > SERVER_FRAME:
-                logger.error("the state encodes to %d bytes, over the limit of %d", len(frame), SERVER_FRAME)
-                self._send_bye(number, "StateTooLarge", f"the run's state is over {SERVER_FRAME} bytes")
-                return connection.outbox
-
-            frames.append(frame)
+        closing = connection.closing
+        frames = connection.next_frames(self._documents, saved=self._hosted.saved)
+        if connection.closing and not closing:
+            self._to_flush.add(number)
         return frames
 
     def is_closing(self, number: int) -> bool:
@@ -348,8 +287,8 @@ class Hub:
     def all_sent(self) -> bool:
         """Whether everything is saved and every connection was sent the newest document."""
         newest = self._documents.newest
-        return self._saved == self._version and all(
-            connection.known is not None and connection.known.digest == newest.digest for connection in self._connections.values()
+        return self._hosted.saved == self._hosted.version and all(
+            connection.has(newest) for connection in self._connections.values()
         )
 
     def close_all(self, code: str, sentence: str) -> None:
@@ -362,20 +301,17 @@ class Hub:
     @property
     def finished(self) -> bool:
         """Whether the run is over."""
-        return self._state.run_state is RunState.Finished
+        return self.state.run_state is RunState.Finished
 
     def submit(self, command: Command, now: ClockTime) -> None:
         """Apply a command of the run's owner. Raises CoordinatorError."""
-        if isinstance(command, UpdateConfig) and self._data_key is not None:
-            self._update_config(command, now, data_key=self._data_key)
-        else:
-            self._apply(command, now)
-        self._tick(now)
+        self._hosted.apply_owners(command, now.unix)
+        self._attendance.tick(now)
 
     def tick(self, now: ClockTime) -> None:
         """Advance time: the coordinator's, and that of the connections' pings and timeouts."""
-        self._settle_lost(now)
-        self._tick(now)
+        self._attendance.settle_lost(now)
+        self._attendance.tick(now)
         for number, connection in self._connections.items():
             silent = now.monotonic - connection.received_at
             if silent >= self._limits.silence_seconds:
@@ -383,140 +319,68 @@ class Hub:
             elif min(silent, now.monotonic - connection.pinged_at) >= self._limits.ping_seconds:
                 self.ping(number, now)
 
-    def _tick(self, now: ClockTime) -> None:
-        if not self._state.run_state.halted and not self._clock_stands(now):
-            self._apply(Tick(), now)
-
-    def _clock_stands(self, now: ClockTime) -> bool:
-        if self._reopening_until is None:
-            return False
-
-        waiting = {identity.signer for identity in self._state.pending}
-        healthy = {client.id.signer for client in self._state.epoch.clients if client.state is ClientState.Healthy}
-        absent = [signer for signer in waiting | healthy if not self._key_records.connected(signer)]
-        if absent and now.monotonic < self._reopening_until:
-            return True
-
-        self._reopening_until = None
-        logger.info("the run continues; %d of its members have not returned", len(absent))
-        return False
-
-    def _update_config(self, command: UpdateConfig, now: ClockTime, *, data_key: bytes) -> None:
-        """The coordinator checks the model as in the run's file, in which the data server has no key; with one it is too long."""
-        model = with_data_key(command.model or self._state.model, None)
-        self._apply(replace(command, model=model), now, data_key=data_key)
-
-    def _apply(self, command: Command, now: ClockTime, *, data_key: bytes | None = None) -> None:
-        """data_key: is put into the model afterwards."""
-        state, events = apply(self._state, command, now.unix, self._draw_seed())
-        if data_key is not None:
-            state = replace(state, model=with_data_key(state.model, data_key))
-        if state == self._state and not events:
-            return
-
-        if self._opening is not None and state.run_state.active:
-            state = replace(state, config=self._opening)
-            self._opening = None
-        self._state = state
-        self._version += 1
-        self._changes.append((self._version, state, events))
-
-    def _settle_lost(self, now: ClockTime) -> None:
-        """Withdraw members that did not return in time."""
-        overdue = list(self._key_records.overdue(self._members(), now.monotonic))
-        if self._withdraw and not self._clock_stands(now):
-            for signer in overdue:
-                why = "not back" if self._key_records[signer].restored else "lost"
-                self._withdraw_member(signer, now, why=why)
-
-    def _withdraw_member(self, signer: bytes, now: ClockTime, *, why: str) -> None:
-        identity = NodeIdentity(signer, signer)
-        healthy = any(client.id.signer == signer and client.state is ClientState.Healthy for client in self._state.epoch.clients)
-        self._version += 1  # its address is removed too
-        self._key_records.forget(signer)
-        try:
-            self._apply(Withdraw(identity), now)
-        except CoordinatorError as error:
-            logger.debug("no withdrawal of %s: %s", identity, error)
-        else:
-            logger.info("%s was withdrawn", identity)
-            if healthy:
-                self._withdrawn.append((signer, why))
-
-        self._tick(now)
-
-    def _members(self) -> set[bytes]:
-        """Signers of all clients that wait for an epoch or take part in the current one."""
-        pending = {identity.signer for identity in self._state.pending}
-        return pending | {client.id.signer for client in self._state.epoch.clients}
-
     # ------------------------------------------------------------ requests
 
-    def _handle(self, number: int, connection: _Connection, message: ClientMessage, now: ClockTime) -> None:
+    def _handle(self, number: int, connection: OpenConnection, message: protocol.ClientMessage, now: ClockTime) -> None:
         match message:
-            case Heartbeat():
+            case protocol.Heartbeat():
                 connection.pongs += 1
-            case WholeRequest():
+            case protocol.WholeRequest():
                 connection.known = None
                 self._to_flush.add(number)
-            case LaterState():
+            case protocol.LaterState():
                 self._note_later(connection.identity.signer, message)
-            case JoinRequest() | CommandRequest():
+            case protocol.JoinRequest() | protocol.CommandRequest():
                 entry = self._key_records[connection.identity.signer]
                 answer = entry.answered(message.number)
                 if answer is None:
                     answer = self._answer(connection.identity, message, now)
                     entry.remember(answer)
-                connection.held.append((self._version, encode_server(answer)))
+                connection.hold(self._hosted.version, protocol.encode_server(answer))
                 self._to_flush.add(number)
 
-    def _note_later(self, signer: bytes, known: LaterState) -> None:
+    def _note_later(self, signer: bytes, known: protocol.LaterState) -> None:
         """A client was told of a later state. Nobody can check that, so it is only reported; it is possible after a restart."""
-        if self._resumed and known > LaterState.of(self._state) and signer in self._members() - self._knew_later:
+        if self._resumed and known > protocol.LaterState.of(self.state) and signer in self._hosted.members() - self._knew_later:
             self._knew_later.add(signer)
             self._later.append((signer, known))
 
-    def _answer(self, identity: NodeIdentity, request: JoinRequest | CommandRequest, now: ClockTime) -> Answer:
+    def _answer(
+        self, identity: NodeIdentity, request: protocol.JoinRequest | protocol.CommandRequest, now: ClockTime
+    ) -> protocol.Answer:
         try:
             match request:
-                case JoinRequest(number, address, proof):
+                case protocol.JoinRequest(number, address, proof):
                     self._join(identity, address, now, proof=proof)
-                case CommandRequest(number, plain):
-                    command, before = decode_command(plain, identity), self._version
-                    self._apply(command, now)
-                    if isinstance(command, Witness) and command.metadata is not None and self._version != before:
+                case protocol.CommandRequest(number, plain):
+                    command, before = protocol.decode_command(plain, identity), self._hosted.version
+                    self._hosted.apply(command, now.unix)
+                    if isinstance(command, Witness) and command.metadata is not None and self._hosted.version != before:
                         self._figures.append((identity.signer, command.metadata))
-            self._tick(now)
+            self._attendance.tick(now)
         except CoordinatorError as error:
-            return Answer(number, error.name, error.message)
+            return protocol.Answer(number, error.name, error.message)
         except WireError as error:
-            return Answer(number, "BadRequest", str(error))
+            return protocol.Answer(number, "BadRequest", str(error))
         except Exception:
             logger.exception("a request of %s failed in the coordinator", identity)
-            return Answer(number, "InternalError", "the server failed to carry out the request; its log says why")
+            return protocol.Answer(number, "InternalError", "the server failed to carry out the request; its log says why")
 
-        return Answer(number, "", "")
+        return protocol.Answer(number, "", "")
 
     def _join(self, identity: NodeIdentity, address: bytes, now: ClockTime, *, proof: bytes) -> None:
         if len(address) > MAX_ADDRESS_BYTES:
             message = f"a transport address has at most {MAX_ADDRESS_BYTES} bytes, got {len(address)}"
             raise WireError(message)
 
-        self._apply(Join(identity, proof), now)
+        self._hosted.apply(Join(identity, proof), now.unix)
         entry = self._key_records[identity.signer]
         if entry.address != address:
             entry.address = address
-            self._version += 1
+            self._hosted.version += 1
 
     # ------------------------------------------------------------ sending
 
-    def _send(self, number: int, payload: bytes) -> None:
-        connection = self._connections[number]
-        if not connection.closing:
-            connection.outbox.append(payload)
-            self._to_flush.add(number)
-
     def _send_bye(self, number: int, code: str, sentence: str) -> None:
-        self._send(number, encode_server(Bye(code, sentence)))
-        self._connections[number].closing = True
+        self._connections[number].say_bye(protocol.Bye(code, sentence))
         self._to_flush.add(number)

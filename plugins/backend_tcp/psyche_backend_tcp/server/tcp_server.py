@@ -1,14 +1,14 @@
-"""The coordinator server: sockets, clock, randomness and disk around the `Hub`, which makes the decisions."""
+"""The coordinator server: ports, clock, randomness and disk around the `Hub`, which makes the decisions.
+
+Reading and writing connections is in `client_sessions`.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import logging
 import secrets
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -16,28 +16,26 @@ import anyio
 import anyio.to_thread
 
 from psyche_backend_tcp.connections.allow_list import AllowList
-from psyche_backend_tcp.connections.listener import CONNECTION_LOST, AcceptedConnection, Listener
-from psyche_backend_tcp.connections.login import COORDINATOR, LoginRefused
+from psyche_backend_tcp.connections.listener import Listener
+from psyche_backend_tcp.connections.login import COORDINATOR
 from psyche_backend_tcp.data.server import DataServer
 from psyche_backend_tcp.limits import Limits
-from psyche_backend_tcp.protocol import Bye, encode_server
-from psyche_backend_tcp.server.hub import KEY_IN_USE, NOT_ALLOWED, ClockTime, Hub, PendingSave
+from psyche_backend_tcp.server.client_sessions import FAREWELL_SECONDS, ClientSessions
+from psyche_backend_tcp.server.hosted_state import ClockTime
+from psyche_backend_tcp.server.hub import Hub, PendingSave
 from psyche_backend_tcp.server.initial_state import InitialState, begin
 from psyche_backend_tcp.server.state_store import StateStore
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.coordinator_clock import CoordinatorClock
-from psyche_core.errors import BackendError, UserError, WireError
+from psyche_core.errors import BackendError, UserError
 from psyche_core.hookspecs import LaterKnown, ServerContext
 from psyche_core.interfaces.backend import BackendServer
 from psyche_core.telemetry.repeated_problem import RepeatedProblem
-from psyche_core.types import NodeIdentity
-from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey
 
 logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
 
-_FAREWELL_SECONDS = 1.0
 _SAVE_AGAIN_SECONDS = 1.0
 _ALLOW_LIST_SECONDS = 1.0
 
@@ -64,20 +62,18 @@ class TcpServer(BackendServer):
         self._given_clock = clock
         self._clock = clock or CoordinatorClock(context.state, wall=wall)
         self._key = context.key or SecretKey.generate()
-        self._hub = self._make_hub(InitialState(context.state, context.opening))
         self._store: StateStore | None = None
         self._kept_later: LaterKnown | None = None
         self._allow_list: AllowList | None = None
         self._listener: Listener | None = None
         self._data: DataServer | None = None
-        self._wakes: dict[int, anyio.Event] = {}
-        self._changed = anyio.Event()
         self._unsaved = anyio.Event()
         self._saving = anyio.Lock()
         self._writing: PendingSave | None = None
         self._resumed = False
         self._expelled: set[bytes] = set()
         self._serving: anyio.CancelScope | None = None
+        self._hub, self._sessions = self._make_hub(InitialState(context.state, context.opening))
 
     async def __aenter__(self) -> Self:
         """Read the saved state, and bind.
@@ -92,7 +88,7 @@ class TcpServer(BackendServer):
         beginning = await anyio.to_thread.run_sync(self._begin)
         self._resumed = beginning.resumed
         self._clock = self._given_clock or CoordinatorClock(beginning.state, wall=self._wall)
-        self._hub = self._make_hub(beginning)
+        self._hub, self._sessions = self._make_hub(beginning)
         self._listener = await Listener.bind(
             context.host,
             context.port,
@@ -101,8 +97,8 @@ class TcpServer(BackendServer):
             key=self._key,
             limits=self._limits,
             allowed=self._may,
-            members=self._members,
-            welcome=self._check_key,
+            members=self._hub.members,
+            welcome=self._sessions.check_key,
         )
         try:
             if context.data is not None:
@@ -115,7 +111,7 @@ class TcpServer(BackendServer):
                     limits=self._limits,
                     state=lambda: self._hub.state,
                     allowed=self._may,
-                    members=self._members,
+                    members=self._hub.members,
                 )
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -167,7 +163,7 @@ class TcpServer(BackendServer):
         Its connection is closed and it is withdrawn, as if its key had been taken out of the allow-list. Raises ValueError for a
         key of nobody who waits or takes part.
         """
-        if signer not in self._members():
+        if signer not in self._hub.members():
             message = f"no member has the key {signer.hex()}"
             raise ValueError(message)
 
@@ -190,19 +186,19 @@ class TcpServer(BackendServer):
         async with anyio.create_task_group() as group:
             self._serving = group.cancel_scope
             group.start_soon(self._keep_saved)
-            group.start_soon(listener.serve, self._attend)
+            group.start_soon(listener.serve, self._sessions.attend)
             if self._data is not None:
                 group.start_soon(self._data.serve)
             if self._allow_list is not None:
                 group.start_soon(self._watch_allow_list, self._allow_list)
             group.start_soon(self._keep_time)
-            await self._until(lambda: self._hub.finished)
+            await self._sessions.until(lambda: self._hub.finished)
             with anyio.move_on_after(self._limits.finish_seconds):
-                await self._until(lambda: self._hub.all_sent and not self._hub.connected)
+                await self._sessions.until(lambda: self._hub.all_sent and not self._hub.connected)
             self._hub.close_all("Finished", "the run is finished")
             self._notify()
-            with anyio.move_on_after(_FAREWELL_SECONDS):
-                await self._until(lambda: not self._hub.connected)
+            with anyio.move_on_after(FAREWELL_SECONDS):
+                await self._sessions.until(lambda: not self._hub.connected)
             group.cancel_scope.cancel()
 
     async def aclose(self) -> None:
@@ -237,8 +233,8 @@ class TcpServer(BackendServer):
         data_key = self._key.public if context.data is not None else None
         return begin(context.state, context.opening, saved, path=path, data_key=data_key)
 
-    def _make_hub(self, beginning: InitialState) -> Hub:
-        return Hub(
+    def _make_hub(self, beginning: InitialState) -> tuple[Hub, ClientSessions]:
+        hub = Hub(
             beginning.state,
             self._limits,
             draw_seed=lambda: secrets.randbits(64),
@@ -249,15 +245,10 @@ class TcpServer(BackendServer):
             relays=self._context.relays,
             data_key=self._key.public if self._context.data is not None else None,
         )
+        return hub, ClientSessions(hub, self._limits, now=self._now, allowed=self._may, notify=self._notify)
 
     def _may(self, public: bytes) -> bool:
         return public not in self._expelled and (self._allow_list is None or public in self._allow_list)
-
-    def _members(self) -> frozenset[bytes]:
-        """Keys of all clients that wait for an epoch or take part in the current one."""
-        state = self._hub.state
-        clients = (client.id.signer for client in state.epoch.clients)
-        return frozenset(itertools.chain((identity.signer for identity in state.pending), clients))
 
     def _bound(self) -> Listener:
         if self._listener is None:
@@ -322,14 +313,6 @@ class TcpServer(BackendServer):
             self._writing = None
             self._hub.saved(pending_save)
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        while True:
-            changed = self._changed
-            if condition():
-                return
-
-            await changed.wait()
-
     def _notify(self) -> None:
         """Something may have changed: save it, and send what needs no saving."""
         self._unsaved.set()
@@ -337,10 +320,7 @@ class TcpServer(BackendServer):
 
     def _pass_on(self) -> None:
         """Wake connections with something to send, and report saved changes to the owner."""
-        for number in self._hub.take_to_flush():
-            if number in self._wakes:
-                self._wakes[number].set()
-
+        self._sessions.wake()
         for signer, why in self._hub.take_withdrawn():
             if self._context.on_withdrawn is not None:
                 self._context.on_withdrawn(signer, why)
@@ -361,93 +341,4 @@ class TcpServer(BackendServer):
                 later = LaterKnown(epoch=known.epoch, step=known.step, path=self._store.path, member=signer)
                 self._context.on_later_state(later)
 
-        self._changed.set()
-        self._changed = anyio.Event()
-
-    # ------------------------------------------------------------ connections
-
-    async def _attend(self, accepted: AcceptedConnection) -> None:
-        try:
-            await self._check_key(accepted.public)  # again: others may have come in while this one was welcomed
-        except LoginRefused as refused:
-            await _say_bye(accepted.frames, Bye(refused.code, refused.message), within=self._limits.send_seconds)
-            return
-
-        number = self._hub.connect(NodeIdentity(accepted.public, accepted.public), self._now(), known=accepted.known)
-        self._notify()
-        try:
-            async with anyio.create_task_group() as group:
-
-                async def read() -> None:
-                    await self._read(number, accepted.frames)
-                    group.cancel_scope.cancel()
-
-                group.start_soon(read)
-                await self._write(number, accepted.frames)
-                group.cancel_scope.cancel()
-        finally:
-            self._wakes.pop(number, None)
-            self._hub.disconnect(number, self._now())
-            self._notify()
-
-    async def _check_key(self, public: bytes) -> None:
-        """Raise LoginRefused while another connection of the key answers pings. A dead one is closed, or stays silent."""
-        while (number := self._hub.connection_of(public)) is not None:
-            pong = self._hub.ping(number, self._now())
-            self._notify()
-            with anyio.move_on_after(self._limits.probe_seconds):
-                await self._until(partial(self._hub.is_settled, number, pong))
-            if self._hub.has_answered(number, pong):
-                raise LoginRefused(KEY_IN_USE.code, KEY_IN_USE.sentence)
-            if not self._may(public):
-                raise LoginRefused(NOT_ALLOWED.code, NOT_ALLOWED.sentence)
-            self._hub.give_up(number)
-
-    async def _read(self, number: int, frames: FramedStream) -> None:
-        while True:
-            try:
-                payload = await frames.receive()
-            except CONNECTION_LOST:
-                return
-            except WireError as error:
-                self._hub.refuse(number, str(error))
-                self._notify()
-                await anyio.sleep_forever()  # the writer sends a bye and cancels us
-
-            pause = self._hub.receive(number, payload, self._now())
-            self._notify()
-            await anyio.sleep(pause)
-
-    async def _write(self, number: int, frames: FramedStream) -> None:
-        while True:
-            wake = self._wakes[number] = anyio.Event()
-            payloads = self._hub.outgoing(number)
-            if payloads:
-                with anyio.move_on_after(self._limits.send_seconds) as scope:
-                    try:
-                        await frames.send(*payloads)
-                    except CONNECTION_LOST:
-                        return
-                if scope.cancelled_caught:
-                    return
-                self._changed.set()
-                self._changed = anyio.Event()
-                continue
-
-            if self._hub.is_closing(number):
-                return
-
-            await wake.wait()
-
-
-async def _say_bye(frames: FramedStream, bye: Bye, *, within: float) -> None:
-    """Tell a client why it is not served, and wait until it has closed: closing with unread bytes would discard the bye.
-
-    within: seconds for the bye.
-    """
-    with contextlib.suppress(*CONNECTION_LOST, WireError):
-        with anyio.move_on_after(within):
-            await frames.send(encode_server(bye))
-        with anyio.move_on_after(_FAREWELL_SECONDS):
-            while True:
-                await frames.receive()
+        self._sessions.note_change()

@@ -13,7 +13,6 @@ limited here.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -22,7 +21,7 @@ import anyio
 import anyio.to_thread
 
 from psyche_core.errors import BlobNotFound, BlobRejected, WireError
-from psyche_core.p2p.blob_store import BlobStore
+from psyche_core.p2p.blob_store import BlobStore, sha256
 from psyche_core.p2p.fetch_plan import Answer, FetchPlan, Outcome
 from psyche_core.p2p.offers import Offer, OfferBook
 from psyche_p2p_quic.blobs.frames import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
@@ -33,7 +32,6 @@ from psyche_p2p_quic.connections.session import Session
 from psyche_p2p_quic.endpoint.links import LinkLost, Stream
 from psyche_p2p_quic.settings import QuicSettings
 
-LARGE_BLOB_BYTES = 64 * 1024
 READ_BYTES = 512 * 1024
 READ_SECONDS = 0.1
 """A body is read in parts that take about this long, at most READ_BYTES each. Every part costs a call into the library, and
@@ -239,7 +237,7 @@ class BlobExchange:
                     if open_still and hedging.again_due(now()) and plan.ask_again():
                         continue
 
-                _give_up(blob_hash, plan.outcome(self._mesh.members))
+                plan.raise_if_over(blob_hash, self._mesh.members)
                 for task in await self._first_done(set(requests), changed):
                     answer = task.result()
                     if isinstance(answer, bytes):
@@ -355,25 +353,7 @@ class BlobExchange:
             source.close(session.BROKE_RULES, "you served blobs that do not match their hashes")
 
 
-async def sha256(blob: bytes) -> bytes:
-    """SHA-256, in a worker thread for large blobs."""
-    if len(blob) < LARGE_BLOB_BYTES:
-        return hashlib.sha256(blob).digest()
-
-    return await anyio.to_thread.run_sync(lambda: hashlib.sha256(blob).digest())
-
-
 async def _verified(body: BytesIO, blob_hash: bytes) -> bytes | None:
     """The body as a blob, None when its hash does not match."""
     blob = body.getvalue()
     return blob if await sha256(blob) == blob_hash else None
-
-
-def _give_up(blob_hash: bytes, outcome: Outcome) -> None:
-    if outcome is Outcome.NOT_FOUND:
-        message = f"no member has blob {blob_hash.hex()}"
-        raise BlobNotFound(message)
-
-    if outcome is Outcome.REJECTED:
-        message = f"every answer for blob {blob_hash.hex()} was larger than allowed or did not match its hash"
-        raise BlobRejected(message)

@@ -1,0 +1,44 @@
+"""Which events are news for people who watch a run, and how serious they are. The sentences are in `psyche_core.ui`."""
+
+from __future__ import annotations
+
+from psyche_core.telemetry import events as telemetry
+from psyche_core.telemetry.events import Event
+
+TRAINING_PHASES = ("RoundTrain", "RoundWitness")
+"""The two phases of a round, which follow each other too fast for news."""
+
+_SILENT = (
+    telemetry.RunDescribed,
+    telemetry.StepTrained,
+    telemetry.StepFigures,
+    telemetry.OptimizerStatistics,
+    telemetry.ResultsFetched,
+    telemetry.StepApplied,
+    telemetry.NetworkTotals,
+    telemetry.WitnessSent,
+    telemetry.WitnessReported,
+    telemetry.ModelSync,
+    telemetry.PromptAnswered,
+)
+"""Events that come each round, or many times; they make curves and tables."""
+
+_ERRORS = (telemetry.ReplicasDiffer, telemetry.ModelLost, telemetry.StateIsOlder)
+_WARNINGS = (
+    telemetry.WentBack,
+    telemetry.ModelContested,
+    telemetry.Dropped,
+    telemetry.MemberExited,
+    telemetry.StatementVoided,
+)
+
+
+def news_level(event: Event) -> str | None:
+    """`info`, `warning` or `error`; None for an event that is no news."""
+    if isinstance(event, _SILENT) or (isinstance(event, telemetry.PhaseChanged) and event.phase in TRAINING_PHASES):
+        return None
+    if isinstance(event, telemetry.Problem):
+        return event.level
+    if isinstance(event, _ERRORS) or (isinstance(event, telemetry.Ended) and not event.success):
+        return "error"
+    return "warning" if isinstance(event, _WARNINGS) else "info"
