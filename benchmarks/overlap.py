@@ -42,6 +42,7 @@ from psyche_core.builtin.memory_backend import MemoryBackend, MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.client.runtime.runtime import ClientRuntime
+from psyche_core.client.runtime.worker import Worker
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.commands import Command
@@ -264,9 +265,9 @@ async def play(given: argparse.Namespace, *, to_coordinator: float) -> dict[str,
             DummyData(sequence_length=16) as data,
         ):
             transports.append(transport)
-            runtime = ClientRuntime(
-                run_id=run.run_id, key=key, backend=backend, transport=transport, build=build, report=EventBus()
-            )
+            bus = EventBus()
+            worker = Worker(build, transport=transport, report=bus)
+            runtime = ClientRuntime(run_id=run.run_id, key=key, backend=backend, transport=transport, worker=worker, report=bus)
             await runtime.run()
 
     async with anyio.create_task_group() as clock:

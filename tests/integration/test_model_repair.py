@@ -19,6 +19,7 @@ from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client.machine.machine import Timeouts
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.client.runtime.runtime import ClientRuntime
+from psyche_core.client.runtime.worker import Worker
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.p2p.manifest import Piece
@@ -126,13 +127,14 @@ class Run:
             MemoryTransport(self.network, key.public) as transport,
             DummyData(sequence_length=16) as data,
         ):
+            bus = EventBus(told.append)
             runtime = ClientRuntime(
                 run_id="repair",
                 key=key,
                 backend=backend,
                 transport=transport,
-                build=build,
-                report=EventBus(told.append),
+                worker=Worker(build, transport=transport, report=bus),
+                report=bus,
                 timeouts=Timeouts(payload=10.0, peers=2.0, offers=3.0),
             )
             await runtime.run()

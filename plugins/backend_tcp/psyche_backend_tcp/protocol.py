@@ -27,16 +27,7 @@ from typing import Any
 from psyche_backend_tcp.limits import CLIENT_FRAME, MAX_ADDRESS_BYTES, SERVER_FRAME
 from psyche_core.config.run_config import Choice
 from psyche_core.config.schema import MAX_RELAY_BYTES, MAX_RELAYS
-from psyche_core.coordinator.commands import (
-    Checkpoint,
-    EpochDigest,
-    Equivocation,
-    HealthCheck,
-    SignedResult,
-    WarmupWitness,
-    Withdraw,
-    Witness,
-)
+from psyche_core.coordinator import commands
 from psyche_core.coordinator.serialization import from_plain, to_plain
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import PsycheError, WireError
@@ -265,24 +256,24 @@ def _relays(plain: Any) -> tuple[str, ...]:
 def encode_command(command: ClientCommand) -> list[Any]:
     """A client's command as a plain list, without its sender. Raises ValueError for an invalid checkpoint location."""
     match command:
-        case Withdraw():
+        case commands.Withdraw():
             return [1]
-        case WarmupWitness(_, epoch, index, model_digest):
+        case commands.WarmupWitness(_, epoch, index, model_digest):
             return [2, epoch, index, model_digest]
-        case Witness(_, s, metadata):
+        case commands.Witness(_, s, metadata):
             statement = [s.epoch, s.height, s.index, s.participants, s.broadcast_bloom, s.merkle_root, s.model_digest]
             figures = None
             if metadata is not None:
                 figures = [metadata.step, *map(float, (metadata.tokens_per_sec, metadata.bandwidth_per_sec, metadata.loss))]
             return [3, statement, figures]
-        case HealthCheck(_, slots):
+        case commands.HealthCheck(_, slots):
             return [4, list(slots)]
-        case Checkpoint(_, location):
+        case commands.Checkpoint(_, location):
             return [5, None if location is None else Choice.parse(location).to_toml()]
-        case Equivocation(_, epoch, height, index, first, second):
+        case commands.Equivocation(_, epoch, height, index, first, second):
             halves = [[half.payload_hash, half.signature] for half in (first, second)]
             return [6, epoch, height, index, *halves]
-        case EpochDigest(_, epoch, index, digest):
+        case commands.EpochDigest(_, epoch, index, digest):
             return [7, epoch, index, digest]
 
 
@@ -290,25 +281,25 @@ def decode_command(plain: list[Any], sender: NodeIdentity) -> ClientCommand:
     """A client's command with its authenticated sender. Raises WireError, also for an unknown kind."""
     match plain:
         case [1]:
-            return Withdraw(sender)
+            return commands.Withdraw(sender)
         case [2, int() as epoch, int() as index, bytes() as digest] if _are_u32(epoch, index) and len(digest) == 32:
-            return WarmupWitness(sender, epoch, index, digest)
+            return commands.WarmupWitness(sender, epoch, index, digest)
         case [3, list() as statement, metadata]:
-            return Witness(sender, _statement(statement), None if metadata is None else _metadata(metadata))
+            return commands.Witness(sender, _statement(statement), None if metadata is None else _metadata(metadata))
         case [4, list() as slots] if len(slots) <= MAX_CLIENTS and all(_is_u32(slot) and slot < MAX_CLIENTS for slot in slots):
-            return HealthCheck(sender, tuple(slots))
+            return commands.HealthCheck(sender, tuple(slots))
         case [5, location]:
             try:
-                return Checkpoint(sender, None if location is None else Choice.parse(location))
+                return commands.Checkpoint(sender, None if location is None else Choice.parse(location))
             except ValueError as error:
                 message = f"a checkpoint location {error}"
                 raise WireError(message) from error
         case [6, int() as epoch, int() as height, int() as index, list() as first, list() as second] if _are_u32(
             epoch, height, index
         ):
-            return Equivocation(sender, epoch, height, index, _signed_result(first), _signed_result(second))
+            return commands.Equivocation(sender, epoch, height, index, _signed_result(first), _signed_result(second))
         case [7, int() as epoch, int() as index, bytes() as digest] if _are_u32(epoch, index) and len(digest) == 32:
-            return EpochDigest(sender, epoch, index, digest)
+            return commands.EpochDigest(sender, epoch, index, digest)
         case _:
             message = "not a command clients may give, or one with fields of a wrong type or range"
             raise WireError(message)
@@ -331,10 +322,10 @@ def _statement(plain: list[Any]) -> WitnessStatement:
             raise WireError(message)
 
 
-def _signed_result(plain: list[Any]) -> SignedResult:
+def _signed_result(plain: list[Any]) -> commands.SignedResult:
     match plain:
         case [bytes() as payload_hash, bytes() as signature] if (len(payload_hash), len(signature)) == (32, 64):
-            return SignedResult(payload_hash, signature)
+            return commands.SignedResult(payload_hash, signature)
         case _:
             message = "a signed result is a hash of 32 bytes and a signature of 64"
             raise WireError(message)

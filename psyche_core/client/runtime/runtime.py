@@ -22,8 +22,6 @@ from psyche_core.client.actions import Actions
 from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.machine import ClientMachine, Timeouts
-from psyche_core.client.model_sync.description import DescriptionExchange
-from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.coordinator_requests import CoordinatorRequests
 from psyche_core.client.runtime.downloads import DOWNLOADS_AT_ONCE, PayloadDownloads
 from psyche_core.client.runtime.event_queue import EventQueue, ticks
@@ -32,15 +30,13 @@ from psyche_core.client.runtime.reports.fetch_times import FetchTimes
 from psyche_core.client.runtime.reports.network_reporter import NetworkReporter
 from psyche_core.client.runtime.reports.run_changes import RunChanges
 from psyche_core.client.runtime.reports.step_figures import StepFigureMaker
-from psyche_core.client.runtime.resources import Resources, ResourcesRequest
+from psyche_core.client.runtime.resources import Resources
 from psyche_core.client.runtime.state_watch import StateWatch
-from psyche_core.client.runtime.worker import Worker, describe_exception
+from psyche_core.client.runtime.worker import Worker
 from psyche_core.coordinator.commands import Command, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, ModelError, PluginFailed, PsycheError
-from psyche_core.evaluation.spare_time import SpareTime
 from psyche_core.interfaces import Backend, Transport
-from psyche_core.storage.model_stores.interface import ModelStore
 from psyche_core.storage.model_stores.run_end import end_sentence
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
@@ -56,10 +52,8 @@ WITHDRAW_TIMEOUT = 5.0
 class ClientRuntime(Actions[Awaitable[None]]):
     """Runs one client over an entered backend and an entered transport.
 
-    build: opens model, optimizer and data for the run (see Worker). report: where events for people go. store: where we put the
-    model when it is our turn; None without a store. exchange: transfers whole models; a default one if not given.
-    downloads_at_once: payloads fetched at the same time. explain: one sentence about an unexpected exception, with the plugin
-    it came from. check, spare: see Worker. follow: called with each state of the coordinator, for displays; must not block.
+    worker: does the machine's work, over the same transport. report: where events for people go. downloads_at_once: payloads
+    fetched at the same time. follow: called with each state of the coordinator, for displays; must not block.
     at_end: awaited once the run is over, while the model is still in memory.
     """
 
@@ -70,17 +64,11 @@ class ClientRuntime(Actions[Awaitable[None]]):
         key: SecretKey,
         backend: Backend,
         transport: Transport,
-        build: Callable[[ResourcesRequest], Awaitable[Resources]],
+        worker: Worker,
         report: EventBus,
         timeouts: Timeouts | None = None,
-        store: ModelStore | None = None,
-        exchange: ModelExchange | None = None,
-        descriptions: DescriptionExchange | None = None,
         downloads_at_once: int = DOWNLOADS_AT_ONCE,
-        explain: Callable[[BaseException], str] = describe_exception,
-        check: Callable[[CoordinatorState], Awaitable[None]] | None = None,
         follow: Callable[[CoordinatorState], None] | None = None,
-        spare: SpareTime | None = None,
         at_end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._at_end = at_end
@@ -89,31 +77,21 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._transport = transport
         self._report = report
         self._tasks: TaskGroup
-        self._worker = Worker(
-            build,
-            transport=transport,
-            report=report,
-            store=store,
-            exchange=exchange,
-            descriptions=descriptions,
-            explain=explain,
-            check=check,
-            spare=spare,
-        )
-        self._explain = explain
+        self._worker = worker
+        self._explain = worker.explain
         self._timeouts = timeouts or Timeouts()
         self._network = NetworkReporter(transport, report, own=backend.identity)
         self._coordinator = CoordinatorRequests(backend, transport, report, run_id=run_id)
         self._fetching = FetchTimes()
         self._downloads = PayloadDownloads(
-            transport, self._worker, network=self._network, times=self._fetching, at_once=downloads_at_once, explain=explain
+            transport, worker, network=self._network, times=self._fetching, at_once=downloads_at_once, explain=self._explain
         )
         self._machine = ClientMachine(
             backend.identity,
             run_id,
             sign=lambda commitment: sign_commitment(key, self.state.instance, commitment),
             timeouts=self._timeouts,
-            can_store=store is not None,
+            can_store=worker.can_store,
         )
         self._queue = EventQueue()
         self._changes = RunChanges()
@@ -125,10 +103,10 @@ class ClientRuntime(Actions[Awaitable[None]]):
             changes=self._changes,
             times=self._fetching,
             connect=self._connect,
-            apply_failure=lambda: self._worker.failures.apply_failure,
+            apply_failure=lambda: worker.failures.apply_failure,
             report=report,
             follow=follow,
-            explain=explain,
+            explain=self._explain,
         )
         self._messages = MessageReader(transport, lambda: self.state.instance, queue=self._queue, network=self._network)
         self._addresses: Mapping[bytes, bytes] = {}

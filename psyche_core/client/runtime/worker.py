@@ -88,7 +88,7 @@ class Worker:
     ) -> None:
         self._lending = ModelLending(spare)
         self._build = build
-        self._explain = explain
+        self.explain: Callable[[BaseException], str] = explain
         self._transport = transport
         self._report = report
         self._model_store = store
@@ -121,6 +121,11 @@ class Worker:
         return self._newest
 
     @property
+    def can_store(self) -> bool:
+        """Whether there is a store for models of epoch ends."""
+        return self._model_store is not None
+
+    @property
     def opened(self) -> Resources | None:
         """The open resources, None before there are any."""
         return self._resources
@@ -141,13 +146,13 @@ class Worker:
         except Exception as error:
             logger.debug("%s failed", type(work).__name__, exc_info=error)
             if not isinstance(work, act.Load):
-                sentence = f"{not_done(work)}: {self._explain(error)}"
+                sentence = f"{not_done(work)}: {self.explain(error)}"
                 self.failures.note_failure(work, sentence, error)
                 return ev.WorkFailed(work, sentence)
             if isinstance(error, PsycheError):
                 raise
 
-            message = f"the model and its data could not be opened: {self._explain(error)}"
+            message = f"the model and its data could not be opened: {self.explain(error)}"
             raise ModelError(message) from error
 
     async def _do(self, work: act.Work) -> ev.WorkDone:
@@ -215,7 +220,7 @@ class Worker:
                 raise  # not the description's fault
             except Exception as error:  # another member's description may be wrong: try the next
                 logger.debug("a description could not be used", exc_info=error)
-                reason = self._explain(error)
+                reason = self.explain(error)
                 continue
 
             done = await self._exchange.fetch(resources.trainer, work, run_id=work.build.run_id)
@@ -285,7 +290,7 @@ class Worker:
             raise
         except Exception as error:
             logger.debug("a payload's check failed", exc_info=error)
-            return ev.PayloadCheckFailed(payload_hash, f"a peer's result could not be checked: {self._explain(error)}")
+            return ev.PayloadCheckFailed(payload_hash, f"a peer's result could not be checked: {self.explain(error)}")
 
         self._payloads.put(payload_hash, payload, tag=tag)
         return ev.PayloadChecked(payload_hash, True, tag)
@@ -310,7 +315,7 @@ class Worker:
             await self._exchange.expire(before)
         except Exception as error:  # files that cannot be removed must not stop us
             logger.debug("removing old snapshots failed", exc_info=error)
-            self._report(telemetry.Problem("warning", f"old files of the model could not be removed: {self._explain(error)}"))
+            self._report(telemetry.Problem("warning", f"old files of the model could not be removed: {self.explain(error)}"))
 
     async def _apply(self, work: act.Apply) -> ev.WorkDone:
         self._exchange.check_usable()
@@ -342,9 +347,7 @@ class Worker:
             raise
         except Exception as error:  # only a number to show
             logger.debug("validation failed", exc_info=error)
-            self._report(
-                telemetry.Problem("error", f"the model after step {work.step} was not validated: {self._explain(error)}")
-            )
+            self._report(telemetry.Problem("error", f"the model after step {work.step} was not validated: {self.explain(error)}"))
         saved = await self.checkpoints.close_epoch(work, digest)
         return ev.EpochClosed(digest, saved)
 
@@ -359,7 +362,7 @@ class Worker:
             location = await self._model_store.put(directory, run_id=self._run_id, step=action.step)
         except Exception as error:  # StoreError, or anything unexpected
             logger.debug("storing a model failed", exc_info=error)
-            return ev.StoreFailed(action.step, f"the model of step {action.step} was not stored: {self._explain(error)}")
+            return ev.StoreFailed(action.step, f"the model of step {action.step} was not stored: {self.explain(error)}")
 
         return ev.ModelStored(action.step, location)
 

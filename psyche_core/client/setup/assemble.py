@@ -21,6 +21,7 @@ from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.restoring import Restorer
 from psyche_core.client.runtime.runtime import ClientRuntime
+from psyche_core.client.runtime.worker import Worker
 from psyche_core.client.setup.evaluations import Evaluations
 from psyche_core.client.setup.evaluations import wanted as evaluations_wanted
 from psyche_core.client.setup.model_opener import cache_folder
@@ -120,23 +121,28 @@ async def train_client(
                 settings, registry, key=key, stack=stack, latest=lambda: runtime.state, report=report, restorer=restorer
             )
             evaluations = Evaluations(settings, lambda: runtime.resources, report) if evaluations_wanted(settings) else None
+            worker = Worker(
+                build,
+                transport=transport,
+                report=report,
+                store=open_store(settings),
+                exchange=ModelExchange(
+                    transport, report=report, scratch=scratch, at_once=settings.max_concurrent_parameter_requests
+                ),
+                descriptions=DescriptionExchange(transport, folder=cache_folder(settings) / "descriptions"),
+                explain=registry.explain,
+                check=build.check,
+                spare=None if evaluations is None else evaluations.spare,
+            )
             runtime = ClientRuntime(
                 run_id=settings.run_id,
                 key=key,
                 backend=backend,
                 transport=transport,
-                build=build,
-                check=build.check,
+                worker=worker,
                 report=report,
-                exchange=ModelExchange(
-                    transport, report=report, scratch=scratch, at_once=settings.max_concurrent_parameter_requests
-                ),
                 downloads_at_once=settings.max_concurrent_downloads,
-                descriptions=DescriptionExchange(transport, folder=cache_folder(settings) / "descriptions"),
-                store=open_store(settings),
-                explain=registry.explain,
                 follow=follow,
-                spare=None if evaluations is None else evaluations.spare,
                 at_end=None if evaluations is None else evaluations.at_end,
             )
             report(telemetry.Started("client", backend.identity.signer.hex(), settings.run_id, route))

@@ -7,16 +7,7 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, Field, SecretStr, field_validator
 
-from psyche_core.config.options.common import (
-    LOGS,
-    MICRO_BATCH_SIZE,
-    OPTIM_STATS,
-    SECONDS,
-    TRACKER,
-    Logs,
-    MicroBatchSize,
-    TrackerNames,
-)
+from psyche_core.config.options import common
 from psyche_core.config.options.loading import ENVIRONMENT_PREFIX, RAW_IDENTITY
 from psyche_core.config.options.shared import ComputeOptions, ReportingOptions
 from psyche_core.config.schema import RunId
@@ -53,7 +44,7 @@ class ClientSettings(ReportingOptions, ComputeOptions):
     reconnect_seconds: float = Field(
         default=300.0,
         ge=0,
-        json_schema_extra=SECONDS,
+        json_schema_extra=common.SECONDS,
         description=("How long to try to reach the coordinator before giving up, at the start and after each lost connection."),
     )
     transport: str = Field(default="quic", description="Transport between clients, by plugin name.")
@@ -67,7 +58,7 @@ class ClientSettings(ReportingOptions, ComputeOptions):
     bind_p2p_port: int = Field(
         default=0, ge=0, le=65535, json_schema_extra={"short": "-b"}, description="Port to bind for peers; 0 picks a free one."
     )
-    micro_batch_size: MicroBatchSize = Field(default=8, description=MICRO_BATCH_SIZE)
+    micro_batch_size: common.MicroBatchSize = Field(default=8, description=common.MICRO_BATCH_SIZE)
     checkpoint_dir: Path | None = Field(
         default=None, description="Folder for checkpoints. One is saved at each epoch's end and at a clean exit."
     )
@@ -156,9 +147,9 @@ class ClientSettings(ReportingOptions, ComputeOptions):
         default=False,
         description="Show what the model writes after a few prompts: at the start, at most every half minute, and at the end.",
     )
-    logs: Logs = Field(default="auto", description=LOGS)
-    tracker: TrackerNames = Field(default=(), description=TRACKER)
-    optim_stats_steps: int | None = Field(default=None, ge=1, description=OPTIM_STATS)
+    logs: common.Logs = Field(default="auto", description=common.LOGS)
+    tracker: common.TrackerNames = Field(default=(), description=common.TRACKER)
+    optim_stats_steps: int | None = Field(default=None, ge=1, description=common.OPTIM_STATS)
     write_gradients_dir: Path | None = Field(
         default=None,
         description=(
@@ -177,7 +168,7 @@ class ClientSettings(ReportingOptions, ComputeOptions):
         default=0.0,
         ge=0,
         le=86400,
-        json_schema_extra=SECONDS,
+        json_schema_extra=common.SECONDS,
         description="Wait this long after computing each step, to try a run with slow members.",
     )
     base: Path = Field(

@@ -12,16 +12,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, JsonValue
 
-from psyche_core.config.options.common import (
-    ATTENTION,
-    COMPUTE_DTYPE,
-    GRADIENT_CHECKPOINTING,
-    LOG,
-    SECONDS,
-    Attention,
-    ComputeDtype,
-    LogLevels,
-)
+from psyche_core.config.options import common
 from psyche_core.config.options.loading import ProgramSettings
 
 
@@ -47,9 +38,9 @@ class ComputeOptions(ProgramSettings):
     device: str = Field(
         default="auto", description="auto, cpu, mps, cuda, cuda:N, or cuda:X,Y to divide each batch among several GPUs."
     )
-    compute_dtype: ComputeDtype = Field(default="float32", description=COMPUTE_DTYPE)
-    attention: Attention = Field(default="auto", description=ATTENTION)
-    gradient_checkpointing: bool = Field(default=False, description=GRADIENT_CHECKPOINTING)
+    compute_dtype: common.ComputeDtype = Field(default="float32", description=common.COMPUTE_DTYPE)
+    attention: common.Attention = Field(default="auto", description=common.ATTENTION)
+    gradient_checkpointing: bool = Field(default=False, description=common.GRADIENT_CHECKPOINTING)
     data_parallelism: int = Field(
         default=1,
         ge=1,
@@ -89,7 +80,7 @@ class ComputeOptions(ProgramSettings):
 class LogOptions(ProgramSettings):
     """Where a program's events, log lines and figures go on its own machine."""
 
-    log: LogLevels | None = Field(default=None, json_schema_extra={"unit": "FILTERS"}, description=LOG)
+    log: common.LogLevels | None = Field(default=None, json_schema_extra={"unit": "FILTERS"}, description=common.LOG)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
     write_log: Path | None = Field(
         default=None, description="File to append the lines to that --logs console shows, and warnings, whatever --logs says."
@@ -138,7 +129,7 @@ class OtlpOptions(ProgramSettings):
     otlp_report_interval: float = Field(
         default=60.0,
         ge=1,
-        json_schema_extra={**SECONDS, **rust_spelling("report-interval")},
+        json_schema_extra={**common.SECONDS, **rust_spelling("report-interval")},
         description="Time between two reports of figures.",
     )
 

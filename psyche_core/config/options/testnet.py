@@ -7,25 +7,7 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from psyche_core.config.options.common import (
-    ATTENTION,
-    COMPUTE_DTYPE,
-    GRADIENT_CHECKPOINTING,
-    LOG,
-    MICRO_BATCH_SIZE,
-    OPTIM_STATS,
-    SECONDS,
-    TOKENS,
-    TRACKER,
-    WEB_HOST,
-    WEB_PORT,
-    Attention,
-    ComputeDtype,
-    LogLevels,
-    Logs,
-    MicroBatchSize,
-    TrackerNames,
-)
+from psyche_core.config.options import common
 from psyche_core.config.options.loading import ProgramSettings
 
 
@@ -59,10 +41,10 @@ class TestnetSettings(ProgramSettings):
     )
     validation_sequences: int = Field(default=64, ge=1, description="Number of held-out sequences for each measurement.")
     device: str = Field(default="cpu", description="Device of every client: cpu, cuda, …")
-    micro_batch_size: MicroBatchSize = Field(default=8, description=MICRO_BATCH_SIZE)
-    compute_dtype: ComputeDtype = Field(default="float32", description=COMPUTE_DTYPE)
-    attention: Attention = Field(default="auto", description=ATTENTION)
-    gradient_checkpointing: bool = Field(default=False, description=GRADIENT_CHECKPOINTING)
+    micro_batch_size: common.MicroBatchSize = Field(default=8, description=common.MICRO_BATCH_SIZE)
+    compute_dtype: common.ComputeDtype = Field(default="float32", description=common.COMPUTE_DTYPE)
+    attention: common.Attention = Field(default="auto", description=common.ATTENTION)
+    gradient_checkpointing: bool = Field(default=False, description=common.GRADIENT_CHECKPOINTING)
     torch_threads: int = Field(default=1, ge=1, description="CPU threads of each client.")
     random_kill_num: int = Field(
         default=0, ge=0, description="Number of clients to kill (kill -9) and restart at each interval; 0: none."
@@ -70,13 +52,13 @@ class TestnetSettings(ProgramSettings):
     random_kill_interval: float = Field(
         default=120.0,
         gt=0,
-        json_schema_extra=SECONDS,
+        json_schema_extra=common.SECONDS,
         description="Time between kills; longer while too few clients have restarted for the run to continue.",
     )
     random_kill_seconds: float | None = Field(
         default=None,
         gt=0,
-        json_schema_extra=SECONDS,
+        json_schema_extra=common.SECONDS,
         description="How long after the first step clients are killed; default: until the end.",
     )
     random_kill_seed: int | None = Field(
@@ -103,7 +85,7 @@ class TestnetSettings(ProgramSettings):
         "`psyche audit`.",
     )
     optim_stats_steps: int | None = Field(
-        default=None, ge=1, json_schema_extra={"aliases": ["--optim-stats"]}, description=f"In all clients. {OPTIM_STATS}"
+        default=None, ge=1, json_schema_extra={"aliases": ["--optim-stats"]}, description=f"In all clients. {common.OPTIM_STATS}"
     )
     write_distro_data: Path | None = Field(
         default=None, description="Folder for all results that the first client applies in each step (its --write-distro-data)."
@@ -133,7 +115,7 @@ class TestnetSettings(ProgramSettings):
     time_limit: float | None = Field(
         default=None,
         gt=0,
-        json_schema_extra=SECONDS,
+        json_schema_extra=common.SECONDS,
         description="Fail if the run takes longer.",
     )
     require_steps: int = Field(default=0, ge=0, description="Fail unless this many steps were trained and applied.")
@@ -144,19 +126,19 @@ class TestnetSettings(ProgramSettings):
         json_schema_extra={"unit": "NATS"},
         description="Fail unless the validation loss falls by at least this much.",
     )
-    logs: Logs = Field(
+    logs: common.Logs = Field(
         default="auto",
         description="auto: live panel on a terminal, otherwise lines; tui: full screen, also --tui; console: lines; json: one "
         "event per line, with its program's name; none: nothing",
     )
 
-    log: LogLevels | None = Field(
-        default=None, json_schema_extra={"unit": "FILTERS"}, description=f"Of all programs, in logs/. {LOG}"
+    log: common.LogLevels | None = Field(
+        default=None, json_schema_extra={"unit": "FILTERS"}, description=f"Of all programs, in logs/. {common.LOG}"
     )
-    web_port: int | None = Field(default=None, ge=0, le=65535, description=WEB_PORT)
-    web_host: str = Field(default="127.0.0.1", description=WEB_HOST)
-    token_file: Path | None = Field(default=None, description=TOKENS)
-    tracker: TrackerNames = Field(default=(), description=TRACKER)
+    web_port: int | None = Field(default=None, ge=0, le=65535, description=common.WEB_PORT)
+    web_host: str = Field(default="127.0.0.1", description=common.WEB_HOST)
+    token_file: Path | None = Field(default=None, description=common.TOKENS)
+    tracker: common.TrackerNames = Field(default=(), description=common.TRACKER)
 
     @field_validator("allowed_to_kill")
     @classmethod

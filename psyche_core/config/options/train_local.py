@@ -7,15 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from psyche_core.config.options.common import (
-    LOGS,
-    MICRO_BATCH_SIZE,
-    OPTIM_STATS,
-    TRACKER,
-    Logs,
-    MicroBatchSize,
-    TrackerNames,
-)
+from psyche_core.config.options import common
 from psyche_core.config.options.shared import ComputeOptions, LogOptions, OtlpOptions
 
 
@@ -69,13 +61,13 @@ class TrainLocalSettings(LogOptions, OtlpOptions, ComputeOptions):
     validation_sequences: int = Field(default=64, ge=1, description="Number of held-out sequences for each measurement.")
     validation_every: int = Field(default=100, ge=1, description="Number of steps between measurements.")
     checkpoint_dir: Path | None = Field(default=None, description="Folder to save the trained model in.")
-    micro_batch_size: MicroBatchSize = Field(
-        default=8, json_schema_extra={"aliases": ["--micro-batch"]}, description=MICRO_BATCH_SIZE
+    micro_batch_size: common.MicroBatchSize = Field(
+        default=8, json_schema_extra={"aliases": ["--micro-batch"]}, description=common.MICRO_BATCH_SIZE
     )
     cache_dir: Path | None = Field(default=None, description="Folder for downloads; default: the system's cache folder.")
-    logs: Logs = Field(default="auto", description=LOGS)
-    optim_stats_steps: int | None = Field(default=None, ge=1, description=OPTIM_STATS)
-    tracker: TrackerNames = Field(default=(), description=TRACKER)
+    logs: common.Logs = Field(default="auto", description=common.LOGS)
+    optim_stats_steps: int | None = Field(default=None, ge=1, description=common.OPTIM_STATS)
+    tracker: common.TrackerNames = Field(default=(), description=common.TRACKER)
     base: Path | None = Field(
         default=None,
         description="Folder at which relative paths of the run file start; default: the run file's folder, or the current folder "

@@ -16,6 +16,7 @@ from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client.machine.machine import Timeouts
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.client.runtime.runtime import ClientRuntime
+from psyche_core.client.runtime.worker import Worker
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
@@ -201,13 +202,14 @@ class Party:
             DummyData(sequence_length=16) as data,
         ):
             self.transports[index] = transport
+            bus = EventBus(self.events[index].append)
             runtime = self.runtimes[index] = self.runtime(
                 run_id="world",
                 key=key,
                 backend=backend,
                 transport=transport,
-                build=build,
-                report=EventBus(self.events[index].append),
+                worker=Worker(build, transport=transport, report=bus),
+                report=bus,
                 timeouts=self.timeouts,
             )
             try:

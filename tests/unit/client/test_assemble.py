@@ -22,6 +22,7 @@ from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.cli.failures import describe_failure
 from psyche_core.client.runtime.resources import ResourcesRequest
 from psyche_core.client.runtime.runtime import ClientRuntime
+from psyche_core.client.runtime.worker import Worker
 from psyche_core.client.setup.assemble import open_restorer
 from psyche_core.client.setup.resources_builder import ResourcesBuilder
 from psyche_core.config.options.client import ClientSettings
@@ -94,14 +95,14 @@ class Client:
         """Take part in the run alone."""
         coordinator = self.coordinator = MemoryCoordinator(self.state)
         async with coordinator.backend(self.key) as backend, MemoryTransport(MemoryNetwork(), self.key.public) as transport:
+            bus = EventBus(self.told.append)
             runtime = ClientRuntime(
                 run_id=self.state.run_id,
                 key=self.key,
                 backend=backend,
                 transport=transport,
-                build=self.build,
-                check=self.build.check,
-                report=EventBus(self.told.append),
+                worker=Worker(self.build, transport=transport, report=bus, check=self.build.check),
+                report=bus,
             )
             async with anyio.create_task_group() as clock:
                 clock.start_soon(coordinator.run)

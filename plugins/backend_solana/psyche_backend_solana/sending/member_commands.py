@@ -12,16 +12,7 @@ from solders.pubkey import Pubkey
 from psyche_backend_solana.layouts import coordinator
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.sending import ticker
-from psyche_core.coordinator.commands import (
-    Checkpoint,
-    EpochDigest,
-    Equivocation,
-    HealthCheck,
-    Tick,
-    WarmupWitness,
-    Withdraw,
-    Witness,
-)
+from psyche_core.coordinator import commands
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CommandRefused
@@ -38,31 +29,31 @@ def instructions_of(run: Run, command: ClientCommand, *, state: CoordinatorState
     """
     user = Pubkey(command.sender.signer)
     match command:
-        case Withdraw():
+        case commands.Withdraw():
             return (coordinator.withdraw(run, user=user),)
-        case WarmupWitness(_, epoch, index, digest):
+        case commands.WarmupWitness(_, epoch, index, digest):
             return (coordinator.warmup_witness(run, user=user, epoch=epoch, index=index, model_digest=digest),)
-        case Witness(_, statement, metadata):
+        case commands.Witness(_, statement, metadata):
             return (coordinator.witness(run, statement, user=user, metadata=_figures(metadata)),)
-        case HealthCheck(_, slots):
+        case commands.HealthCheck(_, slots):
             return (coordinator.health_check(run, user=user, slots=slots),)
-        case Checkpoint(_, location):
+        case commands.Checkpoint(_, location):
             return (coordinator.checkpoint(run, location, user=user),)
-        case Equivocation():
+        case commands.Equivocation():
             return _proof(run, command, user, state=state)
-        case EpochDigest(_, epoch, index, digest):
+        case commands.EpochDigest(_, epoch, index, digest):
             return (coordinator.epoch_digest(run, user=user, epoch=epoch, index=index, digest=digest),)
 
 
 def wants_tick(state: CoordinatorState, command: ClientCommand, now: int) -> bool:
     """Whether the command, if accepted, makes a tick due at once that was not due before."""
-    if isinstance(command, Equivocation) or ticker.due(state, now):  # a proof fills its transaction
+    if isinstance(command, commands.Equivocation) or ticker.due(state, now):  # a proof fills its transaction
         return False
 
-    return ticker.follows(state, (command, Tick()), now)
+    return ticker.follows(state, (command, commands.Tick()), now)
 
 
-def _proof(run: Run, command: Equivocation, user: Pubkey, *, state: CoordinatorState | None) -> tuple[Instruction, ...]:
+def _proof(run: Run, command: commands.Equivocation, user: Pubkey, *, state: CoordinatorState | None) -> tuple[Instruction, ...]:
     """The instructions of a proof of equivocation.
 
     The Ed25519 program verifies the two signatures over commitments that the coordinator recomputes.
