@@ -14,7 +14,7 @@ numbers. floor = 1e-4 makes chunks count whose contribution is above a ten-thous
 The payload must follow from the opened delta as well: its positions in a chunk are those of the largest coefficients of D_h.
 Rules: T > threshold fails; so does a Jaccard index below 0.9 of positions, or a common position with another sign. A member is
 guilty only after a tie-break, with T > max(threshold, 8 d0), where d0 is the same score between the tie-breaker's own two
-arithmetics, and a median above `median_threshold` over a member's last five challenges is a strike of its own.
+kinds of arithmetic, and a median above `median_threshold` over a member's last five challenges is a strike of its own.
 
 Everything is float64, with the shapes [chunks, size]; chunks of other sizes are scored apart and `mean_score` joins them. Numbers
 that are not finite never pass.
@@ -58,7 +58,7 @@ class Rule:
         return score <= self.threshold
 
     def guilty(self, score: float, *, own_difference: float) -> bool:
-        """Whether a tie-breaker finds the trainer guilty. own_difference: d0, the score of its own two arithmetics."""
+        """Whether a tie-breaker finds the trainer guilty. own_difference: d0, the score of its own two kinds of arithmetic."""
         return not score <= max(self.threshold, self.arithmetic_factor * own_difference)
 
     def too_high_for_long(self, scores: Sequence[float]) -> bool:
