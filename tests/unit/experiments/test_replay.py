@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_core.config.run_config import Choice
+from psyche_core.config.run_config import Choice, LLMConfig, ModelConfig
+from psyche_core.coordinator.learning_rate import learning_rate
 from psyche_core.experiments.lazy_work import forged, least_scores, random_payload, scores
 from psyche_core.experiments.replay_report import as_table, as_text, proposal
 from psyche_core.experiments.replay_run import PEAK, START, phases_of, shortened_schedule
@@ -22,10 +25,18 @@ from psyche_core.experiments.replayed_training import (
     RANDOM,
     Arithmetic,
     MeasuredShare,
+    Plan,
+    ReplayedTraining,
     kinds_of_arithmetic,
     measured_shares,
 )
+from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.replay import ChunkGroup, Replay
+from psyche_core.plugins import PluginRegistry
+from psyche_core.testing.tiny_models import LLAMA, VOCABULARY
+from psyche_core.training.build import Compute, build_model, build_optimizer, build_trainer
+from psyche_core.training.local_run import LocalRun
+from psyche_core.training.shared_tensors import shared_digest
 from psyche_core.verification.replay import Rule, payload_agreement
 
 
@@ -125,6 +136,50 @@ def test_a_long_warm_up_is_shortened_so_that_the_peak_is_reached() -> None:
     assert (warmup, (short.settings or {})["warmup_steps"], (short.settings or {})["total_steps"]) == (30, 30, 9000)
     assert list(phases_of(6, 3).values()) == [START] * 3 + [PEAK] * 3
     assert list(phases_of(4, 0).values()) == [START] * 2 + [PEAK] * 2
+
+
+def test_members_train_as_in_a_run(tmp_path: Path) -> None:
+    """The same payloads as those of trainers, whatever is recomputed in between."""
+    (tmp_path / "config.json").write_text(json.dumps(dict(LLAMA)))
+    llm = LLMConfig.model_validate(
+        {
+            "max_seq_len": 8,
+            "architecture": "HfAuto",
+            "checkpoint": {"Hub": {"repo_id": "model"}},
+            "data_type": "Pretraining",
+            "data_location": "Dummy",
+            "lr_schedule": {"Constant": {"base_lr": 0.01, "warmup_init_lr": 0.0, "warmup_steps": 3}},
+            "optimizer": {"Distro": {"compression_topk": 8, "compression_chunk": 16, "quantize_1bit": True}},
+        }
+    )
+    load = PluginRegistry.discover().load
+    tokens = np.random.default_rng(0).integers(2, VOCABULARY, (6, 2, 4 * 8)).astype("<u2")
+    rounds = [[Samples(row.tobytes(), 4, 8, 2) for row in pair] for pair in tokens]
+    compute = Compute(device="cpu", micro_batch_size=4)
+    trainers = [
+        build_trainer(registry_load=load, model_config=ModelConfig(LLM=llm), run_id="alike", source=tmp_path, compute=compute)
+        for _ in range(2)
+    ]
+    local = LocalRun(trainers)
+    for step, shares in enumerate(rounds, start=1):
+        local.train(step, shares)
+
+    models = {
+        ("cpu", dtype): build_model(load, llm, compute, run_id="alike", source=tmp_path) for dtype in ("float32", "bfloat16")
+    }
+    optimizers = [build_optimizer(load, llm.optimizer, models["cpu", "float32"]) for _ in range(2)]
+    plan = Plan(
+        seed=0,
+        rounds=rounds,
+        rate=lambda step: learning_rate(llm.lr_schedule, step),
+        compared=kinds_of_arithmetic(dtypes=["float32", "bfloat16"], micro_batches=[4, 1], threads=[1], devices=["cpu"]),
+        measured=measured_shares(phases_of(6, 3), 2, each=3),
+        draws=5,
+    )
+    found = [share for _, own in ReplayedTraining(plan, models, optimizers).run() for share in own]
+    assert len(found) == 6
+    for trainer, optimizer in zip(trainers, optimizers, strict=True):
+        assert trainer.full_digest() == shared_digest(optimizer)
 
 
 def share(step: int, honest: float, lazy: Mapping[str, float], *, difference: float = 0.0) -> MeasuredShare:
