@@ -1,8 +1,8 @@
 """What measured scores of replays say: tables, a threshold, and how often it would be wrong.
 
-The threshold is the geometric mean of the largest honest score and the least score of a full cheat in every second share; the
-figures are those of the other shares, which had no part in it. Scores of one share are not independent, so bounds count shares,
-not draws.
+The threshold is the geometric mean of three times the largest honest score and the least score of a full cheat, in every second
+share; the figures are those of the other shares, which had no part in it. Scores of one share are not independent, so bounds
+count shares, not draws.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ ROUNDS, RATE = 100, 0.1
 HONEST_ROUNDS = 500
 """For the chance that an honest member is ejected."""
 
+_MARGIN = 3.0
+"""Honest scores are taken to reach so many times what was seen: of more shares the largest is larger."""
+
 _LEAST_HONEST, _LEAST_HONEST_MEDIAN = 1e-3, 1e-4
-"""Honest scores, and medians of them, are taken to reach this: a machine that was not tried may differ more."""
+"""And at least this, they and medians of them: a machine that was not tried may differ more."""
 
 _GROUPS = 2000
 """Medians of so many random groups of challenges are looked at."""
@@ -269,7 +272,7 @@ def _halves(shares: Sequence[MeasuredShare]) -> tuple[list[MeasuredShare], list[
 
 def _between(low: float, high: float, *, at_least: float) -> float | None:
     """The geometric mean, to two digits; None unless low < high. at_least: honest work is taken to reach as much."""
-    low = max(low, at_least)
+    low = max(_MARGIN * low, at_least)
     return float(f"{math.sqrt(low * high):.2g}") if low < high else None
 
 

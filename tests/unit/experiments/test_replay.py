@@ -201,13 +201,13 @@ def share(step: int, honest: float, lazy: Mapping[str, float], *, difference: fl
 def test_the_threshold_lies_between_and_is_tried_on_other_shares() -> None:
     shares = [share(step, 0.004, {RANDOM: 0.9, QUARTER: 0.16, ALL_BUT_ONE: 0.01}) for step in range(12)]
     found = proposal(shares, Rule())
-    assert found.threshold == pytest.approx(0.025)  # the root of 0.004 times 0.16
+    assert found.threshold == pytest.approx(0.044)  # the root of 3 times 0.004 times 0.16
     assert (found.false_positives, found.false_negatives[QUARTER], found.false_negatives[ALL_BUT_ONE]) == (0.0, 0.0, 1.0)
     assert found.ejected[QUARTER] > 0.99
     assert found.ejected[ALL_BUT_ONE] == found.honest_ejected == 0.0
-    shares[1] = share(1, 0.04, {QUARTER: 0.02})  # has no part in the choice
+    shares[1] = share(1, 0.06, {QUARTER: 0.04})  # has no part in the choice
     found = proposal(shares, Rule())
-    assert found.threshold == pytest.approx(0.025)
+    assert found.threshold == pytest.approx(0.044)
     assert 0 < found.false_positives < 0.2
     assert 0 < found.false_negatives[QUARTER] < 0.2
     assert found.false_positive_bound > 0.5
@@ -224,11 +224,11 @@ def test_where_rounding_is_as_large_as_cheating_there_is_no_threshold_and_no_con
 
 
 def test_tables_for_programs_and_people_say_the_same() -> None:
-    shares = [share(step, 0.004, {QUARTER: 0.16, ALL_BUT_ONE: 0.01}) for step in range(12)]
+    shares = [share(step, 0.004, {QUARTER: 0.16, ALL_BUT_ONE: 0.02}) for step in range(12)]
     table, text = as_table(shares, Rule()), as_text(shares, Rule())
-    assert table["threshold"]["proposed"] == pytest.approx(0.025)
-    assert "Threshold: 0.025" in text
+    assert table["threshold"]["proposed"] == pytest.approx(0.044)
+    assert "Threshold: 0.044" in text
     assert table["median_threshold"]["false_positives"] == 0.0
-    assert 0.004 < table["median_threshold"]["proposed"] < 0.01
+    assert 0.004 < table["median_threshold"]["proposed"] < 0.02
     assert table["overlap"] == {"honest_max": 0.05, "payloads": 12}
     assert [row["phase"] for row in table["honest"]] == [START, PEAK]
