@@ -47,7 +47,10 @@ class Switches:
             "psyche_core.cli.commands.audit:audit",
             "Recompute a run's weights from published journals, and check everything on the way.",
         ),
-        "bench": ("psyche_core.cli.commands.bench:bench", "Compare optimizers and their settings by training."),
+        "bench": (
+            "psyche_core.cli.commands.bench:bench",
+            "Compare optimizers, and measure what verification must allow.",
+        ),
         "client": ("psyche_core.cli.commands.member.client:client", "Take part in a run on this machine."),
         "data": ("psyche_core.cli.commands.data:data", "Make token files from text, and inspect training data."),
         "doctor": (

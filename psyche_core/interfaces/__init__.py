@@ -11,6 +11,7 @@ from psyche_core.interfaces.data import DataProvider
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.relay import Relay
+from psyche_core.interfaces.replay import ChunkGroup, Replay
 from psyche_core.interfaces.sharding import Placement, RankGroup, ShardingEngine
 from psyche_core.interfaces.tracker import TrackedRun, Tracker
 from psyche_core.interfaces.transport import Incoming, Opened, PeerPath, Transport, TransportStats
@@ -18,6 +19,7 @@ from psyche_core.interfaces.transport import Incoming, Opened, PeerPath, Transpo
 __all__ = [
     "Backend",
     "BackendServer",
+    "ChunkGroup",
     "DataProvider",
     "Incoming",
     "Model",
@@ -27,6 +29,7 @@ __all__ = [
     "Placement",
     "RankGroup",
     "Relay",
+    "Replay",
     "ShardingEngine",
     "StateUpdate",
     "TrackedRun",

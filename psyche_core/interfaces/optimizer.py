@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from psyche_core.errors import ModelError
+from psyche_core.interfaces.replay import Replay
 
 
 class Optimizer(ABC):
@@ -69,6 +70,11 @@ class Optimizer(ABC):
         optimizer without momentum. The client asks for it only if statistics are wanted (`--optim-stats-steps`).
         """
         return {}
+
+    @property
+    def replay(self) -> Replay | None:
+        """What a verifier needs to know of this optimizer to check what it sent; None if its training cannot be replayed."""
+        return None
 
     @property
     def inner_steps(self) -> int:

@@ -74,7 +74,7 @@ def build_trainer(
         raise ConfigError(NO_AUTO)
     model = build_model(registry_load, llm, compute, run_id=run_id, source=source)
     try:
-        optimizer = _build_optimizer(registry_load, llm.optimizer, model)
+        optimizer = build_optimizer(registry_load, llm.optimizer, model)
         load_public_state(optimizer, source)
     except BaseException:
         model.close()
@@ -126,7 +126,8 @@ def build_model(registry_load: RegistryLoad, llm: LLMConfig, compute: Compute, *
     return registration.create(context)
 
 
-def _build_optimizer(registry_load: RegistryLoad, choice: Choice, model: Model) -> Optimizer:
+def build_optimizer(registry_load: RegistryLoad, choice: Choice, model: Model) -> Optimizer:
+    """Build only the optimizer of a model. Raises ConfigError for its settings, TypeError, and the errors of registry_load."""
     registration = registry_load("optimizer", choice.name)
     if not isinstance(registration, OptimizerRegistration):
         message = f"registry_load('optimizer', …) must give an OptimizerRegistration, got {type(registration).__name__}"

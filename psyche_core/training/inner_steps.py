@@ -18,10 +18,12 @@ def parts_of(samples: Samples, count: int) -> tuple[Samples, ...]:
 
     size, larger = divmod(samples.count, count)
     ends = [number * size + min(number, larger) for number in range(count + 1)]
-    return tuple(_rows(samples, first, last) for first, last in itertools.pairwise(ends))
+    return tuple(rows_of(samples, first, last) for first, last in itertools.pairwise(ends))
 
 
-def _rows(samples: Samples, first: int, last: int) -> Samples:
+def rows_of(samples: Samples, first: int, last: int) -> Samples:
+    """The samples `first` to `last`, without the last."""
+
     def column(data: bytes | None, size: int) -> bytes | None:
         return None if data is None else data[first * samples.sequence_length * size : last * samples.sequence_length * size]
 

@@ -34,6 +34,7 @@ from psyche_core.errors import NonFiniteError
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.parameters import check_private_state, replace_parameters
+from psyche_core.interfaces.replay import Replay
 from psyche_optim_distro.backends.choice import compressor_for, updater_for
 from psyche_optim_distro.backends.torch import TorchCompressor
 from psyche_optim_distro.chunks.blocked_buffer import BlockedBuffer, PrefixedMapping
@@ -48,10 +49,10 @@ from psyche_optim_distro.direction.rmsprop import RMSprop
 from psyche_optim_distro.payload import codec
 from psyche_optim_distro.payload.top_k import CoefficientTables, Selection
 from psyche_optim_distro.payload.vote_cache import VoteCache
+from psyche_optim_distro.replay import DistroReplay, gradient_scale
 from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.value_format import ValueFormat
 
-_CLIP_EPSILON = 1e-6
 _LARGEST_NORM = 1e15
 """Delta's norm is computed if its bound exceeds this. Sums of squares of numbers up to this size do not overflow float32."""
 
@@ -136,6 +137,11 @@ class DistroOptimizer(Optimizer):
     def max_payload_bytes(self) -> int:
         """Upper bound in bytes, see `codec.max_payload_bytes`."""
         return self._max_payload_bytes
+
+    @property
+    def replay(self) -> Replay:
+        """What a verifier needs to know, see `replay`."""
+        return DistroReplay(self._settings, self._layout, self._flat_delta, self._tables_of)
 
     @property
     def masters(self) -> Mapping[str, Any]:
@@ -253,6 +259,11 @@ class DistroOptimizer(Optimizer):
         self._delta_bound = float(torch.linalg.vector_norm(self._flat_delta))
         self._sent.clear()
 
+    def _tables_of(self, step: int) -> CoefficientTables | None:
+        """The coefficients of an own result that delta still contains."""
+        sent = self._sent.get(step)
+        return sent.tables if sent is not None and sent.subtracted is None else None
+
     def _settle(self, step: int, *, accepted: bool) -> None:
         """Correct delta by whether our result of `step` was accepted. Older results can no longer be accepted."""
         for number in sorted(number for number in self._sent if number <= step):
@@ -282,8 +293,7 @@ class DistroOptimizer(Optimizer):
             message = f"the global L2 norm of the gradient is {norm}; nothing was sent"
             raise NonFiniteError(message)
 
-        limit = self._settings.clip_grad_norm or math.inf
-        scale = learning_rate * (limit / (norm + _CLIP_EPSILON) if norm > limit else 1.0)
+        scale = gradient_scale(norm, learning_rate=learning_rate, clip=self._settings.clip_grad_norm)
         if self._delta_bound > _LARGEST_NORM:  # the bound grows faster than the norm
             self._delta_bound = float(torch.linalg.vector_norm(self._flat_delta))
         bound = self._settings.compression_decay * (self._delta_bound + sum(sent.norm for sent in unsubtracted)) + scale * norm

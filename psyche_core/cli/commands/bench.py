@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from psyche_core.cli.commands.bench_tune import tune
+from psyche_core.cli.commands.bench_verification import verification
 from psyche_core.cli.lazy import example
 from psyche_core.errors import ConfigError
 
@@ -22,10 +23,11 @@ PATH = click.Path(path_type=Path)
 
 @click.group(context_settings={"max_content_width": 110})
 def bench() -> None:
-    """Compare optimizers and their settings by training."""
+    """Compare optimizers, and measure what verification must allow."""
 
 
 bench.add_command(tune)
+bench.add_command(verification)
 
 
 @bench.command(

@@ -1,0 +1,149 @@
+"""What a verifier needs to know of DisTrO, see `psyche_core.interfaces.replay`.
+
+Groups are those of the parameter table, so a chunk's number is that of the table. Everything is brought to the CPU. The transform
+is computed in float64 with the exact basis, whatever precision `compress` selects coefficients with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from psyche_core.interfaces.replay import ChunkGroup, Replay
+from psyche_optim_distro.chunks.layout import Group, Layout
+from psyche_optim_distro.chunks.transform import as_blocks, dct_basis, decode, encode
+from psyche_optim_distro.payload import codec
+from psyche_optim_distro.payload.top_k import CoefficientTables
+from psyche_optim_distro.settings import DistroSettings
+
+CLIP_EPSILON = 1e-6
+
+Rows = Sequence[NDArray[np.int64]]
+
+
+def gradient_scale(norm: float, *, learning_rate: float, clip: float | None) -> float:
+    """Factor of the gradients: the learning rate times clipping. norm: global L2 norm. clip: largest norm; None or 0 for none."""
+    limit = clip or math.inf
+    return learning_rate * (limit / (norm + CLIP_EPSILON) if norm > limit else 1.0)
+
+
+class DistroReplay(Replay):
+    """The view of one optimizer. delta: its flat buffer, in blocked order. tables: of a step's result that is still in delta."""
+
+    def __init__(
+        self, settings: DistroSettings, layout: Layout, delta: Tensor, tables: Callable[[int], CoefficientTables | None]
+    ) -> None:
+        self._settings = settings
+        self._layout = layout
+        self._delta = delta
+        self._tables = tables
+
+    @property
+    def groups(self) -> Sequence[ChunkGroup]:
+        """The table's groups."""
+        return tuple(ChunkGroup(group.chunk_count, group.height * group.width, group.topk) for group in self._layout.groups)
+
+    @property
+    def decay(self) -> float:
+        """The setting `compression_decay`."""
+        return self._settings.compression_decay
+
+    @torch.no_grad()
+    def delta(self, rows: Rows) -> list[Any]:
+        """Chunks of delta, each row by row."""
+        found = []
+        for group, chosen in zip(self._layout.groups, rows, strict=True):
+            blocks = self._delta[group.start : group.stop].view(group.chunk_count, -1)
+            found.append(_picked(blocks, chosen))
+        return found
+
+    @torch.no_grad()
+    def taken(self, step: int, rows: Rows) -> list[Any]:
+        """Coefficients times `compression_subtract`: exact ones if only signs are sent, otherwise those that were sent."""
+        tables = self._tables(step)
+        if tables is None:
+            message = f"the result of step {step} is settled, subtracted or was never made"
+            raise ValueError(message)
+
+        found = []
+        for group, chosen in zip(self._layout.groups, rows, strict=True):
+            indices, values = (_picked(table, chosen) for table in tables.of(group))
+            dense = np.zeros((chosen.size, group.height * group.width), dtype=np.float32)
+            np.put_along_axis(dense, indices, values, axis=1)
+            found.append(dense)
+        return found
+
+    @torch.no_grad()
+    def contribution(self, gradients: Mapping[str, Any], rows: Rows, *, learning_rate: float) -> list[Any]:
+        """Scaled gradients in chunks."""
+        norm = float(torch.nn.utils.get_total_norm(gradients.values()))
+        scale = gradient_scale(norm, learning_rate=learning_rate, clip=self._settings.clip_grad_norm)
+        return [self._gradient_rows(group, gradients, chosen) * np.float32(scale) for group, chosen in self._with_groups(rows)]
+
+    def coefficients(self, chunks: Sequence[Any]) -> list[Any]:
+        """The orthonormal DCT-II of both sides."""
+        return [_transformed(encode, group, array) for group, array in self._with_groups(chunks)]
+
+    def elements(self, coefficients: Sequence[Any]) -> list[Any]:
+        """Its inverse."""
+        return [_transformed(decode, group, array) for group, array in self._with_groups(coefficients)]
+
+    def sent(self, payload: bytes, rows: Rows) -> list[Any]:
+        """Signs, or values as sent."""
+        selection = codec.decode(self._layout, payload, values=self._settings.values)
+        found = []
+        for group, chosen in self._with_groups(rows):
+            places = np.full(self._layout.chunk_class.size, -1, dtype=np.int64)
+            places[group.first_chunk + chosen] = np.arange(chosen.size)
+            own = places[selection.chunks]
+            dense = np.zeros((chosen.size, group.height * group.width), dtype=np.float32)
+            dense[own[own >= 0], selection.indices[own >= 0]] = selection.values[own >= 0]
+            found.append(dense)
+        return found
+
+    def positions(self, payload: bytes) -> Any:
+        """Chunk number times the largest chunk's size, plus the position in the chunk."""
+        selection = codec.decode(self._layout, payload, values=self._settings.values)
+        sizes = np.array([entry.size for entry in self._layout.classes], dtype=np.int64)
+        chosen = np.array([entry.topk < entry.size for entry in self._layout.classes], dtype=bool)
+        if sizes.size == 0:
+            return np.zeros(0, dtype=np.int64)
+
+        kept = chosen[self._layout.chunk_class[selection.chunks]]
+        found = selection.chunks[kept] * np.int64(sizes.max()) + selection.indices[kept]
+        return np.sort(found)
+
+    def _with_groups(self, arrays: Sequence[Any]) -> list[tuple[Group, Any]]:
+        return list(zip(self._layout.groups, arrays, strict=True))
+
+    def _gradient_rows(self, group: Group, gradients: Mapping[str, Any], chosen: NDArray[np.int64]) -> NDArray[np.float32]:
+        size = group.height * group.width
+        found = np.zeros((chosen.size, size), dtype=np.float32)
+        for entry in self._layout.parameters:
+            gradient = gradients.get(entry.name)
+            if gradient is None or not group.start <= entry.start < entry.stop <= group.stop:
+                continue
+
+            first, last = (entry.start - group.start) // size, (entry.stop - group.start) // size
+            own = np.flatnonzero((chosen >= first) & (chosen < last))
+            if own.size:
+                blocks = as_blocks(gradient.reshape(-1, group.height, group.columns), group.width).reshape(-1, size)
+                found[own] = _picked(blocks, chosen[own] - first)
+        return found
+
+
+def _picked(rows: Tensor, chosen: NDArray[np.int64]) -> Any:
+    """Some rows of a tensor, as a numpy array."""
+    picked = rows[torch.from_numpy(chosen).to(rows.device)]
+    return (picked.float() if picked.is_floating_point() else picked).cpu().numpy()
+
+
+def _transformed(transform: Callable[[Tensor, Tensor, Tensor], Tensor], group: Group, array: Any) -> Any:
+    blocks = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64)).view(-1, group.height, group.width)
+    return transform(blocks, dct_basis(group.height), dct_basis(group.width)).reshape(-1, group.height * group.width).numpy()

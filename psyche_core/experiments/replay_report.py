@@ -1,0 +1,297 @@
+"""What measured scores of replays say: tables, a threshold, and how often it would be wrong.
+
+The threshold is the geometric mean of three times the largest honest score and the least score of a full cheat, in every second
+share; the figures are those of the other shares, which had no part in it. Scores of one share are not independent, so bounds
+count shares, not draws.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from psyche_core.experiments.replayed_training import ALL_BUT_ONE, FULL_CHEATS, LAZY, MeasuredShare
+from psyche_core.verification.chances import ejected_within, upper_bound
+from psyche_core.verification.replay import Rule, Scores
+
+ROUNDS, RATE = 100, 0.1
+"""For chances of ejection: rounds, and the share of a member's shares that is challenged."""
+
+HONEST_ROUNDS = 500
+"""For the chance that an honest member is ejected."""
+
+_MARGIN = 3.0
+"""Honest scores are taken to reach so many times what was seen: of more shares the largest is larger."""
+
+_LEAST_HONEST, _LEAST_HONEST_MEDIAN = 1e-3, 1e-4
+"""And at least this, they and medians of them: a machine that was not tried may differ more."""
+
+_GROUPS = 2000
+"""Medians of so many random groups of challenges are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Scores of one kind in one phase. shares: measured. least, median, high (99 of 100 are below it), largest: of all draws."""
+
+    title: str
+    phase: str
+    shares: int
+    least: float
+    median: float
+    high: float
+    largest: float
+
+    def as_table(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "title": self.title,
+            "phase": self.phase,
+            "shares": self.shares,
+            "min": self.least,
+            "median": self.median,
+            "p99": self.high,
+            "max": self.largest,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A threshold and how often it is wrong.
+
+    threshold: None where no number lies between honest work and full cheats. honest_max, cheat_min: of the shares that it was
+    chosen with. false_positives: share of honest draws above it, of the other shares. false_positive_bound: 95 % upper bound of
+    the probability that a share has such a draw. false_negatives: by kind, share of draws that pass. after_tie_break: the same
+    for the rule that also looks at the tie-breaker's own difference. ejected: by kind, probability within 100 rounds at 10 %.
+    honest_ejected: of an honest member within 500, if nobody broke ties.
+    """
+
+    threshold: float | None
+    honest_max: float
+    cheat_min: float
+    false_positives: float
+    false_positive_bound: float
+    false_negatives: Mapping[str, float]
+    after_tie_break: Mapping[str, float]
+    ejected: Mapping[str, float]
+    honest_ejected: float
+
+
+@dataclass(frozen=True, slots=True)
+class MedianProposal:
+    """The threshold for the median of a member's last challenges, as `Proposal`: honest work against all samples but one."""
+
+    threshold: float | None
+    false_positives: float
+    false_negatives: float
+
+
+def honest_rows(shares: Sequence[MeasuredShare]) -> list[Row]:
+    """Scores of honest work by phase and pair of kinds of arithmetic."""
+    pairs = list(dict.fromkeys(pair for share in shares for pair in share.honest))
+    return [
+        _row(f"{trainer} | {verifier}", phase, [share.honest[trainer, verifier] for share in own])
+        for trainer, verifier in pairs
+        for phase, own in _by_phase(shares)
+    ]
+
+
+def lazy_rows(shares: Sequence[MeasuredShare]) -> list[Row]:
+    """Scores of lazy work by kind and phase."""
+    rows = []
+    for kind in LAZY:
+        for phase, own in _by_phase(shares):
+            found = [share.lazy[kind] for share in own if kind in share.lazy]
+            rows += [_row(kind, phase, found)] if found else []
+    return rows
+
+
+def proposal(shares: Sequence[MeasuredShare], rule: Rule) -> Proposal:
+    """A threshold for single challenges."""
+    choosing, testing = _halves(shares)
+    honest_max = max((float(found.max()) for share in choosing for found in share.honest.values()), default=math.nan)
+    cheats = [float(found.min()) for share in choosing for kind, found in share.lazy.items() if kind in FULL_CHEATS]
+    cheat_min = min(cheats, default=math.nan)
+    threshold = _between(honest_max, cheat_min, at_least=_LEAST_HONEST)
+    used = rule.threshold if threshold is None else threshold
+    above = _share(found > used for share in testing for found in share.honest.values())
+    wrong = sum(any((found > used).any() for found in share.honest.values()) for share in testing)
+    kinds = [kind for kind in LAZY if any(kind in share.lazy for share in testing)]
+    passed = {kind: _share(share.lazy[kind] <= used for share in testing if kind in share.lazy) for kind in kinds}
+    tie = {
+        kind: _share(
+            share.lazy[kind] <= np.maximum(used, rule.arithmetic_factor * share.own_difference)
+            for share in testing
+            if kind in share.lazy
+        )
+        for kind in kinds
+    }
+    return Proposal(
+        threshold,
+        honest_max,
+        cheat_min,
+        above,
+        upper_bound(wrong, len(testing)),
+        passed,
+        tie,
+        {kind: ejected_within(ROUNDS, rate=RATE, strike=1 - max(passed[kind], tie[kind])) for kind in kinds},
+        ejected_within(HONEST_ROUNDS, rate=RATE, strike=above) if testing else math.nan,
+    )
+
+
+def median_proposal(shares: Sequence[MeasuredShare], rule: Rule) -> MedianProposal | None:
+    """A threshold for the median of a member's last challenges; None without shares of all samples but one."""
+    choosing, testing = _halves([share for share in shares if ALL_BUT_ONE in share.lazy])
+    if not choosing or not testing:
+        return None
+
+    honest, lazy = _medians(choosing, rule.median_of)
+    threshold = _between(float(honest.max()), float(lazy.min()), at_least=_LEAST_HONEST_MEDIAN)
+    used = rule.median_threshold if threshold is None else threshold
+    honest, lazy = _medians(testing, rule.median_of)
+    return MedianProposal(threshold, float((honest > used).mean()), float((lazy <= used).mean()))
+
+
+def as_table(shares: Sequence[MeasuredShare], rule: Rule) -> dict[str, Any]:
+    """All of it for JSON. Scores are dimensionless, 0 to 2; chances are 0 to 1."""
+    found, median = proposal(shares, rule), median_proposal(shares, rule)
+    overlaps = [share.overlap for share in shares if share.overlap is not None]
+    return {
+        "shares": len(shares),
+        "draws_per_share": len(shares[0].own_difference) if shares else 0,
+        "honest": [row.as_table() for row in honest_rows(shares)],
+        "lazy": [row.as_table() for row in lazy_rows(shares)],
+        "threshold": {
+            "proposed": found.threshold,
+            "honest_max": found.honest_max,
+            "cheat_min": found.cheat_min,
+            "false_positives": found.false_positives,
+            "false_positive_bound": found.false_positive_bound,
+            "false_negatives": dict(found.false_negatives),
+            "false_negatives_after_tie_break": dict(found.after_tie_break),
+            f"ejected_within_{ROUNDS}_rounds_at_{RATE:.0%}": dict(found.ejected),
+            f"honest_ejected_within_{HONEST_ROUNDS}_rounds_at_{RATE:.0%}": found.honest_ejected,
+        },
+        "median_threshold": None
+        if median is None
+        else {
+            "proposed": median.threshold,
+            "false_positives": median.false_positives,
+            "false_negatives": median.false_negatives,
+        },
+        "payload": {
+            "jaccard_min": min((share.agreement for share in shares), default=None),
+            "wrong_signs": sum(share.wrong_signs for share in shares),
+        },
+        "overlap": {"honest_max": max(overlaps, default=None), "payloads": len(overlaps)},
+    }
+
+
+def as_text(shares: Sequence[MeasuredShare], rule: Rule) -> str:
+    """All of it for people."""
+    honest = [(row, (row.median, row.high, row.largest)) for row in honest_rows(shares)]
+    lazy = [(row, (row.least, row.median, row.largest)) for row in lazy_rows(shares)]
+    lines = _lines("T of honest work: trainer's arithmetic | verifier's", ("median", "99 %", "largest"), honest)
+    lines += ["", *_lines("T of lazy work, at the scale that fits best", ("least", "median", "largest"), lazy)]
+    lines += ["", *(part for line in _threshold_lines(shares, rule) for part in _wrapped(line))]
+    overlaps = [share.overlap for share in shares if share.overlap is not None]
+    if overlaps:
+        lines.append(f"D of honest payloads: at most {max(overlaps):.3f} in {len(overlaps)}; of copies and old payloads 1.")
+    agreement, wrong = min(share.agreement for share in shares), sum(share.wrong_signs for share in shares)
+    lines.append(f"Payloads against opened deltas: Jaccard index at least {agreement:.4f}, {wrong} wrong signs.")
+    return "\n".join(lines)
+
+
+def _threshold_lines(shares: Sequence[MeasuredShare], rule: Rule) -> Iterable[str]:
+    found = proposal(shares, rule)
+    if found.threshold is None:
+        yield (
+            f"No threshold: honest work reaches {found.honest_max:.2g}, a full cheat only {found.cheat_min:.2g}. Leave out the "
+            f"arithmetic with the largest scores. Figures below are for {rule.threshold:g}."
+        )
+    else:
+        yield (
+            f"Threshold: {found.threshold:.2g}, between honest work (at most {found.honest_max:.2g}) and full cheats (at least "
+            f"{found.cheat_min:.2g})."
+        )
+    tested = len(shares) - len(_halves(shares)[0])
+    yield (
+        f"In the {tested} shares that had no part in it: {found.false_positives:.2%} of honest challenges fail; of shares "
+        f"at most {found.false_positive_bound:.1%} have one that does (95 % bound). An honest member would be ejected within "
+        f"{HONEST_ROUNDS} rounds with probability {found.honest_ejected:.1e} if nobody broke ties."
+    )
+    yield f"{'':28} passes a challenge, and after a tie-break; ejected within {ROUNDS} rounds at {RATE:.0%}"
+    for kind in found.false_negatives:
+        passes, tie, gone = found.false_negatives[kind], found.after_tie_break[kind], found.ejected[kind]
+        yield f"  {kind:26} {passes:18.2%} {tie:22.2%} {gone:29.2%}"
+    median = median_proposal(shares, rule)
+    if median is not None and median.threshold is not None:
+        yield (
+            f"Median of {rule.median_of} challenges: above {median.threshold:.2g} is {median.false_positives:.2%} of honest "
+            f"medians; {median.false_negatives:.2%} of those with all samples but one are below."
+        )
+    elif median is not None:
+        yield f"Median of {rule.median_of} challenges: no threshold tells all samples but one from honest work."
+
+
+def _wrapped(line: str) -> list[str]:
+    """Sentences in lines of at most 110 characters; a row of a table, which begins with a blank, as it is."""
+    return [line] if line.startswith(" ") else textwrap.wrap(line, 110)
+
+
+def _lines(title: str, heads: Sequence[str], rows: Sequence[tuple[Row, Sequence[float]]]) -> list[str]:
+    """A table with its head."""
+    width = max([len(title) - 7, *(len(row.title) for row, _ in rows)])
+    lines = [f"{title:{width + 9}} shares " + " ".join(f"{head:>8}" for head in heads)]
+    for row, numbers in rows:
+        lines.append(f"  {row.phase:6} {row.title:{width}} {row.shares:6} " + " ".join(f"{number:8.2g}" for number in numbers))
+    return lines
+
+
+def _by_phase(shares: Sequence[MeasuredShare]) -> list[tuple[str, list[MeasuredShare]]]:
+    phases = dict.fromkeys(share.phase for share in shares)
+    return [(phase, [share for share in shares if share.phase == phase]) for phase in phases]
+
+
+def _row(title: str, phase: str, found: Sequence[Scores]) -> Row:
+    draws = np.concatenate(found)
+    high = float(np.quantile(draws, 0.99))
+    return Row(title, phase, len(found), float(draws.min()), float(np.median(draws)), high, float(draws.max()))
+
+
+def _halves(shares: Sequence[MeasuredShare]) -> tuple[list[MeasuredShare], list[MeasuredShare]]:
+    """Every second share of each phase, and the others."""
+    phases = [own for _, own in _by_phase(shares)]
+    return [share for own in phases for share in own[::2]], [share for own in phases for share in own[1::2]]
+
+
+def _between(low: float, high: float, *, at_least: float) -> float | None:
+    """The geometric mean, to two digits; None unless low < high. at_least: honest work is taken to reach as much."""
+    low = max(_MARGIN * low, at_least)
+    return float(f"{math.sqrt(low * high):.2g}") if low < high else None
+
+
+def _share(found: Iterable[Any]) -> float:
+    parts = [np.ravel(part) for part in found]
+    return float(np.concatenate(parts).mean()) if parts else math.nan
+
+
+def _medians(shares: Sequence[MeasuredShare], count: int) -> tuple[Scores, Scores]:
+    """Medians of random groups of draws: of honest work, each group with one pair, and of all samples but one."""
+    generator = np.random.default_rng(0)
+    pairs = list(shares[0].honest)
+    honest = [
+        _group_medians([share.honest[pair] for share in shares if pair in share.honest], count, generator) for pair in pairs
+    ]
+    return np.concatenate(honest), _group_medians([share.lazy[ALL_BUT_ONE] for share in shares], count, generator)
+
+
+def _group_medians(found: Sequence[Scores], count: int, generator: np.random.Generator) -> Scores:
+    draws = np.concatenate(found)
+    medians: Scores = np.median(draws[generator.integers(0, draws.size, (_GROUPS, count))], axis=1)
+    return medians

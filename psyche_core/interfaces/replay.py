@@ -1,0 +1,81 @@
+"""Contract for optimizers whose training can be replayed: what a verifier needs to know of one, chunk by chunk.
+
+It fits optimizers that gather gradients in a buffer of chunks, the *delta*, and send the largest coefficients of an orthonormal
+transform of each chunk (the transform may be the identity). Per step:
+
+    delta <- decay (delta - what was taken off it) + contribution of the gradient;  payload = largest coefficients of delta
+
+psyche_core.verification compares such chunks; docs/explanation/verification.md explains the check. Chunks are numbered through
+all groups, group by group; the chunks of a group have one size. `rows` selects chunks: for each group an int64 array of places
+in it, and each method returns one array for each group, in the same order: [rows, size]. Arrays are numpy's, float32 unless
+said otherwise, and copies. No numpy import here: they are opaque.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkGroup:
+    """Chunks of one shape. count: their number. size: elements of each. topk: most coefficients that one sends."""
+
+    count: int
+    size: int
+    topk: int
+
+
+class Replay(ABC):
+    """A view of one optimizer. Like it, it is synchronous and belongs to one thread; only `positions` may run in another."""
+
+    @property
+    @abstractmethod
+    def groups(self) -> Sequence[ChunkGroup]:
+        """All groups, in the order of their chunks' numbers. Constant."""
+
+    @property
+    @abstractmethod
+    def decay(self) -> float:
+        """Factor of delta per step. Constant."""
+
+    @abstractmethod
+    def delta(self, rows: Sequence[Any]) -> list[Any]:
+        """Chunks of the present delta. After `compress` it contains what the payload sends."""
+
+    @abstractmethod
+    def taken(self, step: int, rows: Sequence[Any]) -> list[Any]:
+        """The coefficients that the next `compress` takes off delta because of the payload of `step`; zero where there is none.
+
+        Raises ValueError if that payload is settled or was never made.
+        """
+
+    @abstractmethod
+    def contribution(self, gradients: Mapping[str, Any], rows: Sequence[Any], *, learning_rate: float) -> list[Any]:
+        """What `compress` would add to delta for these gradients, clipping included.
+
+        gradients: tensors by parameter name, in the parameters' shapes, all of them, since clipping looks at the norm of all; a
+        missing one is zero. They may be those of another device.
+        """
+
+    @abstractmethod
+    def coefficients(self, chunks: Sequence[Any]) -> list[Any]:
+        """The transform of chunks, float64: orthonormal, so that norms stay. chunks: one array for each group."""
+
+    @abstractmethod
+    def elements(self, coefficients: Sequence[Any]) -> list[Any]:
+        """The inverse of `coefficients`, float64."""
+
+    @abstractmethod
+    def sent(self, payload: bytes, rows: Sequence[Any]) -> list[Any]:
+        """A payload's values at their positions, zero elsewhere. Raises PayloadRejected."""
+
+    @abstractmethod
+    def positions(self, payload: bytes) -> Any:
+        """The positions of a payload's coefficients: int64 [n], ascending, all different, the same numbers on every replica.
+
+        Chunks that always send all of their coefficients say nothing about who computed them; theirs are left out. May be called
+        from any thread. Raises PayloadRejected, never anything else.
+        """

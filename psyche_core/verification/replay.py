@@ -1,0 +1,144 @@
+"""Score T of a replay: does what a member added to its delta equal the gradient that a verifier recomputed?
+
+A member opens a chunk b of its delta D before and after round h, and the coefficients that it took off in between. They say what
+it added, whatever it computed:
+
+    c_b = D_h - decay (D_{h-1} - taken)                         the claimed contribution
+    G_b = lr min(1, clip / |g|) g_b                             the recomputed one
+    d_b = |c_b - G_b|^2 / (|c_b|^2 + |G_b|^2 + (floor |D_{h-1,b}|)^2)          T = mean of d_b over the drawn chunks
+
+d_b is 0 for equal contributions, 1 for unrelated ones and 2 for opposite ones. The third term is what rounding of delta may
+amount to where the gradient is almost zero: float32 keeps D to 6e-8 of its largest elements, and c_b is a difference of such
+numbers. floor = 1e-4 makes chunks count whose contribution is above a ten-thousandth of delta.
+
+The payload must follow from the opened delta as well: its positions in a chunk are those of the largest coefficients of D_h.
+Rules: T > threshold fails; so does a Jaccard index below 0.9 of positions, or a common position with another sign. A member is
+guilty only after a tie-break, with T > max(threshold, 8 d0), where d0 is the same score between the tie-breaker's own two
+kinds of arithmetic, and a median above `median_threshold` over a member's last five challenges is a strike of its own.
+
+Everything is float64, with the shapes [chunks, size]; chunks of other sizes are scored apart and `mean_score` joins them. Numbers
+that are not finite never pass.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Chunks = NDArray[np.floating[Any]]
+Scores = NDArray[np.float64]
+
+WORST = 2.0
+"""The largest possible score: what is not finite gets it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """The thresholds of a run. Owners measure theirs with `psyche bench verification`.
+
+    threshold: largest T that passes. floor: share of delta that rounding may amount to. arithmetic_factor: how many times a
+    tie-breaker's d0 the score must exceed. median_threshold, median_of: a median above it over so many challenges is a strike.
+    payload_jaccard: smallest Jaccard index of a payload's positions and those of the opened delta.
+    """
+
+    threshold: float = 0.05
+    floor: float = 1e-4
+    arithmetic_factor: float = 8.0
+    median_threshold: float = 0.005
+    median_of: int = 5
+    payload_jaccard: float = 0.9
+
+    def passes(self, score: float) -> bool:
+        """Whether a first check passes."""
+        return score <= self.threshold
+
+    def guilty(self, score: float, *, own_difference: float) -> bool:
+        """Whether a tie-breaker finds the trainer guilty. own_difference: d0, the score of its own two kinds of arithmetic."""
+        return not score <= max(self.threshold, self.arithmetic_factor * own_difference)
+
+    def too_high_for_long(self, scores: Sequence[float]) -> bool:
+        """Whether the median of a member's last challenges is a strike. scores: oldest first; fewer than `median_of` are not."""
+        return len(scores) >= self.median_of and not statistics.median(scores[-self.median_of :]) <= self.median_threshold
+
+
+def claimed(after: Chunks, before: Chunks, taken: Chunks, *, decay: float) -> Scores:
+    """What a member added to its delta: after - decay (before - taken), in float64.
+
+    All [chunks, size]. taken: the inverse transform of the coefficients taken off, in the elements' own order.
+    """
+    contribution: Scores = after.astype(np.float64) - decay * (before.astype(np.float64) - taken)
+    return contribution
+
+
+def chunk_scores(contribution: Chunks, recomputed: Chunks, *, before: Chunks, floor: float = 1e-4) -> Scores:
+    """d_b of each chunk, float64 [chunks], each 0 to 2. contribution, recomputed, before: [chunks, size]; before: D_{h-1}."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        one, other = contribution.astype(np.float64), recomputed.astype(np.float64)
+        rounding = floor**2 * _squares(before.astype(np.float64))
+        together = _squares(one) + _squares(other) + rounding
+        difference = _squares(one - other)
+        scores = np.where(together > 0, difference / np.where(together > 0, together, 1.0), 0.0)
+        finite = np.isfinite(together) & np.isfinite(difference)
+    result: Scores = np.where(finite, np.minimum(scores, WORST), WORST)
+    return result
+
+
+def mean_score(parts: Iterable[Scores]) -> float:
+    """T: the mean over all chunks of all parts. Raises ValueError if there is none, because nothing opened proves nothing."""
+    scores = np.concatenate([*parts, np.zeros(0)])
+    if scores.size == 0:
+        message = "a replay score needs at least one opened chunk"
+        raise ValueError(message)
+
+    return float(scores.mean())
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadAgreement:
+    """How a payload's coefficients agree with those of an opened delta.
+
+    jaccard: of positions. wrong_signs: at common positions.
+    """
+
+    jaccard: float
+    wrong_signs: int
+
+    def passes(self, rule: Rule) -> bool:
+        """Whether the payload follows from the opened delta."""
+        return self.jaccard >= rule.payload_jaccard and self.wrong_signs == 0
+
+
+def payload_agreement(coefficients: Chunks, sent: Chunks, *, topk: int, noise: float = 2.0**-18) -> PayloadAgreement:
+    """Compare a payload with the largest coefficients of an opened delta.
+
+    coefficients: of D_h, [chunks, size]. sent: the payload's values at their positions, zero elsewhere, [chunks, size]. topk:
+    most coefficients a chunk may send. noise: coefficients up to this fraction of their chunk's largest may be left out or
+    sent.
+    """
+    if coefficients.shape != sent.shape or not np.isfinite(coefficients).all():
+        return PayloadAgreement(0.0, 0)
+
+    there = sent != 0
+    if (there.sum(axis=1) > topk).any():
+        return PayloadAgreement(0.0, 0)
+
+    sizes = np.abs(coefficients)
+    order = np.argsort(-sizes, axis=1, kind="stable")[:, :topk]
+    largest = np.zeros(there.shape, dtype=bool)
+    np.put_along_axis(largest, order, True, axis=1)
+    counts = sizes > noise * sizes.max(axis=1, keepdims=True, initial=0.0)
+    expected, sent_now = largest & counts, there & ~(largest & ~counts)
+    common = sent_now & expected
+    either = int((sent_now | expected).sum())
+    wrong = int((np.sign(coefficients) != np.sign(sent))[common].sum())
+    return PayloadAgreement(int(common.sum()) / either if either else 1.0, wrong)
+
+
+def _squares(values: Scores) -> Scores:
+    result: Scores = np.einsum("ij,ij->i", values, values)
+    return result

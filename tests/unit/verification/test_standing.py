@@ -1,0 +1,86 @@
+"""Strikes, watching, ejection and the median of the last scores; how soon a cheat goes."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psyche_core.verification.chances import ejected_within, ejection_curve, median_round, upper_bound
+from psyche_core.verification.standing import Standing, in_millionths, scored, struck
+
+
+def test_the_second_strike_ejects_and_the_first_is_watched_for_ten_rounds() -> None:
+    one = struck(Standing(), 20)
+    assert not one.ejected
+    assert [height for height in range(15, 40) if one.watched(height)] == list(range(15, 31))
+    two = struck(one, 25)
+    assert two.ejected
+    assert not two.watched(26)
+
+
+def test_a_score_that_is_a_little_too_high_for_long_is_a_strike() -> None:
+    standing = Standing()
+    for height, score in enumerate([9_000, 9_000, 4_000, 4_000, 9_000]):
+        assert standing.strikes == 0
+        standing = scored(standing, height, score)
+    assert (standing.strikes, standing.scores, standing.watched_until) == (1, (), 14)
+
+
+@given(st.lists(st.integers(0, 5_000), max_size=60))
+def test_scores_below_the_median_threshold_never_strike(scores: list[int]) -> None:
+    standing = Standing()
+    for height, score in enumerate(scores):
+        standing = scored(standing, height, score)
+    assert standing.strikes == 0
+    assert standing.scores == tuple(scores[-5:])
+
+
+def test_scores_are_whole_millionths_from_0_to_2() -> None:
+    assert in_millionths(0.0049999999) == 4_999
+    for wrong in (-0.1, 2.1, float("nan")):
+        with pytest.raises(ValueError, match="0 to 2"):
+            in_millionths(wrong)
+    with pytest.raises(ValueError, match="millionths"):
+        scored(Standing(), 1, 2_000_001)
+
+
+@pytest.mark.parametrize(("rate", "strike"), [(0.1, 0.99), (0.3, 0.5), (1.0, 0.2)])
+def test_chances_are_those_of_members_that_are_played(rate: float, strike: float) -> None:
+    generator = random.Random(1)
+    ejected = 0
+    for _ in range(4000):
+        standing = Standing()
+        for height in range(40):
+            if (standing.watched(height) or generator.random() < rate) and generator.random() < strike:
+                standing = struck(standing, height)
+            if standing.ejected:
+                ejected += 1
+                break
+    assert ejected / 4000 == pytest.approx(ejected_within(40, rate=rate, strike=strike), abs=0.025)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 60), st.integers(0, 12))
+def test_chances_grow_with_rounds_and_stay_chances(rate: float, strike: float, rounds: int, watched: int) -> None:
+    curve = ejection_curve(rounds, rate=rate, strike=strike, watched_rounds=watched)
+    assert len(curve) == rounds + 1
+    assert all(one <= other + 1e-12 for one, other in itertools.pairwise(curve))
+    assert -1e-12 <= curve[-1] <= 1 + 1e-12
+
+
+def test_a_full_cheat_at_ten_per_cent_is_gone_in_a_hundred_rounds() -> None:
+    assert ejected_within(100, rate=0.1, strike=0.99) > 0.9999
+    assert median_round(rate=0.1, strike=0.99) == 8
+    assert median_round(rate=0.0, strike=1.0, limit=100) is None
+    with pytest.raises(ValueError, match="probabilities"):
+        ejected_within(10, rate=1.1, strike=0.5)
+
+
+def test_the_upper_bound_is_that_of_clopper_and_pearson() -> None:
+    assert upper_bound(0, 4240) == pytest.approx(1 - 0.05 ** (1 / 4240), abs=1e-8)
+    assert upper_bound(2, 50) == pytest.approx(0.12061, abs=1e-4)
+    assert upper_bound(0, 0) == upper_bound(3, 3) == 1.0
+    assert 0.0105 < upper_bound(1000, 100_000) < 0.0106
