@@ -24,7 +24,6 @@ from psyche_backend_tcp.protocol import (
     decode_server,
     document_digest,
     encode_client,
-    encode_command,
     encode_server,
     make_document,
 )
@@ -33,6 +32,7 @@ from psyche_core.coordinator.commands import Equivocation, Pause, SignedResult, 
 from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.interfaces.backend import ClientCommand, StateUpdate
+from psyche_core.interfaces.command_codec import encode_command
 from psyche_core.testing.backend import START_TIME, small_state
 from psyche_core.types import ClientState, NodeIdentity, RunState
 from psyche_core.wire.codec import encode

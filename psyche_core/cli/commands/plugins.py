@@ -24,7 +24,7 @@ WIDTH_OF_FILES = 200
 _UNUSED = ("disabled", "shadowed", "not installed")
 """Statuses that only `--all` shows: nothing is wrong with these plugins."""
 
-TEMPLATE_KINDS = ("optimizer", "data", "model", "tracker", "command")
+TEMPLATE_KINDS = ("optimizer", "data", "model", "tracker", "backend", "transport", "sharding", "command")
 """As in psyche_core.plugins.projects, which is slow to import for help; a test compares them."""
 
 _EXTENDED = ("doctor",)
@@ -42,7 +42,7 @@ def plugins() -> None:
         "psyche plugins new optimizer MajorityVote",
         "psyche plugins new tracker spreadsheet --out ../spreadsheet",
         note="The project has an entry point, settings, a small implementation that works, the conformance test and tests of its "
-        "own, a README, a licence, a CI file, and for optimizer, data and model a run file that trains with it. Then: pip "
+        "own, a README, a licence, a CI file, and but for tracker and command a run file that trains with it. Then: pip "
         "install -e '.[test]', psyche plugins check, pytest.",
     ),
 )
@@ -54,8 +54,8 @@ def plugins() -> None:
 def new_plugin(kind: str, name: str, *, out: Path | None) -> None:
     """Make the project of a new plugin. NAME is what runs and options will call it.
 
-    Optimizers, data and models are named in run files, such as MajorityVote; trackers and commands are typed, so their names have
-    no capital letters. The names of distribution and package follow from it.
+    Optimizers, data and models are named in run files, such as MajorityVote; the names of the others are typed, so they have no
+    capital letters. The names of distribution and package follow from it.
     """
     from psyche_core.plugins.projects import make_project
 

@@ -29,7 +29,6 @@ from psyche_backend_tcp.protocol import (
     LaterState,
     WholeRequest,
     decode_client,
-    decode_command,
     encode_server,
 )
 from psyche_backend_tcp.server.data_key import with_data_key
@@ -40,6 +39,7 @@ from psyche_core.coordinator.commands import Command, Event, Join, Tick, UpdateC
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.coordinator.transitions import apply
 from psyche_core.errors import CoordinatorError, WireError
+from psyche_core.interfaces.command_codec import decode_command
 from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessMetadata
 
 logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
