@@ -14,6 +14,7 @@ MODULES = (
     "model",
     "optimizer",
     "ports",
+    "registration",
     "relay",
     "sharding",
     "tracker",
