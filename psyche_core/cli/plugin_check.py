@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
+from psyche_core.cli.plugin_training import try_training
 from psyche_core.errors import PsycheError
 from psyche_core.hookspecs import OptimizerContext, Registration
 from psyche_core.plugin_errors import guarded, label, summary_of
@@ -99,16 +100,35 @@ class Given:
         model_config: a model's config.json.
         drops_refused: whether an optimizer drops what was not accepted, and documents it.
         conformance: whether to run the conformance tests.
+        training: whether to train with it, if nothing before failed.
     """
 
     settings: Mapping[str, Any]
     model_config: Mapping[str, Any] | None = None
     drops_refused: bool = False
     conformance: bool = True
+    training: bool = True
 
 
 def check_plugin(record: PluginRecord, given: Given) -> Iterator[Step]:
     """All steps that can be done, as they are done."""
+    failed = ""
+    for step in _check(record, given):
+        failed = failed or (step.name if step.outcome == "failed" else "")
+        yield step
+    if not given.training:
+        return
+    if failed:
+        yield Step("training", "skipped", f"first what failed above: {failed}")
+        return
+
+    tried = try_training(record, given.settings, given.model_config)
+    outcome: Outcome = "skipped" if tried.trained is None else "ok" if tried.trained else "failed"
+    yield Step("training", outcome, tried.sentence)
+
+
+def _check(record: PluginRecord, given: Given) -> Iterator[Step]:
+    """All steps but training."""
     try:
         module = imported(record.module)
         yield Step("import", "ok", f"{record.module} can be imported")

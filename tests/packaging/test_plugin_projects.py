@@ -70,12 +70,30 @@ def test_its_own_tests_pass(projects: Projects, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_check_finds_nothing(projects: Projects, kind: str) -> None:
-    options = ("--model-config", "run/model/config.json") if kind == "model" else ()
-    done = projects.run(kind, "-m", "psyche_core", "plugins", "check", f"{kind}.{NAMES[kind]}", "--json", *options)
+    options = ("--json", "--no-training", *(("--model-config", "run/model/config.json") if kind == "model" else ()))
+    done = projects.run(kind, "-m", "psyche_core", "plugins", "check", f"{kind}.{NAMES[kind]}", *options)
     assert done.returncode == 0, done.stdout
     outcomes = {step["name"]: step["outcome"] for step in json.loads(done.stdout)["steps"]}
     assert set(outcomes.values()) <= {"ok", "skipped"}
     assert outcomes["conformance"] == ("skipped" if kind in KNOWN_TO_AUTHORS else "ok")
+
+
+@pytest.mark.quic
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind == "data" else pytest.mark.soak) for kind in KINDS])
+def test_its_check_trains(projects: Projects, kind: str) -> None:
+    """One kind each time; `make soak` tries them all. Relative paths start in the current folder, and nothing stays there."""
+    before = sorted(projects.folders[kind].rglob("*"))
+    options = {"model": ("--model-config", "run/model/config.json"), "data": ("--settings", '{"location": "run/texts"}')}
+    given = ("--json", "--no-conformance", *options.get(kind, ()))
+    done = projects.run(kind, "-m", "psyche_core", "plugins", "check", f"{kind}.{NAMES[kind]}", *given)
+    assert done.returncode == 0, done.stdout
+    step = json.loads(done.stdout)["steps"][-1]
+    assert (step["name"], step["outcome"]) == ("training", "skipped" if kind == "command" else "ok")
+    if kind != "command":
+        assert "trained 6 steps" in step["sentence"]
+    assert [path for path in sorted(projects.folders[kind].rglob("*")) if "__pycache__" not in str(path)] == [
+        path for path in before if "__pycache__" not in str(path)
+    ]
 
 
 @pytest.mark.parametrize("kind", TRAINED)

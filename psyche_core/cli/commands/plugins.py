@@ -140,14 +140,25 @@ def _print_table(records: Records) -> None:
     "--drops-refused", is_flag=True, help="For an optimizer that drops what was not accepted, and documents it: do not test it."
 )
 @click.option("--no-conformance", is_flag=True, help="Leave out the conformance tests, which may take a minute.")
+@click.option("--no-training", is_flag=True, help="Leave out the training of two processes, which takes about half a minute.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: an object with plugin, origin, ok and steps.")
 def check_one(
-    name: str, *, settings: str | None, model_config: Path | None, drops_refused: bool, no_conformance: bool, as_json: bool
+    name: str,
+    *,
+    settings: str | None,
+    model_config: Path | None,
+    drops_refused: bool,
+    no_conformance: bool,
+    no_training: bool,
+    as_json: bool,
 ) -> int:
-    """Check a plugin in steps, each a sentence: import, plugin API, registration, settings, dependencies, factory, conformance.
+    """Check a plugin in steps, each a sentence.
+
+    The steps: import, plugin API, registration, settings, dependencies, factory, conformance, training.
 
     NAME is `Name`, `kind.Name`, or one of these behind `distribution:`. No test file is needed; conformance tests that need what
-    only the author knows are left to his tests.
+    only the author knows are left to his tests. At the end a tiny model is trained on this machine, by two members or, for a
+    sharding engine, by two processes of one. Relative paths in --settings start in the current folder.
     """
     from psyche_core.cli.plugin_check import Given, check_plugin
     from psyche_core.errors import PluginError
@@ -173,6 +184,7 @@ def check_one(
         model_config=None if model_config is None else _json_object(_read(model_config), str(model_config)),
         drops_refused=drops_refused,
         conformance=not no_conformance,
+        training=not no_training,
     )
     (record,) = found
     steps = []
