@@ -10,6 +10,7 @@ import pytest
 MODULES = (
     "backend",
     "command",
+    "conformance",
     "data",
     "model",
     "optimizer",

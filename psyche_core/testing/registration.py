@@ -27,6 +27,7 @@ from psyche_core.interfaces.tracker import TrackedRun
 from psyche_core.plugin_switches import CORE
 from psyche_core.plugins import PluginRecord, PluginRegistry, validate_settings
 from psyche_core.plugins.advice import Dependencies, settings_advice
+from psyche_core.testing.conformance import Conformance
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.wire.signing import SecretKey
 
@@ -34,7 +35,7 @@ HEAVY = ("torch", "transformers", "numpy", "jax")
 UNKNOWN_KEY = "no_plugin_has_this_key"
 
 
-class RegistrationConformance:
+class RegistrationConformance(Conformance):
     """Inherit, and set `kind` and `name`.
 
     Attributes:

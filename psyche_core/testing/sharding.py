@@ -32,6 +32,7 @@ from psyche_core.models.hf.configuration import read_configuration
 from psyche_core.models.hf.empty_model import build_empty_model
 from psyche_core.models.sharding.controller import RankController
 from psyche_core.models.sharding.model import ShardedModel
+from psyche_core.testing.conformance import Conformance
 from psyche_core.testing.model import ModelConformance, gradients_of
 from psyche_core.testing.needs_pytest import pytest
 
@@ -45,7 +46,7 @@ Rounding errors are about 1e-8 at these sizes, a missing part changes 1e-4 or mo
 """
 
 
-class ShardingConformance:
+class ShardingConformance(Conformance):
     """The requirements for every `ShardingEngine`. Subclass it; override the attributes below.
 
     Attributes:
