@@ -56,7 +56,6 @@ from psyche_backend_tcp.protocol import (
     decode_server,
     document_digest,
     encode_client,
-    encode_command,
     read_document,
 )
 from psyche_backend_tcp.server import hub
@@ -67,6 +66,7 @@ from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces.backend import ClientCommand
+from psyche_core.interfaces.command_codec import encode_command
 from psyche_core.testing.backend import small_state
 from psyche_core.types import NodeIdentity, RunState, WitnessStatement, bitmap
 from psyche_core.wire.diff import patched

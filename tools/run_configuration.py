@@ -104,9 +104,10 @@ def _plugins(kind: Literal["data", "optimizer"], title: str, key: str) -> Iterat
             continue
         if settings.__doc__:
             yield " ".join(settings.__doc__.split()).replace("|", "\\|") + "\n"
-        yield "| key | type | default | bounds |\n|---|---|---|---|"
+        yield "| key | type | default | bounds | effect |\n|---|---|---|---|---|"
         for name, field in settings.model_fields.items():
-            yield f"| `{field.alias or name}` | {_kind(field)} | {_default(field)} | {_bounds(field)} |"
+            effect = " ".join((field.description or "").split()).replace("|", "\\|")
+            yield f"| `{field.alias or name}` | {_kind(field)} | {_default(field)} | {_bounds(field)} | {effect} |"
         yield ""
 
 

@@ -11,20 +11,26 @@ from psyche_core.interfaces.rate_groups import RateGroups
 
 
 class AdamWSettings(BaseModel):
-    """`[model.LLM.optimizer.AdamW]`.
+    """`[model.LLM.optimizer.AdamW]`."""
 
-    betas: decay of the first and second moment per step. weight_decay: decoupled, multiplied by the learning rate. eps: added to
-    √v̂. clip_grad_norm: global L2 norm to which the replica's own gradient is clipped; absent or 0 means no clipping.
-    rates: factors of learning rate and weight decay by kind of tensor and by name; absent means 1 for all.
-    """
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(gt=0.0, lt=1.0)]] = (0.9, 0.95)
+    """Decay of the first and second moment per step."""
+
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
+    """Decoupled: multiplied by the learning rate."""
+
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
+    """Added to √v̂."""
+
     clip_grad_norm: Annotated[float, Field(ge=0.0)] | None = None
+    """Global L2 norm to which the replica's own gradient is clipped; absent or 0 means no clipping."""
+
     rates: RateGroups | None = None
+    """Factors of learning rate and weight decay by kind of tensor and by name; absent means 1 for all."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

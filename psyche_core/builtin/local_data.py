@@ -24,17 +24,18 @@ from psyche_core.types import BatchId, total_samples
 
 
 class LocalSettings(BaseModel):
-    """`data_location.Local`: `"folder"`, or a table with these keys.
+    """`data_location.Local`: `"folder"`, or a table with these keys."""
 
-    location: token file or folder; a relative path starts at the client's base folder.
-    shuffle: "DontShuffle" or {Seeded = [32 numbers]}.
-    """
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     location: Annotated[str, Field(min_length=1)]
+    """Token file or folder; a relative path starts at the client's base folder."""
+
     token_size: TokenSizeName = "TwoBytes"  # noqa: S105  # a token of text, not a secret
+    """Bytes of a token in the files."""
+
     shuffle: Shuffle = "DontShuffle"
+    """In which order the samples come: "DontShuffle" or {Seeded = [32 numbers]}."""
 
 
 def token_place(location: Path) -> Path:

@@ -31,19 +31,21 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re
 
 
 class PreprocessedSettings(BaseModel):
-    """`data_location.Preprocessed`: `"folder or data set"`, or a table with these keys.
+    """`data_location.Preprocessed`: `"folder or data set"`, or a table with these keys."""
 
-    location: Parquet file, folder (a relative path starts at the client's base folder), or a data set on the hub. split: the
-    part of the data set to use. shuffle: "DontShuffle" or {Seeded = [32 numbers]}. revision: branch, tag or commit of the data
-    set; only a commit ensures that every member reads the same data.
-    """
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     location: Annotated[str, Field(min_length=1)]
+    """Parquet file, folder (a relative path starts at the client's base folder), or a data set on the hub."""
+
     split: SplitName = "train"
+    """The part of the data set to use."""
+
     shuffle: Shuffle = "DontShuffle"
+    """In which order the samples come: "DontShuffle" or {Seeded = [32 numbers]}."""
+
     revision: Annotated[str, Field(min_length=1)] | None = None
+    """Branch, tag or commit of the data set; only a commit ensures that every member reads the same data."""
 
 
 def is_hub_data_set(location: str) -> bool:

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
+from psyche_core.cli.plugin_training import try_training
 from psyche_core.errors import PsycheError
 from psyche_core.hookspecs import OptimizerContext, Registration
 from psyche_core.plugin_errors import guarded, label, summary_of
-from psyche_core.plugin_switches import CORE, normalized
+from psyche_core.plugin_switches import CORE
 from psyche_core.plugins import PluginRecord, described_settings
+from psyche_core.plugins.advice import Dependencies, settings_advice
 from psyche_core.plugins.loading import HOOKS, Refused, checked_api, imported, registration_of
 
 Outcome = Literal["ok", "warning", "failed", "skipped"]
@@ -99,16 +100,35 @@ class Given:
         model_config: a model's config.json.
         drops_refused: whether an optimizer drops what was not accepted, and documents it.
         conformance: whether to run the conformance tests.
+        training: whether to train with it, if nothing before failed.
     """
 
     settings: Mapping[str, Any]
     model_config: Mapping[str, Any] | None = None
     drops_refused: bool = False
     conformance: bool = True
+    training: bool = True
 
 
 def check_plugin(record: PluginRecord, given: Given) -> Iterator[Step]:
     """All steps that can be done, as they are done."""
+    failed = ""
+    for step in _check(record, given):
+        failed = failed or (step.name if step.outcome == "failed" else "")
+        yield step
+    if not given.training:
+        return
+    if failed:
+        yield Step("training", "skipped", f"first what failed above: {failed}")
+        return
+
+    tried = try_training(record, given.settings, given.model_config)
+    outcome: Outcome = "skipped" if tried.trained is None else "ok" if tried.trained else "failed"
+    yield Step("training", outcome, tried.sentence)
+
+
+def _check(record: PluginRecord, given: Given) -> Iterator[Step]:
+    """All steps but training."""
     try:
         module = imported(record.module)
         yield Step("import", "ok", f"{record.module} can be imported")
@@ -144,12 +164,7 @@ def _check_settings(registration: Registration, given: Given) -> Iterator[Step]:
         yield Step("settings", "failed", f"{model.__name__} has no JSON schema, so it cannot be shown: {summary_of(error)}")
         return
 
-    problems = []
-    if model.model_config.get("extra") != "forbid":
-        problems.append('unknown keys are not refused; add model_config = ConfigDict(extra="forbid")')
-    silent = [name for name, field in described.items() if not field["description"]]
-    if silent:
-        problems.append(f"without a description: {', '.join(silent)}; give Field(description=…)")
+    problems = list(settings_advice(model))
     required = [name for name, field in described.items() if field["required"] and name not in given.settings]
     if required:
         yield Step("settings", "warning" if problems else "ok", "; ".join([f"{', '.join(required)} must be given", *problems]))
@@ -170,26 +185,15 @@ def _check_dependencies(record: PluginRecord) -> Step:
     if record.distribution == CORE:
         return Step("dependencies", "ok", "it comes with psyche-core")
     try:
-        named = [each for each in requires(record.distribution) or () if "extra ==" not in each]
+        found = Dependencies.of(record.distribution)
     except PackageNotFoundError:
         return Step("dependencies", "failed", f"{record.distribution} has no readable metadata; install it again")
-
-    missing, core = [], ""
-    for requirement in named:
-        name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
-        core = requirement if normalized(name) == CORE else core
-        try:
-            version(name)
-        except PackageNotFoundError:
-            if ";" not in requirement:  # a marker may leave it out here
-                missing.append(requirement)
-    if missing:
-        return Step("dependencies", "failed", f"not installed: {', '.join(missing)}; pip install {record.distribution}")
-    if not core:
-        return Step("dependencies", "warning", 'it does not name psyche-core; add "psyche-core>=0.1,<0.2" to its dependencies')
-    if "<" not in core and "==" not in core and "~=" not in core:
-        return Step("dependencies", "warning", f"{core} has no upper bound; a later minor version may break it before 1.0")
-    return Step("dependencies", "ok", f"{len(named)} requirements are installed; works with {core}")
+    if found.missing:
+        told = f"not installed: {', '.join(found.missing)}; pip install {record.distribution}"
+        return Step("dependencies", "failed", told)
+    if found.advice:
+        return Step("dependencies", "warning", found.advice)
+    return Step("dependencies", "ok", f"{found.count} requirements are installed; works with {found.core}")
 
 
 def _check_factory(record: PluginRecord, registration: Any, given: Given) -> Step:

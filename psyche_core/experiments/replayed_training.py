@@ -133,7 +133,7 @@ class ReplayedTraining:
         self._first = plan.compared[0]
         self._generator = np.random.default_rng(plan.seed)
         self._payloads: deque[list[bytes]] = deque(maxlen=STALE_ROUNDS + 1)
-        self._recent: RecentPositions[int] = RecentPositions()
+        self._recent = RecentPositions()
         replay = optimizers[0].replay
         assert replay is not None, "the caller checks it"
         self._rows = _rows(replay, plan.seed)

@@ -28,6 +28,7 @@ from psyche_core.coordinator.commands import Pause, WarmupWitness, Withdraw, Wit
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, CommandRefused
 from psyche_core.interfaces.backend import Backend, StateUpdate
+from psyche_core.testing.conformance import Conformance
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.types import RunState, WitnessStatement, bitmap
 from psyche_core.wire.signing import SecretKey
@@ -95,7 +96,7 @@ def in_phase(phase: RunState) -> Callable[[StateUpdate], bool]:
 
 
 @pytest.mark.anyio
-class BackendConformance:
+class BackendConformance(Conformance):
     """Inherit from it and write `harness`.
 
     Attributes:

@@ -20,6 +20,7 @@ from typing import ClassVar
 import click
 
 from psyche_core.hookspecs import CommandRegistration
+from psyche_core.testing.conformance import Conformance
 
 HEAVY = ("torch", "transformers", "numpy", "jax")
 
@@ -37,7 +38,7 @@ def leaves(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...]
         yield from leaves(inner, *path, name)
 
 
-class CommandConformance:
+class CommandConformance(Conformance):
     """Inherit and set `registration` and `hooks`."""
 
     registration: ClassVar[CommandRegistration]

@@ -21,6 +21,7 @@ import anyio.lowlevel
 
 from psyche_core.errors import DataError
 from psyche_core.interfaces.data import DataProvider, Samples
+from psyche_core.testing.conformance import Conformance
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.types import BatchId
 
@@ -28,7 +29,7 @@ TIMEOUT = 20.0
 
 
 @pytest.mark.anyio
-class DataConformance:
+class DataConformance(Conformance):
     """Inherit from it and write `provider`.
 
     Attributes:

@@ -22,10 +22,11 @@ from psyche_core.errors import ModelError
 from psyche_core.hookspecs import ModelContext
 from psyche_core.interfaces.data import IGNORED_LABEL, Samples
 from psyche_core.interfaces.model import Model
+from psyche_core.testing.conformance import Conformance
 from psyche_core.testing.needs_pytest import pytest
 
 
-class ModelConformance:
+class ModelConformance(Conformance):
     """The requirements for every `Model`. Subclass it; override the attributes below, and `create`, the registration's factory.
 
     Attributes:

@@ -10,10 +10,12 @@ import pytest
 MODULES = (
     "backend",
     "command",
+    "conformance",
     "data",
     "model",
     "optimizer",
     "ports",
+    "registration",
     "relay",
     "sharding",
     "tracker",

@@ -23,6 +23,7 @@ import anyio
 from psyche_core.errors import TransportError, UserError
 from psyche_core.hookspecs import RelayContext, RelayRegistration
 from psyche_core.interfaces.relay import Relay
+from psyche_core.testing.conformance import Conformance
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.ports import free_port
 from psyche_core.wire.signing import SecretKey
@@ -30,7 +31,7 @@ from psyche_core.wire.signing import SecretKey
 TIMEOUT = 30.0
 
 
-class RelayConformance:
+class RelayConformance(Conformance):
     """Inherit, set `registration`, and override `connect`."""
 
     registration: ClassVar[RelayRegistration]

@@ -32,6 +32,7 @@ from psyche_core.models.hf.configuration import read_configuration
 from psyche_core.models.hf.empty_model import build_empty_model
 from psyche_core.models.sharding.controller import RankController
 from psyche_core.models.sharding.model import ShardedModel
+from psyche_core.testing.conformance import Conformance
 from psyche_core.testing.model import ModelConformance, gradients_of
 from psyche_core.testing.needs_pytest import pytest
 
@@ -45,7 +46,7 @@ Rounding errors are about 1e-8 at these sizes, a missing part changes 1e-4 or mo
 """
 
 
-class ShardingConformance:
+class ShardingConformance(Conformance):
     """The requirements for every `ShardingEngine`. Subclass it; override the attributes below.
 
     Attributes:
@@ -151,13 +152,41 @@ class ShardingConformance:
     def test_what_is_divided_wrongly_is_refused_by_name(self, tmp_path: Path) -> None:
         """The error is one sentence that names the architecture, raised before anything is computed."""
         for name, config in self.refused.items():
-            (tmp_path / "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
-            model_type = read_configuration(tmp_path).model_type
-            module, _ = build_empty_model((tmp_path / "config.json").read_bytes(), attention="auto", gradient_checkpointing=False)
-            context = ShardingContext(module=module, model_type=model_type, group=_Nobody(), device=torch.device("cpu"))
-            with pytest.raises(ModelError, match=model_type) as raised:
+            context = context_of(tmp_path, config, _Nobody())
+            with pytest.raises(ModelError, match=context.model_type) as raised:
                 self.create(context)
             assert "\n" not in str(raised.value), name
+
+
+class Alone(RankGroup):
+    """One rank that is the whole client, without processes and without a connection."""
+
+    rank = 0
+    data_parallelism = 1
+    tensor_parallelism = 1
+    mesh = None
+
+    def broadcast(self, tensor: Any) -> None:
+        """Keep it: ours are the values of rank 0."""
+
+    def scatter(self, pieces: Any, into: Any) -> None:
+        """Take the only piece."""
+        into.copy_(pieces[0])
+
+    def gather(self, piece: Any, *, over: Axes = "both") -> list[Any] | None:  # noqa: ARG002  # the contract's
+        """The only piece."""
+        return [piece]
+
+    def add_up(self, tensor: Any, *, over: str) -> None:
+        """Keep it: the sum of one."""
+
+
+def context_of(folder: Path, config: Mapping[str, Any], group: RankGroup) -> ShardingContext:
+    """What an engine is made from, on the CPU. folder: config.json is written there. config: as transformers reads it."""
+    (folder / "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
+    model_type = read_configuration(folder).model_type
+    module, _ = build_empty_model((folder / "config.json").read_bytes(), attention="auto", gradient_checkpointing=False)
+    return ShardingContext(module=module, model_type=model_type, group=group, device=torch.device("cpu"))
 
 
 class _Nobody(RankGroup):

@@ -31,6 +31,7 @@ from typing import Any, ClassVar
 from psyche_core.hookspecs import TrackerContext, TrackerRegistration
 from psyche_core.interfaces.tracker import TrackedRun, Tracker
 from psyche_core.telemetry.metrics import METRICS, Sample
+from psyche_core.testing.conformance import Conformance
 from psyche_core.testing.needs_pytest import pytest
 
 TIMEOUT = 60.0
@@ -52,7 +53,7 @@ def tracked(run_id: str = "first-light", member: str = "ab" * 32) -> TrackedRun:
     return TrackedRun(run_id=run_id, member=member, config={"run_id": run_id, "total_steps": 100, "optimizer": "Distro"})
 
 
-class TrackerConformance:
+class TrackerConformance(Conformance):
     """Inherit, set `registration`, `hooks` and `heavy`, and override `settings` and `read`."""
 
     registration: ClassVar[TrackerRegistration]

@@ -66,7 +66,7 @@ def client_arguments(
         *("--device", settings.device, "--torch-threads", str(settings.torch_threads)),
         *("--micro-batch-size", str(settings.micro_batch_size), "--compute-dtype", settings.compute_dtype),
         *("--attention", settings.attention, *(["--gradient-checkpointing"] if settings.gradient_checkpointing else [])),
-        *("--cache-dir", str(out / "cache"), "--base", str(settings.config_path.absolute())),
+        *("--cache-dir", str(out / "cache"), "--base", str(settings.run_base)),
         *("--logs", "json", "--events-file", str(out / "events" / f"{name}.jsonl"), *more),
         *(("--log", settings.log) if settings.log is not None else ()),
         *_metrics(metrics_port),

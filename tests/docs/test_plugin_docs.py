@@ -12,6 +12,7 @@ import pytest
 
 from psyche_core import hookspecs, interfaces
 from psyche_core.testing.model import ModelConformance
+from psyche_core.testing.registration import RegistrationConformance
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "plugins" / "README.md").read_text()
@@ -56,3 +57,12 @@ def test_the_conformance_snippet_is_a_conformance_test() -> None:
     namespace: dict[str, object] = {}
     exec(compile(snippets("python")[1], "docs/plugins/README.md", "exec"), namespace)
     assert issubclass(namespace["TestTinyGru"], ModelConformance)  # type: ignore[arg-type]  # a class by name
+
+
+def test_the_registration_snippet_tests_the_example(tmp_path: Path) -> None:
+    """Its context makes the example's model."""
+    namespace: dict[str, object] = {}
+    exec(compile(snippets("python")[2], "docs/plugins/README.md", "exec"), namespace)
+    kept: type[RegistrationConformance] = namespace["TestRegistration"]  # type: ignore[assignment]  # a class by name
+    assert f"{kept.kind}.{kept.name}" in tomllib.loads(snippets("toml")[0])["project"]["entry-points"][hookspecs.GROUP]
+    assert isinstance(kept().context(None, tmp_path), hookspecs.ModelContext)

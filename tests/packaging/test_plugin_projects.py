@@ -17,8 +17,19 @@ from psyche_core.plugins.projects import KINDS, make_project
 
 pytestmark = [pytest.mark.packaging, pytest.mark.slow, pytest.mark.timeout(600)]
 
-NAMES = {"optimizer": "MajorityVote", "data": "Texts", "model": "TinyRnn", "tracker": "lines", "command": "count-events"}
-TRAINED = ("optimizer", "data", "model")
+NAMES = {
+    "optimizer": "MajorityVote",
+    "data": "Texts",
+    "model": "TinyRnn",
+    "tracker": "lines",
+    "backend": "shelf",
+    "transport": "wires",
+    "sharding": "copies",
+    "command": "count-events",
+}
+TRAINED = ("optimizer", "data", "model", "sharding")
+KNOWN_TO_AUTHORS = ("data", "tracker", "backend", "transport", "sharding")
+"""Kinds whose conformance needs what only the author knows."""
 
 
 class Projects:
@@ -59,24 +70,54 @@ def test_its_own_tests_pass(projects: Projects, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_check_finds_nothing(projects: Projects, kind: str) -> None:
-    options = ("--model-config", "run/model/config.json") if kind == "model" else ()
-    done = projects.run(kind, "-m", "psyche_core", "plugins", "check", f"{kind}.{NAMES[kind]}", "--json", *options)
+    options = ("--json", "--no-training", *(("--model-config", "run/model/config.json") if kind == "model" else ()))
+    done = projects.run(kind, "-m", "psyche_core", "plugins", "check", f"{kind}.{NAMES[kind]}", *options)
     assert done.returncode == 0, done.stdout
     outcomes = {step["name"]: step["outcome"] for step in json.loads(done.stdout)["steps"]}
     assert set(outcomes.values()) <= {"ok", "skipped"}
-    assert outcomes["conformance"] == ("skipped" if kind in ("data", "tracker") else "ok")
+    assert outcomes["conformance"] == ("skipped" if kind in KNOWN_TO_AUTHORS else "ok")
+
+
+@pytest.mark.quic
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind == "data" else pytest.mark.soak) for kind in KINDS])
+def test_its_check_trains(projects: Projects, kind: str) -> None:
+    """One kind each time; `make soak` tries them all. Relative paths start in the current folder, and nothing stays there."""
+    before = sorted(projects.folders[kind].rglob("*"))
+    options = {"model": ("--model-config", "run/model/config.json"), "data": ("--settings", '{"location": "run/texts"}')}
+    given = ("--json", "--no-conformance", *options.get(kind, ()))
+    done = projects.run(kind, "-m", "psyche_core", "plugins", "check", f"{kind}.{NAMES[kind]}", *given)
+    assert done.returncode == 0, done.stdout
+    step = json.loads(done.stdout)["steps"][-1]
+    assert (step["name"], step["outcome"]) == ("training", "skipped" if kind == "command" else "ok")
+    if kind != "command":
+        assert "trained 6 steps" in step["sentence"]
+    assert [path for path in sorted(projects.folders[kind].rglob("*")) if "__pycache__" not in str(path)] == [
+        path for path in before if "__pycache__" not in str(path)
+    ]
 
 
 @pytest.mark.parametrize("kind", TRAINED)
 def test_it_trains(projects: Projects, kind: str) -> None:
-    done = projects.run(
-        kind, "-m", "psyche_core", "train-local", "--state", "run/state.toml", "--device", "cpu", "--logs", "json"
-    )
+    options = ("--data-parallelism", "2", "--sharding", "copies") if kind == "sharding" else ()
+    command = ("train-local", "--state", "run/state.toml", "--device", "cpu", "--logs", "json", *options)
+    done = projects.run(kind, "-m", "psyche_core", *command)
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
     losses = [event["loss"] for event in events if event["event"] == "step_trained"]
     assert len(losses) == 40
     assert losses[-1] < losses[0] - 1.0
+
+
+def test_a_backend_and_a_transport_train_together(projects: Projects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server and two members, each a process, that know each other by nothing but the two plugins."""
+    monkeypatch.setenv("PSYCHE_TRANSPORT", "wires")
+    command = ("testnet", "start", "--config-path", "run", "--num-clients", "2", "--backend", "shelf")
+    required = ("--require-steps", "40", "--require-epochs", "2", "--time-limit", "240", "--logs", "none")
+    done = projects.run("backend", "-m", "psyche_core", *command, "--out", tmp_path / "out", *required)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["identical"]
+    assert all(client["losses"][-1][1] < client["losses"][0][1] - 1.0 for client in report["clients"])
 
 
 def test_a_tracker_and_a_command_are_used(projects: Projects, tmp_path: Path) -> None:

@@ -12,27 +12,23 @@
 The document is {"state": plain state, "addresses": [[signer, address], ...]} sorted by signer, with "relays": [URL, ...] if the
 server offers relays beside those of the run's configuration; hash is the SHA-256 of its encoding. Documents are identified by
 hash instead of a number, so that an identifier stays valid after a restart of the server. Commands carry no sender: the server
-fills in the key that logged in. The owner's commands have no encoding here on purpose.
+fills in the key that logged in (`psyche_core.interfaces.command_codec`).
 Wrong types, lengths and ranges raise WireError before a value is built.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from psyche_backend_tcp.limits import CLIENT_FRAME, MAX_ADDRESS_BYTES, SERVER_FRAME
-from psyche_core.config.run_config import Choice
 from psyche_core.config.schema import MAX_RELAY_BYTES, MAX_RELAYS
-from psyche_core.coordinator import commands
 from psyche_core.coordinator.serialization import from_plain, to_plain
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import PsycheError, WireError
-from psyche_core.interfaces.backend import ClientCommand, StateUpdate
-from psyche_core.types import MAX_CLIENTS, NodeIdentity, WitnessMetadata, WitnessStatement
+from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.wire.codec import decode, encode
 
 VERSION = 4
@@ -56,7 +52,7 @@ class JoinRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommandRequest:
-    """command: still encoded, see `decode_command`."""
+    """command: still encoded, see `psyche_core.interfaces.command_codec`."""
 
     number: int
     command: list[Any]
@@ -250,105 +246,9 @@ def _relays(plain: Any) -> tuple[str, ...]:
     raise WireError(message)
 
 
-# ---------------------------------------------------------------- commands
-
-
-def encode_command(command: ClientCommand) -> list[Any]:
-    """A client's command as a plain list, without its sender. Raises ValueError for an invalid checkpoint location."""
-    match command:
-        case commands.Withdraw():
-            return [1]
-        case commands.WarmupWitness(_, epoch, index, model_digest):
-            return [2, epoch, index, model_digest]
-        case commands.Witness(_, s, metadata):
-            statement = [s.epoch, s.height, s.index, s.participants, s.broadcast_bloom, s.merkle_root, s.model_digest]
-            figures = None
-            if metadata is not None:
-                figures = [metadata.step, *map(float, (metadata.tokens_per_sec, metadata.bandwidth_per_sec, metadata.loss))]
-            return [3, statement, figures]
-        case commands.HealthCheck(_, slots):
-            return [4, list(slots)]
-        case commands.Checkpoint(_, location):
-            return [5, None if location is None else Choice.parse(location).to_toml()]
-        case commands.Equivocation(_, epoch, height, index, first, second):
-            halves = [[half.payload_hash, half.signature] for half in (first, second)]
-            return [6, epoch, height, index, *halves]
-        case commands.EpochDigest(_, epoch, index, digest):
-            return [7, epoch, index, digest]
-
-
-def decode_command(plain: list[Any], sender: NodeIdentity) -> ClientCommand:
-    """A client's command with its authenticated sender. Raises WireError, also for an unknown kind."""
-    match plain:
-        case [1]:
-            return commands.Withdraw(sender)
-        case [2, int() as epoch, int() as index, bytes() as digest] if _are_u32(epoch, index) and len(digest) == 32:
-            return commands.WarmupWitness(sender, epoch, index, digest)
-        case [3, list() as statement, metadata]:
-            return commands.Witness(sender, _statement(statement), None if metadata is None else _metadata(metadata))
-        case [4, list() as slots] if len(slots) <= MAX_CLIENTS and all(_is_u32(slot) and slot < MAX_CLIENTS for slot in slots):
-            return commands.HealthCheck(sender, tuple(slots))
-        case [5, location]:
-            try:
-                return commands.Checkpoint(sender, None if location is None else Choice.parse(location))
-            except ValueError as error:
-                message = f"a checkpoint location {error}"
-                raise WireError(message) from error
-        case [6, int() as epoch, int() as height, int() as index, list() as first, list() as second] if _are_u32(
-            epoch, height, index
-        ):
-            return commands.Equivocation(sender, epoch, height, index, _signed_result(first), _signed_result(second))
-        case [7, int() as epoch, int() as index, bytes() as digest] if _are_u32(epoch, index) and len(digest) == 32:
-            return commands.EpochDigest(sender, epoch, index, digest)
-        case _:
-            message = "not a command clients may give, or one with fields of a wrong type or range"
-            raise WireError(message)
-
-
-def _statement(plain: list[Any]) -> WitnessStatement:
-    match plain:
-        case [
-            int() as epoch,
-            int() as height,
-            int() as index,
-            bytes() as seen,
-            bytes() as bloom,
-            bytes() as root,
-            bytes() as digest,
-        ] if _are_u32(epoch, height, index) and [len(seen), len(bloom), len(root), len(digest)] == [32, 320, 32, 32]:
-            return WitnessStatement(epoch, height, index, seen, bloom, root, digest)
-        case _:
-            message = "a witness statement has fields of a wrong type or length"
-            raise WireError(message)
-
-
-def _signed_result(plain: list[Any]) -> commands.SignedResult:
-    match plain:
-        case [bytes() as payload_hash, bytes() as signature] if (len(payload_hash), len(signature)) == (32, 64):
-            return commands.SignedResult(payload_hash, signature)
-        case _:
-            message = "a signed result is a hash of 32 bytes and a signature of 64"
-            raise WireError(message)
-
-
-def _metadata(plain: Any) -> WitnessMetadata:
-    match plain:
-        case [int() as step, float() as tokens, float() as bandwidth, float() as loss] if _is_u32(step) and all(
-            map(math.isfinite, (tokens, bandwidth, loss))
-        ):
-            return WitnessMetadata(step, tokens, bandwidth, loss)
-        case _:
-            message = "a witness's figures have a wrong type"
-            raise WireError(message)
-
-
 def _is_u64(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**64
 
 
 def _is_u32(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**32
-
-
-def _are_u32(*values: Any) -> bool:
-    return all(map(_is_u32, values))

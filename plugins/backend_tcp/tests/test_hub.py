@@ -32,11 +32,11 @@ from psyche_backend_tcp.protocol import (
     WholeRequest,
     decode_server,
     encode_client,
-    encode_command,
 )
 from psyche_core.coordinator.commands import Equivocation, Pause, SignedResult, WarmupWitness, Withdraw
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.interfaces.backend import ClientCommand, StateUpdate
+from psyche_core.interfaces.command_codec import encode_command
 from psyche_core.types import RunState
 from psyche_core.wire.codec import encode
 

@@ -27,13 +27,13 @@ from psyche_backend_tcp.protocol import (
     Whole,
     document_digest,
     encode_client,
-    encode_command,
     encode_server,
     make_document,
 )
 from psyche_backend_tcp.server.hub import Hub
 from psyche_core.coordinator.commands import Withdraw
 from psyche_core.coordinator.state import CoordinatorState, Progress
+from psyche_core.interfaces.command_codec import encode_command
 from psyche_core.testing.backend import START_TIME, small_state
 from psyche_core.types import ClientState, RunState
 

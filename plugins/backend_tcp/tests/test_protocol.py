@@ -18,93 +18,16 @@ from psyche_backend_tcp.protocol import (
     Whole,
     WholeRequest,
     decode_client,
-    decode_command,
     decode_server,
     encode_client,
-    encode_command,
     encode_server,
     make_document,
     read_document,
 )
-from psyche_core.config.run_config import Choice
-from psyche_core.coordinator.commands import Checkpoint, Equivocation, HealthCheck, SignedResult, WarmupWitness, Withdraw, Witness
 from psyche_core.errors import WireError
-from psyche_core.interfaces.backend import ClientCommand, StateUpdate
+from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.testing.backend import small_state
-from psyche_core.types import NodeIdentity, WitnessMetadata, WitnessStatement
 from psyche_core.wire.codec import decode, encode
-
-SENDER = NodeIdentity(b"s" * 32, b"p" * 32)
-U32 = st.integers(0, 2**32 - 1)
-FINITE = st.floats(allow_nan=False, allow_infinity=False)
-COMMANDS: st.SearchStrategy[ClientCommand] = st.one_of(
-    st.just(Withdraw(SENDER)),
-    st.builds(WarmupWitness, st.just(SENDER), U32, U32, st.binary(min_size=32, max_size=32)),
-    st.builds(
-        Witness,
-        st.just(SENDER),
-        st.builds(
-            WitnessStatement,
-            U32,
-            U32,
-            U32,
-            st.binary(min_size=32, max_size=32),
-            st.binary(min_size=320, max_size=320),
-            st.binary(min_size=32, max_size=32),
-            st.binary(min_size=32, max_size=32),
-        ),
-        st.none() | st.builds(WitnessMetadata, U32, FINITE, FINITE, FINITE),
-    ),
-    st.builds(
-        Equivocation,
-        st.just(SENDER),
-        U32,
-        U32,
-        U32,
-        *[st.builds(SignedResult, st.binary(min_size=32, max_size=32), st.binary(min_size=64, max_size=64))] * 2,
-    ),
-    st.builds(HealthCheck, st.just(SENDER), st.lists(st.integers(0, 255), max_size=256).map(tuple)),
-    st.builds(
-        Checkpoint,
-        st.just(SENDER),
-        st.sampled_from(
-            [Choice("Hub", {"repo_id": "a/b"}), Choice("P2P", {"repo_id": "a/b", "revision": "1"}), Choice("Ephemeral"), None]
-        ),
-    ),
-)
-
-
-@settings(deadline=None)
-@given(COMMANDS)
-def test_commands_are_read_back_with_the_authenticated_sender(command: ClientCommand) -> None:
-    plain = decode(encode(encode_command(command)), max_bytes=10_000)
-    assert decode_command(plain, SENDER) == command
-    assert SENDER.signer not in encode(plain)
-
-
-@settings(deadline=None)
-@given(COMMANDS, st.data())
-def test_a_command_with_one_field_of_another_kind_is_refused(command: ClientCommand, data: st.DataObject) -> None:
-    plain: list[Any] = encode_command(command)
-    if len(plain) == 1:
-        return
-    place = data.draw(st.integers(1, len(plain) - 1))
-    if isinstance(command, Checkpoint):
-        plain[place] = data.draw(st.sampled_from([True, -1, 0.5, b"", [True], {"Hub": 7}]))
-    elif isinstance(command, Witness) and place == 2:
-        plain[place] = [1, 2, 3, 4]
-    else:
-        plain[place] = data.draw(st.sampled_from([True, -1, 2**32, "", b"", 0.5, None, [True], [b""], [256]]))
-    with pytest.raises(WireError):
-        decode_command(plain, SENDER)
-
-
-@pytest.mark.parametrize(
-    "plain", [[], [0], [1, 1], [6], [2, 0, 0, b"short"], [3, [0] * 7, None], [4, [0] * 257], [4, [256]], [5, 7], ["1"]]
-)
-def test_other_lists_are_no_commands(plain: list[Any]) -> None:
-    with pytest.raises(WireError):
-        decode_command(plain, SENDER)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,9 @@ def _numbered_address(template: str) -> str:
 class Table(BaseModel):
     """A table of a run configuration: unknown keys are refused."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
 
 class FileNumbers(Table):

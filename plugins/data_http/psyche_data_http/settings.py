@@ -14,33 +14,40 @@ from psyche_data_http.locations import HttpLocation, Table
 MAX_SOURCES = 1000
 
 CacheBytes = Annotated[int, Field(ge=0, le=1 << 50)]
-"""Most bytes cached on disk, if the client has a folder for it; 0 caches nothing."""
 
 
 class TokenSource(Table):
-    """Token files and how to read them. location: see HttpLocation; a plain address is a SingleUrl."""
+    """Token files and how to read them."""
 
     location: HttpLocation
+    """Where the files are, see HttpLocation; a plain address is a SingleUrl."""
+
     token_size_in_bytes: TokenSizeName = "TwoBytes"  # noqa: S105  # a token of text, not a secret
+    """Bytes of a token in the files."""
+
     shuffle: Shuffle = "DontShuffle"
+    """In which order the samples come."""
 
 
 class HttpSettings(TokenSource):
     """`data_location.Http`."""
 
     cache_bytes: CacheBytes = DEFAULT_LIMIT
+    """Most bytes cached on disk, if the client has a folder for it; 0 caches nothing."""
 
 
 class WeightedHttpSettings(Table):
-    """`data_location.WeightedHttp`; a plain string is the location.
-
-    location: https address of the mixture's JSON, or a path. sha256: of its bytes, in hexadecimal digits. With it, nobody who
-    can change the file can make members read different mixtures.
-    """
+    """`data_location.WeightedHttp`; a plain string is the location."""
 
     location: Annotated[str, Field(min_length=1, max_length=8192)]
+    """https address of the mixture's JSON, or a path."""
+
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of the JSON's bytes, in hexadecimal digits. With it, nobody who can change the file can make members read different
+    mixtures."""
+
     cache_bytes: CacheBytes = DEFAULT_LIMIT
+    """Most bytes cached on disk, if the client has a folder for it; 0 caches nothing."""
 
 
 class OtherSource(Table):

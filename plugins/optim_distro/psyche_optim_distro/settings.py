@@ -20,7 +20,9 @@ MAX_CHUNK = 1024
 class DistroSettings(BaseModel):
     """Settings of DisTrO. Unknown keys, infinities and NaN are rejected."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     clip_grad_norm: float | None = Field(default=None, ge=0)
     """Largest global L2 norm of the gradient; larger gradients are scaled down to it. None or 0: no clipping."""

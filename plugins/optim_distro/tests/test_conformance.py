@@ -12,6 +12,8 @@ from psyche_optim_distro.settings import DistroSettings
 
 
 class TestDistroOneBit(OptimizerConformance):
+    capabilities = frozenset({"exact"})
+
     def make_optimizer(self, model: Model) -> Optimizer:
         return DistroOptimizer(
             DistroSettings(compression_topk=4, quantize_1bit=True, weight_decay=0.1, clip_grad_norm=1.0), model
@@ -19,29 +21,39 @@ class TestDistroOneBit(OptimizerConformance):
 
 
 class TestDistroOneBitInPlainTorch(OptimizerConformance):
+    capabilities = frozenset({"exact"})
+
     def make_optimizer(self, model: Model) -> Optimizer:
         settings = DistroSettings(compression_topk=4, quantize_1bit=True, weight_decay=0.1, clip_grad_norm=1.0)
         return DistroOptimizer(settings, model, compiled=False)
 
 
 class TestDistroValues(OptimizerConformance):
+    capabilities = frozenset({"exact"})
+
     def make_optimizer(self, model: Model) -> Optimizer:
         return DistroOptimizer(DistroSettings(compression_topk=4, compression_chunk=32), model)
 
 
 class TestDistroWithASecondStage(OptimizerConformance):
+    capabilities = frozenset({"exact", "public-state"})
+
     def make_optimizer(self, model: Model) -> Optimizer:
         settings = DistroSettings(compression_topk=4, quantize_1bit=True, weight_decay=0.1, second_stage="rmsprop")
         return DistroOptimizer(settings, model)
 
 
 class TestDistroClipped(OptimizerConformance):
+    capabilities = frozenset({"exact"})
+
     def make_optimizer(self, model: Model) -> Optimizer:
         settings = DistroSettings(compression_topk=4, quantize_1bit=True, weight_decay=0.1, second_stage="clip")
         return DistroOptimizer(settings, model)
 
 
 class TestDistroValuesClipped(OptimizerConformance):
+    capabilities = frozenset({"exact"})
+
     def make_optimizer(self, model: Model) -> Optimizer:
         return DistroOptimizer(DistroSettings(compression_topk=4, compression_chunk=32, second_stage="clip"), model)
 
@@ -50,12 +62,16 @@ RATES = {"embedding": 6.25, "norm": 0.5, "weight_decay": {"norm": 0}, "by_name":
 
 
 class TestDistroWithRateGroups(OptimizerConformance):
+    capabilities = frozenset({"exact"})
+
     def make_optimizer(self, model: Model) -> Optimizer:
         given = {"compression_topk": 4, "quantize_1bit": True, "weight_decay": 0.1, "rates": RATES}
         return DistroOptimizer(DistroSettings.model_validate(given), model)
 
 
 class TestDistroValuesWithRateGroups(OptimizerConformance):
+    capabilities = frozenset({"exact"})
+
     def make_optimizer(self, model: Model) -> Optimizer:
         given = {"compression_topk": 4, "compression_chunk": 32, "weight_decay": 0.1, "rates": RATES}
         return DistroOptimizer(DistroSettings.model_validate(given), model)

@@ -10,6 +10,8 @@ from psyche_optim_sparseloco.settings import SparseLoCoSettings
 
 
 class TestSparseLoCo(OptimizerConformance):
+    capabilities = frozenset({"exact", "inner-steps"})
+
     def make_optimizer(self, model: Model) -> Optimizer:
         settings = SparseLoCoSettings(inner_steps=4, topk=16, chunk_size=512, weight_decay=0.1, clip_grad_norm=1.0)
         return SparseLoCo(settings, model)

@@ -12,6 +12,8 @@ pytestmark = pytest.mark.quic
 
 
 class TestQuicTransport(TransportConformance):
+    capabilities = frozenset({"checked-messages"})
+
     @asynccontextmanager
     async def make_mesh(self, count: int) -> AsyncIterator[list[Transport]]:
         async with AsyncExitStack() as stack:

@@ -24,7 +24,7 @@ WIDTH_OF_FILES = 200
 _UNUSED = ("disabled", "shadowed", "not installed")
 """Statuses that only `--all` shows: nothing is wrong with these plugins."""
 
-TEMPLATE_KINDS = ("optimizer", "data", "model", "tracker", "command")
+TEMPLATE_KINDS = ("optimizer", "data", "model", "tracker", "backend", "transport", "sharding", "command")
 """As in psyche_core.plugins.projects, which is slow to import for help; a test compares them."""
 
 _EXTENDED = ("doctor",)
@@ -42,7 +42,7 @@ def plugins() -> None:
         "psyche plugins new optimizer MajorityVote",
         "psyche plugins new tracker spreadsheet --out ../spreadsheet",
         note="The project has an entry point, settings, a small implementation that works, the conformance test and tests of its "
-        "own, a README, a licence, a CI file, and for optimizer, data and model a run file that trains with it. Then: pip "
+        "own, a README, a licence, a CI file, and but for tracker and command a run file that trains with it. Then: pip "
         "install -e '.[test]', psyche plugins check, pytest.",
     ),
 )
@@ -54,8 +54,8 @@ def plugins() -> None:
 def new_plugin(kind: str, name: str, *, out: Path | None) -> None:
     """Make the project of a new plugin. NAME is what runs and options will call it.
 
-    Optimizers, data and models are named in run files, such as MajorityVote; trackers and commands are typed, so their names have
-    no capital letters. The names of distribution and package follow from it.
+    Optimizers, data and models are named in run files, such as MajorityVote; the names of the others are typed, so they have no
+    capital letters. The names of distribution and package follow from it.
     """
     from psyche_core.plugins.projects import make_project
 
@@ -140,14 +140,25 @@ def _print_table(records: Records) -> None:
     "--drops-refused", is_flag=True, help="For an optimizer that drops what was not accepted, and documents it: do not test it."
 )
 @click.option("--no-conformance", is_flag=True, help="Leave out the conformance tests, which may take a minute.")
+@click.option("--no-training", is_flag=True, help="Leave out the training of two processes, which takes about half a minute.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: an object with plugin, origin, ok and steps.")
 def check_one(
-    name: str, *, settings: str | None, model_config: Path | None, drops_refused: bool, no_conformance: bool, as_json: bool
+    name: str,
+    *,
+    settings: str | None,
+    model_config: Path | None,
+    drops_refused: bool,
+    no_conformance: bool,
+    no_training: bool,
+    as_json: bool,
 ) -> int:
-    """Check a plugin in steps, each a sentence: import, plugin API, registration, settings, dependencies, factory, conformance.
+    """Check a plugin in steps, each a sentence.
+
+    The steps: import, plugin API, registration, settings, dependencies, factory, conformance, training.
 
     NAME is `Name`, `kind.Name`, or one of these behind `distribution:`. No test file is needed; conformance tests that need what
-    only the author knows are left to his tests.
+    only the author knows are left to his tests. At the end a tiny model is trained on this machine, by two members or, for a
+    sharding engine, by two processes of one. Relative paths in --settings start in the current folder.
     """
     from psyche_core.cli.plugin_check import Given, check_plugin
     from psyche_core.errors import PluginError
@@ -173,6 +184,7 @@ def check_one(
         model_config=None if model_config is None else _json_object(_read(model_config), str(model_config)),
         drops_refused=drops_refused,
         conformance=not no_conformance,
+        training=not no_training,
     )
     (record,) = found
     steps = []

@@ -53,7 +53,7 @@ def start(**given: Any) -> int:
         settings.config_path / "state.toml", data_config if data_config.exists() else None, registry, prepares_data=True
     )
     if settings.first_client_checkpoint is not None:
-        files = replace(files, run=begun_with(files.run, settings.first_client_checkpoint, base=settings.config_path))
+        files = replace(files, run=begun_with(files.run, settings.first_client_checkpoint, base=settings.run_base))
     backend = registry.load("backend", settings.backend)
     if backend.create_server is None:
         message = f"a testnet cannot host the backend {settings.backend}; choose another --backend"

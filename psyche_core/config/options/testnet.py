@@ -17,6 +17,9 @@ class TestnetSettings(ProgramSettings):
     __test__ = False  # not a test class, although pytest would collect it because of its name
 
     config_path: Path = Field(description="Folder with state.toml and, if the server serves the data, data.toml.")
+    base: Path | None = Field(
+        default=None, description="Folder at which relative paths of the run file start; default: that of --config-path."
+    )
     num_clients: int = Field(ge=1, le=256, description="Client processes to start.")
     backend: str = Field(default="tcp", description="Coordinator backend to host, by plugin name.")
     server_port: int = Field(default=20000, ge=0, le=65535, description="Port of the server; 0 picks a free one.")
@@ -156,6 +159,11 @@ class TestnetSettings(ProgramSettings):
             raise ValueError(message)
 
         return self
+
+    @property
+    def run_base(self) -> Path:
+        """Folder at which relative paths of the run file start."""
+        return (self.config_path if self.base is None else self.base).absolute()
 
     @property
     def mortal(self) -> frozenset[int] | None:

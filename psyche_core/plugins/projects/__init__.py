@@ -41,18 +41,24 @@ class _Kind:
         dependencies: beside psyche-core.
         modules: the package's further modules, with what they are, for the README.
         trains: the plugin's part in a run file, as (architecture, data location, optimizer), None for the usual one; None for a
-            kind that a run file does not name.
+            kind whose project has no run file.
+        members: how many members its run waits for.
         usage: the end of the README.
+        train: the command that trains with it, in the project's folder.
     """
 
     dependencies: tuple[str, ...] = ()
     modules: Mapping[str, str]
     trains: tuple[str | None, str | None, str | None] | None = None
+    members: int = 1
     usage: str
+    train: str = "psyche train-local --state run/state.toml"
 
 
 _OWN = "$name"
-_TRAIN = "Train with it, on this machine alone:\n\n    psyche train-local --state run/state.toml"
+_USUAL = (None, None, None)
+_TRAIN = "Train with it, on this machine alone:\n\n    $train"
+_TESTNET = "psyche testnet start --config-path run --num-clients 2 --server-port 0"
 
 _KINDS: Mapping[str, _Kind] = MappingProxyType(
     {
@@ -86,6 +92,48 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
             },
             usage="Use it in any training:\n\n    psyche client train --tracker $name --$dashed-dir figures …",
         ),
+        "backend": _Kind(
+            modules={
+                "settings": "a member's options, such as `--$dashed-poll-seconds`",
+                "store": "the SQLite file between server and members; write it again for another database",
+                "messages": "what is in its rows, and who signed it",
+                "client": "the contract `psyche_core.interfaces.Backend`: a member's connection",
+                "server": "the contract `psyche_core.interfaces.BackendServer`: a hosted coordinator",
+            },
+            trains=_USUAL,
+            members=2,
+            usage=(
+                "Train with it, a server and two members on this machine, which reach each other by the transport quic "
+                "(`pip install psyche-p2p-quic`):\n\n    $train\n\n"
+                "A server of your own prints the address that members give with --server-addr:\n\n"
+                "    psyche server run --backend $name --state run/state.toml --save-state-dir saved\n\n"
+                "Who can write the file can disturb the run, but cannot speak for another member: requests are signed."
+            ),
+            train=f"{_TESTNET} --backend $name",
+        ),
+        "transport": _Kind(
+            modules={
+                "settings": "a member's option `--$dashed-public-address`",
+                "handshake": "how two endpoints prove who they are",
+                "link": "one connection: frames, messages that the member lacks, blobs that it wants",
+                "transport": "the contract `psyche_core.interfaces.Transport`: who is dialed, what is kept and fetched",
+            },
+            trains=_USUAL,
+            members=2,
+            usage=(
+                "Train with it, a server (`pip install psyche-backend-tcp`) and two members on this machine:\n\n    $train\n\n"
+                "All members of a run use the same transport: `psyche client train --transport $name …`. Nothing is encrypted; "
+                "use it where you trust the network."
+            ),
+            train=f"PSYCHE_TRANSPORT=$name {_TESTNET}",
+        ),
+        "sharding": _Kind(
+            dependencies=_TORCH,
+            modules={"engine": "the contract `psyche_core.interfaces.ShardingEngine`: where each parameter is, and its gradient"},
+            trains=_USUAL,
+            usage=f"{_TRAIN}\n\nIn a run: `psyche client train --data-parallelism 2 --sharding $name …`.",
+            train="psyche train-local --state run/state.toml --device cpu --data-parallelism 2 --sharding $name",
+        ),
         "command": _Kind(
             modules={"command": "the click command"},
             usage="Call it:\n\n    psyche $name --help",
@@ -95,6 +143,9 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
 
 KINDS = tuple(_KINDS)
 """The kinds of plugin for which there is a template."""
+
+_TYPED = ("backend", "transport", "sharding", "tracker", "command")
+"""Kinds whose names are words of a command line."""
 
 _LLAMA = {
     "model_type": "llama",
@@ -147,8 +198,8 @@ def _words(kind: str, name: str) -> dict[str, str]:
             f"at most {_MAX_NAME} characters and is no word of Python"
         )
         raise UserError(message)
-    if kind in ("tracker", "command") and name != name.lower():
-        message = f"people type the name of a {kind}, so it has no capital letters; try {name.lower()}"
+    if kind in _TYPED and name != name.lower():
+        message = f"people type the name of a {kind} plugin, so it has no capital letters; try {name.lower()}"
         raise UserError(message)
     if kind == "tracker" and "-" in name:
         message = f"the options of a tracker begin with its name, so it has no hyphens; try {name.replace('-', '_')}"
@@ -179,9 +230,11 @@ def _words(kind: str, name: str) -> dict[str, str]:
         "data": name if data else "Local",
         "location": "texts" if data else "tokens",
         "optimizer": name if optimizer else "AdamW",
+        "members": str(known.members),
     }
     rows = (f"| `{words['package']}/{module}.py` | {what} |" for module, what in known.modules.items())
     words["files"] = Template("\n".join(rows)).substitute(words)
+    words["train"] = Template(known.train).substitute(words)
     words["usage"] = Template(known.usage).substitute(words)
     return words
 

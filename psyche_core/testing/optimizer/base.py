@@ -9,14 +9,20 @@ import torch
 
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.testing.conformance import Conformance
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.optimizer.replicas import Replica, digest, shared
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
 
 
-class OptimizerTests:
+class OptimizerTests(Conformance):
     """Tests of an optimizer, which a subclass makes; attributes as for `OptimizerConformance`."""
 
+    optional: ClassVar[Mapping[str, str]] = {
+        "exact": "all members get the same bits, whatever their machines",
+        "public-state": "state that follows from accepted payloads, which members share",
+        "inner-steps": "several steps on local weights for each result",
+    }
     learning_rate: ClassVar[float] = 0.01
     resends_refused: ClassVar[bool] = True
 

@@ -19,9 +19,18 @@ class OptimizerConformance(StateTests, PayloadTests, ProcessTests, InnerStepTest
 
     Attributes:
         learning_rate: used in all steps.
+        capabilities: those of `exact`, `public-state` and `inner-steps` that it has; None leaves out what it does not show.
         resends_refused: False for an optimizer that drops updates that were not accepted; the contract allows this only if the
             optimizer documents it.
     """
+
+    def test_capabilities_are_those_that_were_declared(self) -> None:
+        """So that optional tests are not left out because the optimizer lost a capability."""
+        replica = self.replica()
+        replica.optimizer.apply(1, [self.payload()], learning_rate=self.learning_rate, own_accepted=False)
+        optimizer = replica.optimizer
+        shown = {"exact": optimizer.exact, "public-state": bool(optimizer.public_state), "inner-steps": optimizer.inner_steps > 1}
+        self.compare_capabilities(shown)
 
     def test_masters_are_the_models_weights_in_float32(self) -> None:
         """Masters start as the model's weights, float32, ascending by name."""

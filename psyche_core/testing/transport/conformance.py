@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 
 from psyche_core.errors import BlobNotFound
-from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Opened
+from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Opened, Transport
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.transport.blobs import BlobTests
 from psyche_core.testing.transport.mesh import (
@@ -22,7 +22,15 @@ from psyche_core.testing.transport.mesh import (
 
 @pytest.mark.anyio
 class TransportConformance(BlobTests):
-    """Inherit from it and write `make_mesh`; also `can_cut`, `cut` and `mend` if links can be cut."""
+    """Inherit from it and write `make_mesh`; also `can_cut`, `cut` and `mend` if links can be cut.
+
+    Attributes:
+        capabilities: `checked-messages` if it has `check_messages`; None leaves out what it does not show.
+    """
+
+    async def test_capabilities_are_those_that_were_declared(self) -> None:
+        async with self.make_mesh(1) as (one,):
+            self.compare_capabilities({"checked-messages": type(one).check_messages is not Transport.check_messages})
 
     # ------------------------------------------------------------------------------------------------- identity
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import ClassVar, NoReturn
 
@@ -13,6 +13,7 @@ import anyio.lowlevel
 
 from psyche_core.errors import WireError
 from psyche_core.interfaces.transport import Incoming, Opened, Transport
+from psyche_core.testing.conformance import Conformance
 from psyche_core.testing.needs_pytest import pytest
 
 TIMEOUT = 30.0
@@ -100,7 +101,7 @@ class ExternalBlob:
 
 
 @pytest.mark.anyio
-class MeshTests:
+class MeshTests(Conformance):
     """Tests with a mesh of endpoints, which a subclass makes.
 
     Attributes:
@@ -108,6 +109,7 @@ class MeshTests:
         timeout: seconds that a test waits for what must happen. After a first wait in vain the others wait shorter.
     """
 
+    optional: ClassVar[Mapping[str, str]] = {"checked-messages": "only what a member signed is delivered and passed on"}
     can_cut = False
     timeout: ClassVar[float] = TIMEOUT
     _hung: ClassVar[set[type]] = set()

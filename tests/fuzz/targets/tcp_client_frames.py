@@ -9,14 +9,13 @@ from psyche_backend_tcp.protocol import (
     JoinRequest,
     WholeRequest,
     decode_client,
-    decode_command,
     encode_client,
-    encode_command,
 )
 from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.commands import Checkpoint, Equivocation, HealthCheck, SignedResult, WarmupWitness, Withdraw, Witness
 from psyche_core.errors import WireError
 from psyche_core.interfaces.backend import ClientCommand
+from psyche_core.interfaces.command_codec import decode_command, encode_command
 from psyche_core.types import NodeIdentity, WitnessMetadata, WitnessStatement
 from tests.fuzz.mutation import change_cbor as mutate
 

@@ -13,6 +13,7 @@ from psyche_core.wire.signing import SecretKey
 
 
 class TestMemoryTransport(TransportConformance):
+    capabilities = frozenset({"checked-messages"})
     can_cut = True
 
     @asynccontextmanager

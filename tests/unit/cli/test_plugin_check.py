@@ -58,7 +58,7 @@ def check(psyche: Psyche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         assert old in HOOKS
         (folder / "checked_plugin_hooks.py").write_text(HOOKS.replace(old, new) if old else HOOKS)
         importlib.invalidate_caches()
-        result = psyche("plugins", "check", "Checked", "--json", *options)
+        result = psyche("plugins", "check", "Checked", "--json", "--no-training", *options)
         steps = json.loads(result.out)["steps"]
         return result, {step["name"]: (step["outcome"], step["sentence"]) for step in steps}
 
@@ -131,8 +131,15 @@ def test_settings_that_are_given_are_used(check: Check) -> None:
     assert (result.code, steps["settings"][0]) == (2, "failed")
 
 
+def test_training_waits_until_what_failed_before_is_mended(psyche: Psyche, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psyche_core.cli.plugin_check.try_training", None)
+    result = psyche("plugins", "check", "AdamW", "--no-conformance", "--settings", '{"eps": -1}')
+    assert result.code == 2
+    assert result.out.splitlines()[-1] == "skipped  training      first what failed above: settings"
+
+
 def test_conformance_passes_for_what_conforms(psyche: Psyche) -> None:
-    result = psyche("plugins", "check", "optimizer.AdamW", "--drops-refused")
+    result = psyche("plugins", "check", "optimizer.AdamW", "--drops-refused", "--no-training")
     assert result.code == 0, result.out
     assert "tests of psyche_core.testing.optimizer.OptimizerConformance pass, " in result.out.splitlines()[-1]
 
@@ -140,7 +147,7 @@ def test_conformance_passes_for_what_conforms(psyche: Psyche) -> None:
 @pytest.mark.parametrize("kind", ["data", "tracker"])
 def test_a_test_that_only_the_author_can_write_is_named(psyche: Psyche, kind: str) -> None:
     name = {"data": "data.Local", "tracker": "tracker.wandb"}[kind]
-    result = psyche("plugins", "check", name)
+    result = psyche("plugins", "check", name, "--no-training")
     assert result.code == 0
     assert result.out.splitlines()[-1].startswith(
         f"skipped  conformance   inherit psyche_core.testing.{_CLASSES[kind]} in a test"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 
@@ -15,7 +16,16 @@ from psyche_core.errors import UserError
 from psyche_core.plugins.projects import KINDS, make_project
 from tests.unit.cli.conftest import Psyche
 
-NAMES = {"optimizer": "MajorityVote", "data": "Texts", "model": "TinyRNN2", "tracker": "lines_of_json", "command": "count-events"}
+NAMES = {
+    "optimizer": "MajorityVote",
+    "data": "Texts",
+    "model": "TinyRNN2",
+    "tracker": "lines_of_json",
+    "backend": "shelf-2",
+    "transport": "wires",
+    "sharding": "copies",
+    "command": "count-events",
+}
 
 
 def test_the_command_offers_every_template() -> None:
@@ -42,6 +52,30 @@ def test_a_project_is_complete_and_leaves_no_placeholder(tmp_path: Path, kind: s
     named = {name for name in (folder / "README.md").read_text().split("`") if "/" in name and name.endswith(".py")}
     assert named == {path.relative_to(folder).as_posix() for path in files if path.suffix == ".py"} - {f"{package}/__init__.py"}
     assert {"LICENSE", ".gitignore", "test.yml", "py.typed", "hooks.py", "test_conformance.py"} <= {path.name for path in files}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_project_imports_only_what_plugins_may(tmp_path: Path, kind: str) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "plugins" / "README.md").read_text()
+    may = {f"psyche_core.{name}" for name in re.findall(r"`([\w.]+)`", page[page.index("Plugins may import") :])}
+    for path in make_project(kind, NAMES[kind], out=tmp_path / "project").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        modules = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        core = {module for module in modules if module.startswith("psyche_core")}
+        assert {module for module in core if not any(f"{module}.".startswith(f"{each}.") for each in may)} == set(), path.name
+
+
+@pytest.mark.parametrize("kind", ["backend", "transport", "sharding"])
+def test_a_command_line_names_the_plugin(tmp_path: Path, kind: str) -> None:
+    folder = make_project(kind, NAMES[kind], out=tmp_path / "project")
+    text = (folder / "run" / "state.toml").read_text()
+    first, readme = text.splitlines()[0], (folder / "README.md").read_text()
+    train = first.removeprefix("# Trains on this machine alone: ")
+    words = {"backend": "--backend shelf-2", "transport": "PSYCHE_TRANSPORT=wires psyche", "sharding": "--sharding copies"}
+    assert words[kind] in train
+    assert f"    {train}\n" in readme
+    run = parse_run_file(text, source="state.toml")
+    assert run.config.init_min_clients == (1 if kind == "sharding" else 2)
 
 
 @pytest.mark.parametrize("kind", ["optimizer", "data", "model"])
@@ -86,7 +120,8 @@ def test_a_folder_with_something_in_it_is_left_alone(psyche: Psyche, tmp_path: P
         ("data", 'x"', "cannot be a plugin's name"),
         ("tracker", "Lines", "so it has no capital letters; try lines"),
         ("tracker", "my-lines", "so it has no hyphens; try my_lines"),
-        ("relay", "mine", "there is no template of the kind relay; there are: optimizer, data, model, tracker, command"),
+        ("sharding", "Mine", "people type the name of a sharding plugin, so it has no capital letters; try mine"),
+        ("relay", "mine", "there is no template of the kind relay; there are: optimizer, data, model, tracker, backend,"),
     ],
 )
 def test_a_name_that_cannot_be_one_is_a_sentence(tmp_path: Path, kind: str, name: str, sentence: str) -> None:

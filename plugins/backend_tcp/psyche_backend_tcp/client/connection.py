@@ -29,11 +29,12 @@ from psyche_backend_tcp.connections.addresses import parse_address, reason
 from psyche_backend_tcp.connections.dialer import DialedConnection
 from psyche_backend_tcp.connections.listener import CONNECTION_LOST
 from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES
-from psyche_backend_tcp.protocol import Answer, CommandRequest, JoinRequest, LaterState, encode_client, encode_command
+from psyche_backend_tcp.protocol import Answer, CommandRequest, JoinRequest, LaterState, encode_client
 from psyche_core.coordinator.commands import Command, Withdraw
 from psyche_core.errors import BackendClosed, BackendError, CommandRefused, KeyUsedElsewhere, WireError
 from psyche_core.hookspecs import BackendContext
 from psyche_core.interfaces.backend import Backend, KnownPosition, StateUpdate, check_client_command
+from psyche_core.interfaces.command_codec import encode_command
 from psyche_core.text_safety import printable
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import sign_join

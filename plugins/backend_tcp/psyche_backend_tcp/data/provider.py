@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Self
 
 import anyio
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from psyche_backend_tcp.connections.addresses import parse_address, reason
 from psyche_backend_tcp.connections.dialer import dial
@@ -37,11 +37,11 @@ WINDOW_BYTES = 8 * 1024 * 1024
 
 
 class ServerSettings(BaseModel):
-    """`data_location.Server = "host:port"`. location: the data server's address; the run's server adds its own `#KEY`."""
+    """`data_location.Server = "host:port"`."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
-    location: str
+    location: str = Field(description="The data server's address, host:port; the run's server adds its own #KEY.")
 
 
 class ServerData(DataProvider):

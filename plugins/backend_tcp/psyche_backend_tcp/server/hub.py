@@ -26,6 +26,7 @@ from psyche_core.config.run_config import CoordinatorConfig
 from psyche_core.coordinator.commands import Command, Event, Join, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError, WireError
+from psyche_core.interfaces.command_codec import decode_command
 from psyche_core.types import NodeIdentity, RunState, WitnessMetadata
 
 logger: logging.Logger = logging.getLogger("psyche.backend.tcp")
@@ -353,7 +354,7 @@ class Hub:
                 case protocol.JoinRequest(number, address, proof):
                     self._join(identity, address, now, proof=proof)
                 case protocol.CommandRequest(number, plain):
-                    command, before = protocol.decode_command(plain, identity), self._hosted.version
+                    command, before = decode_command(plain, identity), self._hosted.version
                     self._hosted.apply(command, now.unix)
                     if isinstance(command, Witness) and command.metadata is not None and self._hosted.version != before:
                         self._figures.append((identity.signer, command.metadata))
