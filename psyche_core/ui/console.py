@@ -31,12 +31,14 @@ from psyche_core.telemetry.events import (
     ModelSync,
     NetworkTotals,
     OptimizerStatistics,
+    OverlapOfResult,
     PeerPaths,
     PhaseChanged,
     Problem,
     PromptAnswered,
     RelayStarted,
     ReplicasDiffer,
+    ResultOverlaps,
     ResultsFetched,
     Resumed,
     Resynced,
@@ -69,6 +71,13 @@ MAX_ADVICE = 5 * MAX_PRINTABLE
 """Maximum number of characters of what an owner is told to do: a command line with long paths must not be cut."""
 
 FETCH_SECONDS = 5.0
+
+SUSPICIOUS_OVERLAP = 0.3
+"""As in `psyche_core.verification.overlap`, which needs numpy."""
+
+MAX_ALIKE = 4
+"""Members named in a line about results that are like others."""
+
 """Seconds between two lines about a model download; the last piece is always reported."""
 
 
@@ -173,6 +182,8 @@ def _sentence(event: Event) -> str:
             failed = f", {event.failed} downloads failed" if event.failed else ""
             size = bytes_text(event.bytes)
             return f"fetched {event.results} results of round {event.height}: {size} in {event.seconds:.2f} s{failed}"
+        case ResultOverlaps():
+            return _overlaps(event)
         case OptimizerStatistics():
             return _optimizer(event)
         case RunDescribed():
@@ -272,6 +283,25 @@ def _exited(event: MemberExited) -> str:
     return f"dropped {event.member}: {event.why}" if known is None else known.format(event.member)
 
 
+def suspicious_overlaps(event: ResultOverlaps) -> tuple[OverlapOfResult, ...]:
+    """The results that are so much like another that somebody should look at them, the most alike first."""
+    found = (each for each in event.results if each.score > SUSPICIOUS_OVERLAP)
+    return tuple(sorted(found, key=lambda each: -each.score))
+
+
+def _overlaps(event: ResultOverlaps) -> str:
+    alike = suspicious_overlaps(event)
+    if not alike:
+        largest = max((each.score for each in event.results), default=0.0)
+        return f"results of step {event.step}: none is like another (at most {largest:.0%} of the positions)"
+
+    named = [
+        f"{each.member[:8]}'s is {each.score:.0%} like {each.like[:8]}'s of step {each.like_step}" for each in alike[:MAX_ALIKE]
+    ]
+    more = f", and {len(alike) - MAX_ALIKE} more" if len(alike) > MAX_ALIKE else ""
+    return f"results of step {event.step} are like others, which honest ones are not: {', '.join(named)}{more}"
+
+
 def _optimizer(event: OptimizerStatistics) -> str:
     """What a step did to a group of tensors; what is not known is left out."""
     parts = [f"weights {event.weight_norm:.4g}", f"update {event.update_norm:.4g}"]
@@ -341,21 +371,25 @@ def _resumed(event: Resumed) -> str:
 
 def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Sink:
     """A sink that writes `HH:MM:SS sentence` per event and flushes it; network totals once per minute, with rates; paths to
-    members when their kinds change.
+    members when their kinds change; results that are like others when another member's are.
 
     clock: seconds, for tests.
     """
     meter = _Meter(clock)
     fetched_at = -FETCH_SECONDS
     kinds: dict[str, str] = {}
+    alike: frozenset[str] = frozenset()
 
     def write(event: Event) -> None:
-        nonlocal fetched_at, kinds
+        nonlocal fetched_at, kinds, alike
         sentence: str | None
         if isinstance(event, NetworkTotals):
             sentence = meter.read(event)
         elif isinstance(event, WitnessReported | StepFigures | OptimizerStatistics | ResultsFetched):
             sentence = None  # one a round: for curves
+        elif isinstance(event, ResultOverlaps):
+            now = frozenset(each.member for each in suspicious_overlaps(event))
+            alike, sentence = now, None if now <= alike else describe(event)  # at each step otherwise
         elif isinstance(event, ModelSync) and event.pieces_done < event.pieces_total and clock() - fetched_at < FETCH_SECONDS:
             sentence = None
         elif isinstance(event, PeerPaths):

@@ -57,6 +57,7 @@ from psyche_core.client.runtime.checkpointing import Checkpointer
 from psyche_core.client.runtime.opening import ResourcesOpener
 from psyche_core.client.runtime.payloads import PayloadStore, check_own
 from psyche_core.client.runtime.read_ahead import ReadAhead
+from psyche_core.client.runtime.reports.result_overlaps import ResultOverlapMeter
 from psyche_core.client.runtime.reports.step_figures import TrainedStep
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.client.runtime.work_failures import WorkFailures, not_done
@@ -132,6 +133,9 @@ class Worker:
         self._payloads = PayloadStore()
         self._checkpoints = Checkpointer(report, explain=explain)
         self._reading = ReadAhead(explain=explain)
+        self._overlaps = ResultOverlapMeter()
+        self._applied: tuple[Apply, list[bytes]] | None = None
+        self._comparing = False
         self._newest: TrainedStep | None = None
         self._failures = WorkFailures()
 
@@ -374,6 +378,7 @@ class Worker:
 
     async def keep(self, action: KeepResults) -> None:
         """Write verified results to the journal, if there is one."""
+        self._overlaps.note_results(action.results)
         await self._checkpoints.keep(action, self._payloads)
 
     async def sync(self) -> None:
@@ -433,7 +438,22 @@ class Worker:
         rate = await anyio.to_thread.run_sync(apply)
         await self._checkpoints.applied(work, learning_rate=rate)
         self.resources.observer.applied(work.step, payloads, self._report)
+        self._applied = work, payloads
         return Applied(work.height, perf_counter() - started)
+
+    async def compare_results(self) -> None:
+        """Compare the results that were applied last with others, and report it; once for each step, in a thread."""
+        applied, self._applied = self._applied, None
+        if applied is None or self._comparing:
+            return  # a step is left out rather than waited for
+
+        self._comparing = True
+        try:
+            told = await anyio.to_thread.run_sync(self._overlaps.measure, *applied, self.resources.trainer)
+        finally:
+            self._comparing = False
+        if told is not None:
+            self._report(told)
 
     async def _close(self, work: CloseEpoch) -> WorkDone:
         self._exchange.check_usable()
