@@ -222,6 +222,9 @@ class WaitingTrainer:
     def check(self, payload: bytes) -> None:
         """All fit."""
 
+    def positions(self, payload: bytes) -> None:
+        """They have none."""
+
     def full_digest(self) -> bytes:
         return hashlib.sha256(self.weights).digest()
 

@@ -29,7 +29,7 @@ from psyche_core.training.inner_steps import rows_of
 from psyche_core.training.trainer import APPLY_DELAY
 from psyche_core.verification.drawing import chunks, distinct
 from psyche_core.verification.overlap import RecentPositions
-from psyche_core.verification.replay import Rule, Scores, claimed, payload_agreement
+from psyche_core.verification.replay import NOTHING_OPENED, Rule, Scores, claimed, payload_agreement
 
 MOST_CHUNKS = 512
 """Chunks of a share that are scored; of larger models so many are drawn."""
@@ -133,7 +133,7 @@ class ReplayedTraining:
         self._first = plan.compared[0]
         self._generator = np.random.default_rng(plan.seed)
         self._payloads: deque[list[bytes]] = deque(maxlen=STALE_ROUNDS + 1)
-        self._recent = RecentPositions()
+        self._recent: RecentPositions[int] = RecentPositions()
         replay = optimizers[0].replay
         assert replay is not None, "the caller checks it"
         self._rows = _rows(replay, plan.seed)
@@ -246,11 +246,12 @@ class ReplayedTraining:
 
     def _agreement(self, replay: Replay, payload: bytes, after: Sequence[Any]) -> tuple[float, int]:
         coefficients, sent = replay.coefficients(after), replay.sent(payload, self._rows)
-        found = [
+        parts = (
             payload_agreement(one, other, topk=group.topk)
             for group, one, other in zip(replay.groups, coefficients, sent, strict=True)
-        ]
-        return min(one.jaccard for one in found), sum(one.wrong_signs for one in found)
+        )
+        found = sum(parts, NOTHING_OPENED)
+        return found.jaccard, found.wrong_signs
 
     def _overlaps(self, step: int, payloads: Sequence[bytes]) -> dict[int, float]:
         positions = {member: _replay(self._optimizers[0]).positions(payload) for member, payload in enumerate(payloads)}

@@ -48,6 +48,7 @@ _FREQUENT = (
     telemetry.StepFigures,
     telemetry.OptimizerStatistics,
     telemetry.ResultsFetched,
+    telemetry.ResultOverlaps,
     telemetry.WitnessReported,
     telemetry.PeerPaths,
 )

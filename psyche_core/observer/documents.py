@@ -195,6 +195,7 @@ def _member(member: MemberView) -> Document:
         "earned": member.earned,
         "slashed": member.slashed,
         "paid": member.paid,
+        "overlap": None if member.overlap is None else _number(member.overlap[1]),
         "starts": member.starts,
         "problems": member.problems,
         "heard": _seconds(member.heard),

@@ -32,6 +32,7 @@ class MemberView:
     key: what identifies it in this run: the name of its first event file, or its signer in hex if it has none. spans: its
     states, oldest first; the last one lasts. earned, slashed: points that the coordinator counts; None if unknown. paid: smallest
     units of the token that it was paid. starts: number of its processes. out_epoch: epoch from which it was dropped or ejected.
+    overlap: (step, score) of its newest result that was compared, see `telemetry.ResultOverlaps`; None if none was.
     heard: unix seconds of the newest event about it. changed: version of the newest change.
     """
 
@@ -54,6 +55,7 @@ class MemberView:
     paid: int = 0
     starts: int = 0
     problems: int = 0
+    overlap: tuple[int, float] | None = None
     reported_rate: float | None = None
     heard: float = 0.0
     out_epoch: int | None = None
@@ -110,6 +112,14 @@ class MemberView:
         self.peers = event.peers
         self._network = event
 
+    def note_overlap(self, step: int, score: float) -> bool:
+        """Enter how much a result is like others. What is told last of the newest step counts. Returns whether it does."""
+        if self.overlap is not None and step < self.overlap[0]:
+            return False
+
+        self.overlap = step, min(1.0, max(0.0, score))
+        return True
+
     def absorb(self, other: MemberView) -> None:
         """Another view turned out to be the same member: take what it knows and we do not."""
         self.name = self.name or other.name
@@ -120,6 +130,7 @@ class MemberView:
         self.step = other.step if self.step is None else self.step
         self.loss = other.loss if self.loss is None else self.loss
         self.reported_rate = other.reported_rate
+        self.overlap = other.overlap if self.overlap is None else self.overlap
         self.heard = max(self.heard, other.heard)
         while len(self.spans) > MAX_SPANS:
             self._shorten()

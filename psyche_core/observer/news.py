@@ -14,6 +14,7 @@ _SILENT = (
     telemetry.StepFigures,
     telemetry.OptimizerStatistics,
     telemetry.ResultsFetched,
+    telemetry.ResultOverlaps,
     telemetry.StepApplied,
     telemetry.NetworkTotals,
     telemetry.WitnessSent,

@@ -125,6 +125,8 @@ class RunView:
                 self._note_trained(source, time, event)
             case telemetry.StepApplied():
                 self._note_applied(source, time, event)
+            case telemetry.ResultOverlaps():
+                self._note_overlaps(time, event)
             case telemetry.WitnessReported():
                 self._note_reported(time, event)
             case telemetry.NetworkTotals():
@@ -243,6 +245,13 @@ class RunView:
             member.out_epoch = None
             member.enter("healthy", time)
         self._touch(member, time)
+
+    def _note_overlaps(self, time: float, event: telemetry.ResultOverlaps) -> None:
+        """What a program whose events are read here says of all members' results."""
+        for each in event.results[:MAX_LISTED]:
+            member = self._of_id(each.member)
+            if member is not None and math.isfinite(each.score) and member.note_overlap(event.step, each.score):
+                self._touch(member, time)
 
     def _note_reported(self, time: float, event: telemetry.WitnessReported) -> None:
         """What a witness says of its own training; enough for a curve where no event file of a member can be read."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any, TextIO
 
-from psyche_core.telemetry.events import Event, PathOfPeer
+from psyche_core.telemetry.events import Event, OverlapOfResult, PathOfPeer
 
 logger: logging.Logger = logging.getLogger("psyche.telemetry")
 
@@ -24,7 +24,7 @@ _NAMES = {cls: name for name, cls in _BY_NAME.items()}
 _EXACT = {"int": int, "float": float, "str": str, "bool": bool}
 _FIELDS: dict[type[Any], tuple[tuple[str, str, type[Any] | None], ...]] = {
     cls: tuple((field.name, str(field.type), _EXACT.get(str(field.type))) for field in fields(cls))
-    for cls in (*_CLASSES, PathOfPeer)
+    for cls in (*_CLASSES, PathOfPeer, OverlapOfResult)
 }
 """Of each class: name, annotation and, if there is only one, type of each field."""
 
@@ -98,6 +98,8 @@ def _checked(kind: str, value: Any) -> Any:
             return tuple(_checked("str", each) for each in value)
         case "tuple[PathOfPeer, ...]", list():
             return tuple(_instance(PathOfPeer, dict(each)) for each in value)
+        case "tuple[OverlapOfResult, ...]", list():
+            return tuple(_instance(OverlapOfResult, dict(each)) for each in value)
         case _:
             raise TypeError(kind)
 

@@ -139,6 +139,11 @@ class Trainer:
         """Validate a peer's payload. May be called from any thread. Raises PayloadRejected."""
         self._optimizer.check(payload)
 
+    def positions(self, payload: bytes) -> Any | None:
+        """Positions of a checked payload's coefficients, see `interfaces.replay`; None if its optimizer cannot tell."""
+        replay = self._optimizer.replay
+        return None if replay is None else replay.positions(payload)
+
     def rate_of(self, step: int) -> float:
         """Return the learning rate that `apply` uses for the results of `step` if none is given."""
         return self._learning_rate(step + APPLY_DELAY)

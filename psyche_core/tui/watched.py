@@ -26,6 +26,7 @@ _NOT_LOGGED = (
     telemetry.StepFigures,
     telemetry.OptimizerStatistics,
     telemetry.ResultsFetched,
+    telemetry.ResultOverlaps,
 )
 _WARNINGS = (telemetry.WentBack, telemetry.ModelContested, telemetry.Dropped, telemetry.MemberExited, telemetry.StatementVoided)
 _NUMBERS = re.compile(r"(\d{1,9})")

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from psyche_core.telemetry import events
 from psyche_core.telemetry.sinks import Sink
-from psyche_core.ui.event_text import describe
+from psyche_core.ui.event_text import describe, suspicious_overlaps
 from psyche_core.ui.formatting import bytes_text
 
 TOTALS_SECONDS = 60.0
@@ -21,21 +21,25 @@ FETCH_SECONDS = 5.0
 
 def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Sink:
     """A sink that writes `HH:MM:SS sentence` per event and flushes it; network totals once per minute, with rates; paths to
-    members when their kinds change.
+    members when their kinds change; results that are like others when another member's are.
 
     clock: seconds, for tests.
     """
     meter = _Meter(clock)
     fetched_at = -FETCH_SECONDS
     kinds: dict[str, str] = {}
+    alike: frozenset[str] = frozenset()
 
     def write(event: events.Event) -> None:
-        nonlocal fetched_at, kinds
+        nonlocal fetched_at, kinds, alike
         sentence: str | None
         if isinstance(event, events.NetworkTotals):
             sentence = meter.read(event)
         elif isinstance(event, events.WitnessReported | events.StepFigures | events.OptimizerStatistics | events.ResultsFetched):
             sentence = None  # one a round: for curves
+        elif isinstance(event, events.ResultOverlaps):
+            now = frozenset(each.member for each in suspicious_overlaps(event))
+            alike, sentence = now, None if now <= alike else describe(event)  # at each step otherwise
         elif (
             isinstance(event, events.ModelSync)
             and event.pieces_done < event.pieces_total

@@ -10,6 +10,12 @@ from psyche_core.text_safety import MAX_PRINTABLE, printable
 from psyche_core.ui.formatting import bytes_text, count_text
 from psyche_core.ui.owner_advice import contested_model, lost_model, older_state
 
+SUSPICIOUS_OVERLAP = 0.3
+"""As in `psyche_core.verification.overlap`, which needs numpy."""
+
+MAX_ALIKE = 4
+"""Members named in a line about results that are like others."""
+
 MAX_ADVICE = 5 * MAX_PRINTABLE
 """Maximum number of characters of what an owner is told to do: a command line with long paths must not be cut."""
 
@@ -113,6 +119,8 @@ def _sentence(event: events.Event) -> str:
             failed = f", {event.failed} downloads failed" if event.failed else ""
             size = bytes_text(event.bytes)
             return f"fetched {event.results} results of round {event.height}: {size} in {event.seconds:.2f} s{failed}"
+        case events.ResultOverlaps():
+            return _overlaps(event)
         case events.OptimizerStatistics():
             return _optimizer(event)
         case events.RunDescribed():
@@ -210,6 +218,25 @@ def _exited(event: events.MemberExited) -> str:
     """What happened to a member, as the server tells it."""
     known = _WHY_EXITED.get(event.why)
     return f"dropped {event.member}: {event.why}" if known is None else known.format(event.member)
+
+
+def suspicious_overlaps(event: events.ResultOverlaps) -> tuple[events.OverlapOfResult, ...]:
+    """The results that are so much like another that somebody should look at them, the most alike first."""
+    found = (each for each in event.results if each.score > SUSPICIOUS_OVERLAP)
+    return tuple(sorted(found, key=lambda each: -each.score))
+
+
+def _overlaps(event: events.ResultOverlaps) -> str:
+    alike = suspicious_overlaps(event)
+    if not alike:
+        largest = max((each.score for each in event.results), default=0.0)
+        return f"results of step {event.step}: none is like another (at most {largest:.0%} of the positions)"
+
+    named = [
+        f"{each.member[:8]}'s is {each.score:.0%} like {each.like[:8]}'s of step {each.like_step}" for each in alike[:MAX_ALIKE]
+    ]
+    more = f", and {len(alike) - MAX_ALIKE} more" if len(alike) > MAX_ALIKE else ""
+    return f"results of step {event.step} are like others, which honest ones are not: {', '.join(named)}{more}"
 
 
 def _optimizer(event: events.OptimizerStatistics) -> str:

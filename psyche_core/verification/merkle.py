@@ -5,6 +5,7 @@ All hashes are SHA-256 with a domain of their own, so that no leaf is a node and
     signs    = H("psyche/delta-signs/1"  · sign bits, 1 = negative, lowest bit first, padded with zeros)
     opened   = H("psyche/delta-values/1" · float32 delta of the chunk · the coefficients taken off it, see `opened_hash`)
     leaf     = H("psyche/delta-leaf/1"   · signs · opened)
+    gradient = H("psyche/gradient-leaf/1" · float32 elements of a verifier's chunk)
     node     = H("psyche/delta-node/1"   · left · right); the last node of an odd level goes up unchanged
     root     = H("psyche/delta-root/1"   · number of leaves, u32 little-endian · top node)
 
@@ -70,6 +71,11 @@ def leaf_hash(signs: bytes, opened: bytes) -> bytes:
         raise ValueError(message)
 
     return _hash(b"psyche/delta-leaf/1", signs, opened)
+
+
+def gradient_leaf(elements: bytes) -> bytes:
+    """A leaf of a recomputed gradient. elements: float32 [size], little-endian."""
+    return _hash(b"psyche/gradient-leaf/1", elements)
 
 
 def _node(left: bytes, right: bytes) -> bytes:

@@ -102,15 +102,29 @@ def mean_score(parts: Iterable[Scores]) -> float:
 class PayloadAgreement:
     """How a payload's coefficients agree with those of an opened delta.
 
-    jaccard: of positions. wrong_signs: at common positions.
+    common: positions that both have. either: positions that one of them has. wrong_signs: at common positions.
     """
 
-    jaccard: float
+    common: int
+    either: int
     wrong_signs: int
+
+    @property
+    def jaccard(self) -> float:
+        """Jaccard index of the positions; 1 where both have none."""
+        return self.common / self.either if self.either else 1.0
 
     def passes(self, rule: Rule) -> bool:
         """Whether the payload follows from the opened delta."""
         return self.jaccard >= rule.payload_jaccard and self.wrong_signs == 0
+
+    def __add__(self, other: PayloadAgreement) -> PayloadAgreement:
+        """Of the chunks of both."""
+        return PayloadAgreement(self.common + other.common, self.either + other.either, self.wrong_signs + other.wrong_signs)
+
+
+NOTHING_OPENED = PayloadAgreement(0, 0, 0)
+"""To add to."""
 
 
 def payload_agreement(coefficients: Chunks, sent: Chunks, *, topk: int, noise: float = 2.0**-18) -> PayloadAgreement:
@@ -121,11 +135,11 @@ def payload_agreement(coefficients: Chunks, sent: Chunks, *, topk: int, noise: f
     sent.
     """
     if coefficients.shape != sent.shape or not np.isfinite(coefficients).all():
-        return PayloadAgreement(0.0, 0)
+        return PayloadAgreement(0, max(1, sent.size), 0)
 
     there = sent != 0
     if (there.sum(axis=1) > topk).any():
-        return PayloadAgreement(0.0, 0)
+        return PayloadAgreement(0, max(1, sent.size), 0)
 
     sizes = np.abs(coefficients)
     order = np.argsort(-sizes, axis=1, kind="stable")[:, :topk]
@@ -136,7 +150,7 @@ def payload_agreement(coefficients: Chunks, sent: Chunks, *, topk: int, noise: f
     common = sent_now & expected
     either = int((sent_now | expected).sum())
     wrong = int((np.sign(coefficients) != np.sign(sent))[common].sum())
-    return PayloadAgreement(int(common.sum()) / either if either else 1.0, wrong)
+    return PayloadAgreement(int(common.sum()), either, wrong)
 
 
 def _squares(values: Scores) -> Scores:

@@ -51,6 +51,11 @@ async def test_three_members_learn_and_stay_equal(example: ModuleType, optimizer
         applied = [event for event in told if isinstance(event, telemetry.StepApplied)]
         assert [event.step for event in applied] == list(range(1, 25))
         assert all(event.accepted == event.trained == 3 for event in applied)
+        overlaps = [event for event in told if isinstance(event, telemetry.ResultOverlaps)]
+        compared = [event.step for event in overlaps]  # a step may be left out while the one before is compared
+        assert compared == sorted(set(compared))
+        assert bool(compared) == (optimizer == "Distro")
+        assert all(len(event.results) == 3 for event in overlaps)
 
     digests = [tuple(e.sha256 for e in told if isinstance(e, telemetry.EpochDigest)) for told in events]
     assert len(digests[0]) == 3

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from psyche_core.client.model_sync.described_snapshot import DescribedModel
 from psyche_core.client.runtime.reports.step_observer import StepObserver
@@ -79,6 +79,9 @@ class TrainerLike(DescribedModel, Protocol):
 
     def check(self, payload: bytes) -> None:
         """Raise PayloadRejected for an invalid payload; may run concurrently with the other methods."""
+
+    def positions(self, payload: bytes) -> Any | None:
+        """See Trainer.positions."""
 
     def evaluate(self, samples: Samples) -> float:
         """Mean loss at the masters, in nats per token."""

@@ -315,6 +315,8 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
         self._report_figures(done)
         await self._queue.put(done)
+        if isinstance(done, ev.Applied):
+            await self._worker.compare_results()  # beside what the machine does next
 
     def _report_figures(self, done: ev.WorkDone) -> None:
         """Report what people watch beside the loss."""

@@ -26,6 +26,7 @@ from psyche_core.client.runtime.model_lending import ModelLending
 from psyche_core.client.runtime.opening import ResourcesOpener, start_in
 from psyche_core.client.runtime.payloads import PayloadStore, check_own
 from psyche_core.client.runtime.read_ahead import ReadAhead
+from psyche_core.client.runtime.reports.result_overlaps import ResultOverlapMeter
 from psyche_core.client.runtime.reports.step_figures import TrainedStep
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
 from psyche_core.client.runtime.work_failures import WorkFailures, not_done
@@ -103,6 +104,7 @@ class Worker:
         self._payloads = PayloadStore()
         self.checkpoints: Checkpointer = Checkpointer(report, explain=explain)
         self._reading = ReadAhead(explain=explain)
+        self._overlaps = ResultOverlapMeter()
         self._newest: TrainedStep | None = None
         self.failures: WorkFailures = WorkFailures()
 
@@ -297,6 +299,7 @@ class Worker:
 
     async def keep(self, action: act.KeepResults) -> None:
         """Write verified results to the journal, if there is one."""
+        self._overlaps.note_results(action.results)
         await self.checkpoints.keep(action, self._payloads)
 
     async def aclose(self) -> None:
@@ -336,7 +339,14 @@ class Worker:
         rate = await anyio.to_thread.run_sync(apply)
         await self.checkpoints.applied(work, learning_rate=rate)
         self.resources.observer.applied(work.step, payloads, self._report)
+        self._overlaps.applied(work, payloads)
         return ev.Applied(work.height, perf_counter() - started)
+
+    async def compare_results(self) -> None:
+        """Compare the results that were applied last with others, and report it; in a thread."""
+        told = await self._overlaps.compare(self.resources.trainer)
+        if told is not None:
+            self._report(told)
 
     async def _close(self, work: act.CloseEpoch) -> ev.WorkDone:
         self._exchange.check_usable()

@@ -56,8 +56,10 @@ from psyche_core.telemetry.events.training import (
     Evaluated,
     MicroBatchFound,
     OptimizerStatistics,
+    OverlapOfResult,
     PhaseChanged,
     PromptAnswered,
+    ResultOverlaps,
     ResultsFetched,
     RunDescribed,
     StepApplied,
@@ -86,6 +88,7 @@ Event = (
     | StepFigures
     | OptimizerStatistics
     | ResultsFetched
+    | ResultOverlaps
     | StepApplied
     | WitnessSent
     | NetworkTotals
@@ -140,6 +143,7 @@ __all__ = [
     "ModelSync",
     "NetworkTotals",
     "OptimizerStatistics",
+    "OverlapOfResult",
     "PathOfPeer",
     "PeerPaths",
     "PhaseChanged",
@@ -147,6 +151,7 @@ __all__ = [
     "PromptAnswered",
     "RelayStarted",
     "ReplicasDiffer",
+    "ResultOverlaps",
     "ResultsFetched",
     "Resumed",
     "Resynced",

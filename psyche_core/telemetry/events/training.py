@@ -167,6 +167,42 @@ class StepApplied:
 
 
 @dataclass(frozen=True, slots=True)
+class OverlapOfResult:
+    """How much a result is like another.
+
+    Attributes:
+        member: signer of its trainer, hex.
+        score: largest Jaccard index of its positions and those of another result of the step or of the last 20, 0 to 1.
+        like: signer of that result's trainer, hex; empty if there was none.
+        like_step: of that result.
+    """
+
+    member: str
+    score: float
+    like: str = ""
+    like_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResultOverlaps:
+    """How much the accepted results of a step are like others, if the optimizer can tell; once a step.
+
+    A score above 0.3 is no proof of anything: it says whose training is worth a look. A copied result, or an old one that is sent
+    again, has 1.
+
+    Attributes:
+        step: of the results.
+        results: one for each accepted result whose trainer is known here; of more than 16 only random ones.
+        seconds: time that comparing took, in a thread beside training.
+    """
+
+    epoch: int
+    step: int
+    results: tuple[OverlapOfResult, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Validated:
     """Loss on held-out text, in nats per token, of the weights after `step` trained and applied steps."""
 

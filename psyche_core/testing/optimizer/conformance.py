@@ -9,12 +9,13 @@ from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.optimizer.inner_steps import InnerStepTests
 from psyche_core.testing.optimizer.payloads import PayloadTests
 from psyche_core.testing.optimizer.processes import ProcessTests
+from psyche_core.testing.optimizer.replay import ReplayTests
 from psyche_core.testing.optimizer.replicas import digest, play_rounds, shared
 from psyche_core.testing.optimizer.state import StateTests
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
 
 
-class OptimizerConformance(StateTests, PayloadTests, ProcessTests, InnerStepTests):
+class OptimizerConformance(StateTests, PayloadTests, ProcessTests, InnerStepTests, ReplayTests):
     """The requirements for every `Optimizer`. Subclass it and write `make_optimizer`; override the attributes below.
 
     Attributes:

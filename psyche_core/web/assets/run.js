@@ -179,8 +179,11 @@ const COLUMNS = [
   ["tokens_per_second", "Tokens/s", "n rare"],
   ["sent", "Sent", "n rare"],
   ["received", "Received", "n rare"],
+  ["overlap", "Alike", "n rare"],
   ["earned", "Points", "n rare"],
 ];
+const ALIKE = "How much its newest result is like another of this step or of the last 20. Above 30 % it is worth a look; it proves nothing.";
+const share = (value) => (typeof value === "number" ? `${Math.round(100 * value)} %` : "–");
 const order = { by: "label", down: false };
 const drawn = new Map();
 
@@ -228,6 +231,7 @@ function members(head) {
       el("td", { class: "n rare", text: count(member.tokens_per_second) }),
       el("td", { class: "n rare", text: bytes(member.sent) }),
       el("td", { class: "n rare", text: bytes(member.received) }),
+      el("td", { class: "n rare", title: ALIKE, text: share(member.overlap) }),
       el("td", { class: "n rare", text: member.earned ?? "–" }),
     );
     const focused = before?.row.contains(document.activeElement);

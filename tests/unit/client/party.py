@@ -131,6 +131,9 @@ class ChainTrainer:
             message = "does not fit"
             raise PayloadRejected(message)
 
+    def positions(self, payload: bytes) -> None:
+        """Its payloads have none."""
+
     def full_digest(self) -> bytes:
         return hashlib.sha256(self.weights).digest()
 

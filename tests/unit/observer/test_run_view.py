@@ -130,6 +130,22 @@ def test_a_coordinators_states_are_enough_for_members_and_points() -> None:
     assert head(view)["ended"]["success"]
 
 
+def test_how_much_a_member_s_newest_result_is_like_others_is_kept() -> None:
+    view = begun()
+    alike = telemetry.OverlapOfResult(IDS["client-2"], 1.0, IDS["client-1"], 4)
+    view.handle("client-1", 20.0, telemetry.ResultOverlaps(0, 5, (telemetry.OverlapOfResult(IDS["client-1"], 0.1), alike), 0.01))
+    shown = {member["label"]: member["overlap"] for member in run_document(view)["members"]}
+    assert shown == {"client-1": 0.1, "client-2": 1.0, "client-3": None}
+    before = view.version
+    view.handle("client-3", 21.0, telemetry.ResultOverlaps(0, 4, (telemetry.OverlapOfResult(IDS["client-2"], 0.0),), 0.01))
+    assert run_document(view, since=before)["members"] == [], "of an older step"
+    wild = (telemetry.OverlapOfResult(IDS["client-2"], float("nan")), telemetry.OverlapOfResult(IDS["client-1"], 7.0))
+    view.handle("client-3", 22.0, telemetry.ResultOverlaps(0, 6, wild, 0.01))
+    shown = {member["label"]: member["overlap"] for member in run_document(view)["members"]}
+    assert shown == {"client-1": 1.0, "client-2": 1.0, "client-3": None}
+    assert not any("alike" in news.text for news in view.news), "figures are no news"
+
+
 def test_what_witnesses_report_is_a_curve_and_a_lie_does_not_bend_it() -> None:
     view = begun()
     for step in range(1, 20):

@@ -10,7 +10,8 @@ import pytest
 
 from psyche_core.telemetry import events as telemetry
 from psyche_core.ui.console import console_lines
-from psyche_core.ui.event_text import describe
+from psyche_core.ui.event_text import SUSPICIOUS_OVERLAP, describe
+from psyche_core.verification.overlap import SUSPICIOUS
 
 EVENTS: list[tuple[telemetry.Event, str]] = [
     (telemetry.Started("server", "", "r", "127.0.0.1:20000"), "serving run r at 127.0.0.1:20000"),
@@ -118,6 +119,18 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
     (
         telemetry.OptimizerStatistics(3, "layers.*.mlp.weight", 4096, 12.5, 0.25, 1.5, 0.75),
         "step 3, layers.*.mlp.weight (4.1 k values): weights 12.5, update 0.25, own momentum 1.5, 75% of the signs agree",
+    ),
+    (
+        telemetry.ResultOverlaps(
+            0, 7, (telemetry.OverlapOfResult("ab" * 32, 0.25), telemetry.OverlapOfResult("cd" * 32, 0.0)), 0.1
+        ),
+        "results of step 7: none is like another (at most 25% of the positions)",
+    ),
+    (
+        telemetry.ResultOverlaps(
+            0, 7, (telemetry.OverlapOfResult("ab" * 32, 0.2), telemetry.OverlapOfResult("cd" * 32, 1.0, "ab" * 32, 6)), 0.1
+        ),
+        "results of step 7 are like others, which honest ones are not: cdcdcdcd's is 100% like abababab's of step 6",
     ),
     (telemetry.ResultsFetched(0, 7, 4, 0, 4096, 0.75, 2.0), "fetched 4 results of round 7: 4.1 kB in 0.75 s"),
     (telemetry.ResultsFetched(0, 7, 4, 1, 4096, 0.75, 2.0), "fetched 4 results of round 7: 4.1 kB in 0.75 s, 1 downloads failed"),
@@ -407,3 +420,13 @@ def test_the_hint_about_an_older_state_is_not_found_by_who_looks_for_a_lost_mode
 def test_a_state_of_before_the_run_went_back_is_older_though_it_is_further(member: str | None, says: str) -> None:
     """It said that the run was in epoch 2, as if that came after epoch 54."""
     assert says in describe(telemetry.StateIsOlder(54, 1466, 2, 53, "r.state", member, None if member else "r.state.later"))
+
+
+def test_results_that_are_like_others_are_one_line_until_another_member_s_are() -> None:
+    stream = io.StringIO()
+    write = console_lines(stream)
+    for step, alike in enumerate([(), ("aa",), ("aa",), ("aa", "bb"), ("bb",), (), ("bb",)], start=1):
+        results = tuple(telemetry.OverlapOfResult(member, 0.9 if member in alike else 0.1, "cc", 1) for member in ("aa", "bb"))
+        write(telemetry.ResultOverlaps(0, step, results, 0.01))
+    assert [int(line.split("step ")[1].split()[0]) for line in stream.getvalue().splitlines()] == [2, 4, 7]
+    assert SUSPICIOUS_OVERLAP == SUSPICIOUS

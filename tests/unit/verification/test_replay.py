@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psyche_core.verification.replay import Rule, chunk_scores, claimed, mean_score, payload_agreement
+from psyche_core.verification.replay import NOTHING_OPENED, Rule, chunk_scores, claimed, mean_score, payload_agreement
 
 ANY = st.floats(width=32, allow_nan=True, allow_infinity=True)
 FINITE = st.floats(-1e3, 1e3, width=32)
@@ -87,6 +87,15 @@ def test_the_payload_of_a_delta_agrees_with_it_and_others_do_not(seed: int, topk
     assert payload_agreement(own, -payload(own, topk), topk=topk).wrong_signs == 5 * topk
     assert not payload_agreement(own, np.zeros_like(own), topk=topk).passes(rule), "who sends nothing keeps what it has"
     assert not payload_agreement(own, payload(own, topk + 1), topk=topk).passes(rule), "more than one may send"
+
+
+@given(st.integers(0, 1000))
+def test_the_agreement_of_several_sizes_is_that_of_all_chunks(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    own, other = generator.normal(size=(2, 6, 16))
+    parts = [payload_agreement(own[rows], payload(other, 4)[rows], topk=4) for rows in (slice(0, 2), slice(2, 6))]
+    assert sum(parts, NOTHING_OPENED) == payload_agreement(own, payload(other, 4), topk=4)
+    assert payload_agreement(own, payload(own, 4)[:3], topk=4).jaccard == 0.0, "not of these chunks"
 
 
 def test_noise_may_be_sent_or_not_and_zeros_are_nothing() -> None:

@@ -1,0 +1,126 @@
+"""Measures how much accepted results are like others (score D of `psyche_core.verification.overlap`), beside training.
+
+It is triage for people: who trains nothing and sends copies shows, and no verdict follows. The cost is decoding each result
+once more and a few comparisons of at most some thousand positions; results above `MAX_BYTES` are left out. Which positions are
+compared is a secret of this process. Whatever fails here is logged and stops nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio.to_thread
+
+from psyche_core.client.machine.actions import Apply, KeptResult
+from psyche_core.telemetry.events import OverlapOfResult, ResultOverlaps
+
+if TYPE_CHECKING:
+    from psyche_core.verification.overlap import RecentPositions
+
+logger: logging.Logger = logging.getLogger("psyche.client")
+
+MAX_BYTES = 2**23
+"""Largest result that is looked at. Decoding takes about 60 ms of a core for each million bytes."""
+
+MOST_RESULTS = 16
+"""Of more results so many random ones are looked at, in each step and in each client others."""
+
+MAX_KNOWN = 4096
+"""Results whose trainers are remembered until they are applied."""
+
+
+class KnowsPositions(Protocol):
+    """psyche_core.training.trainer.Trainer is one; it needs torch."""
+
+    def positions(self, payload: bytes) -> Any | None:
+        """See Trainer.positions."""
+
+
+class ResultOverlapMeter:
+    """Remembers who trained what, and what the last steps' results were like.
+
+    Belongs to one event loop. One thread at a time may call `measure`; `compare` sees to that.
+    """
+
+    def __init__(self) -> None:
+        self._trainers: OrderedDict[bytes, str] = OrderedDict()
+        self._recent: RecentPositions[str] | None = None
+        self._part: float | None = None
+        self._salt = secrets.randbits(64)
+        self._random = secrets.SystemRandom()
+        self._applied: tuple[Apply, Sequence[bytes]] | None = None
+        self._comparing = False
+
+    def note_results(self, results: Sequence[KeptResult]) -> None:
+        """These results are verified; their trainers are known now."""
+        for kept in results:
+            self._trainers[kept.result.commitment] = kept.signer.hex()
+        while len(self._trainers) > MAX_KNOWN:
+            self._trainers.popitem(last=False)
+
+    def applied(self, work: Apply, payloads: Sequence[bytes]) -> None:
+        """These results were applied. payloads: in the order of the work's."""
+        self._applied = work, payloads
+
+    async def compare(self, trainer: KnowsPositions) -> ResultOverlaps | None:
+        """Measure the results that were applied last, in a thread; None where it was done before or there is nothing to say.
+
+        A step whose turn comes while another is measured is left out rather than waited for.
+        """
+        applied, self._applied = self._applied, None
+        if applied is None or self._comparing:
+            return None
+
+        self._comparing = True
+        try:
+            return await anyio.to_thread.run_sync(self.measure, *applied, trainer)
+        finally:
+            self._comparing = False
+
+    def measure(self, work: Apply, payloads: Sequence[bytes], trainer: KnowsPositions) -> ResultOverlaps | None:
+        """Compare the results that were applied. payloads: in the order of the work's. None where there is nothing to say.
+
+        Takes milliseconds; call it in a thread.
+        """
+        started = perf_counter()
+        trainers = [self._trainers.pop(commitment, None) for commitment in work.commitments]
+        known = {
+            signer: payload
+            for signer, payload in zip(trainers, payloads, strict=False)
+            if signer is not None and len(payload) <= MAX_BYTES
+        }
+        if len(known) > MOST_RESULTS:
+            known = {signer: known[signer] for signer in self._random.sample(sorted(known), MOST_RESULTS)}
+        try:
+            scores = self._scores(work.step, known, trainer)
+        except Exception as error:  # a figure for people; an optimizer may fail as it likes
+            logger.debug("results of step %d were not compared", work.step, exc_info=error)
+            return None
+
+        results = tuple(scores)
+        return ResultOverlaps(work.epoch, work.step, results, perf_counter() - started) if results else None
+
+    def _scores(self, step: int, payloads: dict[str, bytes], trainer: KnowsPositions) -> list[OverlapOfResult]:
+        from psyche_core.verification.overlap import ENOUGH, RecentPositions, sampled
+
+        whole: dict[str, Any] = {}
+        for signer, payload in payloads.items():
+            positions = trainer.positions(payload)
+            if positions is None:
+                return []
+            whole[signer] = positions
+        largest = max((positions.size for positions in whole.values()), default=0)
+        if self._part is None and largest:
+            self._part = min(1.0, ENOUGH / largest)  # it stays, so that all steps' results can be compared
+        chosen = {signer: sampled(each, part=self._part or 1.0, salt=self._salt) for signer, each in whole.items()}
+        recent: RecentPositions[str] = self._recent or RecentPositions()
+        found = recent.scores(step, chosen)
+        self._recent = recent.with_round(step, chosen)
+        return [
+            OverlapOfResult(signer, found[signer].score, found[signer].member or "", found[signer].height) for signer in chosen
+        ]
