@@ -299,6 +299,33 @@ def save_paused(run: RunFile, saved: Path, *, model_lost: bool) -> None:
     StateStore(saved, run.run_id).save(PendingSave(1, draft, None))
 
 
+@pytest.mark.anyio
+async def test_a_run_whose_plugins_are_not_here_is_hosted_and_the_server_says_so(local_testnet: Any) -> None:
+    folder = local_testnet()
+    state = folder / "state.toml"
+    state.write_text(state.read_text().replace("[model.LLM.optimizer.Distro", "[model.LLM.optimizer.Zebra"))
+    events: list[Event] = []
+    warned = anyio.Event()
+
+    def sink(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Problem):
+            warned.set()
+
+    given = {"state": state, "data_config": folder / "data.toml", "server_port": 0}
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            group.start_soon(serve_run, load_settings(ServerSettings, given), PluginRegistry.discover(), EventBus(sink))
+            await warned.wait()
+            group.cancel_scope.cancel()
+    (problem,) = [event for event in events if isinstance(event, Problem)]
+    assert problem.message.startswith(
+        "model.LLM.optimizer = Zebra: no optimizer plugin is named Zebra; installed optimizer plugins: "
+    )
+    assert problem.message.endswith("; so it is not checked here, but by every member, each of which needs it")
+    assert any(isinstance(event, Started) for event in events)
+
+
 async def saved_run(folder: Path, saved: Path, *, model_lost: bool, events: list[Event], **options: Any) -> None:
     """Serve a paused run whose state was saved before step 7, until it has said what it makes of that."""
     given = {"state": folder / "state.toml", "data_config": folder / "data.toml", "save_state_dir": saved}
