@@ -1,7 +1,7 @@
 """Hooks of the documentation's site (mkdocs.yml): links from docs/ to other files of the repository.
 
-Pages link to files beside docs/, such as ../../Dockerfile. Those files become plain files of the site, below `repository/`. A link
-to a file that does not exist stops the build.
+Pages link to files beside docs/, such as ../../Dockerfile. Those become plain files of the site, below `repository/`. A link to a
+file that does not exist stops the build.
 """
 
 from __future__ import annotations
