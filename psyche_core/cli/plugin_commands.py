@@ -13,10 +13,8 @@ from typing import Any
 import click
 
 from psyche_core.cli.lazy import LazyGroup
+from psyche_core.cli.plugin_marks import KIND, marked_commands
 from psyche_core.plugin_switches import PluginSwitches, installed_plugins
-
-_KIND = "command."
-"""As in psyche_core.hookspecs, which is too slow to import for `psyche --help`; a test compares them."""
 
 FIRST_PARTY = {"doctor": "quic", "relay": "quic", "run-manager": "solana", "solana": "solana"}
 """Commands of our own plugins, with the extra that installs each."""
@@ -26,9 +24,9 @@ def plugin_commands() -> dict[str, str]:
     """Names of the commands that installed plugins provide, with the name of their distribution; none that is switched off."""
     switches = PluginSwitches.of(os.environ)
     return {
-        plugin.entry_point.removeprefix(_KIND): plugin.distribution
+        plugin.entry_point.removeprefix(KIND): plugin.distribution
         for plugin in installed_plugins()
-        if plugin.entry_point.startswith(_KIND) and not switches.why_off(plugin)
+        if plugin.entry_point.startswith(KIND) and not switches.why_off(plugin)
     }
 
 
@@ -79,11 +77,12 @@ class PluginGroup(LazyGroup):
 
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # click's signature
-        """Write our commands from the table, and the plugins' names."""
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write our commands from the table, and the plugins' names; those that cannot be used are marked."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, self.summary(name)) for name in self.own])
-        brought = {name: origin for name, origin in sorted(plugin_commands().items()) if name not in self.own}
+        disabled: tuple[str, ...] = ctx.params.get("disabled", ())
+        brought = [(name, said) for name, said in marked_commands(disabled).items() if name not in self.own]
         if brought:
             with formatter.section("Commands of plugins"):
-                formatter.write_dl([(name, f"from {origin}; see psyche {name} --help") for name, origin in brought.items()])
+                formatter.write_dl(brought)

@@ -20,7 +20,7 @@ from typing import Literal, Self, overload
 
 from psyche_core import hookspecs, plugin_errors
 from psyche_core.config.sentences import nearest
-from psyche_core.errors import PluginError
+from psyche_core.errors import PluginError, PluginMissing
 from psyche_core.plugin_switches import TRACE, PluginSwitches, environment_notice, normalized
 from psyche_core.plugins.extras import FIRST_PARTY_EXTRAS, install_line, not_installed
 from psyche_core.plugins.loading import Refused, registration_of
@@ -128,7 +128,8 @@ class PluginRegistry:
         """The registration of `<kind>.<name>`; the first call imports its module. Its factories raise PluginFailed.
 
         name: `Name`, or `distribution:Name` where several distributions provide it. Raises PluginError if it is missing,
-        disabled, broken, incomplete, provided by two distributions or of another API version; ValueError for a kind that does not
+        disabled, broken, incomplete, provided by two distributions or of another API version (PluginMissing if it, or a module
+        that it needs, is not installed and the name is like no other); ValueError for a kind that does not
         exist. Warns with PluginApiWarning for a newer minor API.
         """
         if kind not in hookspecs.KINDS:
@@ -138,7 +139,7 @@ class PluginRegistry:
         candidates = self._candidates(kind, name)
         usable = [at for at in candidates if self._records[at].status != "disabled"]
         if not candidates:
-            raise PluginError(self._missing(kind, name))
+            raise self._missing(kind, name)
         if not usable:
             record = self._records[candidates[0]]
             message = (
@@ -197,19 +198,19 @@ class PluginRegistry:
                 return registration
 
         message = f"the plugin {record.entry_point} ({record.origin}, module {record.module}) cannot be used: {record.cause}"
-        raise PluginError(message) from self._errors.get(at)
+        raise (PluginMissing if record.status == "incomplete" else PluginError)(message) from self._errors.get(at)
 
-    def _missing(self, kind: str, name: str) -> str:
+    def _missing(self, kind: str, name: str) -> PluginError:
         installed = sorted({record.name for record in self._records if record.kind == kind and record.status != "disabled"})
         there = f"installed {kind} plugins: {', '.join(installed) or 'none'}"
         extra = FIRST_PARTY_EXTRAS.get((kind, name))
         if extra is not None:
-            return f"the {kind} plugin {name} is not installed; install it with: {install_line(extra)} ({there})"
+            return PluginMissing(f"the {kind} plugin {name} is not installed; install it with: {install_line(extra)} ({there})")
 
         distribution, colon, plain = name.rpartition(":")
         if colon and plain in installed:
             holders = sorted({each.distribution for each in self._records if (each.kind, each.name) == (kind, plain)})
-            return f"{distribution} provides no {kind} plugin {plain}; it comes from {' and '.join(holders)}"
+            return PluginError(f"{distribution} provides no {kind} plugin {plain}; it comes from {' and '.join(holders)}")
 
         ours = [known for of_kind, known in FIRST_PARTY_EXTRAS if of_kind == kind and known not in installed]
         near = nearest(name, [*installed, *ours])
@@ -217,7 +218,8 @@ class PluginRegistry:
         if near in ours:
             hint += f" ({install_line(FIRST_PARTY_EXTRAS[kind, near])})"
 
-        return f"no {kind} plugin is named {name}{hint}; {there}"
+        unknown = f"no {kind} plugin is named {name}{hint}; {there}"
+        return PluginMissing(unknown) if near is None else PluginError(unknown)
 
 
 def discover_and_tell() -> PluginRegistry:

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from psyche_core.config.run_config import RunFile
 from psyche_core.config.sentences import validated
-from psyche_core.errors import ConfigError, PluginError
+from psyche_core.errors import ConfigError, PluginError, PluginMissing
 from psyche_core.hookspecs import Registration
 
 _BOUNDS = (
@@ -50,10 +50,14 @@ def validate_settings(registration: Registration, settings: Mapping[str, Any] | 
     return validated(model, given, where=where)
 
 
-def check_run_file_plugins(run_file: RunFile, registry: LoadsPlugins) -> None:
-    """Load the plugins that a run names and validate their settings. Raises ConfigError with every problem, one per line."""
+def check_run_file_plugins(run_file: RunFile, registry: LoadsPlugins, *, elsewhere: bool = False) -> tuple[str, ...]:
+    """Load the plugins that a run names and validate their settings. Raises ConfigError with every problem, one per line.
+
+    elsewhere: only others use them, so one that is not installed here is no problem. Returns a sentence about each such plugin.
+    """
     llm = run_file.model.LLM
     problems: list[str] = []
+    unchecked: list[str] = []
     for kind, key, choice_name, settings in (
         ("model", "architecture", llm.architecture, None),
         ("data", "data_location", llm.data_location.name, llm.data_location.settings),
@@ -64,6 +68,12 @@ def check_run_file_plugins(run_file: RunFile, registry: LoadsPlugins) -> None:
             registration = registry.load(kind, choice_name)
             if kind != "model":
                 validate_settings(registration, settings, where=f"{where}.{choice_name}")
+        except PluginMissing as error:
+            told = f"{where} = {choice_name}: {error}"
+            if elsewhere:
+                unchecked.append(f"{told}; so it is not checked here, but by every member, each of which needs it")
+            else:
+                problems.append(told)
         except PluginError as error:
             problems.append(f"{where} = {choice_name}: {error}")
         except ConfigError as error:
@@ -71,6 +81,7 @@ def check_run_file_plugins(run_file: RunFile, registry: LoadsPlugins) -> None:
 
     if problems:
         raise ConfigError("\n".join(problems))
+    return tuple(unchecked)
 
 
 def described_settings(model: type[BaseModel]) -> dict[str, dict[str, Any]]:

@@ -27,12 +27,14 @@ NAMELESS = "(no run_id)"
 class RunFiles:
     """The loaded files.
 
-    data: None without a data file. data_port: the port that clients are told; None if the server serves no data.
+    data: None without a data file. data_port: the port that clients are told; None if the server serves no data. unchecked:
+    sentences about plugins that the run names and that are not installed here.
     """
 
     run: RunFile
     data: DataFile | None
     data_port: int | None = None
+    unchecked: tuple[str, ...] = ()
 
     def data_only_here(self, host: str) -> str | None:
         """A warning, if members elsewhere reach a server that listens on host, but not its training data; else None."""
@@ -69,14 +71,16 @@ def load_run(
     *,
     prepares_data: bool = False,
     only_looks: bool = False,
+    members_here: bool = False,
 ) -> RunFiles:
     """Load and check everything a run's files say. Raises ConfigError with all problems, one sentence per line.
 
     prepares_data: the caller makes the token files of data_config, even if members read them directly. only_looks: the run is
-    not hosted now, so the data file may be missing, and also the run's name, as in an owner's `config.toml`.
+    not hosted now, so the data file may be missing, and also the run's name, as in an owner's `config.toml`. members_here: this
+    program also starts members, so that it needs every plugin of the run; a server does not.
     """
     run_file = load_run_file(state, run_id=NAMELESS if only_looks else None)
-    check_run_file_plugins(run_file, registry)
+    unchecked = check_run_file_plugins(run_file, registry, elsewhere=not members_here)
     location = run_file.model.LLM.data_location
     serves_data = location.name == SERVER_LOCATION
     port = _port(str((location.settings or {}).get("location", ""))) if serves_data else None
@@ -86,14 +90,14 @@ def load_run(
         )
         raise ConfigError(message)
     if data_config is None:
-        return RunFiles(run_file, None, port)
+        return RunFiles(run_file, None, port, unchecked)
     if not serves_data and not prepares_data:
         message = f"{state} has data_location.{location.name}, so this server serves no data; leave out --data-config"
         raise ConfigError(message)
 
     data_file = load_data_file(data_config)
     check_data_file(data_file, run_file.model)
-    return RunFiles(run_file, data_file, port)
+    return RunFiles(run_file, data_file, port, unchecked)
 
 
 def _is_loopback(host: str) -> bool:

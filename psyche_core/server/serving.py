@@ -169,6 +169,8 @@ async def _host(
         if relay is not None:
             relay.set_members(transport_keys(server.state))
             report(telemetry.RelayStarted(relay.url))
+        for unchecked in files.unchecked:
+            report(telemetry.Problem("warning", unchecked))
         if (problem := files.data_only_here(settings.host)) is not None:
             report(telemetry.Problem("warning", problem))
         begun = server.state

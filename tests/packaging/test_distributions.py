@@ -80,7 +80,7 @@ def test_archives_hold_package_tests_and_license_and_nothing_that_git_ignores(fo
     top = {name.partition("/")[0] for name in held}
     known = {package, "tests", "LICENSE", "README.md", "pyproject.toml", "PKG-INFO", ".gitignore", "programs"}
     if folder == REPOSITORY:
-        known |= {"docs", "examples", "benchmarks", "tools", "Makefile", "constraints.txt"}
+        known |= {"docs", "examples", "benchmarks", "tools", "Makefile", "mkdocs.yml", "constraints.txt"}
         known |= {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"}
         known |= {"Dockerfile", ".dockerignore", "compose.yaml"}
     assert top <= known

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from psyche_core.plugins.projects import KINDS, make_project
+from psyche_core.wire.signing import SecretKey
 
 pytestmark = [pytest.mark.packaging, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -118,6 +119,38 @@ def test_a_backend_and_a_transport_train_together(projects: Projects, tmp_path: 
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["identical"]
     assert all(client["losses"][-1][1] < client["losses"][0][1] - 1.0 for client in report["clients"])
+
+
+@pytest.mark.soak
+@pytest.mark.quic
+def test_a_server_needs_neither_the_plugin_nor_torch(projects: Projects, tmp_path: Path) -> None:
+    """The server knows nothing of the optimizer and cannot import torch; the member has both, and the run ends well."""
+    blocked = tmp_path / "blocked" / "torch"
+    blocked.mkdir(parents=True)
+    (blocked / "__init__.py").write_text('raise ModuleNotFoundError("No module named torch", name="torch")')
+    command = ("server", "run", "--state", "run/state.toml", "--server-port", "0", "--logs", "json")
+    environment = {**os.environ, "PYTHONPATH": str(blocked.parent)}
+    key = tmp_path / "me.key"
+    SecretKey.generate().save(key)
+    with subprocess.Popen(
+        [sys.executable, "-m", "psyche_core", *command],
+        cwd=projects.folders["optimizer"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stdout is not None
+        try:
+            started, problem = (json.loads(server.stdout.readline()) for _ in range(2))
+            assert "no optimizer plugin is named MajorityVote" in problem["message"]
+            address = ("--server-addr", started["address"], "--run-id", started["run_id"], "-i", key)
+            place = ("--bind-p2p-interface", "127.0.0.1", "--device", "cpu", "--base", "run", "--logs", "json")
+            done = projects.run("optimizer", "-m", "psyche_core", "client", "train", *address, *place)
+            assert done.returncode == 0, done.stderr
+            told = [json.loads(line) for line in server.stdout]
+        finally:
+            server.kill()
+    assert told[-1]["reason"] == "the run finished after 40 steps"
 
 
 def test_a_tracker_and_a_command_are_used(projects: Projects, tmp_path: Path) -> None:

@@ -388,6 +388,24 @@ def test_a_run_file_of_third_party_plugins_is_accepted(mine: PluginRegistry) -> 
     assert {each.status for each in mine.list()} == {"ok"}
 
 
+def test_a_plugin_that_only_others_need_is_no_problem_but_a_slip_is(mine: PluginRegistry) -> None:
+    """The settings of those that are here are checked all the same."""
+    elsewhere = parse_run_file(RUN.replace('"Mine"', '"Zebra"').replace('"Plain"', '{Server = "h:1"}'), source="state.toml")
+    here = "so it is not checked here, but by every member, each of which needs it"
+    model, data = check_run_file_plugins(elsewhere, mine, elsewhere=True)
+    assert model == (f"model.LLM.architecture = Zebra: no model plugin is named Zebra; installed model plugins: Mine; {here}")
+    assert data == (
+        "model.LLM.data_location = Server: the data plugin Server is not installed; install it with: "
+        f"pip install 'psyche-core[tcp]' (installed data plugins: Plain); {here}"
+    )
+    with pytest.raises(ConfigError, match="Zebra: no model plugin is named Zebra"):
+        check_run_file_plugins(elsewhere, mine)
+    slip = parse_run_file(RUN.replace('"Mine"', '"Mina"').replace("Foo.decay", "Foo.dekay"), source="state.toml")
+    with pytest.raises(ConfigError, match="did you mean Mine") as raised:
+        check_run_file_plugins(slip, mine, elsewhere=True)
+    assert "dekay" in str(raised.value)
+
+
 def test_every_problem_with_plugins_of_a_run_file_is_told(mine: PluginRegistry) -> None:
     text = RUN.replace('"Mine"', '"Mina"').replace('"Plain"', '{Server = "h:1"}').replace("Foo.decay = 0.5", "Foo.dekay = 0.5")
     with pytest.raises(ConfigError) as caught:

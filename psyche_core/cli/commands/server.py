@@ -122,7 +122,7 @@ def validate_config(state: Path, data_config: Path | None, disk: bool, base: Pat
 
     for line in files.summary():
         click.echo(line)
-    notes = [result.sentence for result in found]
+    notes = [*(result.sentence for result in found), *files.unchecked]
     if files.run.run_id == NAMELESS:
         notes.append(
             "the file has no run_id, so it can only change the configuration of an existing run; a server needs a run_id"

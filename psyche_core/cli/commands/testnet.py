@@ -50,7 +50,11 @@ def start(**given: Any) -> int:
     data_config = settings.config_path / "data.toml"
     registry = PluginRegistry.discover()
     files = load_run(
-        settings.config_path / "state.toml", data_config if data_config.exists() else None, registry, prepares_data=True
+        settings.config_path / "state.toml",
+        data_config if data_config.exists() else None,
+        registry,
+        prepares_data=True,
+        members_here=True,
     )
     if settings.first_client_checkpoint is not None:
         files = replace(files, run=begun_with(files.run, settings.first_client_checkpoint, base=settings.run_base))

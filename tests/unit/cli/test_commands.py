@@ -25,6 +25,24 @@ Change = Callable[[Path], None]
 """Breaks files of a copy of the demo."""
 
 
+@pytest.mark.parametrize(("name", "code"), [("Zebra", 0), ("Distor", 2)])
+def test_a_plugin_that_only_members_need_is_a_note_and_a_slip_an_error(
+    psyche: Psyche, local_testnet: LocalTestnet, name: str, code: int
+) -> None:
+    config = local_testnet()
+    state = config / "state.toml"
+    state.write_text(state.read_text().replace("[model.LLM.optimizer.Distro", f"[model.LLM.optimizer.{name}"))
+    result = psyche("server", "validate-config", "--state", state, "--data-config", config / "data.toml", "--no-disk")
+    assert result.code == code
+    if code:
+        assert "no optimizer plugin is named Distor; did you mean Distro?" in result.err
+    else:
+        assert "note: model.LLM.optimizer = Zebra: no optimizer plugin is named Zebra; installed " in result.out
+    started = psyche("testnet", "start", "--config-path", config, "--num-clients", "3", "--server-port", "0")
+    assert started.code == 2, "a testnet's members are here"
+    assert f"model.LLM.optimizer = {name}: no optimizer plugin is named {name}" in started.err
+
+
 def test_show_identity_prints_the_public_half_and_never_the_secret(psyche: Psyche, tmp_path: Path) -> None:
     SecretKey(SEED).save(tmp_path / "me.key")
     result = psyche("client", "show-identity", "-i", tmp_path / "me.key")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from psyche_core import hookspecs, plugin_switches
-from psyche_core.cli import plugin_commands
+from psyche_core.cli import plugin_commands, plugin_marks
 from tests.unit.cli.conftest import Psyche
 
 Install = Callable[[str, dict[str, str], str], None]
@@ -84,7 +84,8 @@ def install(tmp_path: Path) -> Iterator[Install]:
 
 def test_the_group_and_the_kind_are_those_of_the_hooks() -> None:
     assert plugin_switches.GROUP == hookspecs.GROUP
-    assert plugin_commands._KIND.removesuffix(".") in hookspecs.KINDS
+    assert plugin_marks.KIND.removesuffix(".") in hookspecs.KINDS
+    assert plugin_marks.PLUGIN_API == hookspecs.PLUGIN_API
 
 
 def test_a_plugins_command_is_listed_without_importing_it_and_run_by_its_name(install: Install, psyche: Psyche) -> None:
@@ -92,6 +93,54 @@ def test_a_plugins_command_is_listed_without_importing_it_and_run_by_its_name(in
     assert "throwaway from throwaway; see psyche throwaway --help" in " ".join(psyche("--help").out.split())
     assert "throwaway_command" not in sys.modules
     assert psyche("throwaway").out == "hello\n"
+
+
+def help_of(psyche: Psyche, *before: str) -> str:
+    return " ".join(psyche(*before, "--help").out.split())
+
+
+def test_a_command_that_was_written_for_another_plugin_api_is_marked_without_importing_it(
+    install: Install, psyche: Psyche
+) -> None:
+    code = COMMAND.format(loaded="throwaway").replace('"1.0"', '"2.0"')
+    install("throwaway", {"command.throwaway": "throwaway_command"}, code)
+    said = "throwaway (incompatible) from throwaway, which was written for plugin API 2.0; this psyche has 1.0"
+    assert said in help_of(psyche)
+    assert "throwaway_command" not in sys.modules
+    assert "it was written for plugin API 2.0, this core has 1.0" in psyche("throwaway").err
+
+
+def test_a_command_for_a_newer_minor_plugin_api_is_not_marked(install: Install, psyche: Psyche) -> None:
+    code = COMMAND.format(loaded="throwaway").replace('"1.0"', "'1.9'")
+    install("throwaway", {"command.throwaway": "throwaway_command"}, code)
+    assert "throwaway from throwaway; see psyche throwaway --help" in help_of(psyche)
+
+
+def test_a_command_in_a_package_is_read_there(install: Install, psyche: Psyche, tmp_path: Path) -> None:
+    install("throwaway", {"command.throwaway": "throwaway_package.hooks"}, "")
+    package = tmp_path / "site" / "throwaway_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise OSError('imported')")
+    assert "throwaway (broken) from throwaway; its module throwaway_package.hooks is missing" in help_of(psyche)
+    (package / "hooks.py").write_text("PSYCHE_PLUGIN_API: str = '3.1'\n")
+    assert "(incompatible) from throwaway, which was written for plugin API 3.1" in help_of(psyche)
+
+
+def test_a_command_that_is_switched_off_is_marked(install: Install, psyche: Psyche, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("throwaway", {"command.throwaway": "throwaway_command"}, COMMAND.format(loaded="throwaway"))
+    said = "throwaway (disabled) from throwaway; see psyche plugins list --all"
+    assert said in help_of(psyche, "--disable-plugin", "throwaway")
+    assert said not in help_of(psyche)
+    monkeypatch.setenv("PSYCHE_DISABLE_PLUGINS", "command.throwaway")
+    assert said in help_of(psyche)
+
+
+def test_a_command_of_two_distributions_is_marked_unless_one_is_off(install: Install, psyche: Psyche) -> None:
+    for distribution in ("first", "second"):
+        install(distribution, {"command.throwaway": "throwaway_command"}, COMMAND.format(loaded="throwaway"))
+    assert "throwaway (ambiguous) from first and second; say psyche DISTRIBUTION:NAME" in help_of(psyche)
+    assert psyche("second:throwaway").out == "hello\n"
+    assert "throwaway from second; see psyche throwaway" in help_of(psyche, "--disable-plugin", "first")
 
 
 def test_a_plugin_cannot_take_the_place_of_our_command(install: Install, psyche: Psyche) -> None:

@@ -41,6 +41,7 @@ from psyche_core.telemetry.events import (
     MemberExited,
     MemberWithdrew,
     PhaseChanged,
+    Problem,
     Started,
     Stopping,
     TokenFiles,
@@ -272,6 +273,33 @@ async def test_making_token_files_is_told_before_and_after(local_testnet: Any, t
     told.clear()
     assert await prepare_tokens(data, told.append) is not None
     assert told == []
+
+
+@pytest.mark.anyio
+async def test_a_run_whose_plugins_are_not_here_is_hosted_and_the_server_says_so(local_testnet: Any) -> None:
+    folder = local_testnet()
+    state = folder / "state.toml"
+    state.write_text(state.read_text().replace("[model.LLM.optimizer.Distro", "[model.LLM.optimizer.Zebra"))
+    events: list[Event] = []
+    warned = anyio.Event()
+
+    def sink(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Problem):
+            warned.set()
+
+    given = {"state": state, "data_config": folder / "data.toml", "server_port": 0}
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            group.start_soon(serve_run, load_settings(ServerSettings, given), PluginRegistry.discover(), EventBus(sink))
+            await warned.wait()
+            group.cancel_scope.cancel()
+    (problem,) = [event for event in events if isinstance(event, Problem)]
+    assert problem.message.startswith(
+        "model.LLM.optimizer = Zebra: no optimizer plugin is named Zebra; installed optimizer plugins: "
+    )
+    assert problem.message.endswith("; so it is not checked here, but by every member, each of which needs it")
+    assert any(isinstance(event, Started) for event in events)
 
 
 @pytest.mark.parametrize("made", [False, True], ids=["missing", "empty"])

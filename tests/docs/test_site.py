@@ -1,0 +1,76 @@
+"""The site of docs/: every page has its place, and links out of docs/ lead to files that are there. `make docs` builds it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+CONFIG = (REPOSITORY / "mkdocs.yml").read_text()
+
+
+@pytest.fixture
+def hooks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_site", REPOSITORY / "tools" / "docs_site.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    named = re.findall(r"^ +- ([\w/-]+\.md)$", CONFIG, flags=re.MULTILINE)
+    pages = REPOSITORY / "docs"
+    assert sorted(named) == sorted(path.relative_to(pages).as_posix() for path in pages.rglob("*.md"))
+
+
+def test_the_contracts_that_the_page_names_exist() -> None:
+    page = (REPOSITORY / "docs" / "reference" / "contracts.md").read_text()
+    named = re.findall(r"^::: (\S+)$", page, flags=re.MULTILINE)
+    interfaces = (REPOSITORY / "psyche_core" / "interfaces").glob("[a-z]*.py")
+    helpers = {"parameters", "rate_groups"}
+    expected = {f"psyche_core.interfaces.{path.stem}" for path in interfaces if path.stem not in helpers}
+    assert expected <= set(named)
+    for name in named:
+        module, _, attribute = name.rpartition(".")
+        found = importlib.util.find_spec(name) if not attribute[0].isupper() else importlib.util.find_spec(module)
+        assert found is not None, name
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "path"),
+    [
+        ("how-to/run.md", "../../Dockerfile", "Dockerfile"),
+        ("policy.md", "../README.md", "README.md"),
+        ("how-to/run.md", "../reference/sdk.md", None),
+        ("how-to/run.md", "../../plugins/optim_distro/README.md", "plugins/optim_distro/README.md"),
+    ],
+)
+def test_a_link_out_of_the_pages_is_known(hooks: ModuleType, page: str, link: str, path: str | None) -> None:
+    assert hooks.outside(page, link) == path
+
+
+def test_such_a_link_leads_to_a_file_of_the_site(hooks: ModuleType) -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="how-to/run.md"))
+    text = "[a](../../Dockerfile) [b](../../plugins/optim_distro/README.md) [c](../reference/sdk.md) [d](../../plugins)"
+    assert hooks.on_page_markdown(text, page) == (
+        "[a](../repository/Dockerfile) [b](../repository/plugins/optim_distro/README.md.txt) [c](../reference/sdk.md) "
+        "[d](../../plugins)"
+    )
+
+
+def test_a_link_to_a_file_that_is_not_there_stops_the_build(
+    hooks: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("mkdocs")
+    monkeypatch.setattr(hooks, "REPOSITORY", tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text("[a](../none.txt)")
+    files = SimpleNamespace(documentation_pages=lambda: [SimpleNamespace(src_uri="page.md")])
+    with pytest.raises(hooks.MissingFileError, match=r"docs/page\.md links to none\.txt, which does not exist"):
+        hooks.on_files(files, None)
