@@ -1,0 +1,1 @@
+"""A model plugin for Psyche: StateSpace."""

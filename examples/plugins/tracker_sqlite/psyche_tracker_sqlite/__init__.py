@@ -1,0 +1,1 @@
+"""A tracker plugin for Psyche: sqlite."""
