@@ -14,6 +14,7 @@ from psyche_core.observer.run_view import RunView
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Event
 from psyche_core.text_safety import printable
+from psyche_core.ui.console import suspicious_overlaps
 
 FORMAT = 1
 """Version of the document."""
@@ -42,6 +43,7 @@ class ClientStatus:
         self._saved: tuple[float, telemetry.CheckpointSaved] | None = None
         self._stored: tuple[float, telemetry.CheckpointStored] | None = None
         self._problem: tuple[float, telemetry.Problem] | None = None
+        self._overlaps: telemetry.ResultOverlaps | None = None
         self._role = ""
 
     @property
@@ -59,6 +61,8 @@ class ClientStatus:
                 self._paths = self._paths_at = None  # those of a process that is gone
             case telemetry.PeerPaths():
                 self._paths, self._paths_at = event, time
+            case telemetry.ResultOverlaps():
+                self._overlaps = event
             case telemetry.CheckpointSaved():
                 self._saved = (time, event)
             case telemetry.CheckpointStored():
@@ -91,6 +95,9 @@ class ClientStatus:
             "bytes_received": member.received,
             "peers": [_peer(each) for each in (() if self._paths is None else self._paths.peers[:MAX_PEERS])],
             "peers_at": self._paths_at,
+            "alike": None
+            if self._overlaps is None
+            else [_alike(each, self._overlaps.step) for each in suspicious_overlaps(self._overlaps)[:MAX_PEERS]],
             "checkpoint": None
             if self._saved is None
             else {"time": self._saved[0], "step": self._saved[1].step, "path": _text(self._saved[1].path)},
@@ -111,6 +118,17 @@ def _peer(each: telemetry.PathOfPeer) -> Document:
         "rtt_ms": (_number(each.rtt_ms) or None) if each.path != "none" else None,
         "sent_per_second": each.sent_per_second,
         "received_per_second": each.received_per_second,
+    }
+
+
+def _alike(each: telemetry.OverlapOfResult, step: int) -> Document:
+    """A result that is so much like another that its trainer is worth a look."""
+    return {
+        "member": _name(each.member),
+        "step": step,
+        "score": _number(each.score),
+        "like": _name(each.like),
+        "like_step": each.like_step,
     }
 
 

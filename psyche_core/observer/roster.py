@@ -48,6 +48,10 @@ class Roster:
             known.id, known.changed = id, version
         return known
 
+    def known(self, id: str) -> MemberView | None:  # noqa: A002
+        """The same, but None for a member that is not known."""
+        return self._find(id)
+
     def introduce(self, source: str, id: str, *, version: int) -> MemberView | None:  # noqa: A002
         """An event file says whose it is. What was known of that member by its id is joined with what the file said."""
         by_id = self._find(id)

@@ -247,9 +247,9 @@ class RunView:
         self._touch(member, time)
 
     def _note_overlaps(self, time: float, event: telemetry.ResultOverlaps) -> None:
-        """What a program whose events are read here says of all members' results."""
+        """What a program whose events are read here says of all members' results; it makes nobody known."""
         for each in event.results[:MAX_LISTED]:
-            member = self._of_id(each.member)
+            member = self.roster.known(printable(each.member, at_most=NAME_CHARACTERS))
             if member is not None and math.isfinite(each.score) and member.note_overlap(event.step, each.score):
                 self._touch(member, time)
 

@@ -30,6 +30,9 @@ def status_lines(document: Mapping[str, Any], *, now: float | None = None) -> li
         rtt = "" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.0f} ms"
         rates = f"sent {bytes_text(peer['sent_per_second'])}/s, received {bytes_text(peer['received_per_second'])}/s"
         lines.append(f"  {peer['peer']:<{width}}  {peer['path']:<7}  {rtt:>7}  {rates}")
+    for each in document.get("alike") or ():
+        like = f"{each['score']:.0%} like {each['like'][:8]}'s of step {each['like_step']}"
+        lines.append(f"{'alike:':<12} {each['member'][:8]}'s result of step {each['step']} is {like}; honest ones are not")
     for name, word in (("checkpoint", "path"), ("stored", "location")):
         if document[name] is not None:
             saved = document[name]

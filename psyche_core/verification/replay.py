@@ -11,6 +11,10 @@ d_b is 0 for equal contributions, 1 for unrelated ones and 2 for opposite ones. 
 amount to where the gradient is almost zero: float32 keeps D to 6e-8 of its largest elements, and c_b is a difference of such
 numbers. floor = 1e-4 makes chunks count whose contribution is above a ten-thousandth of delta.
 
+That term must not be the cheat's to choose: with a delta a million times too large everything would pass. Clipped contributions
+bound delta, see `largest_delta`. A chunk above the bound fails, and for rounding no more than a mean chunk's part of the bound
+counts (`most`).
+
 The payload must follow from the opened delta as well: its positions in a chunk are those of the largest coefficients of D_h.
 Rules: T > threshold fails; so does a Jaccard index below 0.9 of positions, or a common position with another sign. A member is
 guilty only after a tie-break, with T > max(threshold, 8 d0), where d0 is the same score between the tie-breaker's own two
@@ -22,6 +26,7 @@ that are not finite never pass.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -75,17 +80,41 @@ def claimed(after: Chunks, before: Chunks, taken: Chunks, *, decay: float) -> Sc
     return contribution
 
 
-def chunk_scores(contribution: Chunks, recomputed: Chunks, *, before: Chunks, floor: float = 1e-4) -> Scores:
-    """d_b of each chunk, float64 [chunks], each 0 to 2. contribution, recomputed, before: [chunks, size]; before: D_{h-1}."""
+def chunk_scores(
+    contribution: Chunks, recomputed: Chunks, *, before: Chunks, floor: float = 1e-4, most: float = math.inf
+) -> Scores:
+    """The scores d_b, float64 [chunks], each 0 to 2.
+
+    contribution, recomputed, before: [chunks, size]; before: D_{h-1}. floor: see the module. most: largest norm of a chunk of
+    delta that counts for rounding: `largest_delta` divided by the root of the model's number of chunks.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         one, other = contribution.astype(np.float64), recomputed.astype(np.float64)
-        rounding = floor**2 * _squares(before.astype(np.float64))
+        sizes = _squares(before.astype(np.float64))
+        rounding = floor**2 * np.minimum(sizes, most**2)
         together = _squares(one) + _squares(other) + rounding
         difference = _squares(one - other)
         scores = np.where(together > 0, difference / np.where(together > 0, together, 1.0), 0.0)
-        finite = np.isfinite(together) & np.isfinite(difference)
+        finite = np.isfinite(together) & np.isfinite(difference) & np.isfinite(sizes)
     result: Scores = np.where(finite, np.minimum(scores, WORST), WORST)
     return result
+
+
+def largest_delta(rounds: int, *, rate: float, clip: float, decay: float) -> float:
+    """The largest norm that delta, and so any chunk of it, can have after so many rounds since it was zero.
+
+    rate: the largest learning rate of these. clip: largest norm of a gradient, infinite without clipping. Each round adds at most
+    rate times clip and keeps decay of the rest; what is taken off is a projection, which makes it no larger, and what comes back
+    after a rejection was part of it before.
+    """
+    return rate * clip * (rounds if decay == 1 else (1 - decay**rounds) / (1 - decay))
+
+
+def within(before: Chunks, bound: float, *, slack: float = 1.01) -> bool:
+    """Whether all opened chunks of a delta [chunks, size] are within `largest_delta`. slack: for rounding of sent values."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        norms = np.sqrt(_squares(before.astype(np.float64)))
+    return bool((norms <= bound * slack).all())
 
 
 def mean_score(parts: Iterable[Scores]) -> float:

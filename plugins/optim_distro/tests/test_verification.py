@@ -16,7 +16,17 @@ from psyche_core.verification.challenge import Arrived, Challenge, Checked, Comm
 from psyche_core.verification.drawing import Drawn
 from psyche_core.verification.merkle import MerkleTree, gradient_leaf
 from psyche_core.verification.opening import OpenedChunk, decode_chunk, delta_leaf, opened_half, sign_bits, signs_fit
-from psyche_core.verification.replay import NOTHING_OPENED, Rule, chunk_scores, claimed, mean_score, payload_agreement
+from psyche_core.verification.replay import (
+    NOTHING_OPENED,
+    Rule,
+    chunk_scores,
+    claimed,
+    largest_delta,
+    mean_score,
+    payload_agreement,
+    within,
+)
+from psyche_optim_distro.chunks.blocked_buffer import BlockedBuffer
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.settings import DistroSettings
 
@@ -98,7 +108,14 @@ def by_group(replay: Replay, numbers: list[int], arrays: Mapping[int, Any]) -> l
 
 
 def passes(
-    replay: Replay, numbers: list[int], before: Commitment, after: Commitment, gradient: Commitment, payload: bytes
+    replay: Replay,
+    numbers: list[int],
+    before: Commitment,
+    after: Commitment,
+    gradient: Commitment,
+    payload: bytes,
+    *,
+    bounded: bool = True,
 ) -> bool:
     """What a witness computes: proofs, score and payload of the opened chunks, all from bytes."""
     total = sum(group.count for group in replay.groups)
@@ -117,8 +134,13 @@ def passes(
 
     old, new, off = arrays("before", "delta"), arrays("after", "delta"), replay.elements(arrays("before", "taken"))
     added = [claimed(one, two, three, decay=replay.decay) for one, two, three in zip(new, old, off, strict=True)]
+    bound = largest_delta(3, rate=RATE, clip=1.0, decay=replay.decay)
+    if bounded and not all(within(one, bound) for one in old if one.size):
+        return False
+
     parts = zip(added, arrays("gradient", "delta"), old, strict=True)
-    score = mean_score(chunk_scores(one, two, before=three) for one, two, three in parts)
+    most = bound / total**0.5 if bounded else np.inf
+    score = mean_score(chunk_scores(one, two, before=three, most=most) for one, two, three in parts)
     places, first = [], 0
     for group in replay.groups:
         places.append(np.array([number - first for number in numbers if first <= number < first + group.count], dtype=np.int64))
@@ -214,3 +236,31 @@ def test_a_chunk_that_was_changed_after_it_was_committed_is_not_believed() -> No
     assert passes(member.replay, numbers, member.kept[2], member.kept[3], honest, member.payloads[3])
     member.kept[3].chunks[6].delta[0] += np.float32(1e-3)
     assert not passes(member.replay, numbers, member.kept[2], member.kept[3], honest, member.payloads[3])
+
+
+def test_a_delta_that_is_too_large_hides_no_lie() -> None:
+    """Without the bound, T's third term would be the cheat's to choose, and no gradient at all would pass."""
+    member = Member()
+    for step in range(1, 4):
+        member.train(step)
+    replay, rows = member.replay, member.rows
+    taken = replay.taken(3, rows)
+    huge = [1e6 * delta for delta in replay.delta(rows)]
+    kept = [(replay.decay * (old - off)).astype(np.float32) for old, off in zip(huge, replay.elements(taken), strict=True)]
+    before = Commitment.of(huge, taken)
+    with torch.no_grad():
+        for name, parameter in member.model.parameters.items():
+            parameter.grad = torch.zeros(SHAPES[name])
+    member.optimizer.load_private_state(private(member, kept))
+    payload = member.optimizer.compress(4, learning_rate=RATE)  # of the forged delta, without any training
+    after = Commitment.of([(part * np.float32(1)).astype(np.float32) for part in kept], replay.taken(4, rows))
+    honest = recomputed(replay, rows, 4)
+    numbers = list(range(0, 90, 6))
+    assert passes(replay, numbers, before, after, honest, payload, bounded=False)
+    assert not passes(replay, numbers, before, after, honest, payload)
+
+
+def private(member: Member, chunks: list[Any]) -> dict[str, torch.Tensor]:
+    """A private state whose delta, after one decay, has these chunks."""
+    flat = torch.from_numpy(np.concatenate([part.ravel() for part in chunks])) / member.replay.decay
+    return {f"delta.{name}": tensor for name, tensor in BlockedBuffer(flat, member.optimizer._layout).items()}

@@ -8,6 +8,7 @@ from itertools import count
 from psyche_core.observer.client_status import ClientStatus
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Event
+from psyche_core.ui.client_status_text import status_lines
 
 ID = "a1" * 32
 START = telemetry.Started("client", ID, "first-light", "203.0.113.7:20000", 40)
@@ -57,6 +58,19 @@ def test_a_client_that_trains() -> None:
     assert document["peers_at"] == 1005.0
     assert document["checkpoint"] == {"time": 1006.0, "step": 12, "path": "checkpoints/first-light-12"}
     assert document["newest"] == 1006.0
+
+
+def test_results_that_are_like_others_are_named_until_they_are_not() -> None:
+    honest = telemetry.OverlapOfResult("aa" * 32, 0.1, "bb" * 32, 4)
+    copied = telemetry.OverlapOfResult("bb" * 32, 0.97, "aa" * 32, 5)
+    assert after(START).document()["alike"] is None
+    status = after(START, telemetry.ResultOverlaps(0, 5, (honest, copied), 0.01))
+    (named,) = status.document()["alike"]
+    assert named == {"member": "bb" * 32, "step": 5, "score": 0.97, "like": "aa" * 32, "like_step": 5}
+    (line,) = [line for line in status_lines(status.document(), now=1002.0) if line.startswith("alike")]
+    assert line == "alike:       bbbbbbbb's result of step 5 is 97% like aaaaaaaa's of step 5; honest ones are not"
+    status.handle(1003.0, telemetry.ResultOverlaps(0, 6, (honest,), 0.01))
+    assert status.document()["alike"] == []
 
 
 def test_a_place_has_its_reason() -> None:

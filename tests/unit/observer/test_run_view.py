@@ -139,6 +139,8 @@ def test_how_much_a_member_s_newest_result_is_like_others_is_kept() -> None:
     before = view.version
     view.handle("client-3", 21.0, telemetry.ResultOverlaps(0, 4, (telemetry.OverlapOfResult(IDS["client-2"], 0.0),), 0.01))
     assert run_document(view, since=before)["members"] == [], "of an older step"
+    view.handle("client-3", 21.5, telemetry.ResultOverlaps(0, 5, (telemetry.OverlapOfResult("dd" * 32, 0.2),), 0.01))
+    assert len(view.roster) == 3, "nobody becomes known by it"
     wild = (telemetry.OverlapOfResult(IDS["client-2"], float("nan")), telemetry.OverlapOfResult(IDS["client-1"], 7.0))
     view.handle("client-3", 22.0, telemetry.ResultOverlaps(0, 6, wild, 0.01))
     shown = {member["label"]: member["overlap"] for member in run_document(view)["members"]}

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psyche_core.verification.replay import NOTHING_OPENED, Rule, chunk_scores, claimed, mean_score, payload_agreement
+from psyche_core.verification.replay import (
+    NOTHING_OPENED,
+    Rule,
+    chunk_scores,
+    claimed,
+    largest_delta,
+    mean_score,
+    payload_agreement,
+    within,
+)
 
 ANY = st.floats(width=32, allow_nan=True, allow_infinity=True)
 FINITE = st.floats(-1e3, 1e3, width=32)
@@ -56,11 +65,41 @@ def test_rounding_of_delta_where_there_is_no_gradient_does_not_count() -> None:
     assert chunk_scores(lie, np.zeros((1, 8)), before=before) > 0.9
 
 
+def test_rounding_counts_up_to_a_limit_however_large_delta_is() -> None:
+    gradient = np.full((1, 4), 1e-3)
+    for size in (1.0, 1e6, 1e30):
+        huge = np.full((1, 4), size)
+        assert chunk_scores(np.zeros((1, 4)), gradient, before=huge, most=1.0) > 0.9
+    assert chunk_scores(np.zeros((1, 4)), gradient, before=huge) < 1e-9, "without the limit anything passes"
+
+
 @given(rows(FINITE), rows(FINITE), rows(FINITE))
 @settings(max_examples=50)
 def test_what_was_added_is_found_again(before: np.ndarray, taken: np.ndarray, added: np.ndarray) -> None:
     after = (0.999 * (before.astype(np.float64) - taken) + added).astype(np.float32)
     assert np.allclose(claimed(after, before, taken, decay=0.999), added, atol=1e-3)
+
+
+@given(st.integers(1, 40), st.floats(0.0, 1.0), st.integers(0, 1000))
+def test_no_honest_delta_is_above_the_bound(rounds: int, decay: float, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    delta, back = np.zeros(16), np.zeros(16)
+    for _ in range(rounds):
+        gradient = generator.normal(size=16)
+        taken = np.where(generator.random(16) < 0.3, delta, 0.0)  # a projection
+        delta = decay * (delta - taken) + 0.01 * gradient / max(1.0, float(np.linalg.norm(gradient)))
+        back = decay * taken
+    bound = largest_delta(rounds, rate=0.01, clip=1.0, decay=decay)
+    assert within(delta[None], bound)
+    assert within((delta + back)[None], bound), "also when the newest result is not accepted"
+
+
+def test_what_is_above_the_bound_or_no_number_is_not_within() -> None:
+    assert largest_delta(3, rate=0.5, clip=2.0, decay=0.5) == pytest.approx(1.75)
+    assert largest_delta(3, rate=0.5, clip=2.0, decay=1.0) == 3.0
+    assert within(np.array([[3.0, 4.0]]), 5.0)
+    for wrong in ([[3.0, 4.2]], [[math.nan, 0.0]], [[math.inf, 0.0]]):
+        assert not within(np.array(wrong), 5.0)
 
 
 def test_the_mean_is_over_chunks_of_all_sizes() -> None:
