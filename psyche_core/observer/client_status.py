@@ -14,7 +14,7 @@ from psyche_core.observer.run_view import RunView
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.events import Event
 from psyche_core.text_safety import printable
-from psyche_core.ui.console import suspicious_overlaps
+from psyche_core.ui.event_text import suspicious_overlaps
 
 FORMAT = 1
 """Version of the document."""

@@ -69,7 +69,9 @@ def test_its_own_tests_pass(projects: Projects, kind: str) -> None:
     assert " passed" in done.stdout
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.soak if kind in ("backend", "transport", "sharding") else ()) for kind in KINDS]
+)
 def test_its_check_finds_nothing(projects: Projects, kind: str) -> None:
     options = ("--json", "--no-training", *(("--model-config", "run/model/config.json") if kind == "model" else ()))
     done = projects.run(kind, "-m", "psyche_core", "plugins", "check", f"{kind}.{NAMES[kind]}", *options)
