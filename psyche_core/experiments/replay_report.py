@@ -35,6 +35,10 @@ _GROUPS = 2000
 """Medians of so many random groups of challenges are looked at."""
 
 
+ENOUGH_SHARES = 80
+"""With fewer shares a report says that they are too few: half of them choose the threshold, half of them test it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """Scores of one kind in one phase. shares: measured. least, median, high (99 of 100 are below it), largest: of all draws."""
@@ -216,10 +220,16 @@ def _threshold_lines(shares: Sequence[MeasuredShare], rule: Rule) -> Iterable[st
         )
     else:
         yield (
-            f"Threshold: {found.threshold:.2g}, between honest work (at most {found.honest_max:.2g}) and full cheats (at least "
-            f"{found.cheat_min:.2g})."
+            f"Threshold: {found.threshold:.2g}. In the {len(_halves(shares)[0])} shares by which it was chosen honest work "
+            f"reaches {found.honest_max:.2g}, and full cheats (all but half of the samples, and all but one) at least "
+            f"{found.cheat_min:.2g}."
         )
     tested = len(shares) - len(_halves(shares)[0])
+    if len(shares) < ENOUGH_SHARES:
+        yield (
+            f"{len(shares)} shares are too few to rely on these numbers: measure {ENOUGH_SHARES} or more (--shares, --seeds, "
+            "--budget)."
+        )
     yield (
         f"In the {tested} shares that had no part in it: {found.false_positives:.2%} of honest challenges fail; of shares "
         f"at most {found.false_positive_bound:.1%} have one that does (95 % bound). An honest member would be ejected within "

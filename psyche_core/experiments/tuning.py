@@ -70,12 +70,37 @@ def axis(text: str) -> Axis:
         if name and colon and 0 < float(low) < float(high) < math.inf:
             return Axis(name, float(low), float(high), whole=low.isdecimal() and high.isdecimal())
         if name and values and not colon:
-            return Axis(name, choices=tuple(_literal(part) for part in values.split(",")))
+            choices = tuple(_literal(part) for part in values.split(","))
+            if name in (RATE, REST) and not all(_is_positive(choice) for choice in choices):
+                message = f"--vary {name} takes numbers above 0, got {text!r}"
+                raise ConfigError(message)
+            return Axis(name, choices=choices)
     except ValueError:
         pass
 
     message = f"expected KEY=LOW:HIGH, two numbers with 0 < LOW < HIGH, or KEY=A,B,C, got {text!r}"
     raise ConfigError(message)
+
+
+def check_axes(axes: Sequence[Axis]) -> None:
+    """Raise ConfigError for two axes that change the same setting."""
+    seen: dict[str, str] = {}
+    for each in axes:
+        for key in _keys(each.name):
+            if key in seen:
+                both = "twice" if seen[key] == each.name else f"and {seen[key]}, which both change {key}"
+                message = f"--vary names {each.name} {both}; give one of them"
+                raise ConfigError(message)
+            seen[key] = each.name
+
+
+def _keys(name: str) -> list[str]:
+    """The settings that an axis changes."""
+    return [f"rates.{kind}" for kind in REST_KINDS] if name == REST else [name]
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _literal(text: str) -> Any:
@@ -131,8 +156,7 @@ def changed(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
     for name, value in values.items():
         if name == RATE:
             continue
-        keys = [f"rates.{kind}" for kind in REST_KINDS] if name == REST else [name]
-        for key in keys:
+        for key in _keys(name):
             *path, last = key.split(".")
             table = new
             for part in path:

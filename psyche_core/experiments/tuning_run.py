@@ -17,7 +17,7 @@ from psyche_core.config.run_config import RunFile
 from psyche_core.errors import ConfigError, NonFiniteError
 from psyche_core.experiments.convergence import Outcome, Recipe, Task, scaled_schedule
 from psyche_core.experiments.convergence_run import Experiment, Prepared, prepared, read_task, train_plugin
-from psyche_core.experiments.tuning import RATE, Candidate, Plan, Trial, changed, due_trials
+from psyche_core.experiments.tuning import RATE, Axis, Candidate, Plan, Trial, changed, due_trials
 from psyche_core.plugins import PluginRegistry
 from psyche_core.plugins.settings import validate_settings
 
@@ -71,11 +71,19 @@ def recipe_of(run: RunFile, candidate: Candidate) -> Recipe:
     return Recipe(llm.optimizer.name, float(rate), changed(llm.optimizer.settings or {}, candidate.values))
 
 
-def check_candidates(run: RunFile, chosen: Sequence[Candidate], registry: PluginRegistry) -> None:
-    """Validate the settings of every candidate before anything is trained. Raises ConfigError and PluginError."""
+def check_candidates(run: RunFile, axes: Sequence[Axis], chosen: Sequence[Candidate], registry: PluginRegistry) -> None:
+    """Validate the settings of every candidate, and every listed value, before anything is trained.
+
+    Raises ConfigError and PluginError.
+    """
     registration = registry.load("optimizer", run.model.LLM.optimizer.name)
-    for candidate in chosen:
-        validate_settings(registration, recipe_of(run, candidate).settings, where=f"optimizer settings with {candidate.title}")
+    listed = [Candidate(1, {axis.name: choice}) for axis in axes for choice in axis.choices]
+    for candidate in (*listed, *chosen):
+        try:
+            validate_settings(registration, recipe_of(run, candidate).settings, where=f"optimizer.{registration.name}")
+        except ConfigError as error:
+            message = f"--vary, with {candidate.title}: {error}" if candidate.number else str(error)
+            raise ConfigError(message) from error
 
 
 def tuned_tables(run: RunFile, candidate: Candidate, *, steps: int) -> dict[str, Any]:

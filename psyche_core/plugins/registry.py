@@ -219,7 +219,7 @@ class PluginRegistry:
             hint += f" ({install_line(FIRST_PARTY_EXTRAS[kind, near])})"
 
         unknown = f"no {kind} plugin is named {name}{hint}; {there}"
-        return PluginMissing(unknown) if near is None else PluginError(unknown)
+        return PluginMissing(unknown) if near is None or _is_variant(name, near) else PluginError(unknown)
 
 
 def discover_and_tell() -> PluginRegistry:
@@ -250,3 +250,9 @@ def _trace(record: PluginRecord, outcome: str, began: float) -> None:
         took = f"{(time.perf_counter() - began) * 1000:.1f} ms"
         line = f"plugin {record.entry_point} of {record.origin} (module {record.module}) {outcome} in {took}"
         print(printable(line), file=sys.stderr, flush=True)
+
+
+def _is_variant(name: str, known: str) -> bool:
+    """Whether a name is that of a variant, such as AdamW8bit or Distro2, and no slip of the known one."""
+    added = name.removeprefix(known)
+    return added != name and any(character.isdigit() or character.isupper() or character in "-_" for character in added)

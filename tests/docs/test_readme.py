@@ -48,7 +48,7 @@ def test_each_command_can_be_run_as_it_stands(command: str) -> None:
                     assert set(filter(None, extras.split(","))) <= set(project.get("optional-dependencies", {}))
                 if option == "-c":
                     assert (REPOSITORY / value).exists()
-        case "python3" | "openssl" | "chmod":
+        case "python3" | "openssl" | "chmod" | "" | ".":
             pass  # not ours
         case other:
             pytest.fail(f"say here how to check `{other}`")
@@ -87,7 +87,7 @@ def test_its_python_runs_and_learns() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout.splitlines()[-1]) < 5.0, "ln 256 is 5.5"
+    assert float(done.stdout.split()[-4]) < 5.0, "ln 256 is 5.5"
 
 
 def test_every_page_is_on_the_index() -> None:

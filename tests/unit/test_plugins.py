@@ -404,6 +404,11 @@ def test_a_plugin_that_only_others_need_is_no_problem_but_a_slip_is(mine: Plugin
     with pytest.raises(ConfigError, match="did you mean Mine") as raised:
         check_run_file_plugins(slip, mine, elsewhere=True)
     assert "dekay" in str(raised.value)
+    for variant in ("Mine2", "Mine8bit", "MineX", "Mine-fast"):
+        named = parse_run_file(RUN.replace('"Mine"', f'"{variant}"'), source="state.toml")
+        assert check_run_file_plugins(named, mine, elsewhere=True)[0].startswith(
+            f"model.LLM.architecture = {variant}: no model plugin is named {variant}; did you mean Mine?"
+        )
 
 
 def test_every_problem_with_plugins_of_a_run_file_is_told(mine: PluginRegistry) -> None:

@@ -106,6 +106,10 @@ async def _tune(given: dict[str, Any]) -> None:
     if given["trials"] and given["minutes"]:
         message = "--trials and --minutes both determine the number of candidates; give one of them"
         raise ConfigError(message)
+    for folder in (given["data"], given["validation_data"]):
+        if folder is not None and not folder.exists():
+            message = f"there is no {folder}; give token files, or a folder of them"
+            raise ConfigError(message)
     if given["torch_threads"] is not None:
         torch.set_num_threads(given["torch_threads"])
     registry = PluginRegistry.discover()
@@ -125,15 +129,16 @@ async def _tune(given: dict[str, Any]) -> None:
     report = _Report(given["out"], experiment, axes, given["search_seed"])
     plan = report.plan or _first_plan(given, experiment)
     chosen = candidates(axes, plan.candidates, seed=given["search_seed"])
-    check_candidates(experiment.run, chosen, registry)
+    check_candidates(experiment.run, axes, chosen, registry)
     if report.plan is None and given["minutes"]:
         async with contextlib.aclosing(finished_trials(experiment, chosen, plan, registry, known={})) as trials:
             report.add(await anext(trials))
         plan = _plan_within(given, plan, report.finished[0])
         chosen = candidates(axes, plan.candidates, seed=given["search_seed"])
-        check_candidates(experiment.run, chosen, registry)
+        check_candidates(experiment.run, axes, chosen, registry)
     report.keep(plan)
     click.echo(_what(plan, axes), err=True)
+    report.tell_kept()
     async for trial in finished_trials(experiment, chosen, plan, registry, known=report.losses):
         report.add(trial)
         report.keep(plan)
@@ -143,16 +148,12 @@ async def _tune(given: dict[str, Any]) -> None:
 
 def _axes(texts: Sequence[str], experiment: Experiment, registry: Any) -> tuple[Axis, ...]:
     """What is searched. Raises ConfigError for what cannot be read, and for a key that is given twice."""
-    from psyche_core.experiments.tuning import RATE, REST, Axis, Candidate, axis
+    from psyche_core.experiments.tuning import RATE, REST, Axis, Candidate, axis, check_axes
     from psyche_core.experiments.tuning_run import recipe_of
 
     if texts:
         axes = tuple(axis(text) for text in texts)
-        names = [each.name for each in axes]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            message = f"--vary names {', '.join(twice)} twice"
-            raise ConfigError(message)
+        check_axes(axes)
         return axes
 
     rate = recipe_of(experiment.run, Candidate(0, {})).rate
@@ -248,7 +249,8 @@ class _Report:
             message = f"{path} is not a report of `psyche bench tune`; choose another folder with --out, or delete the file"
             raise ConfigError(message) from error
         if not same:
-            message = f"{path} belongs to another search; choose another folder with --out, or delete the file"
+            other = ", ".join(name for name, value in self._facts.items() if report.get(name) != value)
+            message = f"{path} belongs to another search ({other} differ); choose another folder with --out, or delete the file"
             raise ConfigError(message)
         self.plan, self.finished = plan, finished
 
@@ -269,11 +271,26 @@ class _Report:
 
     def keep(self, plan: Plan) -> None:
         """Write the report."""
-        if self._path is not None:
+        if self._path is None:
+            return
+
+        try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             partial = self._path.with_suffix(".json.partial")
             partial.write_text(json.dumps(self.as_table(plan), indent=1) + "\n")
             partial.replace(self._path)
+        except OSError as error:
+            message = f"cannot write {self._path}: {error.strerror}; give another folder with --out"
+            raise ConfigError(message) from error
+
+    def tell_kept(self) -> None:
+        """Say what earlier calls trained, and what is kept if this one is stopped."""
+        if self._path is None:
+            click.echo("nothing is kept if this is stopped; with --out each training is kept as soon as it is finished", err=True)
+        elif self.finished:
+            click.echo(f"{len(self.finished)} trainings are taken from {self._path}", err=True)
+        else:
+            click.echo(f"each finished training is kept in {self._path}: the same command goes on where it stopped", err=True)
 
     def show(self, plan: Plan, chosen: Sequence[Candidate], *, as_json: bool) -> None:
         """Print the table of trials, the best candidate and the lines that it changes in a run file."""
@@ -288,7 +305,7 @@ class _Report:
         total = int((self._experiment.run.model.LLM.lr_schedule.settings or {}).get("total_steps", self._experiment.steps))
         tables = tuned_tables(self._experiment.run, winning, steps=total)
         lines = tomli_w.dumps(tables)
-        if self._path is not None:
+        if self._path is not None and winning.number:
             self._path.with_name("tuned.toml").write_text(lines)
         edges = [each.name for each in at_edges(self._axes, winning)]
         if as_json:
@@ -298,11 +315,12 @@ class _Report:
 
         click.echo(_ranking(self.finished, plan, chosen))
         if not winning.number:
-            click.echo("\nNothing was better than the run file as it is.")
+            click.echo(f"\nOf the candidates that trained {plan.lengths[-1]} steps none was better than the run file as it is.")
             return
         for name in edges:
             click.echo(f"\nThe best {name} lies at an end of its range; widen it with --vary {name}=LOW:HIGH.")
-        click.echo(f"\nBest: {winning.title}. In the run file:\n\n{lines}", nl=False)
+        click.echo(f"\nBest: {winning.title}. Replace these tables of the run file:\n\n{lines}", nl=False)
+        click.echo("\n`psyche server validate-config` says whether the changed file is right.")
 
 
 def _ranking(finished: Sequence[Finished], plan: Plan, chosen: Sequence[Candidate]) -> str:

@@ -20,6 +20,10 @@ PATH = click.Path(path_type=Path)
 DTYPES = ("float32", "bfloat16")
 
 
+MOST_THREADS = 256
+"""Most CPU threads that are tried; more than most machines have, and less than what systems refuse."""
+
+
 @click.command(
     epilog=example(
         "psyche bench verification --state examples/local_testnet/state.toml --data examples/local_testnet/data",
@@ -171,7 +175,11 @@ def _counts(option: str, text: str) -> list[int]:
 
 def _threads(text: str) -> list[int]:
     if text != "auto":
-        return _counts("--threads", text)
+        found = _counts("--threads", text)
+        if max(found) > MOST_THREADS:
+            message = f"--threads takes numbers up to {MOST_THREADS}, got {text!r}"
+            raise ConfigError(message)
+        return found
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return [1, 2] if cores > 1 else [1]

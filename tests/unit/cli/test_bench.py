@@ -120,6 +120,8 @@ def test_a_search_within_minutes_takes_what_fits(psyche: Psyche, search: list[st
     [
         (("--vary", "compression_topk=8:9999999"), "compression_topk"),
         (("--vary", "no_such_key=1,2"), "no_such_key"),
+        (("--vary", "compression_topk=8,4,abc", "--trials", "2"), "compression_topk abc"),
+        (("--data", "nowhere"), "there is no nowhere"),
         (("--vary", "rate=1:2", "--vary", "rate=2:3"), "twice"),
         (("--trials", "3", "--minutes", "1"), "give one of them"),
     ],
@@ -134,6 +136,11 @@ def test_what_cannot_be_searched_is_refused_before_anything_trains(
 
 
 def test_another_search_s_report_is_not_gone_on_with(psyche: Psyche, search: list[str], tmp_path: Path) -> None:
+    (tmp_path / "tuned").write_text("a file")
+    refused = psyche(*search)
+    assert refused.code == 2
+    assert "cannot write" in refused.err or "cannot read" in refused.err
+    (tmp_path / "tuned").unlink()
     (tmp_path / "tuned").mkdir()
     (tmp_path / "tuned" / "report.json").write_text("[]")
     refused = psyche(*search)

@@ -20,6 +20,7 @@ from psyche_core.experiments.tuning import (
     best_of,
     candidates,
     changed,
+    check_axes,
     due_trials,
     plan_within,
     rung_lengths,
@@ -48,6 +49,26 @@ def test_other_axes_are_named_in_one_sentence(text: str) -> None:
 def test_values_of_a_range_lie_within_it(low: float, ratio: float, position: float) -> None:
     value = Axis("rate", low, low * ratio).value(position)
     assert low * 0.99 <= value <= low * ratio * 1.01, "three digits are kept"
+
+
+@pytest.mark.parametrize("text", ["rate=abc", "rate=0.1,abc", "rest=true", "rate=inf", "rate=nan,1", "rest=0,1"])
+def test_a_rate_is_a_number_above_zero(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--vary (rate|rest) takes numbers above 0, got "):
+        axis(text)
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        (("rate=1:2", "rate=2:3"), "--vary names rate twice; give one of them"),
+        (("rates.head=1:2", "rest=1:2"), "--vary names rest and rates.head, which both change rates.head; give one of them"),
+        (("rest=1:2", "rates.norm=1:2"), "--vary names rates.norm and rest, which both change rates.norm; give one of them"),
+    ],
+)
+def test_a_setting_is_varied_once(texts: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        check_axes([axis(text) for text in texts])
+    check_axes([axis("rate=1:2"), axis("rates.matrix=1:2"), axis("rest=1:2")])
 
 
 def test_the_first_candidate_is_the_run_file_and_more_of_them_change_none() -> None:
