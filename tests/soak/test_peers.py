@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.e2e, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
 
 
-def measured(out: Path, *options: str) -> tuple[dict, str]:
+def measured(out: Path, *options: str) -> tuple[dict[str, Any], str]:
     """The JSON of a run of the benchmark, and what it said meanwhile."""
     words = ("--quick", "--systems", "alone,ddp,ours-8", "--members", "2", "--sequences", "2", "--own-torch", "--json")
     command = [sys.executable, "-m", "benchmarks.peers", *words, "--cache", str(out / "cache"), "--out", str(out), *options]

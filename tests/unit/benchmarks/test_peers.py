@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from benchmarks.peers.systems import SYSTEMS
 from benchmarks.peers.task import Task, factor_of, places
 from benchmarks.peers.watching import Sample, at, parse_memory
 from psyche_core.config.run_config import parse_run_file
-from psyche_core.telemetry.events import StepApplied, StepFigures, StepTrained
+from psyche_core.telemetry.events import Event, StepApplied, StepFigures, StepTrained
 from psyche_core.telemetry.sinks import to_json
 
 NET_DEV = """Inter-|   Receive                                                |  Transmit
@@ -127,14 +128,18 @@ def test_a_loss_is_read_between_points_and_not_beyond() -> None:
     assert measures.loss_at(curve, 9.0, column=0) is None
 
 
+def after_kill(told: measures.Told, *, needed: int, **more: Any) -> dict[str, Any] | None:
+    """Member 1 was killed at 108.5."""
+    return measures.after_kill(told, moment=108.5, killed=1, needed=needed, **{"dead": {}, **more})
+
+
 def test_who_goes_on_after_a_kill_works_and_who_does_not_stalls() -> None:
     goes_on = {0: steady(until=9), 1: steady(until=4)}
-    common = {"moment": 108.5, "killed": 1}
-    assert measures.after_kill(goes_on, **common, dead={}, needed=5) == {"verdict": "works", "seconds": 2.0}
-    assert measures.after_kill(goes_on, **common, dead={}, needed=6) is None
-    assert measures.after_kill(goes_on, **common, dead={0: 111.0}, needed=5) == {"verdict": "dies", "seconds": 2.5}
+    assert after_kill(goes_on, needed=5) == {"verdict": "works", "seconds": 2.0}
+    assert after_kill(goes_on, needed=6) is None
+    assert after_kill(goes_on, needed=5, dead={0: 111.0}) == {"verdict": "dies", "seconds": 2.5}
     silent = {0: steady(until=4), 1: steady(until=4)}
-    assert measures.after_kill(silent, **common, dead={}, needed=5, given_up=168.5) == {"verdict": "stalls", "seconds": 60.0}
+    assert after_kill(silent, needed=5, given_up=168.5) == {"verdict": "stalls", "seconds": 60.0}
 
 
 def test_a_late_member_has_joined_when_it_has_trained_with_the_others_weights() -> None:
@@ -166,9 +171,15 @@ def test_workers_and_clients_tell_the_same_things(tmp_path: Path) -> None:
     assert told.weights() == [Weights(1, 5.5, tmp_path / "weights-1.pt")]
 
     client = tmp_path / "client.jsonl"
-    shown = {"learning_rate": 1.0, "perplexity": 1.0, "confidence": 0.0, "gradient_norm": 1.0, "batch_tokens": None}
+    shown: dict[str, Any] = {
+        "learning_rate": 1.0,
+        "perplexity": 1.0,
+        "confidence": 0.0,
+        "gradient_norm": 1.0,
+        "batch_tokens": None,
+    }
     figures = StepFigures(step=1, **shown, total_tokens=0, compress_seconds=0.25)
-    events = [
+    events: list[Event] = [
         StepTrained(epoch=0, step=1, loss=6.5, tokens=6 * 128, seconds=0.75, payload_bytes=9),
         figures,
         StepApplied(epoch=0, step=1, accepted=1, trained=1, seconds=0.1),
@@ -194,7 +205,7 @@ def test_what_is_measured_is_not_measured_again(tmp_path: Path) -> None:
         Results(file, {"steps": 6})
 
 
-def cell(system: str, megabits: float | None, **values: object) -> dict[str, object]:
+def cell(system: str, megabits: float | None, **values: object) -> dict[str, Any]:
     return {"key": f"{system}/{megabits}", "system": system, "megabits": megabits, "fault": "", **values}
 
 
