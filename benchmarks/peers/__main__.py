@@ -11,6 +11,7 @@ same command goes on where it was interrupted. What is measured how, and what is
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import platform
@@ -24,7 +25,7 @@ from benchmarks import llama
 from benchmarks.peers import cells, environments, report, task
 from benchmarks.peers.lines import why_not
 from benchmarks.peers.results import Results
-from benchmarks.peers.systems import ENVIRONMENTS, SYSTEMS
+from benchmarks.peers.systems import BASE, ENVIRONMENTS, SYSTEMS
 
 LOOPBACK = Path(__file__).parents[2] / "tools" / "loopback.sh"
 TUNING = (0.5, 1.0, 2.0)
@@ -84,6 +85,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, required=True, help="folder for the peers' environments, gigabytes; kept")
     parser.add_argument("--own-torch", action="store_true", help="torch's own systems use this environment, nothing is installed")
     parser.add_argument("--out", type=Path, required=True, help="folder for cells.jsonl, table.md and loss.png")
+    parser.add_argument("--retry-failed", action="store_true", help="measure again what did not run; otherwise its reason stays")
     parser.add_argument("--json", action="store_true", help="one JSON object on one line")
     parser.add_argument("--inside", default=None, help=argparse.SUPPRESS)  # what could not be installed, from outside
     given = parser.parse_args(words)
@@ -109,14 +111,14 @@ def planned(given: argparse.Namespace, factors: dict[str, float]) -> list[cells.
     """All cells but those that tune, the base first, since others are compared with it."""
     names = given.systems.split(",")
     lines = speeds(given.speeds)
-    trained = [cells.Cell(name, speed, factor=factors.get(name, 1.0)) for speed in lines for name in names if name != "alone"]
-    base = [cells.Cell("alone", None)] if "alone" in names else []
+    trained = [cells.Cell(name, speed, factor=factors.get(name, 1.0)) for speed in lines for name in names if name != BASE]
+    base = [cells.Cell(BASE, None)] if BASE in names else []
     faults = [
         cells.Cell(name, lines[-1], fault)
         for fault in given.faults.split(",")
         if fault in cells.FAULTS
         for name in names
-        if name != "alone"
+        if name != BASE
     ]
     return [*base, *trained, *faults]
 
@@ -135,8 +137,9 @@ class Measurement:
     def cell(self, cell: cells.Cell, *, tuning: bool = False) -> dict[str, Any]:
         """A cell's figures, measured now or before."""
         key = f"tune/{cell.key}" if tuning else cell.key
-        if key in self._results.cells:
-            return self._results.cells[key]
+        known = self._results.cells.get(key)
+        if known is not None and not (known.get("failed") and self._given.retry_failed):
+            return known
         reason = self._missing.get(SYSTEMS[cell.system].environment)
         row = {"system": cell.system, "megabits": cell.megabits, "fault": cell.fault}
         if reason is not None:
@@ -161,9 +164,7 @@ class Measurement:
         """The best factor of each system's rate, of TUNING."""
         best = {}
         for name in self._given.systems.split(","):
-            tried = {
-                factor: self.cell(cells.Cell(name, None, factor=factor), tuning=True) for factor in TUNING if name != "alone"
-            }
+            tried = {factor: self.cell(cells.Cell(name, None, factor=factor), tuning=True) for factor in TUNING if name != BASE}
             losses = {factor: found["validation_loss"] for factor, found in tried.items() if found.get("validation_loss")}
             if losses:
                 best[name] = min(losses, key=lambda factor: losses[factor])
@@ -281,6 +282,8 @@ def _report(given: argparse.Namespace, found: dict[str, dict[str, Any]], *, para
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "versions": {name: environments.versions(name, asked, cache=given.cache) for name, asked in ENVIRONMENTS.items()},
+        "torch": importlib.metadata.version("torch"),
         "rate_factors": factors,
         "at_seconds": given.at_seconds,
         "at_tokens": given.at_tokens,

@@ -13,7 +13,7 @@ from benchmarks.peers import measures
 from benchmarks.peers.lines import Lines, kill_all
 from benchmarks.peers.ours_run import OursRun
 from benchmarks.peers.progress import Step, Weights
-from benchmarks.peers.systems import PERIODS, SYSTEMS, System
+from benchmarks.peers.systems import BASE, PERIODS, SYSTEMS, System
 from benchmarks.peers.task import Task
 from benchmarks.peers.watching import Watch
 from benchmarks.peers.workers_run import WorkersRun
@@ -25,6 +25,9 @@ AFTER_FAULT_STEPS = 5
 
 SLOWEST_STEPS = 6
 """Steps that even the slowest system is given time for, so that it has a median."""
+
+START_SECONDS = 600.0
+"""Time for the first step: programs are loaded, and the first weights are sent, over slow lines and on busy machines."""
 
 FAULTS = ("kill", "join")
 
@@ -172,7 +175,9 @@ class _Trial:
                 self._dead[rank] = time.time()
 
     def _newest(self) -> float:
-        return max([self.began, *(steps[-1].time for steps in self.told().values() if steps)])
+        """When the newest step was trained; at the start, when one is due at the latest, less our patience."""
+        trained = [steps[-1].time for steps in self.told().values() if steps]
+        return max(trained) if trained else self.began + max(0.0, START_SECONDS - self._setup.patience)
 
     def _trained(self) -> dict[str, Any]:
         failed = ""
@@ -186,19 +191,24 @@ class _Trial:
             elif time_is_up or all(process.poll() == 0 for process in self._run.processes.values()):
                 break
             elif now - self._newest() > self._setup.patience:
-                failed = f"no step in {self._setup.patience:g} s"
+                failed = self._silence()
             time.sleep(POLL_SECONDS)
         self._watch.look()
         told, samples = self.told(), self.samples()
+        together = [0] if self._system.name == BASE else list(told)  # nobody waits for anybody there
         found = measures.figures(
-            told,
-            samples,
+            {rank: told[rank] for rank in together},
+            {rank: samples[rank] for rank in together},
             began=self.began,
             service=self._watch.samples[self._lines.service.name],
-            batch=self._setup.members * self._setup.sequences,
+            batch=len(together) * self._setup.sequences,
         )
         found["training"] = measures.training_curve(told, began=self.began, sequence_length=self._setup.sequence_length)
         return {**found, "failed": failed} if failed else found
+
+    def _silence(self) -> str:
+        seconds = self._setup.patience if any(self.told().values()) else max(START_SECONDS, self._setup.patience)
+        return f"no step in {seconds:g} s"
 
     def _wait_for(self, step: int) -> str:
         """Wait until the first member has trained a step; returns why it did not."""
@@ -208,7 +218,7 @@ class _Trial:
                 rank = min(self._dead)
                 return f"member {rank} ended before the fault: {self._run.why(rank)}"
             if time.time() - self._newest() > self._setup.patience:
-                return f"no step in {self._setup.patience:g} s before the fault"
+                return f"{self._silence()} before the fault"
             time.sleep(POLL_SECONDS)
         return ""
 
@@ -261,7 +271,8 @@ class _Trial:
         joined = measures.after_join(told, moment=moment, joiner=rank, own_steps=self._period() - 1)
         if joined is not None:
             return {**joined, "others": "works"}
-        if now - moment > self._setup.patience + self._setup.epoch * self._pace(told, moment):
+        startup = told[0][0].time - self.began
+        if now - moment > self._setup.patience + 2 * startup + 2 * self._setup.epoch * self._pace(told, moment):
             least = min(sum(step.time > moment for step in steps) for member, steps in told.items() if member != rank)
             return {"verdict": "stalls", "seconds": round(now - moment, 1), "others": "works" if least else "stalls"}
         return None

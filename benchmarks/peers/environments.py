@@ -43,11 +43,13 @@ def python_of(name: str, requirements: Sequence[str], *, cache: Path, say: Calla
     return python
 
 
-def versions(name: str, requirements: Sequence[str], *, cache: Path, packages: Sequence[str]) -> dict[str, str]:
-    """Versions of packages in an environment that has been made."""
-    listed = (cache / f"{name}-{_digest(requirements)}" / "installed.txt").read_text()
-    found = dict(line.split("==", 1) for line in listed.splitlines() if "==" in line)
-    return {package: found[package] for package in packages if package in found}
+def versions(name: str, requirements: Sequence[str], *, cache: Path) -> dict[str, str]:
+    """Versions of what was asked for, in an environment that has been made; {} where it has not."""
+    file = cache / f"{name}-{_digest(requirements)}" / "installed.txt"
+    listed = file.read_text().splitlines() if file.exists() else []
+    found = dict(line.split("==", 1) for line in listed if "==" in line)
+    asked = [requirement.partition("==")[0] for requirement in requirements]
+    return {package: found[package] for package in asked if package in found}
 
 
 def _digest(requirements: Sequence[str]) -> str:

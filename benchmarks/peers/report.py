@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.measures import loss_at
-from benchmarks.peers.systems import SYSTEMS
+from benchmarks.peers.systems import BASE, SYSTEMS
 
 _SECONDS, _TOKENS = 0, 1
-_BASE = "alone"
 
 COLUMNS = (
     ("system", "system"),
@@ -38,7 +37,7 @@ def rows(cells: Mapping[str, dict[str, Any]], *, seconds: float, tokens: int) ->
     computing alone. loss_after_seconds, loss_after_tokens: validation loss, None where a run did not get so far.
     """
     trained = [cell for cell in cells.values() if not cell["fault"] and "tuning" not in cell]
-    base = next((cell for cell in trained if cell["system"] == _BASE and cell.get("busy_cpu_per_step")), None)
+    base = next((cell for cell in trained if cell["system"] == BASE and cell.get("busy_cpu_per_step")), None)
     order = list(SYSTEMS)
     found = []
     for cell in sorted(trained, key=lambda cell: (cell["megabits"] or float("inf"), order.index(cell["system"]))):

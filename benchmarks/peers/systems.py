@@ -16,6 +16,7 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """What is installed into each environment. Our own programs run in the environment of whoever measures."""
 
+BASE = "alone"
 PERIODS = 2
 """Periods of DiLoCo and LocalSGD that are watched after a fault, which they notice when they synchronise."""
 
@@ -68,7 +69,7 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
     {
         system.name: system
         for system in (
-            System(name="alone", title="computing alone, no exchange", worker="alone"),
+            System(name=BASE, title="computing alone, no exchange", worker="alone"),
             _ddp("ddp", "DDP, float32"),
             _ddp("ddp-fp16", "DDP, fp16 hook", hook="fp16"),
             _ddp("ddp-bf16", "DDP, bf16 hook", hook="bf16"),

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.peers import measures, ours_run, report
-from benchmarks.peers.__main__ import arguments, planned, speeds
+from benchmarks.peers import cells, environments, measures, ours_run, report
+from benchmarks.peers.__main__ import Measurement, arguments, planned, speeds
 from benchmarks.peers.lines import Counters, parse_counters, tbf
 from benchmarks.peers.progress import ClientProgress, LineReader, Step, Weights, WorkerProgress
 from benchmarks.peers.results import Results
@@ -203,6 +203,41 @@ def test_what_is_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert list(Results(file, setting).cells) == ["ddp/10/train/1", "next"]
     with pytest.raises(SystemExit, match="other settings"):
         Results(file, {"steps": 6})
+
+
+def test_a_peer_that_cannot_be_installed_is_a_row_that_says_why(tmp_path: Path) -> None:
+    """It is not kept: the next time it may be there. What ran and failed is kept, unless it is to be tried again."""
+    given = arguments(["--cache", "c", "--out", str(tmp_path), "--quick"])
+    results = Results(tmp_path / "cells.jsonl", {})
+    setup = cells.Setup(
+        task_folder=tmp_path, work=tmp_path, members=4, sequences=6, sequence_length=128, steps=5, seconds=5.0, patience=5.0,
+        warmup=1, every=1, fault_step=1, epoch=5, period=5,
+    )  # fmt: skip
+    measurement = Measurement(given, results, setup, {"hivemind": "no such package"})
+    found = measurement.cell(cells.Cell("hivemind", 10.0))
+    assert found["failed"] == "not installed: no such package"
+    assert not Results(tmp_path / "cells.jsonl", {}).cells
+
+    results.add({"key": "ddp/10/train/1", "fault": "", "failed": "no step in 60 s"})
+    assert measurement.cell(cells.Cell("ddp", 10.0))["failed"] == "no step in 60 s"
+    assert (
+        "not installed"
+        in Measurement(arguments(["--cache", "c", "--out", "o", "--retry-failed"]), results, setup, {"torch": "gone"}).cell(
+            cells.Cell("ddp", 10.0)
+        )["failed"]
+    )
+
+
+def test_versions_are_those_of_what_was_asked_for(tmp_path: Path) -> None:
+    requirements = ("torch==2.13.0", "numpy")
+    assert environments.versions("peer", requirements, cache=tmp_path) == {}
+    folder = tmp_path / f"peer-{environments._digest(requirements)}"
+    folder.mkdir()
+    (folder / "installed.txt").write_text("numpy==2.4.6\ntorch==2.13.0+cpu\nother==1\n")
+    assert environments.versions("peer", requirements, cache=tmp_path) == {"torch": "2.13.0+cpu", "numpy": "2.4.6"}
+    said: list[str] = []
+    assert environments.python_of("peer", requirements, cache=tmp_path, say=said.append) == folder / "bin" / "python"
+    assert not said, "nothing is installed twice"
 
 
 def cell(system: str, megabits: float | None, **values: object) -> dict[str, Any]:
