@@ -175,8 +175,8 @@ class _Trial:
                 self._dead[rank] = time.time()
 
     def _newest(self) -> float:
-        """When the newest step was trained; at the start, when one is due at the latest, less our patience."""
-        trained = [steps[-1].time for steps in self.told().values() if steps]
+        """When somebody's weights changed last; at the start, when one is due at the latest, less our patience."""
+        trained = [times[-1] for times in map(measures.changes, self.told().values()) if times]
         return max(trained) if trained else self.began + max(0.0, START_SECONDS - self._setup.patience)
 
     def _trained(self) -> dict[str, Any]:
@@ -207,7 +207,9 @@ class _Trial:
         return {**found, "failed": failed} if failed else found
 
     def _silence(self) -> str:
-        seconds = self._setup.patience if any(self.told().values()) else max(START_SECONDS, self._setup.patience)
+        seconds = (
+            self._setup.patience if any(map(measures.changes, self.told().values())) else max(START_SECONDS, self._setup.patience)
+        )
         return f"no step in {seconds:g} s"
 
     def _wait_for(self, step: int) -> str:

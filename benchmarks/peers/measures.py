@@ -115,15 +115,21 @@ def loss_at(curve: Sequence[Sequence[float]], amount: float, *, column: int) -> 
     return None
 
 
+def changes(steps: Sequence[Step]) -> list[float]:
+    """When a member's weights changed: at each step, or where it tells that they did."""
+    updates = [0, *(step.update or 0 for step in steps)]
+    return [step.time for step, before in zip(steps, updates, strict=False) if step.update is None or step.update > before]
+
+
 def after_kill(
     told: Told, *, moment: float, killed: int, dead: Mapping[int, float], needed: int, given_up: float | None = None
 ) -> dict[str, Any] | None:
     """What the others did after a member was killed; None while that is open. seconds: until they died, or their longest pause.
 
-    dead: when members ended by themselves, by rank. needed: steps of each of the others after which the run works again.
-    given_up: when the waiting ended, None while it goes on.
+    dead: when members ended by themselves, by rank. needed: changes of each of the others' weights after which the run works
+    again. given_up: when the waiting ended, None while it goes on.
     """
-    others = {rank: [step.time for step in steps if step.time > moment] for rank, steps in told.items() if rank != killed}
+    others = {rank: [time for time in changes(steps) if time > moment] for rank, steps in told.items() if rank != killed}
     died = [ended for rank, ended in dead.items() if rank != killed]
     if died:
         return {"verdict": "dies", "seconds": round(min(died) - moment, 1)}

@@ -16,7 +16,8 @@ class Step:
     """A step that a member has trained.
 
     time: unix seconds, at its end. loss: nats a token, of its own sequences. busy: seconds in forward and backward; None if the
-    system does not tell. cpu: processor seconds in them, None likewise.
+    system does not tell. cpu: processor seconds in them, None likewise. update: how often the weights had changed; None where
+    each step changes them.
     """
 
     step: int
@@ -25,6 +26,7 @@ class Step:
     sequences: int
     busy: float | None
     cpu: float | None = None
+    update: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,9 @@ class WorkerProgress:
         for line in self._lines.new():
             told: dict[str, Any] = json.loads(line)
             if told["what"] == "step":
-                self._steps.append(Step(told["step"], told["time"], told["loss"], told["sequences"], told["busy"], told["cpu"]))
+                self._steps.append(
+                    Step(told["step"], told["time"], told["loss"], told["sequences"], told["busy"], told["cpu"], told["update"])
+                )
             else:
                 self._weights.append(Weights(told["step"], told["time"], self._file.with_name(told["file"])))
 

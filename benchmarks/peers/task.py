@@ -4,7 +4,7 @@ Nothing here imports psyche_core, so that workers can use it in environments wit
 orchestrator writes a folder with `prepare`; a worker reads it with `Member.from_command_line`, and tells its progress in a file
 of its own:
 
-    {"what": "step", "step": 3, "time": 1790000000.1, "loss": 6.1, "sequences": 6, "busy": 0.9, "cpu": 0.9}
+    {"what": "step", "step": 3, "time": 1790000000.1, "loss": 6.1, "sequences": 6, "busy": 0.9, "cpu": 0.9, ...}
     {"what": "weights", "step": 3, "time": 1790000000.2, "file": "weights-3.pt", "seconds": 0.1}
 
 time: unix seconds, at the end of the step. loss: of the member's own sequences, nats a token, before the step. busy and cpu: wall
@@ -198,9 +198,10 @@ class Member:
             raise SystemExit(message)
         return value
 
-    def told(self, step: int, loss: float) -> None:
-        """The step whose gradients came last is done."""
-        self._write(what="step", step=step, loss=loss, sequences=self.task.sequences, busy=self._busy, cpu=self._cpu)
+    def told(self, step: int, loss: float, *, update: int | None = None) -> None:
+        """The step whose gradients came last is done. update: how often weights have changed, if not at each step."""
+        figures = {"sequences": self.task.sequences, "busy": self._busy, "cpu": self._cpu, "update": update}
+        self._write(what="step", step=step, loss=loss, **figures)
 
     def clip(self) -> None:
         """Scale the gradients down to a norm of 1, as our run files do."""

@@ -59,7 +59,7 @@ def main() -> None:
         loss = member.gradients(step)
         optimizer.step()
         optimizer.zero_grad()
-        member.told(step, loss)
+        member.told(step, loss, update=optimizer.local_epoch)
         reached = optimizer.local_epoch * accumulate
         if reached // task.every > last // task.every:
             member.snapshot(reached // task.every * task.every)

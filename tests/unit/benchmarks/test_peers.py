@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,10 @@ def test_who_goes_on_after_a_kill_works_and_who_does_not_stalls() -> None:
     assert after_kill(goes_on, needed=5) == {"verdict": "works", "seconds": 2.0}
     assert after_kill(goes_on, needed=6) is None
     assert after_kill(goes_on, needed=5, dead={0: 111.0}) == {"verdict": "dies", "seconds": 2.5}
+    gathers = {0: [replace(each, update=1) for each in steady(until=20)], 1: steady(until=4)}
+    assert after_kill(gathers, needed=1) is None, "it trains, but its weights do not change"
+    gathers[0][14:] = [replace(each, update=2) for each in gathers[0][14:]]
+    assert after_kill(gathers, needed=1) == {"verdict": "works", "seconds": 21.5}
     silent = {0: steady(until=4), 1: steady(until=4)}
     assert after_kill(silent, needed=5, given_up=168.5) == {"verdict": "stalls", "seconds": 60.0}
 
@@ -163,11 +168,11 @@ def test_only_whole_lines_are_read_and_each_once(tmp_path: Path) -> None:
 def test_workers_and_clients_tell_the_same_things(tmp_path: Path) -> None:
     worker = tmp_path / "worker.jsonl"
     worker.write_text(
-        '{"what": "step", "step": 1, "time": 5.0, "loss": 6.5, "sequences": 6, "busy": 0.5, "cpu": 0.4}\n'
+        '{"what": "step", "step": 1, "time": 5.0, "loss": 6.5, "sequences": 6, "busy": 0.5, "cpu": 0.4, "update": 3}\n'
         '{"what": "weights", "step": 1, "time": 5.5, "file": "weights-1.pt", "seconds": 0.1}\n'
     )
     told = WorkerProgress(worker)
-    assert told.steps() == [Step(1, 5.0, 6.5, 6, 0.5, 0.4)]
+    assert told.steps() == [Step(1, 5.0, 6.5, 6, 0.5, 0.4, 3)]
     assert told.weights() == [Weights(1, 5.5, tmp_path / "weights-1.pt")]
 
     client = tmp_path / "client.jsonl"
