@@ -29,20 +29,16 @@ from tests.nat.lab import Host
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "local_testnet" / "state.toml"
 RUN_ID = "peers"
-ROUND_SECONDS = 120
-"""Longest time of a round; rounds end when the witnesses have all results."""
-
 LISTEN_SECONDS = 60.0
 LEAVE_SECONDS = 60.0
 
 
 def run_file(task: tasks.Task) -> dict[str, Any]:
-    """The example's run with this task: its settings of DisTrO, but the task's rate, batch, model and data."""
+    """The example's run with this task: its settings of DisTrO and of rounds, but the task's rate, batch, model and data."""
     state = tomllib.loads(EXAMPLE.read_text())
     batch = task.members * task.sequences
     state["run_id"] = RUN_ID
     state["config"] |= {
-        "max_round_train_time": ROUND_SECONDS,
         "cooldown_time": 1,
         "epoch_time": 86_400,
         "rounds_per_epoch": task.settings["epoch"],

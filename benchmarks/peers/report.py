@@ -61,7 +61,7 @@ def table(rows: Sequence[Mapping[str, Any]], *, seconds: float, tokens: int) -> 
         for row in rows:
             if row["megabits"] == speed:
                 values = " | ".join(_cell(name, row) for name, _ in COLUMNS)
-                lines.append(f"| {values} |" + (f" {row['failed']}" if row.get("failed") else ""))
+                lines.append(f"| {values} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
@@ -94,7 +94,8 @@ def verdict(cell: Mapping[str, Any]) -> str:
 def _cell(name: str, row: Mapping[str, Any]) -> str:
     value = row.get(name)
     if name == "system":
-        return SYSTEMS[row["system"]].title
+        failed = str(row.get("failed", "")).replace("|", "/")
+        return SYSTEMS[row["system"]].title + (f": *{failed}*" if failed else "")
     if value is None:
         return "-"
     if name in ("sent_per_step", "memory"):

@@ -267,7 +267,7 @@ def test_the_table_compares_with_computing_alone() -> None:
     assert base["other_cpu_per_step"] == 0.1
     text = report.table(rows, seconds=9.0, tokens=100)
     assert "| DDP, float32 | 4.00 | 4.00 | 25% | 34 MB |" in text
-    assert "not installed: why" in text
+    assert "| hivemind, an update a step: *not installed: why* | - |" in text
     assert failed["failed"]
 
 
