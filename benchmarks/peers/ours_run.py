@@ -36,15 +36,15 @@ LEAVE_SECONDS = 60.0
 def run_file(task: tasks.Task) -> dict[str, Any]:
     """The example's run with this task: its settings of DisTrO and of rounds, but the task's rate, batch, model and data."""
     state = tomllib.loads(EXAMPLE.read_text())
-    batch = task.members * task.sequences
+    batch, enough = task.members * task.sequences, max(1, task.members - 1)
     state["run_id"] = RUN_ID
     state["config"] |= {
         "cooldown_time": 1,
         "epoch_time": 86_400,
         "rounds_per_epoch": task.settings["epoch"],
         "total_steps": task.steps,
-        "init_min_clients": task.members,
-        "min_clients": max(1, task.members - 1),
+        "init_min_clients": enough,  # of later epochs; the first begins with all, see start_meeting
+        "min_clients": enough,
         "global_batch_size_start": batch,
         "global_batch_size_end": batch,
     }
@@ -76,6 +76,7 @@ class OursRun:
     def start_meeting(self) -> None:
         """Start the server and wait until it listens."""
         words = ("server", "run", "--state", str(self._file), "--host", self._lines.service.address)
+        words = (*words, "--init-min-clients", str(self._task.members))
         self._start(self._lines.service, "server", *words)
         end = time.monotonic() + LISTEN_SECONDS
         while not self._server:

@@ -39,7 +39,7 @@ def test_the_quick_comparison_measures_ddp_and_ours_and_goes_on_where_it_was(tmp
         assert row["memory"] > 50e6
         assert 4.0 < row["validation_loss"] < 7.0  # ln 1024 is 6.9
     parameters_bytes = 4 * found["parameters"]
-    assert rows["alone", None]["sent_per_step"] == 0
+    assert rows["alone", None]["sent_per_step"] < 1000  # what a kernel says by itself
     assert rows["ddp", 10.0]["sent_per_step"] == pytest.approx(parameters_bytes, rel=0.3)  # of two members: half out, half back
     assert rows["ours-8", 10.0]["sent_per_step"] < parameters_bytes / 20
     verdicts = {(cell["system"], cell["fault"]): cell["verdict"] for cell in found["faults"]}
