@@ -11,6 +11,7 @@ same command goes on where it was interrupted. What is measured how, and what is
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -209,7 +210,8 @@ def main() -> int:
         "tune",
     )
     results = Results(given.out / "cells.jsonl", {name: getattr(given, name) for name in named})
-    with tempfile.TemporaryDirectory(prefix="peers-") as name:
+    # Libraries that log to stdout when they are imported must not spoil the JSON.
+    with contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory(prefix="peers-") as name:
         work = Path(name)
         parameters = task.prepare(
             work / "task", _config(given.size), training=llama.tokens("training"), validation=llama.tokens("validation")

@@ -75,9 +75,8 @@ class OursRun:
 
     def start_meeting(self) -> None:
         """Start the server and wait until it listens."""
-        words = ("server", "run", "--state", str(self._file), "--host", self._lines.service.address)
-        words = (*words, "--init-min-clients", str(self._task.members))
-        self._start(self._lines.service, "server", *words)
+        words = ("server", "run", "--state", str(self._file), "--init-min-clients", str(self._task.members))
+        self._start(self._lines.service, "server", *words, "--host", self._lines.service.address)
         end = time.monotonic() + LISTEN_SECONDS
         while not self._server:
             for line in _read(self._folder / "server.jsonl"):
