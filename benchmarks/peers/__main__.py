@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -190,6 +191,7 @@ def main() -> int:
         command = (sys.executable, "-m", "benchmarks.peers", *sys.argv[1:], "--inside", json.dumps(missing))
         os.execve(LOOPBACK, (str(LOOPBACK), *command), {**os.environ, "PYTHON": sys.executable})
 
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # members are ended on the way out
     reason = why_not()
     if reason:
         sys.stderr.write(f"Error: {reason}\n")
