@@ -99,7 +99,10 @@ class Namespace:
 
 @dataclass
 class Host:
-    """A machine. address: its own IPv4 address. outside: the IPv4 address that others see. address6: "" without IPv6."""
+    """A machine. address: its own IPv4 address. outside: the IPv4 address that others see. address6: "" without IPv6.
+
+    port: the internet's end of a public host's cable.
+    """
 
     name: str
     kind: str
@@ -108,6 +111,7 @@ class Host:
     outside: str
     router: Router | None = None
     address6: str = ""
+    port: str = ""
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def start(
@@ -185,7 +189,7 @@ class Router:
 class Lab:
     """A context manager that holds the internet and all hosts.
 
-    `relay` is a public host at 45.12.0.10.
+    `relay` is a public host at 45.12.0.10; `internet` is the namespace of the bridge.
     """
 
     def __init__(self) -> None:
@@ -197,8 +201,8 @@ class Lab:
 
     def __enter__(self) -> Self:
         try:
-            self._internet = self._space()
-            self._internet.ip("link add br0 type bridge", "link set br0 up")
+            self.internet = self._space()
+            self.internet.ip("link add br0 type bridge", "link set br0 up")
             self.relay = self.public("relay")
         except BaseException:
             self.__exit__()
@@ -220,9 +224,9 @@ class Lab:
         space = self._space()
         address = f"45.12.0.{10 + self._public}"
         self._public += 1
-        self._to_internet(space, "eth0")
+        port = self._to_internet(space, "eth0")
         space.ip(f"addr add {address}/24 dev eth0", "link set eth0 up")
-        return self._keep(Host(name, "public", space, address, address))
+        return self._keep(Host(name, "public", space, address, address, port=port))
 
     def behind(self, kind: str, name: str) -> Host:
         """A host behind a router of its own."""
@@ -285,10 +289,11 @@ class Lab:
                 router.space.ip6(f"route add 2a10:1:{theirs}::/64 via 2a10:1::{theirs} dev wan")
                 other.router.space.ip6(f"route add 2a10:1:{number}::/64 via 2a10:1::{number} dev wan")
 
-    def _to_internet(self, space: Namespace, device: str) -> None:
+    def _to_internet(self, space: Namespace, device: str) -> str:
         self._links += 1
         port = f"p{self._links}"
-        self._internet.ip(f"link add {port} type veth peer name {device} netns {space.pid}", f"link set {port} master br0 up")
+        self.internet.ip(f"link add {port} type veth peer name {device} netns {space.pid}", f"link set {port} master br0 up")
+        return port
 
     def _home_link(self, router: Namespace, port: str, space: Namespace) -> None:
         router.ip(f"link add {port} type veth peer name eth0 netns {space.pid}")

@@ -1,0 +1,148 @@
+"""The table for people and the figure, from finished cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.measures import loss_at
+from benchmarks.peers.systems import BASE, SYSTEMS
+
+_SECONDS, _TOKENS = 0, 1
+
+COLUMNS = (
+    ("system", "system"),
+    ("step_s", "s/step"),
+    ("step_mean_s", "mean"),
+    ("busy_share", "computing"),
+    ("sent_per_step", "sent/step"),
+    ("startup_s", "start-up s"),
+    ("other_cpu_per_step", "other CPU s/step"),
+    ("memory", "memory"),
+    ("loss_after_seconds", "loss after {seconds:g} s"),
+    ("loss_after_tokens", "loss after {tokens:,} tokens"),
+)
+
+
+def speed_name(megabits: float | None) -> str:
+    """A line's speed for people."""
+    return "unshaped" if megabits is None else f"{megabits:g} Mbit/s"
+
+
+def rows(cells: Mapping[str, dict[str, Any]], *, seconds: float, tokens: int) -> list[dict[str, Any]]:
+    """One row for each cell that trained, in the order of speeds and systems, with what follows from several cells.
+
+    busy_share: what computing alone takes of a mean step. other_cpu_per_step: processor seconds besides forward and backward of
+    computing alone. loss_after_seconds, loss_after_tokens: validation loss, None where a run did not get so far.
+    """
+    trained = [cell for cell in cells.values() if not cell["fault"] and "tuning" not in cell]
+    base = next((cell for cell in trained if cell["system"] == BASE and cell.get("busy_cpu_per_step")), None)
+    order = list(SYSTEMS)
+    found = []
+    for cell in sorted(trained, key=lambda cell: (cell["megabits"] or float("inf"), order.index(cell["system"]))):
+        row = {key: value for key, value in cell.items() if key not in ("training", "validation", "key", "fault")}
+        curve = cell.get("validation", [])
+        row["loss_after_seconds"] = loss_at(curve, seconds, column=_SECONDS)
+        row["loss_after_tokens"] = loss_at(curve, tokens, column=_TOKENS)
+        if base is not None and cell.get("step_mean_s"):
+            row["busy_share"] = round(base["busy_per_step_s"] / cell["step_mean_s"], 3)
+            row["other_cpu_per_step"] = round(cell["cpu_per_step"] - base["busy_cpu_per_step"], 4)
+        found.append(row)
+    return found
+
+
+def table(rows: Sequence[Mapping[str, Any]], *, seconds: float, tokens: int) -> str:
+    """A Markdown table for each speed."""
+    parts = []
+    for speed in dict.fromkeys(row["megabits"] for row in rows):
+        heads = [title.format(seconds=seconds, tokens=tokens) for _, title in COLUMNS]
+        lines = [f"{speed_name(speed)}:", "", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+        for row in rows:
+            if row["megabits"] == speed:
+                values = " | ".join(_cell(name, row) for name, _ in COLUMNS)
+                lines.append(f"| {values} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def fault_table(cells: Mapping[str, dict[str, Any]]) -> str:
+    """What happened when a member was killed, and when one came late; "" if nobody tried."""
+    by_system: dict[str, dict[str, str]] = {}
+    for cell in cells.values():
+        if cell["fault"]:
+            by_system.setdefault(cell["system"], {})[cell["fault"]] = verdict(cell)
+    if not by_system:
+        return ""
+    lines = ["| system | one of them is killed | one more comes late |", "|---|---|---|"]
+    for name in (name for name in SYSTEMS if name in by_system):
+        found = by_system[name]
+        lines.append(f"| {SYSTEMS[name].title} | {found.get('kill', '-')} | {found.get('join', '-')} |")
+    return "\n".join(lines)
+
+
+def verdict(cell: Mapping[str, Any]) -> str:
+    """A fault's outcome in a few words."""
+    if cell.get("failed"):
+        return str(cell["failed"])
+    words = f"{cell['verdict']}, {cell['seconds']:g} s"
+    if cell["fault"] == "join" and cell["verdict"] != "works" and "others" in cell:
+        words += f"; the others: {cell['others']}"
+    return words + (f" ({cell['why']})" if cell.get("why") else "")
+
+
+def _cell(name: str, row: Mapping[str, Any]) -> str:
+    value = row.get(name)
+    if name == "system":
+        failed = str(row.get("failed", "")).replace("|", "/")
+        return SYSTEMS[row["system"]].title + (f": *{failed}*" if failed else "")
+    if value is None:
+        return "-"
+    if name in ("sent_per_step", "memory"):
+        return bytes_text(value)
+    return f"{value:.0%}" if name == "busy_share" else f"{value:.2f}"
+
+
+def bytes_text(count: float) -> str:
+    """Bytes for people, in powers of 1000."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def figure(cells: Mapping[str, dict[str, Any]], file: Path) -> None:
+    """Validation loss against time since the start, a panel for each speed."""
+    from matplotlib.figure import Figure
+
+    trained = [cell for cell in cells.values() if not cell["fault"] and "tuning" not in cell and cell.get("validation")]
+    speeds = sorted({cell["megabits"] or float("inf") for cell in trained})
+    if not speeds:
+        return
+    picture = Figure(figsize=(4.5 * len(speeds), 4), layout="constrained")
+    panels = picture.subplots(1, len(speeds), sharey=True, squeeze=False)[0]
+    names = [name for name in SYSTEMS if any(cell["system"] == name for cell in trained)]
+    for panel, speed in zip(panels, speeds, strict=True):
+        for place, name in enumerate(names):
+            for cell in trained:
+                if cell["system"] == name and (cell["megabits"] or float("inf")) == speed:
+                    times = [point[_SECONDS] for point in cell["validation"]]
+                    losses = [point[-1] for point in cell["validation"]]
+                    wide = 2.2 if name.startswith("ours") else 1.2
+                    panel.plot(times, losses, label=SYSTEMS[name].title, color=f"C{place % 10}", linewidth=wide, marker=".")
+        panel.set_title(speed_name(None if speed == float("inf") else speed))
+        panel.set_xlabel("seconds since members were started")
+        panel.grid(visible=True, alpha=0.3)
+    panels[0].set_ylabel("validation loss, nats a token")
+    picture.legend(*_handles(panels), loc="outside lower center", ncols=4, fontsize="small")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    picture.savefig(file, dpi=110)
+
+
+def _handles(panels: Sequence[Any]) -> tuple[list[Any], list[str]]:
+    found: dict[str, Any] = {}
+    for panel in panels:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    return list(found.values()), list(found)
