@@ -7,6 +7,7 @@ displayed name of an endpoint never holds its path, query or password, because p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlsplit, urlunsplit
@@ -71,7 +72,8 @@ def _checked(url: str, schemes: tuple[str, ...]) -> SplitResult:
         valid = False
     if not valid:
         expected = " or ".join(f"{scheme}://HOST[:PORT]" for scheme in schemes)
-        message = f"expected an endpoint like {expected}, got one that begins with {url[:12]!r}"
+        beginning = re.split("[/?#@]", url, maxsplit=1)[0][:60]  # what follows may be a key
+        message = f"expected an endpoint like {expected}, got one that begins with {beginning!r}"
         raise ConfigError(message)
 
     return parts
