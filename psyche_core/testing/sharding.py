@@ -164,7 +164,7 @@ class Alone(RankGroup):
     rank = 0
     data_parallelism = 1
     tensor_parallelism = 1
-    mesh = None
+    mesh: Any = None
 
     def broadcast(self, tensor: Any) -> None:
         """Keep it: ours are the values of rank 0."""

@@ -32,6 +32,7 @@ from tests.unit.cli.conftest import Psyche
 LEAVES = [
     ("audit",),
     ("bench", "convergence"),
+    ("bench", "tune"),
     ("bench", "verification"),
     ("client", "train"),
     ("client", "show-identity"),
