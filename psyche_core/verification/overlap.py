@@ -27,8 +27,8 @@ SUSPICIOUS = 0.3
 RECENT_ROUNDS = 20
 """Rounds whose payloads are compared with those of the present one."""
 
-ENOUGH = 4096
-"""Of larger payloads about so many positions are compared: the same random ones of each, which leave D right to about 0.01."""
+ENOUGH = 1024
+"""Of larger payloads about so many positions are compared: the same random ones of each, which leave D right to about 0.02."""
 
 _ODD = 0x9E3779B97F4A7C15
 

@@ -71,12 +71,19 @@ def test_of_many_results_some_are_looked_at_and_not_always_the_same(monkeypatch:
     assert seen == {member.hex() for member in MEMBERS}  # all but once in 10**11 times
 
 
-def test_results_of_unknown_trainers_and_too_large_ones_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_overlaps, "MAX_BYTES", 3)
+def test_results_of_unknown_trainers_are_left_out_and_those_for_which_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_overlaps, "MAX_BYTES", 5)
     meter = ResultOverlapMeter()
-    found = told(meter, 1, [b"a1", b"long", b"c1", b"d1", b"from nobody that is known"])
-    assert found is not None
-    assert [each.member for each in found.results] == [MEMBERS[place].hex() for place in (0, 2, 3)]
+    sizes = dict(zip([member.hex() for member in MEMBERS], (2, 4, 2, 6), strict=True))
+    seen = set()
+    for step in range(1, 41):
+        found = told(meter, step, [b"a1", b"long", b"c1", b"longer", b"from nobody that is known"])
+        assert found is not None
+        members = [each.member for each in found.results]
+        assert sum(sizes[member] for member in members) <= 5
+        assert members == [member for member in sizes if member in members], "in their order"
+        seen |= set(members)
+    assert seen == {member for member, size in sizes.items() if size <= 5}
 
 
 def test_an_optimizer_that_cannot_tell_or_fails_tells_nothing() -> None:

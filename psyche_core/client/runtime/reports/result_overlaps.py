@@ -1,7 +1,7 @@
 """Measures how much accepted results are like others (score D of `psyche_core.verification.overlap`), beside training.
 
 It is triage for people: who trains nothing and sends copies shows, and no verdict follows. The cost is decoding each result
-once more and a few comparisons of at most some thousand positions; results above `MAX_BYTES` are left out. Which positions are
+once more and comparisons of about a thousand positions, within `MAX_BYTES` and `MOST_RESULTS`. Which positions are
 compared is a secret of this process. Whatever fails here is logged and stops nothing.
 """
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("psyche.client")
 
-MAX_BYTES = 2**23
-"""Largest result that is looked at. Decoding takes about 60 ms of a core for each million bytes."""
+MAX_BYTES = 2**21
+"""Bytes of results that are looked at in a step. Decoding takes about 60 ms of a core for each million bytes."""
 
-MOST_RESULTS = 16
+MOST_RESULTS = 8
 """Of more results so many random ones are looked at, in each step and in each client others."""
 
 MAX_KNOWN = 4096
@@ -89,13 +89,7 @@ class ResultOverlapMeter:
         """
         started = perf_counter()
         trainers = [self._trainers.pop(commitment, None) for commitment in work.commitments]
-        known = {
-            signer: payload
-            for signer, payload in zip(trainers, payloads, strict=False)
-            if signer is not None and len(payload) <= MAX_BYTES
-        }
-        if len(known) > MOST_RESULTS:
-            known = {signer: known[signer] for signer in self._random.sample(sorted(known), MOST_RESULTS)}
+        known = self._chosen(trainers, payloads)
         try:
             scores = self._scores(work.step, known, trainer)
         except Exception as error:  # a figure for people; an optimizer may fail as it likes
@@ -104,6 +98,17 @@ class ResultOverlapMeter:
 
         results = tuple(scores)
         return ResultOverlaps(work.epoch, work.step, results, perf_counter() - started) if results else None
+
+    def _chosen(self, trainers: Sequence[str | None], payloads: Sequence[bytes]) -> dict[str, bytes]:
+        """Random results of known trainers, as many as there is room for, in their order."""
+        found = [(signer, payload) for signer, payload in zip(trainers, payloads, strict=False) if signer is not None]
+        room, taken = MAX_BYTES, set()
+        for place in self._random.sample(range(len(found)), len(found)):
+            size = len(found[place][1])
+            if len(taken) < MOST_RESULTS and size <= room:
+                taken.add(place)
+                room -= size
+        return {signer: payload for place, (signer, payload) in enumerate(found) if place in taken}
 
     def _scores(self, step: int, payloads: dict[str, bytes], trainer: KnowsPositions) -> list[OverlapOfResult]:
         from psyche_core.verification.overlap import ENOUGH, RecentPositions, sampled
