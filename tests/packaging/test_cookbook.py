@@ -65,6 +65,7 @@ def test_its_own_tests_pass(cookbook: Cookbook, name: str) -> None:
     assert "skipped" not in done.stdout
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", [name for name in NAMES if (COOKBOOK / name / "run").is_dir()])
 def test_it_trains(cookbook: Cookbook, name: str) -> None:
     arguments = ("train-local", "--state", "run/state.toml", "--device", "cpu", "--logs", "json")

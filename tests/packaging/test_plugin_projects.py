@@ -111,6 +111,7 @@ def test_it_trains(projects: Projects, kind: str) -> None:
     assert losses[-1] < losses[0] - 1.0
 
 
+@pytest.mark.soak
 def test_a_backend_and_a_transport_train_together(projects: Projects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server and two members, each a process, that know each other by nothing but the two plugins."""
     monkeypatch.setenv("PSYCHE_TRANSPORT", "wires")

@@ -102,7 +102,8 @@ class ResultOverlapMeter:
     def _chosen(self, trainers: Sequence[str | None], payloads: Sequence[bytes]) -> dict[str, bytes]:
         """Random results of known trainers, as many as there is room for, in their order."""
         found = [(signer, payload) for signer, payload in zip(trainers, payloads, strict=False) if signer is not None]
-        room, taken = MAX_BYTES, set()
+        room = MAX_BYTES
+        taken: set[int] = set()
         for place in self._random.sample(range(len(found)), len(found)):
             size = len(found[place][1])
             if len(taken) < MOST_RESULTS and size <= room:
