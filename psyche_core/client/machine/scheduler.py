@@ -109,6 +109,8 @@ def next_work(
         return snapshot
 
     record = notes.next_to_apply()
+    if masters_at is None or (record is not None and record.round.step > masters_at + 1):
+        return None  # results do not fit these masters; where the state describes another epoch nobody has looked yet
     if record is not None and record.settled_by is not None:
         return record
 

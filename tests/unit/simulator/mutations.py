@@ -191,6 +191,17 @@ def digests_are_not_compared(patch: Patch) -> None:
     patch.setattr(DigestTracker, "outvoted", lambda *_, **__: False)
 
 
+def results_are_applied_to_any_masters(patch: Patch) -> None:
+    """Section 5: a settled round is applied whatever the masters are of."""
+    original = scheduler.next_work
+
+    def careless(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | None, **more: Any) -> Any:
+        record = notes.next_to_apply()
+        return original(state, notes, masters_at=masters_at if record is None else record.round.step - 1, **more)
+
+    patch.setattr(scheduler, "next_work", careless)
+
+
 def a_restarted_client_trains_its_share_again(patch: Patch) -> None:
     """F7: after a restart in the middle of a round there are two signed results of one share."""
 

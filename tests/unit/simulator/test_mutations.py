@@ -63,6 +63,8 @@ MUTATIONS = (
     Mutation(undo.nothing_is_requeued, ("crash", "wrong-shape", "delay"), ("no-sample-skipped",)),
     Mutation(undo.requeued_samples_are_dealt_twice, ("crash", "wrong-shape"), ("no-sample-in-two-places",)),
     Mutation(undo.digests_are_not_compared, ("bit-flip",), ("every-round-is-applied-by-all",)),
+    Mutation(undo.results_are_applied_to_any_masters, (), ("training-never-goes-back-unsaid",), first=10109923,
+             found="random-weights-taken-for-a-step"),
     Mutation(undo.a_restarted_client_trains_its_share_again, ("restart",), ("no-honest-member-ejected",), first=80),
     Mutation(undo.anybody_joins_with_any_key, ("stolen-key",), ("no-honest-member-dropped", "honest-work-is-paid")),
     Mutation(undo.runs_of_one_name_are_one_run, ("old-signatures",), ("no-honest-member-ejected",)),
