@@ -16,8 +16,8 @@ import sys
 from typing import Any
 
 from psyche_core.simulator.compare import MAX_STEP_RATIO, MAX_TIME_RATIO, cost_of
-from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.generate import LONE_STEPS
+from psyche_core.simulator.run_result import SimFailure
 from psyche_core.simulator.script import LIES, SLOWING_LIES
 
 SIZES = (4, 8)

@@ -34,11 +34,15 @@ AT_A_TIME = 8
 
 
 class Played(TypedDict):
-    """A run. broken: the invariant that broke, None if all held; fingerprint: all that could be different, if asked for."""
+    """A run. broken: the invariant that broke, None if all held; fingerprint: all that could be different, if asked for.
+
+    ended_early: why the run ended at a state for which the protocol promises nothing, empty if it did not.
+    """
 
     seed: int
     steps: int
     events: int
+    ended_early: str
     broken: str | None
     fingerprint: dict[str, Any] | None
 
@@ -144,6 +148,7 @@ def _played(seed: int, *, fingerprints: bool) -> Played:
         "seed": seed,
         "steps": result.steps,
         "events": result.events,
+        "ended_early": result.no_guarantee,
         "broken": None if found is None else f"{found.invariant}: {found.sentence}",
         "fingerprint": _fingerprint(options.script(seed)) if fingerprints else None,
     }

@@ -11,6 +11,7 @@ is over the code, without docstrings and comments, of all modules that a simulat
 hundred thousand seeds may be played in several sittings, and a change of the engine begins a new count. No seed is played twice:
 each call begins where the last row of the file ends.
 
+The column `ended_early` counts the runs that came to a state for which the protocol promises nothing: they end there, unbroken.
 The column `compiled` says whether the seeds were played on the compiled engine (`compiled_engine.py` says how it is made); empty
 means no. The digest is over the source in both cases. A run that breaks on the compiled engine is played again on the source; if
 it does not break there, the engines differ, nothing is written down, and the call fails.
@@ -38,7 +39,7 @@ from psyche_core.simulator.script import KINDS, to_plain
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs" / "reference" / "simulated-seeds.csv"
-COLUMNS = ("date", "engine", "python", "first", "last", "runs", "broken", "runs_per_minute", "compiled")
+COLUMNS = ("date", "engine", "python", "first", "last", "runs", "broken", "runs_per_minute", "compiled", "ended_early")
 FIRST_SEED = 10_000_000
 CHUNK = 1_000
 
@@ -88,6 +89,8 @@ def _played_compiled(seeds: range, *, jobs: int, folder: Path) -> RunTotals:
                 tally.runs += 1
                 tally.steps += run["steps"]
                 tally.events += run["events"]
+                if run["ended_early"]:
+                    tally.without_guarantee.append((run["seed"], run["ended_early"]))
                 if run["broken"] is not None:
                     tally.failures.append(_found_again(run["seed"], run["broken"]))
             _progress(tally.runs, seeds)
@@ -112,13 +115,13 @@ def _progress(runs: int, seeds: range) -> None:
 
 def _write_down(engine: str, first: int, tally: RunTotals, *, compiled: bool) -> None:
     known = rows()
-    if not known or "compiled" not in known[0]:
+    if not known or COLUMNS[-1] not in known[0]:
         _rewrite(known)
     with RECORD.open("a", newline="", encoding="utf-8") as file:
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         last, broken = first + tally.runs - 1, len(tally.failures)
         row = (today, engine, platform.python_version(), first, last, tally.runs, broken, round(tally.runs_per_minute))
-        csv.writer(file, lineterminator="\n").writerow((*row, "yes" if compiled else "no"))
+        csv.writer(file, lineterminator="\n").writerow((*row, "yes" if compiled else "no", len(tally.without_guarantee)))
 
 
 def _rewrite(known: list[dict[str, str]]) -> None:
@@ -191,6 +194,8 @@ def _play(runs: int, *, jobs: int, compiled: Path | None) -> int:
         _write_down(engine, first, tally, compiled=compiled is not None)
         for found in tally.failures:
             _tell(found)
+        for seed, sentence in tally.without_guarantee:
+            print(f"ENDED EARLY, seed {seed}: {sentence}", flush=True)
         broken += len(tally.failures)
         pace = f"{tally.runs_per_minute:.0f} a minute"
         print(f"{first} to {first + tally.runs - 1}: {len(tally.failures)} broken, {pace}", flush=True)

@@ -8,10 +8,10 @@ See docs/explanation/simulator.md.
 
 from __future__ import annotations
 
-from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.generate import generate
+from psyche_core.simulator.run_result import RunResult, SimFailure
 from psyche_core.simulator.script import Fault, Script, Shape
 from psyche_core.simulator.shrink import shrunk
-from psyche_core.simulator.world import RunResult, World, run_script
+from psyche_core.simulator.world import World, run_script
 
 __all__ = ["Fault", "RunResult", "Script", "Shape", "SimFailure", "World", "generate", "run_script", "shrunk"]

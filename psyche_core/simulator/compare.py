@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import median
 
-from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.generate import LONE_STEPS, lone_liar
+from psyche_core.simulator.run_result import RunResult, SimFailure
 from psyche_core.simulator.script import Script
-from psyche_core.simulator.world import RunResult, run_script
+from psyche_core.simulator.world import run_script
 
 MAX_TIME_RATIO = 1.3
 """A run with one liar among eight members takes at most this many times as long as without it."""
@@ -76,7 +76,7 @@ def _played(script: Script) -> RunResult:
 def too_slow(script: Script, result: RunResult) -> SimFailure | None:
     """The failure of a run in which one liar among eight or more members costs too much time; None for all other runs."""
     alone = len(script.liars) == 1 and len(script.faults) == 1 and script.clients >= 8 and script.rounds >= LONE_STEPS
-    if not alone or result.failure is not None:
+    if not alone or result.failure is not None or result.no_guarantee:
         return None
 
     cost = compared(result, _played(without_faults(script)))

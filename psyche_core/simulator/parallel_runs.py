@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from psyche_core.simulator.compare import Comparison, compared, too_slow, without_faults
-from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.generate import generate
+from psyche_core.simulator.run_result import RunResult, SimFailure
 from psyche_core.simulator.script import Script, Trainer
 from psyche_core.simulator.shrink import ATTEMPTS, shrunk
-from psyche_core.simulator.world import RunResult, run_script
+from psyche_core.simulator.world import run_script
 
 Done = tuple[RunResult, "FailureReport | None", "RunTimes | None"]
 """One run: its result, what broke, how long it took."""
@@ -78,7 +78,8 @@ class RunTimes:
 class RunTotals:
     """Results so far. counts: how often each fault struck, summed over the runs; steps: trained in all runs.
 
-    run_times: of the runs in which nothing broke; in the end ordered by seed.
+    run_times: of the runs in which nothing broke; in the end ordered by seed. without_guarantee: seed, and why it ended early, of
+    each run that came to a state for which the protocol promises nothing.
     """
 
     runs: int = 0
@@ -88,6 +89,7 @@ class RunTotals:
     failures: list[FailureReport] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     run_times: list[RunTimes] = field(default_factory=list)
+    without_guarantee: list[tuple[int, str]] = field(default_factory=list)
 
     @property
     def runs_per_minute(self) -> float:
@@ -112,6 +114,8 @@ def one_run(options: RunOptions, seed: int) -> tuple[RunResult, FailureReport | 
         return result, failure_report(failure, original=failure.script), None
     if slow is not None:
         return result, failure_report(slow, original=script), None
+    if result.no_guarantee:
+        return result, None, None
     if result.failure is None:
         return result, None, run_times(script, result, compare=options.compare)
 
@@ -144,6 +148,8 @@ def run_seeds(options: RunOptions, seeds: Sequence[int], *, jobs: int = 1) -> It
                 tally.failures.append(found)
             if took is not None:
                 tally.run_times.append(took)
+            if result.no_guarantee:
+                tally.without_guarantee.append((result.seed, result.no_guarantee))
         tally.seconds = time.monotonic() - started
         yield tally
 

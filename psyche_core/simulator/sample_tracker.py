@@ -5,14 +5,15 @@ Samples are bits of integers, so a few operations compare a whole run's samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from psyche_core.coordinator.commands import Equivocation, RoundSettled
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.committee import witness_slots
+from psyche_core.coordinator.round.witness import tolerated
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.simulator.failure import InvariantViolation
-from psyche_core.types import MAX_WITNESSES, BatchId, RunState
+from psyche_core.simulator.run_result import InvariantViolation
+from psyche_core.types import MAX_WITNESSES, BatchId, RunState, WitnessStatement
 
 
 def bits(batches: Iterable[BatchId]) -> int:
@@ -29,7 +30,8 @@ class SampleTracker:
     accepted: by (height, step) of a round, its accepted samples, once per settled round; of_liars: those of them that are
     liars'. last: rounds settled when their epoch ended; evidence about them is accepted in the cooldown only. evidence_lost:
     rounds stored when all members died at once, and with them the evidence that only they had. without_honest_quorum: rounds
-    attested by a committee whose honest witnesses alone were no quorum, so that a liar could void any part of them.
+    attested by a committee whose honest witnesses alone were no quorum, so that a liar could void any part of them. divisible:
+    rounds with so few statements about a liar's accepted share that two of its results may both have votes enough.
     """
 
     def __init__(self, *, honest: frozenset[bytes]) -> None:
@@ -38,6 +40,7 @@ class SampleTracker:
         self.last: set[tuple[int, int]] = set()
         self.evidence_lost: set[tuple[int, int]] = set()
         self.without_honest_quorum: set[tuple[int, int]] = set()
+        self.divisible: set[tuple[int, int]] = set()
         self._honest = honest
         self._accepted_ever = 0
         self._settled_height = -1
@@ -76,11 +79,8 @@ class SampleTracker:
         other = SampleTracker(honest=self._honest)
         other.accepted = {key: list(known) for key, known in self.accepted.items()}
         other.of_liars = dict(self.of_liars)
-        other.last, other.evidence_lost, other.without_honest_quorum = (
-            set(self.last),
-            set(self.evidence_lost),
-            set(self.without_honest_quorum),
-        )
+        other.last, other.evidence_lost = set(self.last), set(self.evidence_lost)
+        other.without_honest_quorum, other.divisible = set(self.without_honest_quorum), set(self.divisible)
         other._accepted_ever = self._accepted_ever
         other._settled_height, other._epoch = self._settled_height, self._epoch
         other._at_step = dict(self._at_step)
@@ -118,7 +118,7 @@ class SampleTracker:
         taken = of_liars = 0
         for slot in event.accepted:
             taken |= bits(assigned[slot])
-            if state.epoch.clients[slot].id.signer not in self._honest:
+            if not self._is_honest(state, slot):
                 of_liars |= bits(assigned[slot])
         if self._accepted_ever & taken:
             sentence = f"round {event.height} of epoch {event.epoch} accepted samples that were accepted before"
@@ -132,10 +132,29 @@ class SampleTracker:
             self.last.add(key)
         if attesting is not None and elected:
             committee = witness_slots(state, attesting)
-            honest = sum(state.epoch.clients[slot].id.signer in self._honest for slot in committee)
+            honest = sum(self._is_honest(state, slot) for slot in committee)
             if 3 * honest < 2 * elected:
                 self.without_honest_quorum.add(key)
+            if any(self._divides(state, slot, statements, elected=elected) for slot in event.accepted):
+                self.divisible.add(key)
         self._epoch, self._settled_height = event.epoch, event.height
+
+    def _is_honest(self, state: CoordinatorState, slot: int) -> bool:
+        return state.epoch.clients[slot].id.signer in self._honest
+
+    def _divides(self, state: CoordinatorState, slot: int, statements: Sequence[WitnessStatement], *, elected: int) -> bool:
+        """Whether a liar's share has so few statements that two of its results may both have votes enough.
+
+        A result needs the votes of all s statements about the share but f, the number of liars tolerated. Each of l lying
+        witnesses may vote for both results and each honest one votes for one of them, so both can have enough if
+        2 (s - f) <= s + l.
+        """
+        if self._is_honest(state, slot):
+            return False
+
+        about = [one for one in statements if one.participants[slot // 8] >> (slot % 8) & 1]
+        lying = sum(not self._is_honest(state, one.index) for one in about)
+        return 2 * (len(about) - tolerated(elected)) <= len(about) + lying
 
     def evidence(self, old: CoordinatorState, new: CoordinatorState, command: Equivocation) -> None:
         """A trainer provably signed two results: its share of a settled round may become void (and assigned again) or lost."""

@@ -20,9 +20,9 @@ from psyche_core.coordinator.serialization import from_plain, to_plain
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError
 from psyche_core.simulator.clock import Clock
-from psyche_core.simulator.failure import InvariantViolation
 from psyche_core.simulator.invariants.coordinator_checker import CoordinatorChecker
 from psyche_core.simulator.network import Network
+from psyche_core.simulator.run_result import InvariantViolation
 from psyche_core.simulator.sample_tracker import SampleTracker
 from psyche_core.types import RunState
 from psyche_core.wire.codec import decode, encode

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from psyche_core.simulator.failure import SimFailure
+from psyche_core.simulator.run_result import SimFailure
 from psyche_core.simulator.script import Fault, Script, Shape
 from psyche_core.simulator.world import run_script
 

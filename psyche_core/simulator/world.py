@@ -10,7 +10,6 @@ import random
 import traceback
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
@@ -19,7 +18,6 @@ from psyche_core.coordinator import new_state
 from psyche_core.coordinator.round.witness import tolerated
 from psyche_core.coordinator.state import MAX_REPEATED_WARMUPS, CoordinatorState
 from psyche_core.simulator.clock import Clock, StepTimes
-from psyche_core.simulator.failure import InvariantViolation, SimFailure
 from psyche_core.simulator.injection.faults import Faults
 from psyche_core.simulator.injection.lies import Lies
 from psyche_core.simulator.invariants.coordinator_checker import CoordinatorChecker, attested_digests
@@ -32,6 +30,7 @@ from psyche_core.simulator.members.worker import Worker
 from psyche_core.simulator.network import Network
 from psyche_core.simulator.replicas.announcement_log import AnnouncementLog
 from psyche_core.simulator.replicas.replica import HashReplica, Payload, Replica
+from psyche_core.simulator.run_result import InvariantViolation, NoGuarantee, RunResult, SimFailure
 from psyche_core.simulator.run_settings import MODEL, RATES, coordinator_config, longest_stall
 from psyche_core.simulator.script import NETWORK_FAULTS, NO_EXCUSE, SERVER, Script
 from psyche_core.simulator.server import START_TIME, Server
@@ -55,28 +54,6 @@ KEPT_SECONDS = 300.0
 
 RETURN_SECONDS = 15.0
 """Virtual seconds that a member may need to return after a fault; a run that ends meanwhile may end without it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """The result of a run. failure: None when every invariant held. mark: a number that is equal for equal runs.
-
-    seconds: virtual; step_seconds: virtual, median of a step after the first ten; finished_at: virtual seconds at which the
-    coordinator's run ended, 0 if it did not; events: calls of machines; counts: of each fault that struck, each refusal, each
-    repair.
-    """
-
-    seed: int
-    failure: SimFailure | None
-    seconds: float
-    events: int
-    steps: int
-    epochs: int
-    mark: int
-    step_seconds: float = 0.0
-    finished_at: float = 0.0
-    counts: dict[str, int] = field(default_factory=dict)
-    end_reasons: tuple[str, ...] = ()
 
 
 class World:
@@ -106,7 +83,7 @@ class World:
             honest=honest, announced=self._has_announced, is_straggler=self._is_straggler, no_excuse=kinds <= set(NO_EXCUSE)
         )
         self.replicas: ReplicaChecker = ReplicaChecker(
-            lambda: self.coordinator.sample_tracker, initial=self.new_replica().snapshot()
+            lambda: self.coordinator.sample_tracker, initial=self.new_replica().snapshot(), liars=liars
         )
         self.progress: ProgressChecker = ProgressChecker(bound=longest_stall(script), excused_until=script.excused_until)
         self.network: Network = Network(self.clock, self.stream("network"), seconds=script.shape.link_seconds, counts=self.counts)
@@ -187,9 +164,11 @@ class World:
 
     def run(self) -> RunResult:
         """Advance time until the end. Never raises for what is simulated: the result says what broke."""
-        failure = None
+        failure, no_guarantee = None, ""
         try:
             self._play()
+        except NoGuarantee as ended:
+            no_guarantee = str(ended)
         except InvariantViolation as broken:
             failure = SimFailure(invariant=broken.invariant, time=self.clock.now, sentence=broken.sentence, script=self.script)
         progress = self.server.state.progress
@@ -205,6 +184,7 @@ class World:
             finished_at=self.times.finished_at,
             counts=dict(self.counts),
             end_reasons=tuple(self.coordinator.end_reasons),
+            no_guarantee=no_guarantee,
         )
 
     def _play(self) -> None:

@@ -202,6 +202,8 @@ def _play_script(script: Any, *, trace: bool, compare: bool, as_json: bool) -> i
     tally = RunTotals(runs=1, steps=result.steps, events=result.events)
     if result.failure is not None:
         tally.failures.append(failure_report(result.failure, original=script))
+    elif result.no_guarantee:
+        tally.without_guarantee.append((script.seed, result.no_guarantee))
     else:
         tally.run_times.append(run_times(script, result, compare=compare))
     if as_json:
@@ -211,6 +213,7 @@ def _play_script(script: Any, *, trace: bool, compare: bool, as_json: bool) -> i
         click.echo(f"seed {script.seed}: {ended}")
         for found in tally.failures:
             click.echo(f"BROKEN {found.invariant} at {found.time:.2f} s: {found.sentence}")
+        _print_without_guarantee(tally)
     return 1 if tally.failures else 0
 
 
@@ -232,7 +235,8 @@ def as_figures(tally: RunTotals) -> dict[str, Any]:
         for found in tally.failures
     ]
     rate = round(tally.runs_per_minute, 1)
-    return {"runs": tally.runs, "runs_per_minute": rate, **_paces(tally), "failures": failures}
+    ended_early = [{"seed": seed, "sentence": sentence} for seed, sentence in tally.without_guarantee]
+    return {"runs": tally.runs, "runs_per_minute": rate, **_paces(tally), "failures": failures, "ended_early": ended_early}
 
 
 def _paces(tally: RunTotals) -> dict[str, Any]:
@@ -303,6 +307,12 @@ def _print(tally: RunTotals, run_options: RunOptions) -> None:
     )
     for found in tally.failures:
         _print_failure(found, run_options)
+    _print_without_guarantee(tally)
+
+
+def _print_without_guarantee(tally: RunTotals) -> None:
+    for seed, sentence in tally.without_guarantee:
+        click.echo(f"ENDED EARLY, seed {seed}: {sentence}; the protocol promises nothing there (docs/explanation/protocol.md, 5)")
 
 
 def _print_failure(found: FailureReport, run_options: RunOptions) -> None:

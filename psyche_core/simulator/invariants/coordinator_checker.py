@@ -13,7 +13,7 @@ from psyche_core.coordinator import commands
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.committee import drawn_order, witness_slots
 from psyche_core.coordinator.state import MAX_REJOINS, STORED_ROUNDS, Client, CoordinatorState, Round
-from psyche_core.simulator.failure import InvariantViolation
+from psyche_core.simulator.run_result import InvariantViolation
 from psyche_core.simulator.sample_tracker import SampleTracker
 from psyche_core.types import MAX_WITNESSES, ClientState, RunState
 

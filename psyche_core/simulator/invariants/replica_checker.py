@@ -5,11 +5,11 @@ It looks into no machine, except at the sizes it reports.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.simulator.failure import InvariantViolation
 from psyche_core.simulator.replicas.replica import Payload
+from psyche_core.simulator.run_result import InvariantViolation, NoGuarantee
 from psyche_core.simulator.sample_tracker import SampleTracker
 from psyche_core.types import RunState
 
@@ -37,11 +37,11 @@ Place = tuple[int, int, int]
 class ReplicaChecker:
     """Compares what each honest member applies, fetches and closes with what the first one did.
 
-    initial: the run's first masters. applies, fetches: number of comparisons. lineage: of the coordinator's state; it grows
-    when the coordinator goes back. Work for an older lineage is compared only within that lineage.
+    initial: the run's first masters. liars: indexes of members that lie. applies, fetches: number of comparisons. lineage: of the
+    coordinator's state; it grows when the coordinator goes back. Work for an older lineage is compared only within that lineage.
     """
 
-    def __init__(self, tracker: Callable[[], SampleTracker], *, initial: object) -> None:
+    def __init__(self, tracker: Callable[[], SampleTracker], *, initial: object, liars: Collection[int] = ()) -> None:
         self.applies: int = 0
         self.fetches: int = 0
         self.lineage: int = 0
@@ -49,7 +49,8 @@ class ReplicaChecker:
         self._masters_after: dict[tuple[int, int], object] = {(0, 0): initial}
         self._taken: dict[tuple[int, int], int] = {}
         self._samples_in: dict[object, int] = {initial: 0}
-        self._first: dict[tuple[Place, bool], tuple[object, str]] = {}
+        self._first: dict[tuple[Place, bool], tuple[object, str, tuple[Payload, ...]]] = {}
+        self._liars: Collection[int] = liars
         self._undecided: list[tuple[str, Place, int]] = []
 
     def went_back(self, lineage: int, step: int, *, of: int) -> None:
@@ -80,12 +81,13 @@ class ReplicaChecker:
         first = self._first.get(key)
         if first is not None:
             if first[0] != masters:
+                self._check_divided(name, first[1], place, payloads=(payloads, first[2]))
                 raise InvariantViolation(
                     "replicas-are-equal", f"{name} and {first[1]} have different masters after applying step {step}"
                 )
             return
 
-        self._first[key] = (masters, name)
+        self._first[key] = (masters, name, payloads)
         missing = self._tracker().of_honest_before(step) & ~self._samples_in.get(before, 0) if lineage == self.lineage else 0
         if missing:
             lacking = f"{missing.bit_count()} samples accepted before it"
@@ -105,6 +107,23 @@ class ReplicaChecker:
             self._compare(name, place, taken, final=False)
         if payloads or (lineage, step) not in self._masters_after:
             self._masters_after[(lineage, step)] = masters
+
+    def _check_divided(
+        self, name: str, other: str, place: Place, *, payloads: tuple[tuple[Payload, ...], tuple[Payload, ...]]
+    ) -> None:
+        """Two members applied different results. Raises NoGuarantee if they differ in two results of a liar, and may do so.
+
+        A result needs the votes of all statements about its share but as many as there may be liars. Where few members stated,
+        two results that a liar signed can both have votes enough, and a member that knows one of them only chooses it (protocol
+        section 5, "Not yet covered").
+        """
+        ours, theirs = map(frozenset, payloads)
+        trainers = {payload.trainer for payload in ours ^ theirs}
+        if place[1:] not in self._tracker().divisible or not trainers or not trainers <= set(self._liars):
+            return
+        if {payload.trainer for payload in ours - theirs} == trainers == {payload.trainer for payload in theirs - ours}:
+            sentence = f"{name} and {other} applied different results of a liar in step {place[2]}, and both had votes enough"
+            raise NoGuarantee(sentence)
 
     def record_masters(self, before: object, payloads: Callable[[], tuple[Payload, ...]], masters: object) -> None:
         """A member, honest or not, turned `before` into `masters`: record which samples are in them."""

@@ -12,10 +12,10 @@ from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.replica.resync_state import MAX_ATTEMPTS
 from psyche_core.coordinator.commands import Equivocation, Withdraw
-from psyche_core.simulator.failure import InvariantViolation
 from psyche_core.simulator.members.keys import INSTANCE, key_of, with_real_signatures
 from psyche_core.simulator.members.worker import Worker, described, manifest_of, offer_of
 from psyche_core.simulator.replicas.replica import Payload, Replica
+from psyche_core.simulator.run_result import InvariantViolation
 from psyche_core.wire.messages import Message, ModelOffer, Result, seal, unseal
 
 if TYPE_CHECKING:

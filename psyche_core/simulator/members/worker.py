@@ -19,10 +19,10 @@ from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.machine.rounds.settled_rounds import settled_rounds
 from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.simulator.clock import Durations
-from psyche_core.simulator.failure import InvariantViolation
 from psyche_core.simulator.members.disk import Disk, SavedMasters, journal_rounds
 from psyche_core.simulator.members.process import Process
 from psyche_core.simulator.replicas.replica import Payload, Replica, StepOrder
+from psyche_core.simulator.run_result import InvariantViolation
 from psyche_core.simulator.sample_tracker import bits
 from psyche_core.types import Decision
 from psyche_core.wire.messages import ModelOffer

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from psyche_core.client.machine.actions import Share
-from psyche_core.simulator.failure import InvariantViolation
+from psyche_core.simulator.run_result import InvariantViolation
 
 PIECES = 4
 """Numbers in the cheap model; two replicas can differ in each."""

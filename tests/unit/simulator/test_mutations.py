@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from psyche_core.simulator.compare import too_slow
-from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.generate import generate, lone_liar
+from psyche_core.simulator.run_result import SimFailure
 from psyche_core.simulator.script import from_plain
 from psyche_core.simulator.world import run_script
 from tests.unit.simulator import mutations as undo

@@ -26,7 +26,6 @@ from psyche_core.coordinator.lifecycle import rounds
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import UserError
 from psyche_core.simulator.compare import MAX_STEP_RATIO, cost_of, too_slow, without_faults
-from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.generate import LONE_EVERY, generate, lone_liar
 from psyche_core.simulator.members.keys import INSTANCE, identity_of, key_of, signed_by, with_real_signatures
 from psyche_core.simulator.members.node import Node
@@ -35,6 +34,7 @@ from psyche_core.simulator.members.worker import EMPTY_RESULT
 from psyche_core.simulator.parallel_runs import RunOptions, one_run, run_seeds
 from psyche_core.simulator.replicas.announcement_log import AnnouncementLog
 from psyche_core.simulator.replicas.replica import Payload
+from psyche_core.simulator.run_result import SimFailure
 from psyche_core.simulator.sample_tracker import bits
 from psyche_core.simulator.script import KINDS, LIES, Fault, Script, from_json, from_plain, to_plain
 from psyche_core.simulator.shrink import shrunk
@@ -372,6 +372,7 @@ def test_the_command_prints_figures_as_json() -> None:
     assert figures["runs"] == 4
     assert figures["runs_per_minute"] > 0
     assert figures["failures"] == []
+    assert figures["ended_early"] == []
     assert figures["step_seconds"] > 0
     assert [one["seed"] for one in figures["by_run"]] == [0, 1, 2, 3]
 
@@ -407,6 +408,18 @@ def test_the_command_traces_one_run_and_plays_its_script_again(tmp_path: Path) -
     assert traced.returncode == again.returncode == 0
     assert "begins Train" in traced.stdout
     assert traced.stdout.splitlines()[-1] == again.stdout.splitlines()[-1], "the same run, to the mark"
+
+
+def test_the_command_says_which_runs_ended_early(tmp_path: Path) -> None:
+    path = Path(__file__).parent / "no_guarantee" / "two-results-have-votes-enough.json"
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps(json.loads(path.read_text())["script"]))
+    done = psyche_sim("--script", script)
+    assert done.returncode == 0
+    assert "ENDED EARLY, seed 3802209265: client-" in done.stdout
+    figures = json.loads(psyche_sim("--script", script, "--json").stdout)
+    assert [one["seed"] for one in figures["ended_early"]] == [3802209265]
+    assert figures["failures"] == []
 
 
 def test_fresh_seeds_are_printed() -> None:

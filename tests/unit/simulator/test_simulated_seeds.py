@@ -47,13 +47,13 @@ def test_another_engine_begins_a_new_count(record: Path, monkeypatch: pytest.Mon
 
 
 def test_rows_without_the_newer_columns_stay_valid(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record.write_text(",".join(simulated_seeds.COLUMNS[:-1]) + "\n2026-01-01,0123,3.11.7,10,19,10,1,900\n")
+    record.write_text(",".join(simulated_seeds.COLUMNS[:-1]) + "\n2026-01-01,0123,3.11.7,10,19,10,1,900,no\n")
     assert _call(monkeypatch, "--runs", "1", "--jobs", "1") == 0
     header, old, new = record.read_text().splitlines()
     assert header == ",".join(simulated_seeds.COLUMNS)
-    assert old == "2026-01-01,0123,3.11.7,10,19,10,1,900,"
+    assert old == "2026-01-01,0123,3.11.7,10,19,10,1,900,no,"
     assert new.split(",")[3:7] == ["20", "20", "1", "0"]
-    assert new.endswith(",no")
+    assert new.endswith(",no,0")
     assert simulated_seeds.passed("0123") == (10, 1)
 
 

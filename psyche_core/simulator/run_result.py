@@ -1,6 +1,8 @@
-"""Exceptions for a broken invariant."""
+"""How a simulated run ends: its result, and the exceptions for a broken invariant and for a state that is not promised."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 from psyche_core.simulator.script import Script
 
@@ -30,6 +32,37 @@ class SimFailure(Exception):
 
 def _failure(invariant: str, time: float, sentence: str, script: Script) -> SimFailure:
     return SimFailure(invariant=invariant, time=time, sentence=sentence, script=script)
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """The result of a run. failure: None when every invariant held. mark: a number that is equal for equal runs.
+
+    seconds: virtual; step_seconds: virtual, median of a step after the first ten; finished_at: virtual seconds at which the
+    coordinator's run ended, 0 if it did not; events: calls of machines; counts: of each fault that struck, each refusal, each
+    repair. no_guarantee: why the run ended early though nothing broke, as `NoGuarantee` says it; empty if it did not.
+    """
+
+    seed: int
+    failure: SimFailure | None
+    seconds: float
+    events: int
+    steps: int
+    epochs: int
+    mark: int
+    step_seconds: float = 0.0
+    finished_at: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+    end_reasons: tuple[str, ...] = ()
+    no_guarantee: str = ""
+
+
+class NoGuarantee(Exception):
+    """Raised where a run comes to a state for which the protocol promises nothing. The run ends there; nothing is broken.
+
+    The message is one sentence that says what was observed. Each such state is named in docs/explanation/protocol.md, "Not yet
+    covered". Runs that end so are counted and shown, never dropped in silence.
+    """
 
 
 class InvariantViolation(Exception):
