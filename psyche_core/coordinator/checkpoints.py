@@ -90,6 +90,11 @@ def is_checkpointer(state: CoordinatorState, identity: NodeIdentity) -> bool:
     return slot is not None and slot == checkpointer_slot(state)
 
 
+def is_end_signed(state: CoordinatorState) -> bool:
+    """Whether a quorum has signed the model with which the last epoch ended, or the run is over: nobody goes back behind it."""
+    return present_end(state).digest != NO_DIGEST or state.run_state is RunState.Finished
+
+
 def checkpoint(state: CoordinatorState, command: Checkpoint) -> Outcome:
     """Set the storage location that a checkpointer reports, or pass the duty to the next one.
 
@@ -110,8 +115,7 @@ def checkpoint(state: CoordinatorState, command: Checkpoint) -> Outcome:
     if command.location is None:
         return _ceded(state, command.sender), ()
 
-    unsigned = present_end(state).digest == NO_DIGEST
-    if unsigned and not state.config.checkpointers and state.run_state is not RunState.Finished:
+    if not is_end_signed(state) and not state.config.checkpointers:
         message = f"no quorum has signed the model of step {state.progress.step - 1} yet, so this may not be the run's model"
         raise CoordinatorError("InvalidCheckpoint", message)
 

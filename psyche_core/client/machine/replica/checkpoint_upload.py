@@ -17,10 +17,9 @@ from psyche_core.client.machine.epoch import EpochNotes, epoch_key
 from psyche_core.client.machine.events import ModelStored, StoreFailed
 from psyche_core.client.machine.state import MachineState, Upload
 from psyche_core.config.run_config import Choice
-from psyche_core.coordinator.checkpoints import OPEN, checkpointer_slot, is_checkpointer
+from psyche_core.coordinator.checkpoints import OPEN, checkpointer_slot, is_checkpointer, is_end_signed
 from psyche_core.coordinator.commands import Checkpoint
-from psyche_core.coordinator.history import present_end
-from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import RunState
 
@@ -85,8 +84,7 @@ def _report(client: MachineState, state: CoordinatorState, storage: Upload) -> N
 
 def _accepts(client: MachineState, state: CoordinatorState) -> bool:
     """Whether the coordinator takes our location now: not before members have signed the end, while the run goes on."""
-    signed = present_end(state).digest != NO_DIGEST or state.run_state is RunState.Finished
-    return state.run_state in OPEN and (signed or _listed(client, state))
+    return state.run_state in OPEN and (is_end_signed(state) or _listed(client, state))
 
 
 def _listed(client: MachineState, state: CoordinatorState) -> bool:
