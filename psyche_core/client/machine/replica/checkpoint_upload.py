@@ -21,7 +21,6 @@ from psyche_core.coordinator.checkpoints import OPEN, checkpointer_slot, is_chec
 from psyche_core.coordinator.commands import Checkpoint
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry import events as telemetry
-from psyche_core.types import RunState
 
 MAX_REPORTS = 3
 """How often a location is sent to a coordinator that does not answer."""
