@@ -1,23 +1,27 @@
-"""One challenge, from its draw to its verdict: a pure state machine over frozen values.
+"""One challenge, from its draw to its verdict: a pure state machine over frozen values that the rounds drive.
 
-Each stage lasts until the coordinator ends it, with the seed of the round that begins then:
+A challenge is drawn when a round begins, and each stage begins with a round:
 
-    SIGNS       the trainer gives all signs of its earlier delta, and the hashes that bind them to its root
-    COMMIT      the verifier commits to the root of its gradient's chunks
+    COMMIT      the verifier commits to the root of its gradient's chunks, or complains that it lacks the trainer's signs
+    SIGNS       after a complaint: the trainer gives its signs to all witnesses
+    RECOMMIT    they have them, so the verifier commits now
     REVEAL      chunks are drawn; the trainer opens its two deltas, the verifier its gradient
-    CHECK       witnesses say whether the opened chunks pass
-    TIE_COMMIT  after a failure: tie-breakers recompute and commit, each by itself
+    TIE_COMMIT  after a failed check: tie-breakers recompute and commit, each by itself
     TIE_REVEAL  other chunks are drawn; trainer and tie-breakers open theirs
-    TIE_CHECK   witnesses say for each tie-breaker whether the trainer passes
     CLOSED      there is a verdict
 
-A message counts as given once a quorum of the witnesses says that it arrived and fits its root: who gives it to some only has not
-given it. Who must give something and has not when the stage ends is *silent*, which is a strike, and nobody else is blamed for
-what it could not do then. Two tie-breakers that agree decide: the trainer is guilty, or the verifier accused it falsely. If no
-two agree, or there are no two, nobody is. A claim by one member alone, whoever it is, changes nothing.
+Roots and complaints are commands to the coordinator, so a stage that waits for them ends when the next round begins. What is
+given to the witnesses in SIGNS, REVEAL and TIE_REVEAL is attested in the round after, as results are: each statement of that
+round has a word (`words`) about each judge, and the stage ends when these statements are complete.
 
-`advance` takes one event. An event that does not count (of a stranger, too late, said before) leaves the challenge as it is;
-`refusal` says why. So events may come twice and in any order within a stage.
+At most f of n elected witnesses lie, see `coordinator.round.witness.tolerated`. Of more than f equal words at least one is an
+honest witness's, and honest witnesses agree, because what is opened is bound by roots. So f + 1 words that the check failed
+lead to a tie-break. Who must give something and has not given it to half of the elected witnesses is *silent*, which is a
+strike. Two tie-breakers that agree decide: the trainer is guilty, or the verifier accused it falsely. Where too few witnesses
+stated, or their words decide nothing, nobody gets a strike, and the trainer is challenged again. Who leaves while something is
+expected of it is silent like anybody else: otherwise a cheat would leave whenever it is challenged.
+
+Nothing here knows a clock, messages or an optimizer. An event that does not count changes nothing; `refusal` says why.
 """
 
 from __future__ import annotations
@@ -27,19 +31,19 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from psyche_core.verification.drawing import CHUNKS, Drawn, chunks, tie_breakers
+from psyche_core.verification.words import Word
 
 
 class Stage(IntEnum):
     """Where a challenge is."""
 
-    SIGNS = 0
-    COMMIT = 1
-    REVEAL = 2
-    CHECK = 3
+    COMMIT = 0
+    SIGNS = 1
+    RECOMMIT = 2
+    REVEAL = 3
     TIE_COMMIT = 4
     TIE_REVEAL = 5
-    TIE_CHECK = 6
-    CLOSED = 7
+    CLOSED = 6
 
 
 class Outcome(IntEnum):
@@ -55,88 +59,113 @@ class Outcome(IntEnum):
 AGREEING = 2
 """So many tie-breakers that agree decide."""
 
+NO_SEED = bytes(32)
+"""The seed of a challenge whose chunks are not drawn yet."""
 
-@dataclass(frozen=True, slots=True)
+_ATTESTED = (Stage.SIGNS, Stage.REVEAL, Stage.TIE_REVEAL)
+_BY_COMMAND = (Stage.COMMIT, Stage.RECOMMIT, Stage.TIE_COMMIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The end of a challenge. strikes: slots that get one. requeue: whether the share's samples are trained again."""
+    """The end of a challenge.
+
+    strikes: slots that get one. requeue: whether the share's samples are trained again. high: whether the trainer passed with a
+    score above the median threshold (`standing`). watch: whether the trainer is challenged again, though it got no strike. paid:
+    slots that did what a challenge asks of verifiers and tie-breakers; it counts like an accepted share.
+    """
 
     outcome: Outcome
     strikes: frozenset[int] = frozenset()
     requeue: bool = False
+    high: bool = False
+    watch: bool = False
+    paid: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A member commits to the root of the gradient it recomputed. root: 32 bytes, see `merkle`. The first one counts."""
+    """A member commits to the root (32 bytes) of the gradient that it recomputed, see `merkle`. Its first root counts."""
 
     sender: int
     root: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
-    """A witness says that it has what a member must give in this stage, whole and fitting its root."""
+class Complained:
+    """The verifier says that the trainer has not given it the signs that it needs."""
 
-    witness: int
     sender: int
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A witness says whether the trainer's opened chunks pass against those of `judge`: the verifier, or a tie-breaker."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundBegan:
+    """A round begins.
 
-    witness: int
-    judge: int
-    passed: bool
+    height: of that round. seed: 32 bytes that nobody knew before. words: of each statement of the round before, one word for each
+    of the challenge's `judged`; empty unless these were due in that round (`awaits_words`). elected: number of witnesses elected
+    in it. quorum: number of statements needed among them (F5), so that elected - quorum of them may lie. members: slots that may
+    break a tie.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class StageEnded:
-    """The coordinator ends the stage. seed: 32 bytes that nobody knew before. members: slots that may break a tie."""
-
+    height: int
     seed: bytes
+    words: tuple[tuple[Word, ...], ...] = ()
+    elected: int = 0
+    quorum: int = 0
     members: frozenset[int] = frozenset()
 
 
-Event = Committed | Arrived | Checked | StageEnded
+Event = Committed | Complained | RoundBegan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenge:
-    """One challenge. The first fields never change.
+    """One challenge. The first three fields never change.
 
-    height: round of the share. drawn: trainer and verifier. witnesses: slots whose word counts. quorum: so many of them decide.
-    total_chunks: of the model. stage: of `Stage`. commitments: (slot, root). arrived: (witness, sender) of this stage. checks:
-    (witness, judge, passed) of this stage. opened: numbers of the drawn chunks. judges: tie-breakers that still count. strikes:
-    given so far, for silence. verdict: None until CLOSED.
+    height: round of the share. drawn: trainer and verifier. total_chunks: of the model. since: height of the round with which
+    the stage began. stage: of `Stage`. roots: (slot, root), ascending. complained: whether the verifier complained. seed: 32 bytes
+    from which the opened chunks are drawn. judges: tie-breakers that still count, ascending. strikes: given so far, for silence.
+    verdict: None until CLOSED.
     """
 
     height: int
     drawn: Drawn
-    witnesses: frozenset[int]
-    quorum: int
     total_chunks: int
-    stage: Stage = Stage.SIGNS
-    commitments: tuple[tuple[int, bytes], ...] = ()
-    arrived: frozenset[tuple[int, int]] = frozenset()
-    checks: frozenset[tuple[int, int, bool]] = frozenset()
-    opened: tuple[int, ...] = ()
+    since: int
+    stage: Stage = Stage.COMMIT
+    roots: tuple[tuple[int, bytes], ...] = ()
+    complained: bool = False
+    seed: bytes = NO_SEED
     judges: tuple[int, ...] = ()
     strikes: frozenset[int] = frozenset()
     verdict: Verdict | None = None
 
     def __post_init__(self) -> None:
-        if self.total_chunks < 1 or not len(self.witnesses) // 2 < self.quorum <= len(self.witnesses):
-            message = f"a quorum is more than half of the {len(self.witnesses)} witnesses and a model has a chunk, got {self}"
+        if self.total_chunks < 1 or self.since <= self.height:
+            message = f"a model has a chunk, and a share is challenged in a later round, got {self}"
             raise ValueError(message)
 
     @property
+    def opened(self) -> tuple[int, ...]:
+        """The numbers of the drawn chunks, ascending; () until they are drawn."""
+        if self.seed == NO_SEED:
+            return ()
+
+        attempt = int(self.stage is Stage.TIE_REVEAL)
+        trainer = self.drawn.trainer
+        return chunks(
+            self.seed, height=self.height, trainer=trainer, total=self.total_chunks, attempt=attempt, count=CHUNKS
+        )  # fmt: skip
+
+    @property
     def expected(self) -> tuple[int, ...]:
-        """The slots that must give something in this stage, ascending. Who committed alone owes what it committed to."""
+        """The slots that must give something in this stage, ascending."""
         trainer, verifier = self.drawn.trainer, self.drawn.verifier
         by_stage: dict[Stage, Collection[int]] = {
-            Stage.SIGNS: (trainer,),
             Stage.COMMIT: (verifier,),
+            Stage.SIGNS: (trainer,),
+            Stage.RECOMMIT: (verifier,),
             Stage.REVEAL: (trainer, verifier),
             Stage.TIE_COMMIT: self.judges,
             Stage.TIE_REVEAL: (trainer, *self.judges),
@@ -144,21 +173,20 @@ class Challenge:
         return tuple(sorted(by_stage.get(self.stage, ())))
 
     @property
-    def silent(self) -> frozenset[int]:
-        """The slots that have not given what they must in this stage, as far as a quorum of witnesses says."""
-        committed = {slot for slot, _ in self.commitments}
-        need_root = self.stage in (Stage.COMMIT, Stage.TIE_COMMIT)
-        return frozenset(slot for slot in self.expected if not self._has_given(slot) or (need_root and slot not in committed))
+    def judged(self) -> tuple[int, ...]:
+        """The slots about whose gradients a witness says a word each, ascending; of SIGNS there is one word, too."""
+        if self.stage in (Stage.SIGNS, Stage.REVEAL):
+            return (self.drawn.verifier,)
 
-    def said(self, judge: int) -> bool | None:
-        """What a quorum of witnesses says of the check against a judge's gradient; None where there is no quorum."""
-        for passed in (True, False):
-            if sum(about == judge and word is passed for _, about, word in self.checks) >= self.quorum:
-                return passed
-        return None
+        return self.judges if self.stage is Stage.TIE_REVEAL else ()
 
-    def _has_given(self, slot: int) -> bool:
-        return sum(sender == slot for _, sender in self.arrived) >= self.quorum
+    def awaits_words(self, height: int) -> bool:
+        """Whether the statements of this round have words about the challenge."""
+        return self.stage in _ATTESTED and height == self.since + 1
+
+    def committed(self, slot: int) -> bool:
+        """Whether this slot has committed to a root."""
+        return any(one == slot for one, _ in self.roots)
 
 
 def refusal(challenge: Challenge, event: Event) -> str | None:
@@ -168,27 +196,33 @@ def refusal(challenge: Challenge, event: Event) -> str | None:
 
     match event:
         case Committed(sender, root):
-            if challenge.stage not in (Stage.COMMIT, Stage.TIE_COMMIT) or sender not in challenge.expected:
+            if challenge.stage not in _BY_COMMAND or sender not in challenge.expected:
                 return f"slot {sender} has nothing to commit to in stage {challenge.stage.name}"
             if len(root) != 32:
                 return f"a root has 32 bytes, got {len(root)}"
-            if any(slot == sender for slot, _ in challenge.commitments):
+            if challenge.committed(sender):
                 return f"slot {sender} has committed before"
-        case Arrived(witness, sender):
-            if witness not in challenge.witnesses:
-                return f"slot {witness} is no witness"
-            if sender not in challenge.expected:
-                return f"nothing is expected of slot {sender} in stage {challenge.stage.name}"
-        case Checked(witness, judge, _):
-            if witness not in challenge.witnesses:
-                return f"slot {witness} is no witness"
-            if judge not in _judges(challenge):
-                return f"slot {judge} judges nothing in stage {challenge.stage.name}"
-            if any(one == witness and about == judge for one, about, _ in challenge.checks):
-                return f"witness {witness} has said so or otherwise before"
-        case StageEnded(seed, _):
-            if len(seed) != 32:
-                return f"a seed has 32 bytes, got {len(seed)}"
+        case Complained(sender):
+            if challenge.stage is not Stage.COMMIT or sender != challenge.drawn.verifier:
+                return f"slot {sender} has nothing to complain of in stage {challenge.stage.name}"
+            if challenge.complained or challenge.committed(sender):
+                return f"slot {sender} has complained or committed before"
+        case RoundBegan():
+            return _wrong_round(challenge, event)
+    return None
+
+
+def _wrong_round(challenge: Challenge, event: RoundBegan) -> str | None:
+    if len(event.seed) != 32:
+        return f"a seed has 32 bytes, got {len(event.seed)}"
+    if event.height <= challenge.since:
+        return f"the stage began with round {challenge.since}, so round {event.height} does not end it"
+    if event.words and not challenge.awaits_words(event.height - 1):
+        return f"no words about the challenge are due in round {event.height - 1}"
+    if any(len(words) != len(challenge.judged) for words in event.words):
+        return f"a statement has {len(challenge.judged)} words about the challenge"
+    if not len(event.words) <= event.elected <= 2 * event.quorum:
+        return f"expected a quorum of at least half of the elected, got {len(event.words)} of {event.elected} and {event.quorum}"
     return None
 
 
@@ -199,100 +233,123 @@ def advance(challenge: Challenge, event: Event) -> Challenge:
 
     match event:
         case Committed(sender, root):
-            return replace(challenge, commitments=tuple(sorted((*challenge.commitments, (sender, root)))))
-        case Arrived(witness, sender):
-            return replace(challenge, arrived=challenge.arrived | {(witness, sender)})
-        case Checked(witness, judge, passed):
-            return replace(challenge, checks=challenge.checks | {(witness, judge, passed)})
-        case StageEnded():
-            return _end_stage(challenge, event)
+            return replace(challenge, roots=tuple(sorted((*challenge.roots, (sender, root)))))
+        case Complained():
+            return replace(challenge, complained=True)
+        case RoundBegan():
+            return _round_began(challenge, event)
 
 
-def _judges(challenge: Challenge) -> tuple[int, ...]:
-    if challenge.stage is Stage.CHECK:
-        return (challenge.drawn.verifier,)
+def _round_began(challenge: Challenge, event: RoundBegan) -> Challenge:
+    if challenge.stage in _ATTESTED:
+        return challenge if event.height < challenge.since + 2 else _after_words(challenge, event)
 
-    return challenge.judges if challenge.stage is Stage.TIE_CHECK else ()
+    if challenge.stage is Stage.TIE_COMMIT:
+        return _after_tie_commit(challenge, event)
+    if challenge.committed(challenge.drawn.verifier):
+        return _entered(challenge, Stage.REVEAL, event, seed=event.seed)
+    if challenge.complained and challenge.stage is Stage.COMMIT:
+        return _entered(challenge, Stage.SIGNS, event)
+    return _closed(challenge, Outcome.SILENCE, {challenge.drawn.verifier}, watch=True)
 
 
-def _end_stage(challenge: Challenge, event: StageEnded) -> Challenge:
+def _after_words(challenge: Challenge, event: RoundBegan) -> Challenge:
+    if len(event.words) < max(event.quorum, 1):
+        return _closed(challenge, Outcome.UNDECIDED, watch=True)
+
+    silent = _silent(challenge, event)
     match challenge.stage:
-        case Stage.SIGNS | Stage.COMMIT | Stage.REVEAL:
-            if challenge.silent:
-                return _close_silent(challenge, challenge.silent)
-            if challenge.stage is Stage.COMMIT:
-                return _next(challenge, opened=_draw(challenge, event.seed, attempt=0))
-            return _next(challenge)
-        case Stage.CHECK:
+        case Stage.SIGNS:
+            if silent:
+                return _closed(challenge, Outcome.SILENCE, silent, requeue=True)
+            return _entered(challenge, Stage.RECOMMIT, event)
+        case Stage.REVEAL:
+            if silent:
+                guilty = challenge.drawn.trainer in silent
+                return _closed(challenge, Outcome.SILENCE, silent, requeue=guilty, watch=not guilty)
             return _after_check(challenge, event)
-        case Stage.TIE_COMMIT:
-            challenge = _without_silent_judges(challenge)
-            if len(challenge.judges) < AGREEING:
-                return _close(challenge, Outcome.UNDECIDED)
-            return _next(challenge, opened=_draw(challenge, event.seed, attempt=1))
-        case Stage.TIE_REVEAL:
-            if challenge.drawn.trainer in challenge.silent:  # judges' silence is a strike all the same
-                return _close_silent(challenge, challenge.silent)
-            return _next(_without_silent_judges(challenge))
         case _:
-            return _after_tie(challenge)
+            if challenge.drawn.trainer in silent:  # judges' silence is a strike all the same
+                return _closed(challenge, Outcome.SILENCE, silent, requeue=True)
+            return _after_tie(challenge, event, silent=silent)
 
 
-def _after_check(challenge: Challenge, event: StageEnded) -> Challenge:
-    said = challenge.said(challenge.drawn.verifier)
+def _silent(challenge: Challenge, event: RoundBegan) -> frozenset[int]:
+    """The slots whose part fewer than half of the elected witnesses have."""
+    trainer = challenge.drawn.trainer
+    having = {trainer: sum(any(word.trainer_gave for word in words) for words in event.words)}
+    if challenge.stage is not Stage.SIGNS:
+        for place, judge in enumerate(challenge.judged):
+            having[judge] = sum(words[place].judge_gave for words in event.words)
+    return frozenset(slot for slot, count in having.items() if 2 * count < event.elected)
+
+
+def _after_check(challenge: Challenge, event: RoundBegan) -> Challenge:
+    said = _said(event, 0)
     if said is None:
-        return _close(challenge, Outcome.UNDECIDED)
+        return _closed(challenge, Outcome.UNDECIDED, watch=True)
     if said:
-        return _close(challenge, Outcome.PASSED)
+        return _closed(challenge, Outcome.PASSED, high=_is_high(event))
 
     judges = tie_breakers(event.seed, challenge=challenge.drawn, height=challenge.height, members=event.members)
     if len(judges) < AGREEING:
-        return _close(challenge, Outcome.UNDECIDED)
-    return _next(challenge, judges=judges)
+        return _closed(challenge, Outcome.UNDECIDED, watch=True)
+    return replace(_entered(challenge, Stage.TIE_COMMIT, event), judges=judges)
 
 
-def _after_tie(challenge: Challenge) -> Challenge:
-    words = [challenge.said(judge) for judge in challenge.judges]
-    if words.count(False) >= AGREEING:
-        return _close(challenge, Outcome.GUILTY, frozenset({challenge.drawn.trainer}), requeue=True)
-    if words.count(True) >= AGREEING:
-        return _close(challenge, Outcome.FALSE_ACCUSATION, frozenset({challenge.drawn.verifier}))
+def _said(event: RoundBegan, place: int) -> bool | None:
+    """Whether the check against one judge passed; None if not even one honest witness is sure to say so, or both are said."""
+    tolerated = event.elected - event.quorum
+    column = [words[place] for words in event.words]
+    passed = sum(word in (Word.PASSED, Word.HIGH) for word in column) > tolerated
+    failed = column.count(Word.FAILED) > tolerated
+    return None if passed == failed else passed
 
-    return _close(challenge, Outcome.UNDECIDED)
+
+def _is_high(event: RoundBegan) -> bool:
+    column = [words[0] for words in event.words]
+    return column.count(Word.HIGH) > column.count(Word.PASSED)
 
 
-def _without_silent_judges(challenge: Challenge) -> Challenge:
-    silent = challenge.silent
+def _after_tie_commit(challenge: Challenge, event: RoundBegan) -> Challenge:
+    silent = frozenset(judge for judge in challenge.judges if not challenge.committed(judge))
+    challenge = _without_judges(challenge, silent)
+    if len(challenge.judges) < AGREEING:
+        return _closed(challenge, Outcome.UNDECIDED, watch=True)
+    return _entered(challenge, Stage.TIE_REVEAL, event, seed=event.seed)
+
+
+def _after_tie(challenge: Challenge, event: RoundBegan, *, silent: frozenset[int]) -> Challenge:
+    said = [_said(event, place) for place, judge in enumerate(challenge.judges) if judge not in silent]
+    challenge = _without_judges(challenge, silent)
+    if said.count(False) >= AGREEING:
+        return _closed(challenge, Outcome.GUILTY, {challenge.drawn.trainer}, requeue=True)
+    if said.count(True) >= AGREEING:
+        return _closed(challenge, Outcome.FALSE_ACCUSATION, {challenge.drawn.verifier})
+
+    return _closed(challenge, Outcome.UNDECIDED, watch=True)
+
+
+def _without_judges(challenge: Challenge, silent: frozenset[int]) -> Challenge:
     judges = tuple(slot for slot in challenge.judges if slot not in silent)
     return replace(challenge, judges=judges, strikes=challenge.strikes | silent)
 
 
-def _draw(challenge: Challenge, seed: bytes, *, attempt: int) -> tuple[int, ...]:
-    return chunks(
-        seed,
-        height=challenge.height,
-        trainer=challenge.drawn.trainer,
-        total=challenge.total_chunks,
-        attempt=attempt,
-        count=CHUNKS,
-    )
+def _entered(challenge: Challenge, stage: Stage, event: RoundBegan, *, seed: bytes = NO_SEED) -> Challenge:
+    return replace(challenge, stage=stage, since=event.height, seed=seed)
 
 
-def _next(challenge: Challenge, *, opened: tuple[int, ...] | None = None, judges: tuple[int, ...] | None = None) -> Challenge:
-    return replace(
-        challenge,
-        stage=Stage(challenge.stage + 1),
-        arrived=frozenset(),
-        checks=frozenset(),
-        opened=challenge.opened if opened is None else opened,
-        judges=challenge.judges if judges is None else judges,
-    )
-
-
-def _close_silent(challenge: Challenge, silent: frozenset[int]) -> Challenge:
-    return _close(challenge, Outcome.SILENCE, silent, requeue=challenge.drawn.trainer in silent)
-
-
-def _close(challenge: Challenge, outcome: Outcome, strikes: frozenset[int] = frozenset(), *, requeue: bool = False) -> Challenge:
-    verdict = Verdict(outcome, challenge.strikes | strikes, requeue)
-    return replace(challenge, stage=Stage.CLOSED, arrived=frozenset(), checks=frozenset(), verdict=verdict)
+def _closed(
+    challenge: Challenge,
+    outcome: Outcome,
+    strikes: Collection[int] = (),
+    *,
+    requeue: bool = False,
+    high: bool = False,
+    watch: bool = False,
+) -> Challenge:
+    struck = challenge.strikes.union(strikes)
+    did = {challenge.drawn.verifier, *challenge.judges} - struck
+    paid = frozenset(slot for slot in did if challenge.committed(slot))
+    verdict = Verdict(outcome=outcome, strikes=struck, requeue=requeue, high=high, watch=watch, paid=paid)
+    return replace(challenge, stage=Stage.CLOSED, verdict=verdict)

@@ -2,15 +2,16 @@
 
 The first strike sends the samples back and has the member challenged in each of the next ten rounds; the second within an epoch
 ejects it, and its points are lost. A member whose score is a little too high for long also gets a strike: who leaves out an
-eighth of its samples passes every other challenge, but its median score stays high. Scores are whole millionths, because
-replicas must agree on them. An epoch begins with `Standing()` for everybody.
+eighth of its samples passes every other challenge, but its median score stays high. The median of five scores is too high where
+three of them are, so only that is remembered of a score: replicas have to agree. An epoch begins with `Standing()` for everybody.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-MILLION = 1_000_000
+from psyche_core.verification.challenge import Outcome, Verdict
+
 EJECTED_AT = 2
 """So many strikes within an epoch eject."""
 
@@ -18,23 +19,20 @@ WATCHED_ROUNDS = 10
 """Rounds after a strike in which a member is challenged each time."""
 
 MEDIAN_OF = 5
-"""Challenges whose scores are remembered."""
-
-MEDIAN_THRESHOLD = 5_000
-"""Median score in millionths above which the last `MEDIAN_OF` challenges are a strike: 0.005."""
+"""Challenges whose scores are remembered. Odd, so that a majority of them is their median."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """A member's record of this epoch.
 
-    strikes: so far. watched_until: last round (height) in which it is challenged in any case, -1 for none. scores: of its last
-    challenges as a trainer, in millionths, oldest first.
+    strikes: so far. watched_until: last round (height) in which it is challenged in any case, -1 for none. high: of its last
+    passed challenges as a trainer, whether the score was above the rule's median threshold, oldest first.
     """
 
     strikes: int = 0
     watched_until: int = -1
-    scores: tuple[int, ...] = ()
+    high: tuple[bool, ...] = ()
 
     @property
     def ejected(self) -> bool:
@@ -51,28 +49,27 @@ def struck(standing: Standing, height: int) -> Standing:
     return Standing(standing.strikes + 1, max(standing.watched_until, height + WATCHED_ROUNDS), ())
 
 
-def scored(
-    standing: Standing, height: int, millionths: int, *, median_of: int = MEDIAN_OF, threshold: int = MEDIAN_THRESHOLD
-) -> Standing:
-    """The standing after a passed challenge with a score: with a strike if the median of the last ones is too high.
+def watched_on(standing: Standing, height: int) -> Standing:
+    """The standing after a challenge that decided nothing: it is challenged again in the next round whose shares are drawn."""
+    return replace(standing, watched_until=max(standing.watched_until, height))
 
-    millionths: T times a million, rounded down, 0 to 2,000,000. Raises ValueError for other numbers.
-    """
-    if not 0 <= millionths <= 2 * MILLION:
-        message = f"a score is 0 to {2 * MILLION} millionths, got {millionths}"
-        raise ValueError(message)
 
-    scores = (*standing.scores, millionths)[-median_of:]
-    if len(scores) == median_of and sorted(scores)[median_of // 2] > threshold:
+def scored(standing: Standing, height: int, *, high: bool) -> Standing:
+    """The standing after a passed challenge: with a strike if the scores of most of the last five are high."""
+    last = (*standing.high, high)[-MEDIAN_OF:]
+    if sum(last) > MEDIAN_OF // 2 and len(last) == MEDIAN_OF:
         return struck(standing, height)
 
-    return replace(standing, scores=scores)
+    return replace(standing, high=last)
 
 
-def in_millionths(score: float) -> int:
-    """A score as whole millionths, rounded down. Raises ValueError outside 0 to 2 and for NaN."""
-    if not 0 <= score <= 2:
-        message = f"a score is 0 to 2, got {score}"
-        raise ValueError(message)
+def after_verdict(standing: Standing, verdict: Verdict, height: int, *, slot: int, trainer: int) -> Standing:
+    """The standing of a slot after a verdict. height: the round that begins. slot: whose it is. trainer: who was checked."""
+    if slot in verdict.strikes:
+        return struck(standing, height)
+    if slot != trainer:
+        return standing
+    if verdict.watch:
+        return watched_on(standing, height)
 
-    return int(score * MILLION)
+    return scored(standing, height, high=verdict.high) if verdict.outcome is Outcome.PASSED else standing

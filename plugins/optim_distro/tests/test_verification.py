@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from psyche_core.interfaces.replay import Replay
 from psyche_core.testing.toy_model import ToyModel
-from psyche_core.verification.challenge import Arrived, Challenge, Checked, Committed, Outcome, Stage, StageEnded, advance
+from psyche_core.verification.challenge import Challenge, Committed, Outcome, RoundBegan, Stage, advance
 from psyche_core.verification.drawing import Drawn
 from psyche_core.verification.merkle import MerkleTree, gradient_leaf
 from psyche_core.verification.opening import OpenedChunk, decode_chunk, delta_leaf, opened_half, sign_bits, signs_fit
@@ -26,12 +26,13 @@ from psyche_core.verification.replay import (
     payload_agreement,
     within,
 )
+from psyche_core.verification.words import Word
 from psyche_optim_distro.chunks.blocked_buffer import BlockedBuffer
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.settings import DistroSettings
 
 SHAPES = {"a": (64, 48), "b": (48, 64), "norm": (48,)}
-RATE, RULE, WITNESSES = 0.01, Rule(), frozenset(range(4))
+RATE, RULE, WITNESSES = 0.01, Rule(), 4
 TRAINER, VERIFIER = 4, 5
 SAMPLES = 8
 
@@ -166,11 +167,14 @@ def recomputed(replay: Replay, rows: list[Any], step: int, *, honest: bool = Tru
     return Commitment(chunks, tree.root)
 
 
-def given_by(challenge: Challenge, *senders: int) -> Challenge:
-    for sender in senders:
-        for witness in WITNESSES:
-            challenge = advance(challenge, Arrived(witness, sender))
-    return challenge
+def next_round(challenge: Challenge, words: Sequence[Word] = ()) -> Challenge:
+    """The challenge once the round begins that ends its stage, of four elected witnesses that say the same words."""
+    height = challenge.since + 1 + challenge.awaits_words(challenge.since + 1)
+    said = (tuple(words),) * WITNESSES if words else ()
+    event = RoundBegan(
+        height=height, seed=bytes([height]) * 32, words=said, elected=WITNESSES, quorum=3, members=frozenset(range(9))
+    )
+    return advance(challenge, event)
 
 
 def played(member: Member, *, honest_verifier: bool = True) -> Challenge:
@@ -180,29 +184,20 @@ def played(member: Member, *, honest_verifier: bool = True) -> Challenge:
     total = sum(group.count for group in replay.groups)
     halves = [opened_half(chunk.delta, chunk.positions, chunk.values) for chunk in before.chunks]
     assert signs_fit([sign_bits(chunk.delta) for chunk in before.chunks], halves, before.root)
-    challenge = Challenge(height=4, drawn=Drawn(TRAINER, VERIFIER), witnesses=WITNESSES, quorum=3, total_chunks=total)
-    challenge = advance(given_by(challenge, TRAINER), StageEnded(bytes(32)))
+    challenge = Challenge(height=4, drawn=Drawn(TRAINER, VERIFIER), total_chunks=total, since=6)
     own = recomputed(replay, rows, 4, honest=honest_verifier)
-    challenge = given_by(advance(challenge, Committed(VERIFIER, own.root)), VERIFIER)
-    challenge = advance(challenge, StageEnded(b"\x01" * 32))
-    challenge = advance(given_by(challenge, TRAINER, VERIFIER), StageEnded(b"\x02" * 32))
-    for witness in WITNESSES:
-        word = passes(replay, list(challenge.opened), before, after, own, payload)
-        challenge = advance(challenge, Checked(witness, VERIFIER, word))
-    challenge = advance(challenge, StageEnded(b"\x03" * 32, frozenset(range(9))))
+    challenge = next_round(advance(challenge, Committed(VERIFIER, own.root)))
+    word = passes(replay, list(challenge.opened), before, after, own, payload)
+    challenge = next_round(challenge, [Word.PASSED if word else Word.FAILED])
     if challenge.stage is Stage.CLOSED:
         return challenge
 
     third = recomputed(replay, rows, 4)
     for judge in challenge.judges:
-        challenge = given_by(advance(challenge, Committed(judge, third.root)), judge)
-    challenge = advance(challenge, StageEnded(b"\x04" * 32))
-    challenge = advance(given_by(challenge, TRAINER, *challenge.judges), StageEnded(b"\x05" * 32))
-    for judge in challenge.judges:
-        word = passes(replay, list(challenge.opened), before, after, third, payload)
-        for witness in WITNESSES:
-            challenge = advance(challenge, Checked(witness, judge, word))
-    return advance(challenge, StageEnded(b"\x06" * 32))
+        challenge = advance(challenge, Committed(judge, third.root))
+    challenge = next_round(challenge)
+    word = passes(replay, list(challenge.opened), before, after, third, payload)
+    return next_round(challenge, [Word.PASSED if word else Word.FAILED] * len(challenge.judges))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psyche_core.verification.challenge import Outcome, Verdict
 from psyche_core.verification.chances import ejected_within, ejection_curve, median_round, upper_bound
-from psyche_core.verification.standing import Standing, in_millionths, scored, struck
+from psyche_core.verification.standing import Standing, after_verdict, scored, struck
 
 
 def test_the_second_strike_ejects_and_the_first_is_watched_for_ten_rounds() -> None:
@@ -24,28 +25,42 @@ def test_the_second_strike_ejects_and_the_first_is_watched_for_ten_rounds() -> N
 
 def test_a_score_that_is_a_little_too_high_for_long_is_a_strike() -> None:
     standing = Standing()
-    for height, score in enumerate([9_000, 9_000, 4_000, 4_000, 9_000]):
+    for height, high in enumerate([True, True, False, False, True]):
         assert standing.strikes == 0
-        standing = scored(standing, height, score)
-    assert (standing.strikes, standing.scores, standing.watched_until) == (1, (), 14)
+        standing = scored(standing, height, high=high)
+    assert (standing.strikes, standing.high, standing.watched_until) == (1, (), 14)
 
 
-@given(st.lists(st.integers(0, 5_000), max_size=60))
-def test_scores_below_the_median_threshold_never_strike(scores: list[int]) -> None:
-    standing = Standing()
-    for height, score in enumerate(scores):
-        standing = scored(standing, height, score)
-    assert standing.strikes == 0
-    assert standing.scores == tuple(scores[-5:])
+@given(st.lists(st.booleans(), max_size=60))
+def test_a_strike_needs_three_high_scores_of_the_last_five(scores: list[bool]) -> None:
+    standing, since = Standing(), 0
+    for height, high in enumerate(scores):
+        before = standing
+        standing = scored(before, height, high=high)
+        last = scores[max(since, height - 4) : height + 1]
+        expected = len(last) == 5 and sum(last) >= 3
+        assert (standing.strikes > before.strikes) == expected
+        assert standing.high == (() if expected else tuple(last))
+        since = height + 1 if expected else since
 
 
-def test_scores_are_whole_millionths_from_0_to_2() -> None:
-    assert in_millionths(0.0049999999) == 4_999
-    for wrong in (-0.1, 2.1, float("nan")):
-        with pytest.raises(ValueError, match="0 to 2"):
-            in_millionths(wrong)
-    with pytest.raises(ValueError, match="millionths"):
-        scored(Standing(), 1, 2_000_001)
+CHECKED, OTHER = 4, 5
+
+
+@pytest.mark.parametrize(
+    ("verdict", "trainer", "other"),
+    [
+        (Verdict(outcome=Outcome.PASSED, high=True), Standing(high=(True,)), Standing()),
+        (Verdict(outcome=Outcome.PASSED), Standing(high=(False,)), Standing()),
+        (Verdict(outcome=Outcome.GUILTY, strikes=frozenset({CHECKED})), Standing(1, 30), Standing()),
+        (Verdict(outcome=Outcome.FALSE_ACCUSATION, strikes=frozenset({OTHER})), Standing(), Standing(1, 30)),
+        (Verdict(outcome=Outcome.UNDECIDED, watch=True), Standing(0, 20), Standing()),
+        (Verdict(outcome=Outcome.SILENCE, strikes=frozenset({OTHER}), watch=True), Standing(0, 20), Standing(1, 30)),
+    ],
+)
+def test_what_a_verdict_means_for_trainer_and_others(verdict: Verdict, trainer: Standing, other: Standing) -> None:
+    assert after_verdict(Standing(), verdict, 20, slot=CHECKED, trainer=CHECKED) == trainer
+    assert after_verdict(Standing(), verdict, 20, slot=OTHER, trainer=CHECKED) == other
 
 
 @pytest.mark.parametrize(("rate", "strike"), [(0.1, 0.99), (0.3, 0.5), (1.0, 0.2)])
