@@ -124,9 +124,9 @@ class Challenge:
     """One challenge. The first three fields never change.
 
     height: round of the share. drawn: trainer and verifier. total_chunks: of the model. since: height of the round with which
-    the stage began. stage: of `Stage`. roots: (slot, root), ascending. complained: whether the verifier complained. seed: 32 bytes
-    from which the opened chunks are drawn. judges: tie-breakers that still count, ascending. strikes: given so far, for silence.
-    verdict: None until CLOSED.
+    the stage began. stage: of `Stage`. roots: (slot, root), ascending. complained: whether the verifier complained. seed: of 32
+    bytes, from which the opened chunks are drawn. judges: tie-breakers that still count, ascending. strikes: given so far, for
+    silence. verdict: None until CLOSED.
     """
 
     height: int
