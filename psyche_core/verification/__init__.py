@@ -5,6 +5,6 @@ from a seed who is challenged, by whom, and which chunks are opened, `overlap` i
 compares opened chunks with a recomputed gradient, `words` are what witnesses say about them, `challenge` is one challenge from
 its draw to its verdict, `standing` what verdicts mean for a member, and `chances` how soon a cheat is ejected. No module knows an
 optimizer: chunks are rows of numbers, payloads are positions and signs. `opening`, `overlap` and `replay` use numpy; the others
-compute with integers and bytes, so that replicas agree. docs/explanation/verification.md explains all of it. The protocol does not
-use this package yet.
+compute with integers and bytes, so that replicas agree. `epoch` holds the open challenges and the standings of an epoch.
+docs/explanation/verification.md explains all of it. The protocol does not use this package yet.
 """

@@ -1,0 +1,181 @@
+"""The open challenges and the standings of an epoch, as a coordinator keeps them: what a round's begin changes. Pure.
+
+When round h begins, all results of round h - 2 are decided. Then, in this order:
+
+1. the words of the statements of round h - 1 and the seed of round h advance the open challenges; some close with a verdict;
+2. verdicts change the standings of those they are about; the second strike ejects;
+3. challenges about the accepted shares of round h - 2 are drawn. Watched members are challenged in any case (`drawing`).
+
+At most `MOST_OPEN` challenges are open, so that a state is bounded: what is drawn beyond is not opened. An epoch begins and ends
+without any: who cheats in an epoch's last rounds is not challenged for these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from psyche_core.verification.challenge import Challenge, Outcome, RoundBegan, Stage, Verdict, advance
+from psyche_core.verification.drawing import challenges as drawn_challenges
+from psyche_core.verification.standing import Standing, after_verdict
+from psyche_core.verification.words import Word
+
+MOST_OPEN = 64
+"""Most open challenges of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A challenge that has ended. verdict: see `challenge`."""
+
+    challenge: Challenge
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRound:
+    """What is known when a round begins.
+
+    height: of that round, from 0. seed: 32 bytes that nobody knew before. shares: slots whose share of round `height - 2` was
+    accepted and whose delta follows from the one before (`drawing.challenges`). members: healthy slots. statements: the words of
+    each statement of the round before, for `due` of that round. elected, quorum: numbers of witnesses of the round before.
+    """
+
+    height: int
+    seed: bytes
+    shares: Collection[int]
+    members: frozenset[int]
+    statements: tuple[tuple[Word, ...], ...] = ()
+    elected: int = 0
+    quorum: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochVerification:
+    """The state of an epoch's verification.
+
+    percent: of the shares that are challenged, 0 to 100. total_chunks: of the model. standings: by slot. open: challenges that
+    have not ended, ascending by round and trainer.
+    """
+
+    percent: int
+    total_chunks: int
+    standings: tuple[Standing, ...]
+    open: tuple[Challenge, ...] = ()
+
+    def due(self, height: int) -> tuple[tuple[Challenge, int], ...]:
+        """The words that a statement of this round has: (challenge, judge), in their order."""
+        return tuple((one, judge) for one in self.open if one.awaits_words(height) for judge in one.judged)
+
+    def recomputing(self) -> frozenset[int]:
+        """The slots that recompute a share in the present round. They get no samples in it."""
+        stages = {Stage.COMMIT, Stage.RECOMMIT, Stage.TIE_COMMIT}
+        return frozenset(slot for one in self.open if one.stage in stages for slot in one.expected)
+
+    def find(self, height: int, trainer: int) -> Challenge | None:
+        """The open challenge about this share, None if there is none."""
+        return next((one for one in self.open if (one.height, one.drawn.trainer) == (height, trainer)), None)
+
+    def replaced(self, changed: Challenge) -> EpochVerification:
+        """The state after an event changed this challenge."""
+        place = (changed.height, changed.drawn.trainer)
+        return replace(
+            self, open=tuple(changed if (one.height, one.drawn.trainer) == place else one for one in self.open)
+        )  # fmt: skip
+
+
+def new_epoch(*, percent: int, total_chunks: int, slots: int) -> EpochVerification:
+    """The state with which an epoch of so many slots begins."""
+    return EpochVerification(percent=percent, total_chunks=total_chunks, standings=(Standing(),) * slots)
+
+
+def round_began(state: EpochVerification, begun: NewRound) -> tuple[EpochVerification, tuple[Closed, ...]]:
+    """The state once a round has begun, and the challenges that it ended, in order.
+
+    Who is ejected by a verdict takes no further part: what it was to judge is undecided, and nothing more is asked of it. Raises
+    ValueError if a statement has not the words that are due.
+    """
+    advanced = [advance(one, _event(state, one, begun)) for one in state.open]
+    standings = list(state.standings)
+    closed: list[Closed] = []
+    for one in advanced:
+        if one.verdict is not None:
+            _judge(standings, one, one.verdict, begun.height)
+            closed.append(Closed(one, one.verdict))
+    ejected = frozenset(slot for slot, standing in enumerate(standings) if standing.ejected)
+    still_open = []
+    for one in advanced:
+        if one.verdict is None:
+            left = _without(one, ejected)
+            if left.verdict is None:
+                still_open.append(left)
+            else:
+                _judge(standings, left, left.verdict, begun.height)
+                closed.append(Closed(left, left.verdict))
+    state = replace(state, standings=tuple(standings), open=tuple(still_open))
+    return replace(state, open=_with_drawn(state, begun, ejected)), tuple(closed)
+
+
+def _event(state: EpochVerification, challenge: Challenge, begun: NewRound) -> RoundBegan:
+    due = state.due(begun.height - 1)
+    if any(len(words) != len(due) for words in begun.statements):
+        message = f"each statement of round {begun.height - 1} has {len(due)} words about challenges"
+        raise ValueError(message)
+
+    places = [place for place, (one, _) in enumerate(due) if one is challenge]
+    words = tuple(tuple(statement[place] for place in places) for statement in begun.statements) if places else ()
+    return RoundBegan(
+        height=begun.height,
+        seed=begun.seed,
+        words=words,
+        elected=begun.elected,
+        quorum=begun.quorum,
+        members=begun.members - frozenset(_ejected(state)),
+    )
+
+
+def _ejected(state: EpochVerification) -> list[int]:
+    return [slot for slot, standing in enumerate(state.standings) if standing.ejected]
+
+
+def _judge(standings: list[Standing], challenge: Challenge, verdict: Verdict, height: int) -> None:
+    trainer = challenge.drawn.trainer
+    for slot in {trainer, *verdict.strikes}:
+        standings[slot] = after_verdict(standings[slot], verdict, height, slot=slot, trainer=trainer)
+
+
+def _without(challenge: Challenge, ejected: frozenset[int]) -> Challenge:
+    """The challenge without the ejected: about an ejected trainer there is nothing left to decide."""
+    trainer, verifier = challenge.drawn.trainer, challenge.drawn.verifier
+    judging = challenge.stage in (Stage.TIE_COMMIT, Stage.TIE_REVEAL)
+    if trainer in ejected or (verifier in ejected and not judging):
+        verdict = Verdict(outcome=Outcome.UNDECIDED, strikes=challenge.strikes - ejected, watch=trainer not in ejected)
+        return replace(challenge, stage=Stage.CLOSED, verdict=verdict)
+
+    return replace(challenge, judges=tuple(judge for judge in challenge.judges if judge not in ejected))
+
+
+def _with_drawn(state: EpochVerification, begun: NewRound, ejected: frozenset[int]) -> tuple[Challenge, ...]:
+    """The open challenges with those drawn about the shares of round `height - 2`."""
+    height = begun.height - 2
+    shares = frozenset(begun.shares) - ejected
+    if height < 0 or state.percent == 0 or not shares:
+        return state.open
+
+    drawn = drawn_challenges(
+        begun.seed,
+        height=height,
+        shares=shares,
+        members=begun.members - ejected - state.recomputing(),
+        percent=state.percent,
+        watched=_watched(state.standings, height),
+    )
+    room = drawn[: MOST_OPEN - len(state.open)]
+    return (
+        *state.open,
+        *[Challenge(height=height, drawn=one, total_chunks=state.total_chunks, since=begun.height) for one in room],
+    )  # fmt: skip
+
+
+def _watched(standings: Sequence[Standing], height: int) -> tuple[int, ...]:
+    return tuple(slot for slot, standing in enumerate(standings) if standing.watched(height))
