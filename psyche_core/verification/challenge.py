@@ -121,17 +121,16 @@ Event = Committed | Complained | RoundBegan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenge:
-    """One challenge. The first three fields never change.
+    """One challenge. The first two fields never change.
 
-    height: round of the share. drawn: trainer and verifier. total_chunks: of the model. since: height of the round with which
-    the stage began. stage: of `Stage`. roots: (slot, root), ascending. complained: whether the verifier complained. seed: of 32
-    bytes, from which the opened chunks are drawn. judges: tie-breakers that still count, ascending. strikes: given so far, for
-    silence. verdict: None until CLOSED.
+    height: round of the share. drawn: trainer and verifier. since: height of the round with which the stage began. stage: of
+    `Stage`. roots: (slot, root), ascending. complained: whether the verifier complained. seed: of 32 bytes, from which the opened
+    chunks are drawn. judges: tie-breakers that still count, ascending. strikes: given so far, for silence. verdict: None until
+    CLOSED.
     """
 
     height: int
     drawn: Drawn
-    total_chunks: int
     since: int
     stage: Stage = Stage.COMMIT
     roots: tuple[tuple[int, bytes], ...] = ()
@@ -142,21 +141,18 @@ class Challenge:
     verdict: Verdict | None = None
 
     def __post_init__(self) -> None:
-        if self.total_chunks < 1 or self.since <= self.height:
-            message = f"a model has a chunk, and a share is challenged in a later round, got {self}"
+        if self.since <= self.height:
+            message = f"a share is challenged in a later round, got {self}"
             raise ValueError(message)
 
-    @property
-    def opened(self) -> tuple[int, ...]:
-        """The numbers of the drawn chunks, ascending; () until they are drawn."""
+    def opened(self, total: int) -> tuple[int, ...]:
+        """The numbers of the drawn chunks, ascending; () until they are drawn. total: chunks of the model."""
         if self.seed == NO_SEED:
             return ()
 
         attempt = int(self.stage is Stage.TIE_REVEAL)
         trainer = self.drawn.trainer
-        return chunks(
-            self.seed, height=self.height, trainer=trainer, total=self.total_chunks, attempt=attempt, count=CHUNKS
-        )  # fmt: skip
+        return chunks(self.seed, height=self.height, trainer=trainer, total=total, attempt=attempt, count=CHUNKS)
 
     @property
     def expected(self) -> tuple[int, ...]:

@@ -54,12 +54,11 @@ class NewRound:
 class EpochVerification:
     """The state of an epoch's verification.
 
-    percent: of the shares that are challenged, 0 to 100. total_chunks: of the model. standings: by slot. open: challenges that
-    have not ended, ascending by round and trainer.
+    percent: of the shares that are challenged, 0 to 100. standings: by slot. open: challenges that have not ended, ascending by
+    round and trainer.
     """
 
     percent: int
-    total_chunks: int
     standings: tuple[Standing, ...]
     open: tuple[Challenge, ...] = ()
 
@@ -84,9 +83,9 @@ class EpochVerification:
         )  # fmt: skip
 
 
-def new_epoch(*, percent: int, total_chunks: int, slots: int) -> EpochVerification:
+def new_epoch(*, percent: int, slots: int) -> EpochVerification:
     """The state with which an epoch of so many slots begins."""
-    return EpochVerification(percent=percent, total_chunks=total_chunks, standings=(Standing(),) * slots)
+    return EpochVerification(percent=percent, standings=(Standing(),) * slots)
 
 
 def round_began(state: EpochVerification, begun: NewRound) -> tuple[EpochVerification, tuple[Closed, ...]]:
@@ -173,7 +172,7 @@ def _with_drawn(state: EpochVerification, begun: NewRound, ejected: frozenset[in
     room = drawn[: MOST_OPEN - len(state.open)]
     return (
         *state.open,
-        *[Challenge(height=height, drawn=one, total_chunks=state.total_chunks, since=begun.height) for one in room],
+        *[Challenge(height=height, drawn=one, since=begun.height) for one in room],
     )  # fmt: skip
 
 

@@ -184,10 +184,10 @@ def played(member: Member, *, honest_verifier: bool = True) -> Challenge:
     total = sum(group.count for group in replay.groups)
     halves = [opened_half(chunk.delta, chunk.positions, chunk.values) for chunk in before.chunks]
     assert signs_fit([sign_bits(chunk.delta) for chunk in before.chunks], halves, before.root)
-    challenge = Challenge(height=4, drawn=Drawn(TRAINER, VERIFIER), total_chunks=total, since=6)
+    challenge = Challenge(height=4, drawn=Drawn(TRAINER, VERIFIER), since=6)
     own = recomputed(replay, rows, 4, honest=honest_verifier)
     challenge = next_round(advance(challenge, Committed(VERIFIER, own.root)))
-    word = passes(replay, list(challenge.opened), before, after, own, payload)
+    word = passes(replay, list(challenge.opened(total)), before, after, own, payload)
     challenge = next_round(challenge, [Word.PASSED if word else Word.FAILED])
     if challenge.stage is Stage.CLOSED:
         return challenge
@@ -196,7 +196,7 @@ def played(member: Member, *, honest_verifier: bool = True) -> Challenge:
     for judge in challenge.judges:
         challenge = advance(challenge, Committed(judge, third.root))
     challenge = next_round(challenge)
-    word = passes(replay, list(challenge.opened), before, after, third, payload)
+    word = passes(replay, list(challenge.opened(total)), before, after, third, payload)
     return next_round(challenge, [Word.PASSED if word else Word.FAILED] * len(challenge.judges))
 
 

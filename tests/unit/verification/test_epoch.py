@@ -38,7 +38,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.state = new_epoch(percent=self.percent, total_chunks=1000, slots=SLOTS)
+        self.state = new_epoch(percent=self.percent, slots=SLOTS)
         self.faked: set[tuple[int, int]] = set()
         self.closed: list[Closed] = []
         self.height = 0
@@ -148,7 +148,7 @@ def test_cheats_go_as_soon_as_the_exact_chances_say(part: float, rounds: int) ->
 
 
 def test_a_state_is_bounded_and_words_have_one_order() -> None:
-    state = new_epoch(percent=100, total_chunks=10, slots=200)
+    state = new_epoch(percent=100, slots=200)
     everybody = frozenset(range(200))
     begun = NewRound(height=2, seed=bytes(32), shares=everybody, members=everybody, elected=32, quorum=22)
     state, _ = round_began(state, begun)
