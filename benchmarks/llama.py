@@ -43,8 +43,8 @@ SIZES: Mapping[str, Size] = MappingProxyType(
 )
 
 
-def build(size: str, *, seed: int = 0, sequence_length: int = SEQUENCE) -> Model:
-    """A Llama of about that many parameters with random weights, on the CPU, float32."""
+def build(size: str, *, seed: int = 0, sequence_length: int = SEQUENCE, dtype: str = "float32") -> Model:
+    """A Llama of about that many parameters with random weights, on the CPU. dtype: in which it computes; weights are float32."""
     base = json.loads((EXAMPLE / "model" / "config.json").read_text())
     shape = SIZES[size]
     heads = shape.width // 32
@@ -58,7 +58,10 @@ def build(size: str, *, seed: int = 0, sequence_length: int = SEQUENCE) -> Model
     }
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps({**base, **table}))
-        return create_llama(ModelContext(source=Path(folder), max_seq_len=sequence_length, seed=bytes([seed]) * 32, device="cpu"))
+        context = ModelContext(
+            source=Path(folder), max_seq_len=sequence_length, seed=bytes([seed]) * 32, device="cpu", dtype=dtype
+        )
+        return create_llama(context)
 
 
 def parameter_count(model: Model) -> int:
