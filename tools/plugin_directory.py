@@ -21,7 +21,7 @@ INTRODUCTION = """\
 # The plugin directory
 
 Every plugin that this project knows, by kind. What the levels promise, and how yours gets here: [the policy](policy.md). Who
-names a plugin that is not installed is told which of these it is and what installs it; `psyche plugins list --all` lists them, too.
+names a plugin that is not installed is told which of these it is and what installs it; `psyche plugins list --all` lists them.
 
 This page is written by `tools/plugin_directory.py` from `psyche_core/plugins/directory.toml`.
 """
