@@ -20,7 +20,11 @@ PLUGINS = (
     "docs/plugins/new.md",
     "docs/plugins/directory.md",
 )  # the README has placeholders
-PAGES = [*(REPOSITORY / name for name in (*OTHERS, *PLUGINS)), *sorted((REPOSITORY / "docs" / "how-to").glob("*.md"))]
+FOLDERS = ("how-to", "tutorial", "plugins/kinds")
+PAGES = [
+    *(REPOSITORY / name for name in (*OTHERS, *PLUGINS)),
+    *(path for folder in FOLDERS for path in sorted((REPOSITORY / "docs" / folder).glob("*.md"))),
+]
 SPAN = re.compile(r"`(psyche [^`\n]+|--[a-z][^`\n]*)`")
 
 
