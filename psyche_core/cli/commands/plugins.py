@@ -157,10 +157,12 @@ def check_one(
 
     NAME is `Name`, `kind.Name`, or one of these behind `distribution:`. No test file is needed; conformance tests that need what
     only the author knows are left to his tests. At the end a tiny model is trained on this machine, by two members or, for a
-    sharding engine, by two processes of one. Relative paths in --settings start in the current folder.
+    sharding engine, by two processes of one; a terminal shows how far that is. Relative paths in --settings start in the
+    current folder.
     """
     from psyche_core.cli.plugin_check import Given, check_plugin
     from psyche_core.cli.plugin_names import named, unknown
+    from psyche_core.cli.progress_line import ProgressLine
     from psyche_core.errors import PluginError
     from psyche_core.plugins import PluginRegistry
     from psyche_core.text_safety import printable
@@ -186,7 +188,9 @@ def check_one(
     )
     (record,) = found
     steps = []
-    for step in check_plugin(record, given):
+    progress = ProgressLine(sys.stderr)
+    for step in check_plugin(record, given, tell=progress.tell):
+        progress.clear()
         steps.append(step)
         if not as_json:
             click.echo(printable(f"{step.outcome:<8} {step.name:<13} {step.sentence}"))
