@@ -44,6 +44,7 @@ WEB3 := @solana/web3.js@1.98.4
 IROH_NODE := @number0/iroh@1.1.0
 PYRIGHT := pyright@1.1.414
 AXE := axe-core@4.14.1
+MERMAID := mermaid@11.17.2
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOOPBACK := PYTHON=$(BIN)/python tools/loopback.sh
 
@@ -112,6 +113,9 @@ hooks: $(STAMP) ## run the quick checks before each commit of this clone
 
 docs: $(STAMP) ## the pages of docs/ and the contracts in the code as a site in site/; fails for a link that leads nowhere
 	@$(PIP) install -c $(CONSTRAINTS) $(SITE)
+	@test -s $(VENV)/mermaid/mermaid.min.js || { mkdir -p $(VENV)/mermaid && cd $(VENV)/mermaid && npm pack --silent $(MERMAID) >archive \
+	  && tar -xzf "$$(cat archive)" --strip-components=2 package/dist/mermaid.min.js && rm "$$(cat archive)" archive; } \
+	  || echo "npm cannot fetch $(MERMAID): the site shows diagrams as text"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 public-api: $(STAMP) ## write the public API down, at a release; `make test` finds what is gone since

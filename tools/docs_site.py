@@ -2,6 +2,9 @@
 
 Pages link to files beside docs/, such as ../../Dockerfile. Those become plain files of the site, below `repository/`. A link to a
 file that does not exist stops the build.
+
+Diagrams are drawn by Mermaid, whose script is part of the site: nothing is loaded from elsewhere. Where npm could not install it,
+diagrams stay the text that they are.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
 FOLDER = "repository"
+MERMAID = REPOSITORY / ".venv" / "mermaid" / "mermaid.min.js"
+SCRIPT = "assets/mermaid.min.js"
 _LINK = re.compile(r"(\]\()((?:\.\./)+[^)#\s]+)")
 
 
@@ -29,6 +34,16 @@ def outside(page: str, link: str) -> str | None:
 def place(path: str) -> str:
     """Where a file of the repository is on the site. Pages stay as they are written, as text."""
     return f"{FOLDER}/{path}.txt" if path.endswith(".md") else f"{FOLDER}/{path}"
+
+
+def on_config(config: Any) -> Any:
+    """Have pages load our copy of Mermaid; without one, show diagrams as text. The theme would load it from afar."""
+    if MERMAID.is_file():
+        config.extra_javascript.append(SCRIPT)
+    else:
+        for fence in config.mdx_configs["pymdownx.superfences"]["custom_fences"]:
+            fence["class"] = "diagram"
+    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -49,6 +64,8 @@ def on_files(files: Any, config: Any) -> Any:
     for path in sorted(wanted):
         if (REPOSITORY / path).is_file():
             files.append(File.generated(config, place(path), abs_src_path=str(REPOSITORY / path)))
+    if MERMAID.is_file():
+        files.append(File.generated(config, SCRIPT, abs_src_path=str(MERMAID)))
     return files
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
@@ -110,10 +110,10 @@ class Given:
     training: bool = True
 
 
-def check_plugin(record: PluginRecord, given: Given) -> Iterator[Step]:
-    """All steps that can be done, as they are done."""
+def check_plugin(record: PluginRecord, given: Given, *, tell: Callable[[str], None] = lambda _: None) -> Iterator[Step]:
+    """All steps that can be done, as they are done. tell: called with what is being done, where that takes long."""
     failed = ""
-    for step in _check(record, given):
+    for step in _check(record, given, tell):
         failed = failed or (step.name if step.outcome == "failed" else "")
         yield step
     if not given.training:
@@ -122,12 +122,12 @@ def check_plugin(record: PluginRecord, given: Given) -> Iterator[Step]:
         yield Step("training", "skipped", f"first what failed above: {failed}")
         return
 
-    tried = try_training(record, given.settings, given.model_config)
+    tried = try_training(record, given.settings, given.model_config, tell=tell)
     outcome: Outcome = "skipped" if tried.trained is None else "ok" if tried.trained else "failed"
     yield Step("training", outcome, tried.sentence)
 
 
-def _check(record: PluginRecord, given: Given) -> Iterator[Step]:
+def _check(record: PluginRecord, given: Given, tell: Callable[[str], None]) -> Iterator[Step]:
     """All steps but training."""
     try:
         module = imported(record.module)
@@ -149,6 +149,7 @@ def _check(record: PluginRecord, given: Given) -> Iterator[Step]:
     yield _check_dependencies(record)
     yield _check_factory(record, guarded(registration, called=label(record.kind, record.name, record.origin)), given)
     if given.conformance:
+        tell("conformance: its tests run,")
         yield _check_conformance(record, registration, given)
 
 

@@ -16,9 +16,6 @@ from psyche_core.cli.lazy import LazyGroup
 from psyche_core.cli.plugin_marks import KIND, marked_commands
 from psyche_core.plugin_switches import PluginSwitches, installed_plugins
 
-FIRST_PARTY = {"doctor": "quic", "relay": "quic", "run-manager": "solana", "solana": "solana"}
-"""Commands of our own plugins, with the extra that installs each."""
-
 
 def plugin_commands() -> dict[str, str]:
     """Names of the commands that installed plugins provide, with the name of their distribution; none that is switched off."""
@@ -71,9 +68,13 @@ class PluginGroup(LazyGroup):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """Like click's method, with a hint if an unknown name is a first-party command that is not installed."""
-        if args and args[0] not in self.own and args[0] in FIRST_PARTY and args[0] not in plugin_commands():
-            ctx.fail(f"{args[0]} is not installed; install it with: pip install 'psyche-core[{FIRST_PARTY[args[0]]}]'")
+        """Like click's method, with a hint if an unknown name is a command that the plugin directory knows."""
+        if args and not args[0].startswith("-") and args[0] not in self.own and args[0] not in plugin_commands():
+            from psyche_core.plugins.directory import entry_of  # not earlier: importing pydantic is slow
+
+            entry = entry_of("command", args[0])
+            if entry is not None:
+                ctx.fail(f"{args[0]} is not installed; {entry.remedy}")
 
         return super().resolve_command(ctx, args)
 

@@ -13,15 +13,20 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from psyche_core.cli.progress_line import steps_trained
 from psyche_core.plugins import PluginRecord, PluginRegistry
 
 TRAINING_SECONDS = 300
 """Time limit of the whole step."""
+
+LOOK_SECONDS = 0.5
+"""How often it is looked how far they are."""
 
 STEPS = 6
 MEMBERS = 2
@@ -88,8 +93,14 @@ class _Done:
     told: str
 
 
-def try_training(record: PluginRecord, settings: Mapping[str, Any], model_config: Mapping[str, Any] | None) -> Tried:
-    """Train with a plugin. settings: its own table. model_config: a model's config.json."""
+Tell = Callable[[str], None]
+"""Takes how far it is, for people."""
+
+
+def try_training(
+    record: PluginRecord, settings: Mapping[str, Any], model_config: Mapping[str, Any] | None, *, tell: Tell = lambda _: None
+) -> Tried:
+    """Train with a plugin. settings: its own table. model_config: a model's config.json. tell: called now and then."""
     kind, name = record.kind, f"{record.distribution}:{record.name}"
     reason = _obstacle(record, settings, model_config)
     if reason:
@@ -110,12 +121,12 @@ def try_training(record: PluginRecord, settings: Mapping[str, Any], model_config
             base=inside or folder,
         )
         if kind == "sharding":
-            return _divide(folder, name)
+            return _divide(folder, name, tell)
         options = {"backend": ("--backend", name), "tracker": ("--tracker", name)}.get(kind, ())
         variables = {"PSYCHE_TRANSPORT": name} if kind == "transport" else {}
         if kind in ("backend", "transport", "tracker"):
             variables |= {f"PSYCHE_{key.upper()}": _word(value) for key, value in settings.items()}
-        return _meet(folder, options, variables, base=inside or folder, where=Path.cwd() if settings else folder)
+        return _meet(folder, options, variables, tell, base=inside or folder, where=Path.cwd() if settings else folder)
 
 
 def write_run(
@@ -181,12 +192,12 @@ def _obstacle(record: PluginRecord, settings: Mapping[str, Any], model_config: M
     return f"two members need more plugins: pip install {' '.join(missing)}" if missing else ""
 
 
-def _meet(folder: Path, options: Sequence[str], variables: Mapping[str, str], *, base: Path, where: Path) -> Tried:
+def _meet(folder: Path, options: Sequence[str], variables: Mapping[str, str], tell: Tell, *, base: Path, where: Path) -> Tried:
     """A server and members. where: folder in which they start, so that what they write by default is gone, too."""
     out = folder / "out"
     command = ("testnet", "start", "--config-path", str(folder), "--base", str(base), "--num-clients", str(MEMBERS))
     limits = ("--server-port", "0", "--require-steps", str(STEPS), "--time-limit", str(TRAINING_SECONDS))
-    done = _run(folder, [*command, *limits, "--out", str(out), "--logs", "none", *options], variables, where=where)
+    done = _run(folder, [*command, *limits, "--out", str(out), "--logs", "none", *options], variables, tell, where=where)
     if done.status != 0:
         return Tried(False, _failure(done, f"{MEMBERS} members did not train"))
 
@@ -196,14 +207,14 @@ def _meet(folder: Path, options: Sequence[str], variables: Mapping[str, str], *,
     return Tried(True, f"{told}, in {report['wall_seconds']:.0f} s")
 
 
-def _divide(folder: Path, name: str) -> Tried:
+def _divide(folder: Path, name: str, tell: Tell) -> Tried:
     """Train one member in two processes: over the data if the engine does that, else with divided layers."""
     done = _Done(None, "")
     for way in ("data", "tensor"):
         events = folder / f"{way}.jsonl"
         command = ("train-local", "--state", str(folder / "state.toml"), "--device", "cpu", "--logs", "none")
         ranks = (f"--{way}-parallelism", "2", "--sharding", name, "--events-file", str(events))
-        done = _run(folder, [*command, *ranks], {}, where=folder)
+        done = _run(folder, [*command, *ranks], {}, tell, where=folder)
         if done.status == 0:
             lines = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]
             losses = [line["loss"] for line in lines if line["event"] == "step_trained"]
@@ -213,7 +224,7 @@ def _divide(folder: Path, name: str) -> Tried:
     return Tried(False, _failure(done, "2 processes of one member did not train"))
 
 
-def _run(folder: Path, arguments: Sequence[str], variables: Mapping[str, str], *, where: Path) -> _Done:
+def _run(folder: Path, arguments: Sequence[str], variables: Mapping[str, str], tell: Tell, *, where: Path) -> _Done:
     """Run `psyche ARGUMENTS`. What it starts is in its process group, and ends with it."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     errors = folder / "errors.txt"  # a file: processes that outlive it would keep a pipe open
@@ -228,9 +239,7 @@ def _run(folder: Path, arguments: Sequence[str], variables: Mapping[str, str], *
             start_new_session=True,
         )
         try:
-            status: int | None = program.wait(TRAINING_SECONDS + 30)
-        except subprocess.TimeoutExpired:
-            status = None
+            status = _watched(program, folder, tell)
         finally:
             if program.poll() is None:
                 os.killpg(program.pid, signal.SIGKILL)
@@ -239,6 +248,19 @@ def _run(folder: Path, arguments: Sequence[str], variables: Mapping[str, str], *
         lines = file.read().decode(errors="replace").splitlines()
     sentences = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
     return _Done(status, (sentences or [line for line in lines if line.strip()] or [""])[0 if sentences else -1])
+
+
+def _watched(program: subprocess.Popen[bytes], folder: Path, tell: Tell) -> int | None:
+    """The exit status; None if the program does not end in time. What it trained is told meanwhile."""
+    end = time.monotonic() + TRAINING_SECONDS + 30
+    while True:
+        step = steps_trained([*folder.glob("*.jsonl"), *folder.glob("out/events/*.jsonl")])
+        tell(f"training: step {step} of {STEPS}," if step else "training: the processes start,")
+        try:
+            return program.wait(max(0.0, min(LOOK_SECONDS, end - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= end:
+                return None
 
 
 def _failure(done: _Done, what: str) -> str:

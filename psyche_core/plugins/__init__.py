@@ -1,7 +1,7 @@
 """Find, load and explain plugins.
 
 - `registry` finds entry points and loads what is asked for; a registry is an object, there is no global state
-- `records` is what is known of an entry point, `extras` which of our own are not installed
+- `records` is what is known of an entry point; `directory` is which plugins this project knows, and what installs them
 - `loading` imports a module, compares API versions and calls its hook
 - `registration_checks` says what is wrong with a registration, at once and in one sentence
 - `settings` validates a plugin's own table, and describes its keys
@@ -11,14 +11,12 @@
 Which plugins are switched off is in `psyche_core.plugin_switches`.
 """
 
-from psyche_core.plugins.extras import FIRST_PARTY_EXTRAS
 from psyche_core.plugins.loading import PluginApiWarning
 from psyche_core.plugins.records import PluginRecord, Records, Status
 from psyche_core.plugins.registry import PluginRegistry, discover_and_tell
 from psyche_core.plugins.settings import check_run_file_plugins, described_settings, validate_settings
 
 __all__ = [
-    "FIRST_PARTY_EXTRAS",
     "PluginApiWarning",
     "PluginRecord",
     "PluginRegistry",

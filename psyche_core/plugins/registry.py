@@ -22,7 +22,7 @@ from psyche_core import hookspecs, plugin_errors
 from psyche_core.config.sentences import nearest
 from psyche_core.errors import PluginError, PluginMissing
 from psyche_core.plugin_switches import TRACE, PluginSwitches, environment_notice, normalized
-from psyche_core.plugins.extras import FIRST_PARTY_EXTRAS, install_line, not_installed
+from psyche_core.plugins.directory import also_known, entry_of, names_of, not_installed
 from psyche_core.plugins.loading import Refused, registration_of
 from psyche_core.plugins.records import PluginRecord, Records, described
 from psyche_core.text_safety import printable
@@ -71,7 +71,7 @@ class PluginRegistry:
         return list(self._records)
 
     def not_installed(self) -> Records:
-        """Our own plugins that are not here; each cause says how to install it."""
+        """Plugins of the directory that are not here; each cause says how to install it."""
         return not_installed(self._records)
 
     def notice(self) -> str:
@@ -203,23 +203,28 @@ class PluginRegistry:
     def _missing(self, kind: str, name: str) -> PluginError:
         installed = sorted({record.name for record in self._records if record.kind == kind and record.status != "disabled"})
         there = f"installed {kind} plugins: {', '.join(installed) or 'none'}"
-        extra = FIRST_PARTY_EXTRAS.get((kind, name))
-        if extra is not None:
-            return PluginMissing(f"the {kind} plugin {name} is not installed; install it with: {install_line(extra)} ({there})")
+        entry = entry_of(kind, name)
+        if entry is not None:
+            return PluginMissing(f"the {kind} plugin {name} is not installed; {entry.remedy} ({there})")
 
         distribution, colon, plain = name.rpartition(":")
         if colon and plain in installed:
             holders = sorted({each.distribution for each in self._records if (each.kind, each.name) == (kind, plain)})
             return PluginError(f"{distribution} provides no {kind} plugin {plain}; it comes from {' and '.join(holders)}")
 
-        ours = [known for of_kind, known in FIRST_PARTY_EXTRAS if of_kind == kind and known not in installed]
-        near = nearest(name, [*installed, *ours])
-        hint = f"; did you mean {near}?" if near is not None else ""
-        if near in ours:
-            hint += f" ({install_line(FIRST_PARTY_EXTRAS[kind, near])})"
+        others = names_of(kind, without=installed)
+        near = nearest(name, [*installed, *others])
+        if near is None:
+            known = also_known(kind, without=installed)
+            return PluginMissing(f"no {kind} plugin is named {name}; {there}{f'; also known: {known}' if known else ''}")
 
-        unknown = f"no {kind} plugin is named {name}{hint}; {there}"
-        return PluginMissing(unknown) if near is None or _is_variant(name, near) else PluginError(unknown)
+        entry = entry_of(kind, near) if near in others else None
+        hint = f"did you mean {near}?{f' ({entry.install_line})' if entry is not None else ''}"
+        unknown = f"no {kind} plugin is named {name}; {hint}; {there}"
+        slip = not _is_variant(name, near) and (
+            entry is None or bool(entry.extra)
+        )  # what is rarely used is no evidence of a slip
+        return PluginError(unknown) if slip else PluginMissing(unknown)
 
 
 def discover_and_tell() -> PluginRegistry:

@@ -14,8 +14,17 @@ from command_lines import all_options, known
 
 REPOSITORY = Path(__file__).parents[2]
 OTHERS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/psyche-core.md", "docs/policy.md")
-PLUGINS = ("docs/plugins/using.md", "docs/plugins/broken-plugins.md", "docs/plugins/new.md")  # the README has placeholders
-PAGES = [*(REPOSITORY / name for name in (*OTHERS, *PLUGINS)), *sorted((REPOSITORY / "docs" / "how-to").glob("*.md"))]
+PLUGINS = (
+    "docs/plugins/using.md",
+    "docs/plugins/broken-plugins.md",
+    "docs/plugins/new.md",
+    "docs/plugins/directory.md",
+)  # the README has placeholders
+FOLDERS = ("how-to", "tutorial", "plugins/kinds")
+PAGES = [
+    *(REPOSITORY / name for name in (*OTHERS, *PLUGINS)),
+    *(path for folder in FOLDERS for path in sorted((REPOSITORY / "docs" / folder).glob("*.md"))),
+]
 SPAN = re.compile(r"`(psyche [^`\n]+|--[a-z][^`\n]*)`")
 
 

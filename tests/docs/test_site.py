@@ -74,3 +74,20 @@ def test_a_link_to_a_file_that_is_not_there_stops_the_build(
     files = SimpleNamespace(documentation_pages=lambda: [SimpleNamespace(src_uri="page.md")])
     with pytest.raises(hooks.MissingFileError, match=r"docs/page\.md links to none\.txt, which does not exist"):
         hooks.on_files(files, None)
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["our copy", "no copy"])
+def test_nothing_that_draws_is_loaded_from_elsewhere(
+    hooks: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, there: bool
+) -> None:
+    """The theme loads Mermaid from afar for an element of the class `mermaid` if the page has no script of its own."""
+    assert "class: mermaid" in CONFIG
+    script = tmp_path / "mermaid.min.js"
+    if there:
+        script.touch()
+    monkeypatch.setattr(hooks, "MERMAID", script)
+    fence = {"name": "mermaid", "class": "mermaid"}
+    config = SimpleNamespace(extra_javascript=[], mdx_configs={"pymdownx.superfences": {"custom_fences": [fence]}})
+    assert hooks.on_config(config) is config
+    assert config.extra_javascript == ([hooks.SCRIPT] if there else [])
+    assert fence["class"] == ("mermaid" if there else "diagram")

@@ -60,6 +60,11 @@ def test_wheels_hold_their_package_typed_and_nothing_else(wheels: list[Path]) ->
         assert [name for name in shipped if "/tests/" in name or name.endswith(".pyc")] == []
 
 
+def test_the_plugin_directory_travels_with_the_core(wheels: list[Path]) -> None:
+    (core,) = (wheel for wheel in wheels if wheel.name.startswith("psyche_core-"))
+    assert content(core, r"/directory\.toml$") == (REPOSITORY / "psyche_core" / "plugins" / "directory.toml").read_text()
+
+
 def test_wheels_say_what_they_are(wheels: list[Path]) -> None:
     for wheel in wheels:
         metadata = message_from_string(content(wheel, r"\.dist-info/METADATA$"))

@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from psyche_core.config.run_config import parse_run_file
-from psyche_core.errors import ConfigError, PluginError
+from psyche_core.errors import ConfigError, PluginError, PluginMissing
 from psyche_core.hookspecs import GROUP, OptimizerRegistration
 from psyche_core.plugins import (
     PluginApiWarning,
@@ -23,6 +23,8 @@ from psyche_core.plugins import (
     check_run_file_plugins,
     validate_settings,
 )
+from psyche_core.plugins import directory as plugin_directory
+from psyche_core.plugins.directory import parsed
 
 Install = Callable[..., None]
 
@@ -277,15 +279,44 @@ def test_a_misspelt_name_gets_the_nearest_and_what_there_is(install: Install, tm
     install("some", {"optimizer.Sophia": "some_plugin", "optimizer.Muon": "some_plugin"}, code=module("Sophia", "Muon"))
     registry = discover(tmp_path)
 
-    for name, hint in {
-        "Sofia": "; did you mean Sophia?",
-        "MUON": "; did you mean Muon?",
-        "DisTrO": "; did you mean Distro? (pip install 'psyche-core[distro]')",
-        "Zzzz": "",
+    there = "installed optimizer plugins: Muon, Sophia"
+    known = "also known: Distro (pip install 'psyche-core[distro]'), SparseLoCo (pip install 'psyche-core[sparseloco]')"
+    for name, told in {
+        "Sofia": f"did you mean Sophia?; {there}",
+        "MUON": f"did you mean Muon?; {there}",
+        "DisTrO": f"did you mean Distro? (pip install 'psyche-core[distro]'); {there}",
+        "Zzzz": f"{there}; {known}",
     }.items():
         with pytest.raises(PluginError) as caught:
             registry.load("optimizer", name)
-        assert str(caught.value) == f"no optimizer plugin is named {name}{hint}; installed optimizer plugins: Muon, Sophia"
+        assert str(caught.value) == f"no optimizer plugin is named {name}; {told}"
+
+
+def test_what_only_examples_are_called_is_no_evidence_of_a_slip() -> None:
+    """A server that does not have a third party's plugin hosts the run, although an example has a similar name."""
+    registry = PluginRegistry.discover(entry_points=[])
+    with pytest.raises(PluginMissing, match=r"did you mean Jsonl\? \(in a clone of the repository: pip install \./examples"):
+        registry.load("data", "Json")
+    with pytest.raises(PluginError, match=r"did you mean Http\?") as caught:
+        registry.load("data", "Htpp")
+    assert not isinstance(caught.value, PluginMissing)
+
+
+def test_a_plugin_of_the_directory_that_is_not_ours_says_how_it_was_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+    [[plugin]]
+    distribution = "psyche-optimizer-sophia"
+    plugins = ["optimizer.Sophia"]
+    summary = "second-order steps"
+    level = "LEVEL"
+    source = "https://example.org/sophia"
+    """
+    for level, told in {"listed": ", not tested by this project, with", "verified": " with"}.items():
+        (entry,) = parsed(text.replace("LEVEL", level))
+        monkeypatch.setattr(plugin_directory, "directory", lambda entry=entry: (entry,))
+        with pytest.raises(PluginMissing) as caught:
+            PluginRegistry.discover(entry_points=[]).load("optimizer", "Sophia")
+        assert f"Sophia is not installed; install it{told}: pip install psyche-optimizer-sophia (" in str(caught.value)
 
 
 def test_a_kind_that_does_not_exist_is_a_programming_error() -> None:
@@ -393,7 +424,10 @@ def test_a_plugin_that_only_others_need_is_no_problem_but_a_slip_is(mine: Plugin
     elsewhere = parse_run_file(RUN.replace('"Mine"', '"Zebra"').replace('"Plain"', '{Server = "h:1"}'), source="state.toml")
     here = "so it is not checked here, but by every member, each of which needs it"
     model, data = check_run_file_plugins(elsewhere, mine, elsewhere=True)
-    assert model == (f"model.LLM.architecture = Zebra: no model plugin is named Zebra; installed model plugins: Mine; {here}")
+    assert model.startswith(
+        "model.LLM.architecture = Zebra: no model plugin is named Zebra; installed model plugins: Mine; also known: "
+    )
+    assert model.endswith(here)
     assert data == (
         "model.LLM.data_location = Server: the data plugin Server is not installed; install it with: "
         f"pip install 'psyche-core[tcp]' (installed data plugins: Plain); {here}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -75,7 +74,7 @@ def new_plugin(kind: str, name: str, *, out: Path | None) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, for programs.")
 @click.option("--kind", type=click.Choice(KINDS), help="Only plugins of this kind.")
-@click.option("--all", "show_all", is_flag=True, help="Also plugins that are switched off, shadowed, or ours and not installed.")
+@click.option("--all", "show_all", is_flag=True, help="Also plugins that are switched off, shadowed, or known and not installed.")
 @click.pass_context
 def list_plugins(context: click.Context, *, as_json: bool, kind: str | None, show_all: bool) -> None:
     """List every plugin: kind, name, distribution, version, status and summary, or why it is not used."""
@@ -158,22 +157,23 @@ def check_one(
 
     NAME is `Name`, `kind.Name`, or one of these behind `distribution:`. No test file is needed; conformance tests that need what
     only the author knows are left to his tests. At the end a tiny model is trained on this machine, by two members or, for a
-    sharding engine, by two processes of one. Relative paths in --settings start in the current folder.
+    sharding engine, by two processes of one; a terminal shows how far that is. Relative paths in --settings start in the
+    current folder.
     """
     from psyche_core.cli.plugin_check import Given, check_plugin
+    from psyche_core.cli.plugin_names import named, unknown
+    from psyche_core.cli.progress_line import ProgressLine
     from psyche_core.errors import PluginError
     from psyche_core.plugins import PluginRegistry
     from psyche_core.text_safety import printable
 
     registry = PluginRegistry.discover()
-    found = [record for record in registry.list() if record.switch_name.matches(name) and name != record.distribution]
-    if len(found) != 1:
-        from psyche_core.config.sentences import did_you_mean
-
+    found = named(name, registry.list())
+    if not found:
+        raise unknown(name, registry.list(), registry.not_installed())
+    if len(found) > 1:
         several = ", ".join(f"{record.distribution}:{record.entry_point}" for record in found)
-        near = did_you_mean(name, {record.name for record in registry.list()})
-        unknown = f"no plugin is named {name}{_install_hint(name) or near}"
-        message = f"{name} may be one of {several}; name one of them" if found else unknown
+        message = f"{name} may be one of {several}; name one of them"
         raise PluginError(message)
     if found[0].status == "disabled":
         message = f"{found[0].entry_point} ({found[0].origin}) is disabled ({found[0].cause}), so it cannot be checked"
@@ -188,7 +188,9 @@ def check_one(
     )
     (record,) = found
     steps = []
-    for step in check_plugin(record, given):
+    progress = ProgressLine(sys.stderr)
+    for step in check_plugin(record, given, tell=progress.tell):
+        progress.clear()
         steps.append(step)
         if not as_json:
             click.echo(printable(f"{step.outcome:<8} {step.name:<13} {step.sentence}"))
@@ -197,21 +199,6 @@ def check_one(
         told = {"plugin": record.entry_point, "origin": record.origin, "ok": not failed, "steps": list(map(asdict, steps))}
         click.echo(json.dumps(told, indent=2))
     return 2 if failed else 0
-
-
-def _install_hint(name: str) -> str:
-    """The end of a sentence about an unknown plugin whose project is in the current folder; empty if none is."""
-    wanted = _folder_words(name.rpartition(".")[2])
-    projects = sorted(path.parent for pattern in ("pyproject.toml", "*/pyproject.toml") for path in Path().glob(pattern))
-    fitting = [each for each in projects if f"-{_folder_words(each.absolute().name)}".endswith(f"-{wanted}")]
-    if not wanted or len(fitting) != 1:
-        return ""
-    return f"; the project {fitting[0]} is not installed, or has no such plugin; install it with: pip install -e {fitting[0]}"
-
-
-def _folder_words(name: str) -> str:
-    """A name as the folders of `psyche plugins new` write it: MajorityVote is majority-vote."""
-    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()).strip("-")
 
 
 def _read(path: Path) -> str:
@@ -256,16 +243,14 @@ def show_plugin(name: str, *, as_json: bool) -> None:
 
     NAME is `Name`, `kind.Name`, or one of these behind `distribution:`.
     """
-    from psyche_core.config.sentences import did_you_mean
-    from psyche_core.errors import PluginError
+    from psyche_core.cli.plugin_names import named, unknown
     from psyche_core.plugins import PluginRegistry
 
     registry = PluginRegistry.discover()
-    everything = [*registry.inspect_all(), *registry.not_installed()]
-    found = [record for record in everything if record.switch_name.matches(name) and name != record.distribution]
+    missing = registry.not_installed()
+    found = named(name, [*registry.inspect_all(), *missing])
     if not found:
-        message = f"no plugin is named {name}{did_you_mean(name, {record.name for record in everything})}"
-        raise PluginError(message)
+        raise unknown(name, registry.list(), missing)
 
     if as_json:
         told = [{**asdict(record), "settings": _settings(registry, record)} for record in found]

@@ -88,7 +88,10 @@ class OptimizerConformance(StateTests, PayloadTests, ProcessTests, InnerStepTest
         replica.train(2, data=1, learning_rate=self.learning_rate)
         before = digest(shared(replica.optimizer))
         replica.optimizer.apply(2, [], learning_rate=self.learning_rate, own_accepted=False)
-        assert digest(shared(replica.optimizer)) == before
+        assert digest(shared(replica.optimizer)) == before, (
+            "apply without payloads changed the masters or the public state; a round without accepted results must leave both as "
+            "they are, weight decay included (psyche_core.interfaces.Optimizer)"
+        )
 
     def test_apply_does_not_depend_on_the_order_of_payloads(self) -> None:
         """Arrival order differs between members."""

@@ -250,3 +250,34 @@ def test_a_project_that_is_not_installed_is_named(
     monkeypatch.chdir(folder)
     assert "pip install -e .\n" in psyche("plugins", "check", name).err
     assert "pip install" not in psyche("plugins", "check", "Opts").err
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("adamw", "did you mean AdamW?"),
+        ("adam-w", "did you mean AdamW?"),
+        ("optimizer.adamw", "did you mean optimizer.AdamW?"),
+        ("psyche-core:adamw", "did you mean AdamW?"),
+        ("data.Loca", "did you mean data.Local?"),
+        (
+            "Jsonl",
+            "the data plugin Jsonl is not installed; install it, in a clone of the repository, with: pip install ./examples",
+        ),
+        ("transport.zork", "; known: memory"),
+    ],
+)
+def test_a_name_that_is_none_gets_the_one_that_was_meant(psyche: Psyche, name: str, told: str) -> None:
+    for command in ("check", "show") if name != "Jsonl" else ("check",):
+        said = psyche("plugins", command, name)
+        assert said.code == 2
+        assert told in said.err
+
+
+def test_a_slip_is_not_taken_for_a_project_that_is_not_installed(
+    psyche: Psyche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "psyche-optimizer-adamw").mkdir()
+    (tmp_path / "psyche-optimizer-adamw" / "pyproject.toml").touch()
+    assert "did you mean AdamW?" in psyche("plugins", "check", "adamw").err

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -116,7 +118,9 @@ def luckless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PluginRecord:
 
 @pytest.mark.slow
 def test_what_a_plugin_said_when_it_failed_is_told(luckless: PluginRecord) -> None:
-    tried = try_training(luckless, {}, None)
+    told: list[str] = []
+    tried = try_training(luckless, {}, None, tell=told.append)
+    assert set(told) == {"training: the processes start,"}
     assert tried.trained is False
     assert tried.sentence.startswith("2 processes of one member did not train, with exit status 1: ")
     assert "no luck with llama" in tried.sentence
@@ -127,3 +131,13 @@ def test_a_plugin_that_hangs_is_told_and_ended(luckless: PluginRecord, monkeypat
     tried = try_training(luckless, {}, None)
     assert tried.trained is False
     assert tried.sentence.endswith("a call of yours hangs")
+
+
+def test_how_far_the_members_are_is_told(tmp_path: Path) -> None:
+    events = tmp_path / "out" / "events"
+    events.mkdir(parents=True)
+    (events / "client-1.jsonl").write_text('{"event": "step_trained", "step": 2}\n')
+    told: list[str] = []
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as program:
+        assert plugin_training._watched(program, tmp_path, told.append) == 3
+    assert set(told) == {f"training: step 2 of {STEPS},"}
