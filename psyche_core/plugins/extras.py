@@ -21,6 +21,7 @@ FIRST_PARTY_EXTRAS: Mapping[tuple[str, str], str] = MappingProxyType(
         ("optimizer", "SparseLoCo"): "sparseloco",
         ("relay", "iroh"): "quic",
         ("sharding", "deepspeed"): "deepspeed",
+        ("tracker", "mlflow"): "mlflow",
         ("tracker", "tensorboard"): "tensorboard",
         ("tracker", "wandb"): "wandb",
         ("transport", "quic"): "quic",
