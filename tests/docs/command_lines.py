@@ -61,5 +61,5 @@ def all_options() -> set[str]:
                 below = command.get_command(context, name)
                 assert below is not None
                 rest.append((below, click.Context(below, parent=context, resilient_parsing=True)))
-    further = (["--backend", "solana"], ["--tracker", "wandb,tensorboard"], [])
+    further = (["--backend", "solana"], ["--tracker", "wandb,tensorboard,mlflow"], [])
     return found.union(*(known(["client", "train", *words])[1] for words in further))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -83,6 +84,26 @@ def test_wheels_say_what_they_are(wheels: list[Path]) -> None:
 def test_the_installed_command_runs(fresh_environment: Path, tmp_path: Path) -> None:
     done = call(fresh_environment, "--version", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"psyche {__version__}\n")
+
+
+def test_manual_pages_are_installed_and_those_of_the_commands(fresh_environment: Path, tmp_path: Path) -> None:
+    installed = fresh_environment.parent / "share" / "man" / "man1"
+    others = [word for name in ("psyche-p2p-quic", "psyche-backend-solana") for word in ("--disable-plugin", name)]
+    done = call(fresh_environment, *others, "man", "--dir", tmp_path / "now", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    pages = {page.name: page.read_text() for page in (tmp_path / "now").iterdir()}
+    assert {"psyche.1", "psyche-client-train.1", "psyche-man.1"} <= set(pages)
+    assert {page.name: page.read_text() for page in installed.iterdir()} == pages
+
+
+@pytest.mark.skipif(shutil.which("man") is None, reason="needs man")
+def test_man_finds_the_pages_of_an_environment_that_is_active(fresh_environment: Path, tmp_path: Path) -> None:
+    page = fresh_environment.parent / "share" / "man" / "man1" / "psyche-client-train.1"
+    for more in ({"MANPATH": str(page.parents[1])}, {"PATH": f"{fresh_environment}:{os.environ['PATH']}"}):
+        environment = {name: value for name, value in os.environ.items() if name != "MANPATH"} | more
+        words = ["man", "--where", "psyche-client-train"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path, check=False)
+        assert (done.stdout.strip(), done.returncode) == (str(page), 0), done.stderr
 
 
 def test_what_the_wheels_want_is_what_they_are_tested_with(fresh_environment: Path, tmp_path: Path) -> None:

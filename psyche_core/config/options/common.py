@@ -54,8 +54,8 @@ def tracker_names(value: Any) -> tuple[str, ...]:
 
 TrackerNames = Annotated[tuple[str, ...], NoDecode, BeforeValidator(tracker_names)]
 TRACKER = (
-    "Tracker that keeps this client's figures, by plugin name: wandb, tensorboard. May be given several times, or several names "
-    "separated by commas. A tracker has further options, shown when it is named. It never delays training."
+    "Tracker that keeps this client's figures, by plugin name: wandb, tensorboard, mlflow. May be given several times, or "
+    "several names separated by commas. A tracker has further options, shown when it is named. It never delays training."
 )
 OPTIM_STATS = (
     "Every so many steps report statistics of the optimizer for each group of tensors: norms of weights, update and own "

@@ -124,7 +124,10 @@ def test_a_service_that_never_answers_holds_up_neither_training_nor_the_end(sile
 def test_a_tracker_that_is_not_there_is_one_sentence(psyche: Psyche, command: tuple[str, ...]) -> None:
     result = psyche(*command, "--tracker", "wandbb")
     assert result.code == 2
-    assert "no tracker plugin is named wandbb; did you mean wandb?; installed tracker plugins: tensorboard, wandb" in result.err
+    assert (
+        "no tracker plugin is named wandbb; did you mean wandb?; installed tracker plugins: mlflow, tensorboard, wandb"
+        in result.err
+    )
 
 
 def test_a_key_that_is_missing_ends_the_command_before_it_begins(

@@ -95,7 +95,10 @@ CLIENT_NAMES = (
     "WRITE_LOG",
 )
 """Options of `psyche client train` that may also appear without our prefix; a test compares them with the program's."""
-TRACKER_NAMES = ("WANDB_PROJECT", "WANDB_RUN", "WANDB_GROUP", "WANDB_ENTITY", "WANDB_MODE", "WANDB_DIR", "TENSORBOARD_DIR")
+TRACKER_NAMES = (
+    *("WANDB_PROJECT", "WANDB_RUN", "WANDB_GROUP", "WANDB_ENTITY", "WANDB_MODE", "WANDB_DIR", "TENSORBOARD_DIR"),
+    *("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT", "MLFLOW_RUN_NAME"),
+)
 """Options of trackers that may also appear without our prefix."""
 ALIASES = {"WALLET_PATH": "WALLET_PRIVATE_KEY_PATH", "WALLET_FILE": "WALLET_PRIVATE_KEY_PATH", "SCRATCH_DIR": "CACHE_DIR"} | {
     f"OLTP_{name}": f"OTLP_{name}" for name in ("AUTH_HEADER", "LOGS_URL", "METRICS_URL", "REPORT_INTERVAL", "TRACING_URL")
