@@ -41,7 +41,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from benchmarks import tcp_flood
 from benchmarks.tcp_clients import STEP_SECONDS, Client, Fleet, Mark, Server, mark
 from psyche_backend_tcp.connections.addresses import ServerAddress, parse_address
-from psyche_backend_tcp.server import hub
+from psyche_backend_tcp.server import hosted_state
 from psyche_backend_tcp.server.tcp_server import TcpServer
 from psyche_core.coordinator import apply, new_state
 from psyche_core.coordinator.state import CoordinatorState
@@ -90,7 +90,7 @@ async def serve(clients: int, folder: Path) -> None:
             tell(change=mark(after), at=time.monotonic())
         return after, events
 
-    setattr(hub, "apply", timed_apply)  # noqa: B010  # the moment of a change is nobody's business but this benchmark's
+    setattr(hosted_state, "apply", timed_apply)  # noqa: B010  # the moment of a change is nobody's business but this benchmark's
     server = TcpServer(ServerContext(state=state, state_dir=folder), clock=lambda: now)
     async with server, anyio.create_task_group() as group:
         group.start_soon(server.serve)
