@@ -16,6 +16,7 @@ from solders.account import Account
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
+from plugins.backend_solana.tests.commands.shell import said
 from psyche_backend_solana.backend import SolanaBackend
 from psyche_backend_solana.hooks import psyche_register_commands
 from psyche_backend_solana.layouts import tokens
@@ -26,7 +27,6 @@ from psyche_backend_solana.programs.addresses import PROGRAMS, TOKEN
 from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.wallet import Wallet
-from psyche_core.cli.failures import describe_failure
 from psyche_core.testing.backend import until
 from psyche_core.wire.signing import SecretKey
 
@@ -55,13 +55,7 @@ def test_a_program_holds_the_addresses_it_knows_once_and_whole(name: str) -> Non
 
 def invoke(command: Any, *words: str, environment: dict[str, str] | None = None, code: int = 0) -> str:
     result = CliRunner(env=environment or {}).invoke(command.load(), words)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        described = describe_failure(result.exception)
-        assert described is not None, repr(result.exception)
-        assert described[1] == code, described
-        return described[0]
-    assert result.exit_code == code, result.output
-    return result.output
+    return said(result, code)
 
 
 class Place:

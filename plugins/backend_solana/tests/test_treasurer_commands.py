@@ -18,6 +18,7 @@ from model_runs import all_programs
 from solders.account import Account
 from solders.pubkey import Pubkey
 
+from plugins.backend_solana.tests.commands.shell import said
 from psyche_backend_solana.hooks import psyche_register_commands
 from psyche_backend_solana.layouts import treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import (
@@ -27,7 +28,6 @@ from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import ChainSettings
 from psyche_backend_solana.programs.addresses import TOKEN
 from psyche_backend_solana.wallet import Wallet
-from psyche_core.cli.failures import describe_failure
 from psyche_core.coordinator import canonical_image as image
 from psyche_core.coordinator.state import Account as Balance
 from psyche_core.testing.backend import small_state
@@ -63,13 +63,7 @@ class Office:
         runner = CliRunner(env={"PSYCHE_RPC": self.chain.rpc_url})
         command = [words[0], "-r", RUN, *words[1:], "-w", str(self._file)]
         result = await anyio.to_thread.run_sync(lambda: runner.invoke(RUN_MANAGER.load(), command))
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            described = describe_failure(result.exception)
-            assert described is not None, repr(result.exception)
-            assert described[1] == code, described
-            return described[0]
-        assert result.exit_code == code, result.output
-        return result.output
+        return said(result, code)
 
     async def json(self, *words: str) -> Any:
         return json.loads(await self(*words, "--json"))

@@ -148,12 +148,6 @@ class World:
 Change = Callable[[World, Instruction], Instruction]
 
 
-def refused(world: World, instruction: Instruction, *signers: Keypair) -> int | None:
-    with pytest.raises(Refused) as found:
-        world.chain.rehearse(instruction, signers=signers)
-    return found.value.code
-
-
 @pytest.fixture(scope="module")
 def empty() -> World:
     """Without its run; only rehearsed upon."""
@@ -206,7 +200,7 @@ def test_the_owner_commands_through_the_treasurer(fresh: World) -> None:
 def test_the_coordinator_obeys_nobody_but_the_treasurer(fresh: World) -> None:
     fresh.configure()
     command = coordinator.set_paused(fresh.run, authority=fresh.owner.pubkey(), paused=False)
-    assert refused(fresh, command, fresh.owner) == COORDINATOR_CODES["NotAuthority"]
+    assert fresh.chain.refused(command, fresh.owner) == COORDINATOR_CODES["NotAuthority"]
 
 
 def test_a_whole_life(fresh: World) -> None:
@@ -214,11 +208,11 @@ def test_a_whole_life(fresh: World) -> None:
     fresh.top_up(500)
     fresh.earn({fresh.alice: (100, 0), fresh.bob: (50, 30)}, RunState.Finished)
     fresh.chain.advance()
-    assert refused(fresh, fresh.closing(), fresh.owner) == CODES["StillOwed"]
+    assert fresh.chain.refused(fresh.closing(), fresh.owner) == CODES["StillOwed"]
     fresh.pay(fresh.alice, 100)
-    assert refused(fresh, fresh.closing(), fresh.owner) == CODES["StillOwed"]
+    assert fresh.chain.refused(fresh.closing(), fresh.owner) == CODES["StillOwed"]
     fresh.pay(fresh.bob, 20)
-    assert refused(fresh, fresh.closing(), fresh.owner) == CODES["StillOwed"], "bob's slashed points count until he is shown"
+    assert fresh.chain.refused(fresh.closing(), fresh.owner) == CODES["StillOwed"], "bob's slashed points count until he is shown"
     before = fresh.chain.account(fresh.spill).lamports
     held = [fresh.treasury.run, fresh.treasury.vault, fresh.treasury.instance, fresh.account]
     rent = sum(fresh.chain.account(key).lamports for key in held)
@@ -247,10 +241,10 @@ def test_a_run_with_more_slashed_members_than_a_transaction_shows_is_closed(fres
     for user in users:
         create = treasurer.participant_create(fresh.payer.pubkey(), user.pubkey(), treasury=fresh.treasury)
         fresh.chain.send(create, signers=[fresh.payer])
-    assert refused(fresh, fresh.closing(*users[:15]), fresh.owner) == CODES["StillOwed"]
+    assert fresh.chain.refused(fresh.closing(*users[:15]), fresh.owner) == CODES["StillOwed"]
     shown = [treasurer.participant_address(fresh.treasury.run, user.pubkey()) for user in users]
     for first in range(0, len(shown), treasurer.MOST_SETTLED):
-        assert refused(fresh, fresh.closing(), fresh.owner) == CODES["StillOwed"]
+        assert fresh.chain.refused(fresh.closing(), fresh.owner) == CODES["StillOwed"]
         part = shown[first : first + treasurer.MOST_SETTLED]
         settle = treasurer.run_settle(fresh.owner.pubkey(), treasury=fresh.treasury, show=part)
         fresh.chain.send(settle, signers=[fresh.owner])
@@ -259,7 +253,7 @@ def test_a_run_with_more_slashed_members_than_a_transaction_shows_is_closed(fres
 
 
 def test_a_run_is_not_closed_in_its_first_slot(fresh: World) -> None:
-    assert refused(fresh, fresh.closing(), fresh.owner) == CODES["TooSoon"]
+    assert fresh.chain.refused(fresh.closing(), fresh.owner) == CODES["TooSoon"]
     fresh.chain.advance()
     fresh.chain.rehearse(fresh.closing(), signers=[fresh.owner])
 
@@ -269,7 +263,7 @@ def test_a_run_that_goes_on_is_not_closed(fresh: World, run_state: RunState) -> 
     fresh.configure()
     fresh.chain.advance()
     fresh.earn({}, run_state)
-    assert refused(fresh, fresh.closing(), fresh.owner) == CODES["NotHalted"]
+    assert fresh.chain.refused(fresh.closing(), fresh.owner) == CODES["NotHalted"]
 
 
 def happy(world: World) -> dict[str, tuple[Instruction, list[Keypair]]]:
@@ -338,16 +332,16 @@ def test_without_a_change_it_is_created(empty: World) -> None:
 
 @pytest.mark.parametrize(("what", "change", "error"), CREATION, ids=lambda value: value if isinstance(value, str) else "")
 def test_each_check_of_a_creation_refuses(empty: World, what: str, change: Change, error: str) -> None:
-    code = refused(empty, change(empty, empty.creating()), empty.payer, *empty.keys.values())
+    code = empty.chain.refused(change(empty, empty.creating()), empty.payer, *empty.keys.values())
     assert code == (None if error == "runtime" else CODES[error])
 
 
 def test_neither_index_nor_name_nor_account_is_taken_twice(world: World) -> None:
     room = world.room()
-    assert refused(world, world.creating(INDEX, "third", room), world.payer, world.keys[room]) == CODES["AlreadyExists"]
-    assert refused(world, world.creating(9, RUN_ID, room), world.payer, world.keys[room]) == CODES["AlreadyExists"]
+    assert world.chain.refused(world.creating(INDEX, "third", room), world.payer, world.keys[room]) == CODES["AlreadyExists"]
+    assert world.chain.refused(world.creating(9, RUN_ID, room), world.payer, world.keys[room]) == CODES["AlreadyExists"]
     assert (
-        refused(world, world.creating(9, "third", world.account), world.payer, world.keys[world.account])
+        world.chain.refused(world.creating(9, "third", world.account), world.payer, world.keys[world.account])
         == CODES["AlreadyExists"]
     )
     world.chain.rehearse(world.creating(9, "third", room), signers=[world.payer, world.keys[room]])
@@ -362,7 +356,7 @@ def test_without_a_change_each_succeeds(world: World, name: str) -> None:
 @pytest.mark.parametrize(("name", "what", "change", "error"), REFUSALS, ids=lambda value: value if isinstance(value, str) else "")
 def test_each_check_refuses(world: World, name: str, what: str, change: Change, error: str) -> None:
     instruction, signers = happy(world)[name]
-    assert refused(world, change(world, instruction), *signers) == CODES[error]
+    assert world.chain.refused(change(world, instruction), *signers) == CODES[error]
 
 
 class Epochs:
@@ -461,4 +455,4 @@ def test_nobody_but_the_treasurer_says_what_stands_behind_the_points(fresh: Worl
     Epochs(fresh, 100)
     for number in (coordinator.Number.back, coordinator.Number.settle):
         told = treasurer.run_update(fresh.owner.pubkey(), fresh.treasury, command=bytes([number]) + bytes(32))
-        assert refused(fresh, told, fresh.owner) == CODES["NotForOwners"]
+        assert fresh.chain.refused(told, fresh.owner) == CODES["NotForOwners"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import anyio.from_thread
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from psyche_backend_solana.hooks import psyche_register_commands
 from psyche_backend_solana.localnet.chain import LocalChain
@@ -53,6 +53,17 @@ warmup_steps = 0
 """
 
 
+def said(result: Result, code: int) -> str:
+    """What a command that must end with `code` says: its output, or the sentence of its failure."""
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        described = describe_failure(result.exception)
+        assert described is not None, repr(result.exception)
+        assert described[1] == code, described
+        return described[0]
+    assert result.exit_code == code, result.output
+    return result.output
+
+
 class Shell:
     """Runs commands; `owner` and `member` are wallets with money."""
 
@@ -82,13 +93,7 @@ class Shell:
             more = ["-w", str(self.folder / f"{wallet}.json")]
         runner = CliRunner(env={"PSYCHE_RPC": self.chain.rpc_url})
         result = runner.invoke(RUN_MANAGER.load(), [*words, *more], catch_exceptions=True)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            described = describe_failure(result.exception)
-            assert described is not None, repr(result.exception)
-            assert described[1] == code, described
-            return described[0]
-        assert result.exit_code == code, result.output
-        return result.output
+        return said(result, code)
 
     def json(self, *words: str, wallet: str | None = None) -> Any:
         return json.loads(self(*words, "--json", wallet=wallet))

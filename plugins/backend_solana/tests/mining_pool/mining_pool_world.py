@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import pytest
 from solders.instruction import Instruction
-from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from plugins.backend_solana.tests.svm.program_chain import (
     ProgramChain,
-    Refused,
 )
 from psyche_backend_solana.layouts import mining_pool, tokens
 from psyche_backend_solana.layouts.errors import COMMON
@@ -111,12 +108,6 @@ class World:
 
     def lender_key(self, place: int) -> Pubkey:
         return mining_pool.lender_address(self.pool, self.lenders[place].pubkey())
-
-
-def refused(world: World, instruction: Instruction, *signers: Keypair) -> int | None:
-    with pytest.raises(Refused) as found:
-        world.chain.rehearse(instruction, signers=signers)
-    return found.value.code
 
 
 def settled(funds: Sequence[int] = (10**6, 10**6, 10**6)) -> World:

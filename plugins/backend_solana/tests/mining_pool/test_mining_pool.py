@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugins.backend_solana.tests.mining_pool.mining_pool_world import CODES, INDEX, U64, World, refused, settled
+from plugins.backend_solana.tests.mining_pool.mining_pool_world import CODES, INDEX, U64, World, settled
 from plugins.backend_solana.tests.svm.program_chain import (
     Refused,
 )
@@ -51,11 +51,11 @@ def test_updates_change_what_they_name(fresh: World) -> None:
 def test_limits_of_the_pool_and_of_each_lender(fresh: World) -> None:
     fresh.update(cap=100, lender_cap=60)
     fresh.deposit(0, 60)
-    assert refused(fresh, fresh.depositing(0, 1), fresh.lenders[0]) == CODES["OverCap"]
-    assert refused(fresh, fresh.depositing(1, 41), fresh.lenders[1]) == CODES["OverCap"]
+    assert fresh.chain.refused(fresh.depositing(0, 1), fresh.lenders[0]) == CODES["OverCap"]
+    assert fresh.chain.refused(fresh.depositing(1, 41), fresh.lenders[1]) == CODES["OverCap"]
     fresh.deposit(1, 40)
     fresh.update(cap=50, lender_cap=10)
-    assert refused(fresh, fresh.depositing(2, 1), fresh.lenders[2]) == CODES["OverCap"]
+    assert fresh.chain.refused(fresh.depositing(2, 1), fresh.lenders[2]) == CODES["OverCap"]
     assert (fresh.read().deposited, fresh.lender(0).deposited, fresh.lender(1).deposited) == (100, 60, 40)
     assert fresh.chain.balance(fresh.vault) == 100
 
@@ -63,13 +63,13 @@ def test_limits_of_the_pool_and_of_each_lender(fresh: World) -> None:
 def test_freezes(fresh: World) -> None:
     fresh.deposit(0, 10)
     fresh.update(deposits_frozen=True)
-    assert refused(fresh, fresh.depositing(0, 1), fresh.lenders[0]) == CODES["Frozen"]
+    assert fresh.chain.refused(fresh.depositing(0, 1), fresh.lenders[0]) == CODES["Frozen"]
     fresh.update(deposits_frozen=False)
     fresh.deposit(0, 10)
     fresh.open_claims()
     fresh.win(5)
     fresh.update(claims_frozen=True)
-    assert refused(fresh, fresh.claiming(0, 1), fresh.lenders[0]) == CODES["Frozen"]
+    assert fresh.chain.refused(fresh.claiming(0, 1), fresh.lenders[0]) == CODES["Frozen"]
     fresh.open_refunds()
     fresh.refund(0, 20)  # their own collateral cannot be frozen
     fresh.update(claims_frozen=False)
@@ -86,8 +86,8 @@ def test_extraction_and_a_return(fresh: World) -> None:
     back = tokens.transfer(fresh.treasury, fresh.vault, owner=fresh.authority.pubkey(), amount=150)
     fresh.chain.send(back, signers=[fresh.authority])
     fresh.open_refunds()
-    assert refused(fresh, fresh.extracting(1), fresh.authority) == CODES["ExtractionClosed"]
-    assert refused(fresh, fresh.refunding(1, 51), fresh.lenders[1]) == CODES["OverShare"]
+    assert fresh.chain.refused(fresh.extracting(1), fresh.authority) == CODES["ExtractionClosed"]
+    assert fresh.chain.refused(fresh.refunding(1, 51), fresh.lenders[1]) == CODES["OverShare"]
     fresh.refund(1, 50)
     fresh.refund(0, 150)
     assert fresh.chain.balance(fresh.vault) == 0
@@ -97,30 +97,30 @@ def test_deposits_close_when_either_pot_opens(fresh: World) -> None:
     """The reference goes on taking deposits, which thin out everybody's share."""
     fresh.deposit(0, 1)
     fresh.open_claims()
-    assert refused(fresh, fresh.depositing(1, 1), fresh.lenders[1]) == CODES["DepositsClosed"]
+    assert fresh.chain.refused(fresh.depositing(1, 1), fresh.lenders[1]) == CODES["DepositsClosed"]
     other = World()
     other.deposit(0, 1)
     other.open_refunds()
-    assert refused(other, other.depositing(0, 1), other.lenders[0]) == CODES["DepositsClosed"]
+    assert other.chain.refused(other.depositing(0, 1), other.lenders[0]) == CODES["DepositsClosed"]
 
 
 def test_shares_of_both_pots(fresh: World) -> None:
     world = settled()
-    assert refused(world, world.claiming(0, 751), world.lenders[0]) == CODES["OverShare"]
+    assert world.chain.refused(world.claiming(0, 751), world.lenders[0]) == CODES["OverShare"]
     world.claim(0, 750)
     world.claim(1, 250)
-    assert refused(world, world.claiming(1, 1), world.lenders[1]) == CODES["OverShare"]
+    assert world.chain.refused(world.claiming(1, 1), world.lenders[1]) == CODES["OverShare"]
     world.win(3)
-    assert refused(world, world.claiming(0, 4), world.lenders[0]) == CODES["OverShare"]
+    assert world.chain.refused(world.claiming(0, 4), world.lenders[0]) == CODES["OverShare"]
     world.claim(0, 3)
     world.claim(1, 1)
     assert world.chain.balance(world.pot) == 0
-    assert refused(world, world.refunding(1, 38), world.lenders[1]) == CODES["OverShare"]
+    assert world.chain.refused(world.refunding(1, 38), world.lenders[1]) == CODES["OverShare"]
     world.refund(1, 37)
     world.refund(0, 112)
-    assert refused(world, world.refunding(0, 1), world.lenders[0]) == CODES["OverShare"]
-    assert refused(world, world.claiming(2, 1), world.lenders[2]) == CODES["OverShare"]
-    assert refused(world, world.refunding(2, 1), world.lenders[2]) == CODES["OverShare"]
+    assert world.chain.refused(world.refunding(0, 1), world.lenders[0]) == CODES["OverShare"]
+    assert world.chain.refused(world.claiming(2, 1), world.lenders[2]) == CODES["OverShare"]
+    assert world.chain.refused(world.refunding(2, 1), world.lenders[2]) == CODES["OverShare"]
     assert (world.read().claimed, world.read().refunded, world.lender(1).refunded) == (1004, 149, 37)
 
 
@@ -128,7 +128,7 @@ def test_a_pool_without_deposits_pays_nobody(fresh: World) -> None:
     fresh.open_claims()
     fresh.win(100)
     fresh.claim(0, 0)
-    assert refused(fresh, fresh.claiming(0, 1), fresh.lenders[0]) == CODES["OverShare"]
+    assert fresh.chain.refused(fresh.claiming(0, 1), fresh.lenders[0]) == CODES["OverShare"]
 
 
 def test_a_pot_beyond_64_bits_does_not_lock_the_pool(fresh: World) -> None:
@@ -140,13 +140,13 @@ def test_a_pot_beyond_64_bits_does_not_lock_the_pool(fresh: World) -> None:
     fresh.win(U64 // 4 * 3)  # what was paid is put in again
     fresh.claim(1, U64 // 4)
     assert fresh.read().claimed == U64 // 4 * 4
-    assert refused(fresh, fresh.claiming(1, 1), fresh.lenders[1]) == CODES["OverShare"]
+    assert fresh.chain.refused(fresh.claiming(1, 1), fresh.lenders[1]) == CODES["OverShare"]
 
 
 def test_an_account_is_closed_only_without_deposits(fresh: World) -> None:
     fresh.deposit(0, 1)
     closing = mining_pool.lender_close(fresh.lenders[0].pubkey(), fresh.payer.pubkey(), pool=fresh.pool)
-    assert refused(fresh, closing, fresh.lenders[0]) == CODES["StillNeeded"]
+    assert fresh.chain.refused(closing, fresh.lenders[0]) == CODES["StillNeeded"]
     closing = mining_pool.lender_close(fresh.lenders[1].pubkey(), fresh.payer.pubkey(), pool=fresh.pool)
     fresh.chain.send(closing, signers=[fresh.lenders[1]])
     assert not fresh.chain.exists(fresh.lender_key(1))
@@ -178,11 +178,11 @@ def test_everybody_gets_the_floor_of_its_share_in_whatever_order(
             pot += won
             for place in order:
                 mine = mining_pool.share(pot, deposits[place], total) - world.lender(place).claimed
-                assert refused(world, world.claiming(place, mine + 1), world.lenders[place]) == CODES["OverShare"]
+                assert world.chain.refused(world.claiming(place, mine + 1), world.lenders[place]) == CODES["OverShare"]
                 world.claim(place, mine)
         for place in order:
             mine = mining_pool.share(left, deposits[place], total)
-            assert refused(world, world.refunding(place, mine + 1), world.lenders[place]) == CODES["OverShare"]
+            assert world.chain.refused(world.refunding(place, mine + 1), world.lenders[place]) == CODES["OverShare"]
             world.refund(place, mine)
         claimed = [world.chain.balance(account) for account in world.winnings]
         refunds = [world.chain.balance(account) for account in world.purses]

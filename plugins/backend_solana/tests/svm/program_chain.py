@@ -80,6 +80,15 @@ class ProgramChain:
             raise _refused(found)
         return Receipt(found.meta().compute_units_consumed(), found.meta().logs())
 
+    def refused(self, instruction: Instruction, *signers: Keypair) -> int | None:
+        """The code with which a program refuses an instruction, None for an error without one. AssertionError if it succeeds."""
+        try:
+            self.rehearse(instruction, signers=signers)
+        except Refused as refusal:
+            return refusal.code
+        message = f"no program refused {instruction}"
+        raise AssertionError(message)
+
     def _transaction(self, instructions: Iterable[Instruction], signers: Iterable[Keypair]) -> Transaction:
         self.svm.expire_blockhash()
         keys = {signer.pubkey(): signer for signer in (self.payer, *signers)}

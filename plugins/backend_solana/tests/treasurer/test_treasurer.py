@@ -20,7 +20,6 @@ from plugins.backend_solana.tests.treasurer.treasurer_world import (
     CODES,
     World,
     coordinator_header,
-    refused,
     run_account,
 )
 from psyche_backend_solana.layouts import treasurer
@@ -33,12 +32,12 @@ from psyche_core.types import NodeIdentity, RunState
 def test_each_is_paid_what_it_earned_and_no_more(fresh: World) -> None:
     fresh.claim(fresh.alice, 0)
     fresh.claim(fresh.alice, 60)
-    assert refused(fresh, fresh.claiming(fresh.alice, 41), fresh.alice) == CODES["OverClaim"]
+    assert fresh.chain.refused(fresh.claiming(fresh.alice, 41), fresh.alice) == CODES["OverClaim"]
     fresh.claim(fresh.alice, 40)
-    assert refused(fresh, fresh.claiming(fresh.alice, 1), fresh.alice) == CODES["OverClaim"]
-    assert refused(fresh, fresh.claiming(fresh.bob, 31), fresh.bob) == CODES["OverClaim"], "slashed points are not paid"
+    assert fresh.chain.refused(fresh.claiming(fresh.alice, 1), fresh.alice) == CODES["OverClaim"]
+    assert fresh.chain.refused(fresh.claiming(fresh.bob, 31), fresh.bob) == CODES["OverClaim"], "slashed points are not paid"
     fresh.claim(fresh.bob, 30)
-    assert refused(fresh, fresh.claiming(fresh.carol, 1), fresh.carol) == CODES["OverClaim"]
+    assert fresh.chain.refused(fresh.claiming(fresh.carol, 1), fresh.carol) == CODES["OverClaim"]
     assert [fresh.balance(user) for user in fresh.users] == [100, 30, 0]
     assert (fresh.vault(), fresh.paid().claimed, fresh.paid().participants) == (870, 130, 3)
     found = treasurer.parse_participant(fresh.chain.account(fresh.participant(fresh.alice)))
@@ -48,7 +47,7 @@ def test_each_is_paid_what_it_earned_and_no_more(fresh: World) -> None:
 def test_the_owner_may_pay_out_to_the_user(fresh: World) -> None:
     fresh.claim(fresh.alice, 100, by=fresh.owner)
     assert fresh.balance(fresh.alice) == 100
-    assert refused(fresh, fresh.claiming(fresh.bob, 30, by=fresh.payer), fresh.payer) == CODES["NotAuthority"]
+    assert fresh.chain.refused(fresh.claiming(fresh.bob, 30, by=fresh.payer), fresh.payer) == CODES["NotAuthority"]
 
 
 def test_a_vault_that_is_short_pays_what_it_holds(fresh: World) -> None:
@@ -67,8 +66,8 @@ def test_every_member_is_found_among_all_accounts(fresh: World, count: int) -> N
     points = {Pubkey.new_unique(): (1, 0) for _ in range(count - 1)} | {fresh.alice.pubkey(): (70, 0)}
     fresh.earn(points)
     fresh.claim(fresh.alice, 70)
-    assert refused(fresh, fresh.claiming(fresh.alice, 1), fresh.alice) == CODES["OverClaim"]
-    assert refused(fresh, fresh.claiming(fresh.bob, 1), fresh.bob) == CODES["OverClaim"]
+    assert fresh.chain.refused(fresh.claiming(fresh.alice, 1), fresh.alice) == CODES["OverClaim"]
+    assert fresh.chain.refused(fresh.claiming(fresh.bob, 1), fresh.bob) == CODES["OverClaim"]
 
 
 def test_claims_go_on_while_the_run_does(fresh: World) -> None:
@@ -82,7 +81,7 @@ def test_claims_go_on_while_the_run_does(fresh: World) -> None:
 def test_an_account_without_an_image_owes_nobody(fresh: World) -> None:
     data = coordinator_header(fresh.treasury.instance).ljust(ACCOUNT_BYTES, b"\0")
     fresh.chain.put(fresh.coordinator, data, COORDINATOR)
-    assert refused(fresh, fresh.claiming(fresh.alice, 1), fresh.alice) == CODES["OverClaim"]
+    assert fresh.chain.refused(fresh.claiming(fresh.alice, 1), fresh.alice) == CODES["OverClaim"]
     assert fresh.withdraw() == 1000
 
 
@@ -124,7 +123,7 @@ def test_who_was_settled_cannot_close_its_account_before_its_run_is(fresh: World
     """Or the owner would have to make and settle it again, at its own cost, as often as its member likes."""
     fresh.settle(fresh.bob)
     closing = treasurer.participant_close(fresh.bob.pubkey(), fresh.payer.pubkey(), run=fresh.treasury.run)
-    assert refused(fresh, closing, fresh.bob) == CODES["StillNeeded"]
+    assert fresh.chain.refused(closing, fresh.bob) == CODES["StillNeeded"]
     fresh.chain.put(fresh.treasury.run, b"", SYSTEM)  # as after run_close
     fresh.send(closing, fresh.bob)
 
@@ -134,9 +133,9 @@ def test_a_balance_that_was_paid_out_is_freed(fresh: World) -> None:
     alice, bob = fresh.alice.pubkey(), fresh.bob.pubkey()
     fresh.settle(fresh.bob)
     for user in (alice, bob, fresh.carol.pubkey()):
-        assert refused(fresh, treasurer.run_release(user, treasury=fresh.treasury), fresh.payer) == CODES["NotPaidOut"]
+        assert fresh.chain.refused(treasurer.run_release(user, treasury=fresh.treasury), fresh.payer) == CODES["NotPaidOut"]
     fresh.claim(fresh.alice, 99)
-    assert refused(fresh, treasurer.run_release(alice, treasury=fresh.treasury), fresh.payer) == CODES["NotPaidOut"]
+    assert fresh.chain.refused(treasurer.run_release(alice, treasury=fresh.treasury), fresh.payer) == CODES["NotPaidOut"]
     fresh.claim(fresh.alice, 1)
     fresh.claim(fresh.bob, 30)
     fresh.send(treasurer.run_release(alice, treasury=fresh.treasury), fresh.payer)
@@ -146,7 +145,7 @@ def test_a_balance_that_was_paid_out_is_freed(fresh: World) -> None:
     assert (fresh.state().accounts, fresh.paid().claimed, fresh.paid().forgiven) == ((), 0, 0)
     assert fresh.withdraw() == 870
     fresh.earn({alice: (7, 0)})
-    assert refused(fresh, fresh.claiming(fresh.alice, 8), fresh.alice) == CODES["OverClaim"]
+    assert fresh.chain.refused(fresh.claiming(fresh.alice, 8), fresh.alice) == CODES["OverClaim"]
     fresh.make_anew(fresh.bob)
 
 
@@ -157,7 +156,7 @@ def test_who_owes_for_slashed_points_keeps_its_balance(fresh: World) -> None:
         fresh.claim(fresh.bob, claimed)
         fresh.earn({fresh.bob.pubkey(): points})
         release = treasurer.run_release(fresh.bob.pubkey(), treasury=fresh.treasury)
-        assert refused(fresh, release, fresh.payer) == CODES["NotPaidOut"]
+        assert fresh.chain.refused(release, fresh.payer) == CODES["NotPaidOut"]
 
 
 def test_who_may_still_earn_keeps_its_balance(fresh: World) -> None:
@@ -166,7 +165,7 @@ def test_who_may_still_earn_keeps_its_balance(fresh: World) -> None:
     release = treasurer.run_release(fresh.alice.pubkey(), treasury=fresh.treasury)
     for member in ({"pending": (alice,)}, {"epoch": Epoch(clients=(Client(alice),))}):
         fresh.become(**member)
-        assert refused(fresh, release, fresh.payer) == COORDINATOR_CODES["InvalidSettlement"]
+        assert fresh.chain.refused(release, fresh.payer) == COORDINATOR_CODES["InvalidSettlement"]
     fresh.become(pending=(), epoch=Epoch())
     fresh.send(release, fresh.payer)
 
@@ -183,7 +182,7 @@ def test_as_many_are_settled_as_one_instruction_takes(fresh: World) -> None:
 def test_a_paid_participant_cannot_forget(fresh: World) -> None:
     fresh.claim(fresh.alice, 100)
     closing = treasurer.participant_close(fresh.alice.pubkey(), fresh.payer.pubkey(), run=fresh.treasury.run)
-    assert refused(fresh, closing, fresh.alice) == CODES["StillNeeded"]
+    assert fresh.chain.refused(closing, fresh.alice) == CODES["StillNeeded"]
     closing = treasurer.participant_close(fresh.carol.pubkey(), fresh.payer.pubkey(), run=fresh.treasury.run)
     fresh.send(closing, fresh.carol)
     assert not fresh.chain.exists(fresh.participant(fresh.carol))
@@ -210,14 +209,14 @@ def test_an_index_used_again_remembers_no_payments_of_before(fresh: World) -> No
         fresh.treasury.vault,
     )
     fresh.chain.put(fresh.treasury.run, run_account(bump, 42, keys, created=8), TREASURER)
-    assert refused(fresh, fresh.claiming(fresh.alice, 1), fresh.alice) == CODES["OtherRun"]
+    assert fresh.chain.refused(fresh.claiming(fresh.alice, 1), fresh.alice) == CODES["OtherRun"]
     again = treasurer.participant_create(fresh.payer.pubkey(), fresh.alice.pubkey(), treasury=fresh.treasury)
-    assert refused(fresh, read_only(again, 3), fresh.payer) == CODES["NotWritable"]
+    assert fresh.chain.refused(read_only(again, 3), fresh.payer) == CODES["NotWritable"]
     fresh.send(again, fresh.payer)
     fresh.claim(fresh.alice, 100)
-    assert refused(fresh, again, fresh.payer) == CODES["AlreadyExists"]
-    assert refused(fresh, fresh.claiming(fresh.alice, 1), fresh.alice) == CODES["OverClaim"]
-    assert refused(fresh, fresh.settling(fresh.bob), fresh.owner) == CODES["OtherRun"]
+    assert fresh.chain.refused(again, fresh.payer) == CODES["AlreadyExists"]
+    assert fresh.chain.refused(fresh.claiming(fresh.alice, 1), fresh.alice) == CODES["OverClaim"]
+    assert fresh.chain.refused(fresh.settling(fresh.bob), fresh.owner) == CODES["OtherRun"]
     fresh.send(treasurer.participant_create(fresh.payer.pubkey(), fresh.bob.pubkey(), treasury=fresh.treasury), fresh.payer)
     fresh.settle(fresh.bob)
     assert fresh.paid().forgiven == 20
@@ -252,7 +251,7 @@ def test_nothing_is_lost_and_nobody_is_paid_too_much(steps: list[Step]) -> None:
             key = world.users[place].pubkey()
             allowed = max(points[key][0] - points[key][1], 0) - claimed[place]
             if amount > allowed:
-                assert refused(world, world.claiming(world.users[place], amount), world.users[place]) == CODES["OverClaim"]
+                assert world.chain.refused(world.claiming(world.users[place], amount), world.users[place]) == CODES["OverClaim"]
             elif amount <= world.vault():
                 world.claim(world.users[place], amount)
                 claimed[place] += amount

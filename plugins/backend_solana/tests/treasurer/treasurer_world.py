@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pytest
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from plugins.backend_solana.tests.svm.program_chain import (
     ProgramChain,
-    Refused,
 )
 from psyche_backend_solana.layouts import coordinator as coordinator_layout
 from psyche_backend_solana.layouts import treasurer
@@ -152,9 +150,3 @@ class World:
 
     def paid(self) -> treasurer.Run:
         return treasurer.parse_run(self.chain.account(self.treasury.run))
-
-
-def refused(world: World, instruction: Instruction, *signers: Keypair) -> int | None:
-    with pytest.raises(Refused) as found:
-        world.chain.rehearse(instruction, signers=signers)
-    return found.value.code
