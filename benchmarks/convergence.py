@@ -1,11 +1,12 @@
 """AdamW beside DisTrO with its settings, on the local testnet's model and Shakespeare: `psyche bench convergence` for it.
 
-python -m benchmarks.convergence [--seeds 3] [--steps 200] [--json] [any other option of `psyche bench convergence`]
+python -m benchmarks.convergence [--size 1M] [--seeds 3] [--steps 200] [--json] [any other option of `psyche bench convergence`]
 python -m benchmarks.convergence --quick [--delayed] [--json] [--seeds 3] [--steps 200]
 
 `--quick` compares three recipes at tuned rates: AdamW and DisTrO with rate groups, and DisTrO with one rate for all tensors. Its
 JSON has the mean validation loss by recipe, the bytes a member sends in a step, and the loss of each seed. `--delayed` adds AdamW
-with the delay of a run, without look-ahead and with it, at AdamW's rates, which were not tuned for a delay.
+with the delay of a run, without look-ahead and with it, at AdamW's rates, which were not tuned for a delay. `--size` takes one
+of `benchmarks.llama.SIZES`, with everything else as in the example.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import functools
 import json
 import statistics
 import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from benchmarks import llama
@@ -50,8 +53,22 @@ def main() -> None:
         run_program(functools.partial(quick, given.seeds, given.steps, delayed=given.delayed, as_json=given.json))
         return
 
-    base = ["--state", str(STATE), "--data", str(llama.EXAMPLE / "data")]
-    psyche(["bench", "convergence", *base, *sys.argv[1:]])
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--size", choices=llama.SIZES, default="1M")
+    given, others = parser.parse_known_args()
+    with tempfile.TemporaryDirectory() as folder:
+        state = STATE if given.size == "1M" else resized(Path(folder), given.size)
+        psyche(["bench", "convergence", "--state", str(state), "--data", str(llama.EXAMPLE / "data"), *others])
+
+
+def resized(folder: Path, size: str) -> Path:
+    """Write the example's run with a model of another size; returns the run file. Its run_id has the size in it."""
+    (folder / "model").mkdir()
+    llama.write_config(folder / "model", size)
+    run_id = load_run_file(STATE).run_id
+    text = STATE.read_text(encoding="utf-8")
+    (folder / STATE.name).write_text(text.replace(f'run_id = "{run_id}"', f'run_id = "{run_id}-{size}"'), encoding="utf-8")
+    return folder / STATE.name
 
 
 def quick_recipes(*, delayed: bool = False) -> dict[str, Recipe]:

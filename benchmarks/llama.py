@@ -39,12 +39,28 @@ class Size:
 
 
 SIZES: Mapping[str, Size] = MappingProxyType(
-    {"0.2M": Size(64, 176, 2), "1M": Size(128, 352, 4), "6M": Size(256, 704, 7), "20M": Size(512, 1408, 6)}
+    {
+        "0.2M": Size(64, 176, 2),
+        "1M": Size(128, 352, 4),
+        "6M": Size(256, 704, 7),
+        "12M": Size(384, 1056, 6),
+        "20M": Size(512, 1408, 6),
+    }
 )
 
 
 def build(size: str, *, seed: int = 0, sequence_length: int = SEQUENCE, dtype: str = "float32") -> Model:
     """A Llama of about that many parameters with random weights, on the CPU. dtype: in which it computes; weights are float32."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_config(Path(folder), size, sequence_length=sequence_length)
+        context = ModelContext(
+            source=Path(folder), max_seq_len=sequence_length, seed=bytes([seed]) * 32, device="cpu", dtype=dtype
+        )
+        return create_llama(context)
+
+
+def write_config(folder: Path, size: str, *, sequence_length: int = SEQUENCE) -> None:
+    """Write a config.json of that size: the example's, with another shape."""
     base = json.loads((EXAMPLE / "model" / "config.json").read_text())
     shape = SIZES[size]
     heads = shape.width // 32
@@ -56,12 +72,7 @@ def build(size: str, *, seed: int = 0, sequence_length: int = SEQUENCE, dtype: s
         "num_key_value_heads": heads,
         "max_position_embeddings": max(sequence_length, base["max_position_embeddings"]),
     }
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps({**base, **table}))
-        context = ModelContext(
-            source=Path(folder), max_seq_len=sequence_length, seed=bytes([seed]) * 32, device="cpu", dtype=dtype
-        )
-        return create_llama(context)
+    (folder / "config.json").write_text(json.dumps({**base, **table}))
 
 
 def parameter_count(model: Model) -> int:

@@ -15,7 +15,7 @@ from psyche_core.cli.lazy import example
 from psyche_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from psyche_core.experiments.convergence import Outcome
+    from psyche_core.experiments.convergence import Outcome, Recipe
     from psyche_core.experiments.convergence_run import Experiment
 
 PATH = click.Path(path_type=Path)
@@ -34,6 +34,7 @@ bench.add_command(verification)
     epilog=example(
         "psyche bench convergence --state examples/local_testnet/state.toml --data examples/local_testnet/data --seeds 3",
         "psyche bench convergence --state state.toml --data tokens --steps 50 --topk 8 --seeds 1 --out compared",
+        "psyche bench convergence --state state.toml --data tokens --recipes rows.toml --jobs 8 --device cuda --out compared",
         note="DisTrO trains with several members and the delay of a run, AdamW on the whole batch without delay. Each result is "
         "written to OUT/report.json at once. The same command again trains only what is missing.",
     )
@@ -54,6 +55,12 @@ bench.add_command(verification)
 @click.option(
     "--steps", type=click.IntRange(4), default=200, show_default=True, metavar="N", help="Number of steps of each training."
 )
+@click.option(
+    "--recipes",
+    type=PATH,
+    help="TOML file of what is trained in place of the usual: tables [[recipe]] with optimizer, learning_rate and settings.  "
+    "[default: AdamW, and DisTrO with each --topk and --decay]",
+)
 @click.option("--members", type=click.IntRange(1, 256), default=4, show_default=True, metavar="N", help="Number of members.")
 @click.option("--topk", default="8,16,64", show_default=True, metavar="N,N,…", help="Coefficients per chunk to try.")
 @click.option("--decay", default="0.999,0.995", show_default=True, metavar="X,X,…", help="Decays of DisTrO's momentum to try.")
@@ -71,6 +78,14 @@ bench.add_command(verification)
 @click.option("--sparseloco-outer-rate", default=1.0, show_default=True, metavar="X", help="Its outer rate.")
 @click.option("--device", default="auto", show_default=True, help="As for `psyche client train`.")
 @click.option("--torch-threads", type=click.IntRange(1), metavar="N", help="CPU threads for torch; default: chosen by torch.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Trainings at once, each a process; the cores are divided among them unless --torch-threads is given.",
+)
 @click.option("--out", type=PATH, help="Folder for report.json and convergence.png.  [default: nothing is kept]")
 @click.option("--base", type=PATH, help="Folder at which relative paths of the run file start; default: the run file's folder.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs.")
@@ -82,16 +97,13 @@ def convergence(**given: Any) -> None:
 
 
 async def _convergence(given: dict[str, Any]) -> None:
-    import torch
-
     from psyche_core.config.run_config import load_run_file
-    from psyche_core.experiments.convergence import sparseloco_recipes, table, usual_recipes
-    from psyche_core.experiments.convergence_run import Experiment, outcomes
+    from psyche_core.experiments.convergence import table
+    from psyche_core.experiments.convergence_jobs import load_recipes, train_recipes
+    from psyche_core.experiments.convergence_run import Experiment
     from psyche_core.plugins import PluginRegistry
     from psyche_core.storage.scratch import default_folder
 
-    if given["torch_threads"] is not None:
-        torch.set_num_threads(given["torch_threads"])
     experiment = Experiment(
         run=load_run_file(given["state"]),
         data=given["data"],
@@ -104,22 +116,38 @@ async def _convergence(given: dict[str, Any]) -> None:
         cache=default_folder(),
         device=given["device"],
     )
-    rates = {"adamw_rate": given["adamw_rate"], "distro_rate": given["distro_rate"]}
-    recipes = list(usual_recipes(topk=_numbers(given["topk"], int), decays=_numbers(given["decay"], float), **rates))
-    if given["sparseloco_rate"] is not None:
-        steps, outer = given["sparseloco_inner_steps"], given["sparseloco_outer_rate"]
-        keep = _numbers(given["topk"], int)
-        recipes += sparseloco_recipes(topk=keep, rate=given["sparseloco_rate"], inner_steps=steps, outer_rate=outer)
+    registry = PluginRegistry.discover()
+    recipes = _usual(given) if given["recipes"] is None else load_recipes(given["recipes"], registry)
     seeds = range(given["seeds"])
     found = _kept(given["out"], experiment)
     known = {(outcome.recipe.title, outcome.seed) for outcome in found}
     left = sum((recipe.title, seed) not in known for recipe in recipes for seed in seeds)
-    async for outcome in outcomes(experiment, recipes, seeds, PluginRegistry.discover(), known=known):
+
+    def finished(outcome: Outcome) -> None:
+        nonlocal left
         found.append(outcome)
         left -= 1
         click.echo(f"{outcome.recipe.title}, seed {outcome.seed}: loss {outcome.validation_loss:.4f}; {left} left", err=True)
         _keep(given["out"], experiment, found)
+
+    threads = given["torch_threads"]
+    await train_recipes(
+        experiment, recipes, seeds, registry, finished=finished, known=known, jobs=given["jobs"], torch_threads=threads
+    )
     click.echo(json.dumps({"runs": [outcome.as_table() for outcome in found]}) if given["as_json"] else table(found))
+
+
+def _usual(given: dict[str, Any]) -> list[Recipe]:
+    """The recipes that the options describe."""
+    from psyche_core.experiments.convergence import sparseloco_recipes, usual_recipes
+
+    keep, decays = _numbers(given["topk"], int), _numbers(given["decay"], float)
+    rates = {"adamw_rate": given["adamw_rate"], "distro_rate": given["distro_rate"]}
+    recipes = list(usual_recipes(topk=keep, decays=decays, **rates))
+    if given["sparseloco_rate"] is not None:
+        steps, outer = given["sparseloco_inner_steps"], given["sparseloco_outer_rate"]
+        recipes += sparseloco_recipes(topk=keep, rate=given["sparseloco_rate"], inner_steps=steps, outer_rate=outer)
+    return recipes
 
 
 def _numbers(text: str, kind: Any) -> list[Any]:

@@ -73,6 +73,64 @@ def test_another_experiment_s_report_is_not_gone_on_with(psyche: Psyche, argumen
     assert "another experiment" in other.err
 
 
+RECIPES = """
+[[recipe]]
+optimizer = "AdamW"
+learning_rate = 0.003
+settings = { rates = { embedding = 4.0 } }
+
+[[recipe]]
+optimizer = "Distro"
+learning_rate = 0.002
+settings = { compression_topk = 8, compression_decay = 0.9, quantize_1bit = true, second_stage = "rmsprop" }
+"""
+
+
+def test_processes_train_a_file_s_recipes_as_one_does(psyche: Psyche, arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "recipes.toml").write_text(RECIPES)
+    given = [*arguments[:-2], "--seeds", "2", "--json", "--recipes", str(tmp_path / "recipes.toml"), "--torch-threads", "1"]
+    found = {jobs: psyche(*given, "--jobs", jobs, "--out", str(tmp_path / f"jobs-{jobs}")) for jobs in ("1", "2")}
+    runs = {}
+    for jobs, each in found.items():
+        assert each.code == 0, each.err
+        runs[jobs] = sorted(json.loads(each.out)["runs"], key=lambda run: (run["optimizer"], run["seed"]))
+        assert "; 0 left" in each.err
+    assert runs["2"] == runs["1"]
+    assert [(run["optimizer"], run["seed"]) for run in runs["1"]] == [("AdamW", 0), ("AdamW", 1), ("Distro", 0), ("Distro", 1)]
+    assert runs["1"][2]["settings"]["second_stage"] == "rmsprop"
+
+
+def test_what_fails_in_a_process_is_a_sentence(psyche: Psyche, arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "model" / "config.json").unlink()
+    alone, together = (psyche(*arguments, "--seeds", "1", "--jobs", jobs) for jobs in ("1", "2"))
+    assert alone.code == together.code != 0
+    assert alone.err == together.err
+    assert "config.json" in together.err
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "expected a list of tables [[recipe]]"),
+        ("steps = 3\n" + RECIPES, "got steps, recipe"),
+        (RECIPES + RECIPES, "recipe 3: a table would call it the same"),
+        (RECIPES.replace("embedding", "embeding"), "recipe 1: settings"),
+        (RECIPES.replace("compression_topk", "topk"), "recipe 2: settings.topk: unknown key"),
+        (RECIPES.replace("0.003", "-1"), "recipe 1.learning_rate = -1"),
+        (RECIPES.replace('"Distro"', '"Nobody"'), "Nobody"),
+        ("[[recipe", "cannot read"),
+    ],
+)
+def test_recipes_that_cannot_be_trained_are_refused(
+    psyche: Psyche, arguments: list[str], tmp_path: Path, text: str, sentence: str
+) -> None:
+    (tmp_path / "recipes.toml").write_text(text)
+    refused = psyche(*arguments, "--recipes", str(tmp_path / "recipes.toml"))
+    assert refused.code in (2, 3), refused.err
+    assert sentence in refused.err
+    assert "loss" not in refused.err
+
+
 def test_numbers_that_are_none_are_refused(psyche: Psyche, arguments: list[str]) -> None:
     refused = psyche(*arguments, "--topk", "8;16")
     assert (refused.code, "'8;16'" in refused.err) == (2, True)

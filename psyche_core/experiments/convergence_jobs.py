@@ -1,0 +1,132 @@
+"""Runs the trainings of a convergence experiment: one after another, or several at once in processes of their own.
+
+Trainings of small models wait for one core, on a GPU too, where they leave most of the device idle. So several at once take less
+time, until cores or the device's memory are used up. A process trains what it would train alone: outcomes are the same, except
+for what the number of torch's threads changes in rounding.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import anyio
+import anyio.to_process
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from psyche_core.config.sentences import validated
+from psyche_core.errors import ConfigError
+from psyche_core.experiments.convergence import PLAIN_ADAMW, Outcome, Recipe
+from psyche_core.experiments.convergence_run import Experiment, outcomes
+from psyche_core.interfaces.rate_groups import RateGroups
+from psyche_core.plugins import PluginRegistry
+from psyche_core.plugins.settings import validate_settings
+
+
+async def train_recipes(
+    experiment: Experiment,
+    recipes: Sequence[Recipe],
+    seeds: Sequence[int],
+    registry: PluginRegistry,
+    *,
+    finished: Callable[[Outcome], None],
+    known: Collection[tuple[str, int]] = (),
+    jobs: int = 1,
+    torch_threads: int | None = None,
+) -> None:
+    """Train all recipes but the known ones (title, seed), and call `finished` with each outcome when it is there.
+
+    jobs: number of trainings at once; with more than one, each is a process, which finds the plugins itself. torch_threads: of
+    each process; None: torch's choice for one job, else an equal part of the cores. Raises UserError, DataError, ModelError and
+    NonFiniteError; then the others are ended.
+    """
+    if jobs == 1:
+        if torch_threads is not None:
+            torch.set_num_threads(torch_threads)
+        async for outcome in outcomes(experiment, recipes, seeds, registry, known=known):
+            finished(outcome)
+        return
+
+    threads = torch_threads or max(1, (os.cpu_count() or 1) // jobs)
+    limiter = anyio.CapacityLimiter(jobs)
+
+    async def train(recipe: Recipe, seed: int) -> None:
+        alone = partial(_trained_alone, experiment, recipe, seed, threads)
+        finished(await anyio.to_process.run_sync(alone, cancellable=True, limiter=limiter))
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            for seed in seeds:
+                for recipe in recipes:
+                    if (recipe.title, seed) not in known:
+                        tasks.start_soon(train, recipe, seed)
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from group
+
+
+def _trained_alone(experiment: Experiment, recipe: Recipe, seed: int, threads: int) -> Outcome:
+    """One training, in a process that may have trained others before."""
+    torch.set_num_threads(threads)
+
+    async def only() -> Outcome:
+        registry = PluginRegistry.discover()
+        (outcome,) = [each async for each in outcomes(experiment, [recipe], [seed], registry)]
+        return outcome
+
+    return anyio.run(only)
+
+
+class _Entry(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    optimizer: str
+    learning_rate: Annotated[float, Field(gt=0)]
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class _AdamWSettings(BaseModel):
+    """See `Recipe`."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+    rates: RateGroups | None = None
+    delay: int = Field(default=0, ge=0)
+    look_ahead: bool = False
+
+
+def load_recipes(path: Path, registry: PluginRegistry) -> list[Recipe]:
+    """Read recipes from a TOML file: a list of tables `recipe` with `optimizer`, `learning_rate` and `settings`.
+
+    `AdamW` is the plain optimizer, see `Recipe`; others are plugins, whose settings are checked. Raises ConfigError and
+    PluginError.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        message = f"cannot read {path}: {error}"
+        raise ConfigError(message) from error
+
+    entries = table.get("recipe")
+    if table.keys() != {"recipe"} or not isinstance(entries, list):
+        message = f"{path}: expected a list of tables [[recipe]] and nothing else, got {', '.join(table) or 'nothing'}"
+        raise ConfigError(message)
+
+    found: dict[str, Recipe] = {}
+    for number, given in enumerate(entries, start=1):
+        where = f"{path}: recipe {number}"
+        entry = _Entry.model_validate(validated(_Entry, given, where=where))
+        recipe = Recipe(entry.optimizer, entry.learning_rate, entry.settings)
+        if recipe.optimizer == PLAIN_ADAMW:
+            validated(_AdamWSettings, recipe.settings, where=f"{where}: settings")
+        else:
+            validate_settings(registry.load("optimizer", recipe.optimizer), recipe.settings, where=f"{where}: settings")
+        if recipe.title in found:
+            message = f"{where}: a table would call it the same as an earlier recipe, {recipe.title!r}; leave one of them out"
+            raise ConfigError(message)
+        found[recipe.title] = recipe
+    return list(found.values())
