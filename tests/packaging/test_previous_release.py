@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from configparser import ConfigParser
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from psyche_core.hookspecs import GROUP
+from psyche_core.plugins.directory import entry_of
 
 REPOSITORY = Path(__file__).parents[2]
 FOLDER = os.environ.get("PREVIOUS", "")
@@ -60,7 +62,8 @@ def earlier(folder: Path) -> Iterator[Earlier]:
             entry_points.optionxform = str  # type: ignore[assignment,method-assign]  # names are case-sensitive
             for name in names:
                 entry_points.read_string(archive.read(name).decode())
-        for entry_point in entry_points[GROUP] if entry_points.has_section(GROUP) else ():
+        registered: list[str] = entry_points.options(GROUP) if entry_points.has_section(GROUP) else []
+        for entry_point in registered:
             yield Earlier(wheel, entry_point)
 
 
@@ -97,8 +100,11 @@ def test_the_folder_has_plugins() -> None:
 @pytest.mark.parametrize("plugin", PLUGINS, ids=[f"{plugin.distribution}:{plugin.entry_point}" for plugin in PLUGINS])
 def test_a_previous_plugin_passes_the_check_of_the_new_core(with_previous: Path, tmp_path: Path, plugin: Earlier) -> None:
     name = f"{plugin.distribution}:{plugin.entry_point}"
-    done = psyche(with_previous, "plugins", "check", name, "--json", cwd=tmp_path)
-    told = json.loads(done.stdout) if done.stdout else {"ok": False, "steps": [], "origin": done.stderr}
+    kind, _, plain = plugin.entry_point.partition(".")
+    entry = entry_of(kind, plain)
+    settings = ("--settings", json.dumps(dict(entry.check))) if entry is not None and entry.check else ()
+    done = psyche(with_previous, "plugins", "check", name, "--json", *settings, cwd=tmp_path)
+    told: dict[str, Any] = json.loads(done.stdout) if done.stdout else {"ok": False, "steps": [], "origin": done.stderr}
     failed = [step for step in told["steps"] if step["outcome"] == "failed"]
     if not told["ok"] and announced(plugin.distribution, REPOSITORY / "changelog.d"):
         pytest.xfail(f"the change log says what its author must do: {failed}")
