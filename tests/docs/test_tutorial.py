@@ -95,7 +95,7 @@ class Reader:
 
     def _run(self, arguments: list[str], *, fails: bool = False, stays: bool = False) -> None:
         """stays: until it is interrupted; then it need not end."""
-        path = os.pathsep.join((str(self.site), str(self.folder)))
+        path = os.pathsep.join((str(self.folder), str(self.site)))  # the project as it is now, as an editable install has it
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, *arguments]
         try:
