@@ -10,6 +10,8 @@ CONSTRAINTS ?= constraints.txt
 # Processes of a test run: one more than the two cores of the smallest machine, since many tests wait for processes of their own.
 WORKERS ?= 3
 RUNS ?= 10
+# A folder with the plugin wheels of the previous release, for release-check.
+PREVIOUS ?=
 SEEDS ?= 100000
 SEQUENCES ?= 2000
 JOBS ?= 2
@@ -131,11 +133,11 @@ build: $(STAMP) ## wheels of all distributions in dist/
 	@for folder in . $(PLUGINS); do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$folder || exit 1; done
 
 # `python -m build` makes the wheel from the source archive, so that an archive that lacks something cannot be released.
-release-check: $(STAMP) ## build sdists and wheels of all in dist/, check them as an index does, train from the wheels in a fresh environment
+release-check: $(STAMP) ## build sdists and wheels of all in dist/, check them as an index does, train from them in a fresh environment; PREVIOUS=FOLDER: with plugin wheels of before
 	rm -rf dist
 	@for folder in . $(PLUGINS); do $(BIN)/python -m build --no-isolation --outdir dist $$folder || exit 1; done
 	$(BIN)/twine check --strict dist/*
-	RELEASE=dist $(LOOPBACK) $(BIN)/python -m pytest -q tests/packaging
+	RELEASE=dist PREVIOUS=$(if $(PREVIOUS),$(abspath $(PREVIOUS))) $(LOOPBACK) $(BIN)/python -m pytest -q tests/packaging
 
 soak: $(STAMP) ## every test marked soak, then SEEDS simulated runs (SEEDS=100000), 2,000 fresh ones, SEQUENCES on chain (SEQUENCES=2000); hours
 	$(LOOPBACK) $(BIN)/python -m pytest -q -m soak

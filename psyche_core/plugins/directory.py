@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -31,6 +31,7 @@ class Entry:
         extra: the extra of psyche-core that installs it; empty if none does.
         install: what pip is given: the extra, the distribution, or a folder of a clone.
         source: a folder of the repository, or a URL.
+        check: settings with which a release is checked; empty for the defaults.
     """
 
     distribution: str
@@ -41,6 +42,7 @@ class Entry:
     summary: str
     level: Level
     source: str
+    check: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def install_line(self) -> str:
@@ -111,6 +113,8 @@ def _entry(table: dict[str, object]) -> Entry:
     words = {key: str(value) for key, value in table.items() if isinstance(value, str)}
     extra = words.get("extra", "")
     usual = f"'{CORE}[{extra}]'" if extra else words["distribution"]
+    check = table.get("check", {})
+    assert isinstance(check, dict)
     (level,) = (level for level in LEVELS if level == words["level"])
     return Entry(
         distribution=words["distribution"],
@@ -121,6 +125,7 @@ def _entry(table: dict[str, object]) -> Entry:
         summary=words["summary"],
         level=level,
         source=words["source"],
+        check=dict(check),
     )
 
 

@@ -52,7 +52,6 @@ from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
 
 _EVERY_INTERFACE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
-RELAY = "iroh"
 """Name of the relay plugin."""
 
 KEY_FILE = "server.key"
@@ -219,7 +218,9 @@ def _relay(settings: ServerSettings, registry: PluginRegistry) -> Relay | None:
     """The relay beside the coordinator, if one is wanted; it listens once it is entered. Raises UserError."""
     if not settings.with_relay:
         given = [
-            name for name in ("relay_port", "relay_url", "relay_tls_cert", "relay_tls_key") if name in settings.model_fields_set
+            name
+            for name in ("relay", "relay_port", "relay_url", "relay_tls_cert", "relay_tls_key")
+            if name in settings.model_fields_set
         ]
         if given:
             message = f"--{given[0].replace('_', '-')} is for the relay beside the server, which starts with --with-relay only"
@@ -241,7 +242,7 @@ def _relay(settings: ServerSettings, registry: PluginRegistry) -> Relay | None:
         )
         raise ConfigError(message)
 
-    return registry.load("relay", RELAY).create(
+    return registry.load("relay", settings.relay).create(
         RelayContext(
             host=settings.host,
             port=settings.relay_port,

@@ -36,7 +36,9 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     assert [target for target in targets if not (page.parent / target.partition("#")[0]).exists()] == []
 
 
-@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "changelog.d/README.md", "docs/policy.md"])
+@pytest.mark.parametrize(
+    "name", ["CONTRIBUTING.md", "SECURITY.md", "changelog.d/README.md", "docs/policy.md", "docs/plugins/policy.md"]
+)
 def test_recipes_that_are_named_exist(name: str) -> None:
     text = (REPOSITORY / name).read_text()
     named = set(re.findall(r"^make ([a-z-]+)$|`make ([a-z-]+)", text, flags=re.MULTILINE))

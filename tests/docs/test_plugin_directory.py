@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from psyche_core.hookspecs import GROUP, KINDS
+from psyche_core.plugins import PluginRegistry, validate_settings
 from psyche_core.plugins.directory import LEVELS, Entry, directory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
@@ -57,6 +58,9 @@ def test_an_entry_says_what_is_so(entry: Entry) -> None:
     assert entry.plugins
     assert not entry.summary.endswith(".")
     assert "|" not in entry.summary
+    for kind, name in entry.plugins if entry.check else ():
+        registration = PluginRegistry.discover().load(kind, name)
+        assert validate_settings(registration, entry.check, where=name) is not None
     if entry.level != "first-party":
         assert entry.source.startswith("https://")
         return

@@ -42,6 +42,27 @@ def test_the_contracts_that_the_page_names_exist() -> None:
         assert found is not None, name
 
 
+def test_what_the_templates_import_is_described() -> None:
+    """An author who changes a project need not read code of the core for what is in it."""
+    pages = [(REPOSITORY / "docs" / "reference" / f"{name}.md").read_text() for name in ("contracts", "building-blocks")]
+    named = {name for page in pages for name in re.findall(r"^::: (\S+)$", page, flags=re.MULTILINE)}
+    assert [name for name in sorted(named) if importlib.util.find_spec(name.rpartition(".")[0]) is None] == []
+    named |= {"psyche_core.coordinator"}  # its names are those of transitions, commands and state
+    known_by_others = {
+        "psyche_core.interfaces",
+        "psyche_core.config.run_config",
+    }  # packages of the contracts; the run file's page
+    templates = (REPOSITORY / "psyche_core" / "plugins" / "projects" / "templates").rglob("*.tmpl")
+    imported = {
+        module
+        for template in templates
+        if "tests" not in template.parts
+        for module in re.findall(r"^(?:from|import) (psyche_core[\w.]*)", template.read_text(), flags=re.MULTILINE)
+    }
+    assert "psyche_core.wire.frames" in imported
+    assert sorted(imported - named - known_by_others) == []
+
+
 @pytest.mark.parametrize(
     ("page", "link", "path"),
     [

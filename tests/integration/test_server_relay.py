@@ -12,7 +12,7 @@ from plugins.p2p_quic.tests.relay_parts import Refused, RelayClient
 from psyche_backend_tcp.client.connection import TcpBackend
 from psyche_core.config.options.loading import load_settings
 from psyche_core.config.options.server import ServerSettings
-from psyche_core.errors import ConfigError
+from psyche_core.errors import ConfigError, PluginError
 from psyche_core.hookspecs import BackendContext
 from psyche_core.plugins import PluginRegistry
 from psyche_core.server.serving import serve_run
@@ -68,6 +68,14 @@ async def test_a_server_on_every_interface_must_say_where_its_relay_is(local_tes
 
 
 @pytest.mark.anyio
+async def test_a_relay_that_is_not_installed_is_a_sentence(local_testnet: Any) -> None:
+    folder = local_testnet()
+    options = {"state": folder / "state.toml", "data_config": folder / "data.toml", "with_relay": True, "relay": "mine"}
+    with pytest.raises(PluginError, match="no relay plugin is named mine"):
+        await serve_run(load_settings(ServerSettings, options), PluginRegistry.discover(), EventBus())
+
+
+@pytest.mark.anyio
 async def test_a_server_that_cannot_tell_of_its_relay_starts_none(local_testnet: Any) -> None:
     folder = local_testnet()
     options = {"state": folder / "state.toml", "data_config": folder / "data.toml", "backend": "solana", "with_relay": True}
@@ -80,6 +88,7 @@ async def test_a_server_that_cannot_tell_of_its_relay_starts_none(local_testnet:
     ("given", "sentence"),
     [
         ({"relay_url": "http://relay.example.org:3340"}, "--relay-url is for the relay beside the server"),
+        ({"relay": "mine"}, "--relay is for the relay beside the server"),
         ({"relay_port": 3341}, "--relay-port is for the relay beside the server"),
         ({"with_relay": True, "relay_port": 20_000, "server_port": 20_000}, "--relay-port and --server-port are both 20000"),
     ],

@@ -26,10 +26,11 @@ NAMES = {
     "backend": "shelf",
     "transport": "wires",
     "sharding": "copies",
+    "relay": "hop",
     "command": "count-events",
 }
 TRAINED = ("optimizer", "data", "model", "sharding")
-KNOWN_TO_AUTHORS = ("data", "tracker", "backend", "transport", "sharding")
+KNOWN_TO_AUTHORS = ("data", "tracker", "backend", "transport", "sharding", "relay")
 """Kinds whose conformance needs what only the author knows."""
 
 
@@ -91,8 +92,8 @@ def test_its_check_trains(projects: Projects, kind: str) -> None:
     done = projects.run(kind, "-m", "psyche_core", "plugins", "check", f"{kind}.{NAMES[kind]}", *given)
     assert done.returncode == 0, done.stdout
     step = json.loads(done.stdout)["steps"][-1]
-    assert (step["name"], step["outcome"]) == ("training", "skipped" if kind == "command" else "ok")
-    if kind != "command":
+    assert (step["name"], step["outcome"]) == ("training", "skipped" if kind in ("command", "relay") else "ok")
+    if kind not in ("command", "relay"):
         assert "trained 6 steps" in step["sentence"]
     assert [path for path in sorted(projects.folders[kind].rglob("*")) if "__pycache__" not in str(path)] == [
         path for path in before if "__pycache__" not in str(path)
@@ -154,6 +155,25 @@ def test_a_server_needs_neither_the_plugin_nor_torch(projects: Projects, tmp_pat
         finally:
             server.kill()
     assert told[-1]["reason"] == "the run finished after 40 steps"
+
+
+def test_a_server_runs_the_relay_that_is_named(projects: Projects) -> None:
+    command = ("server", "run", "--state", "run/state.toml", "--server-port", "0", "--logs", "json")
+    relay = ("--with-relay", "--relay", NAMES["relay"], "--relay-port", "0")
+    with subprocess.Popen(
+        [sys.executable, "-m", "psyche_core", *command, *relay],
+        cwd=projects.folders["optimizer"],
+        env={**os.environ, "PYTHONPATH": str(projects.site)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stdout is not None
+        try:
+            told = (json.loads(line) for line in server.stdout)
+            started = next(event for event in told if event["event"] == "relay_started")
+        finally:
+            server.kill()
+    assert started["url"].startswith("tcp://127.0.0.1:")
 
 
 def test_a_tracker_and_a_command_are_used(projects: Projects, tmp_path: Path) -> None:

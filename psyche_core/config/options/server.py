@@ -66,6 +66,9 @@ class ServerSettings(ReportingOptions):
             "on the address of --host."
         ),
     )
+    relay: str = Field(
+        default="iroh", description="Which relay --with-relay runs: the name of a plugin, see `psyche plugins list`."
+    )
     relay_port: int = Field(
         default=3340,
         ge=0,

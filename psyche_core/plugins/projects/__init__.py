@@ -134,6 +134,19 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
             usage=f"{_TRAIN}\n\nIn a run: `psyche client train --data-parallelism 2 --sharding $name …`.",
             train="psyche train-local --state run/state.toml --device cpu --data-parallelism 2 --sharding $name",
         ),
+        "relay": _Kind(
+            modules={
+                "login": "how a member proves who it is, and what is said then",
+                "relay": "the contract `psyche_core.interfaces.Relay`: who is connected, a queue for each",
+                "client": "a member's connection to it, for the transport that uses it",
+            },
+            usage=(
+                "A server runs it beside its coordinator, and tells members its URL:\n\n    $train\n\n"
+                "Members must use a transport that speaks to it (`psyche_core.interfaces.Transport.use_relays`): `client.py` is "
+                "its half. What goes through a relay must be encrypted by the members."
+            ),
+            train="psyche server run --state state.toml --with-relay --relay $name --relay-port 3340",
+        ),
         "command": _Kind(
             modules={"command": "the click command"},
             usage="Call it:\n\n    psyche $name --help",
@@ -144,7 +157,7 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
 KINDS = tuple(_KINDS)
 """The kinds of plugin for which there is a template."""
 
-_TYPED = ("backend", "transport", "sharding", "tracker", "command")
+_TYPED = ("backend", "transport", "sharding", "relay", "tracker", "command")
 """Kinds whose names are words of a command line."""
 
 _LLAMA = {

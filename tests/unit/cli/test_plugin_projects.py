@@ -24,6 +24,7 @@ NAMES = {
     "backend": "shelf-2",
     "transport": "wires",
     "sharding": "copies",
+    "relay": "hop",
     "command": "count-events",
 }
 
@@ -121,7 +122,8 @@ def test_a_folder_with_something_in_it_is_left_alone(psyche: Psyche, tmp_path: P
         ("tracker", "Lines", "so it has no capital letters; try lines"),
         ("tracker", "my-lines", "so it has no hyphens; try my_lines"),
         ("sharding", "Mine", "people type the name of a sharding plugin, so it has no capital letters; try mine"),
-        ("relay", "mine", "there is no template of the kind relay; there are: optimizer, data, model, tracker, backend,"),
+        ("relay", "Hop", "people type the name of a relay plugin, so it has no capital letters; try hop"),
+        ("colour", "mine", "there is no template of the kind colour; there are: optimizer, data, model, tracker, backend,"),
     ],
 )
 def test_a_name_that_cannot_be_one_is_a_sentence(tmp_path: Path, kind: str, name: str, sentence: str) -> None:
