@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from textual.color import Color
 from textual.pilot import Pilot
+from textual.widgets import TabbedContent
 
 from psyche_core.coordinator.commands import SetFutureEpochRates
 from psyche_core.coordinator.state import CoordinatorState
@@ -80,7 +81,7 @@ def test_every_tab_looks_as_it_did(shown: NewScreen, kind: str) -> None:
     async def steps(pilot: Pilot[None]) -> None:
         for number, tab in enumerate(TABS[kind], 1):
             await pilot.press(str(number))
-            await until(pilot, lambda tab=tab: screen.app.pane.parent.id == tab.lower())  # type: ignore[misc]
+            await until(pilot, lambda tab=tab: screen.app.query_one(TabbedContent).active == tab.lower())  # type: ignore[misc]
             tabs.append(f"---- {tab}\n{await drawn(screen, pilot)}\n")
 
     play(screen, steps, size=SMALL)
@@ -102,7 +103,7 @@ def test_without_colour_nothing_is_coloured_and_what_is_chosen_is_reversed(
     async def steps(pilot: Pilot[None]) -> None:
         for number, tab in enumerate(TABS[kind], 1):
             await pilot.press(str(number))
-            await until(pilot, lambda tab=tab: screen.app.pane.parent.id == tab.lower())  # type: ignore[misc]
+            await until(pilot, lambda tab=tab: screen.app.query_one(TabbedContent).active == tab.lower())  # type: ignore[misc]
             await drawn(screen, pilot)
             words = []
             for strip in screen.app.screen._compositor.render_strips():
