@@ -198,6 +198,10 @@ def test_it_fits_a_phone_and_keeps_a_chosen_theme(site: str, open_page: OpenPage
     page = open_page(at(site, "run", run="first-light"), viewport={"width": 360, "height": 740}, color_scheme="light")
     page.wait_for_selector("#loss canvas")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    cut_off = (
+        "[...document.querySelectorAll('.figures small')].filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent)"
+    )
+    assert page.evaluate(cut_off) == []
     background = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(background)
     page.get_by_role("button", name="Theme: system").click()
