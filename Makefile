@@ -33,7 +33,7 @@ SITE := 'mkdocs<2' mkdocs-material 'mkdocstrings[python]'
 # tests; then without what is marked, and without files that start processes or move whole models.
 LONG := tests/docs/test_how_to.py tests/docs/test_sdk.py tests/docs/test_notebook.py tests/unit/data/test_text_corpus.py \
   tests/unit/test_plugin_errors.py tests/unit/client/test_model_exchange.py tests/unit/testnet/test_processes.py \
-  tests/unit/tui/test_app.py plugins/backend_tcp/tests/test_crowd.py
+  tests/unit/tui/test_app.py tests/unit/tui/test_screens.py plugins/backend_tcp/tests/test_crowd.py
 # pytest runs a file that is named, even with --ignore.
 UNIT := $(filter-out $(LONG),$(wildcard tests/unit/test_*.py))
 FAST := tests/docs tests/unit/client tests/unit/coordinator tests/unit/data tests/unit/interfaces tests/unit/observer tests/unit/ui tests/unit/verification tests/unit/wire tests/unit/p2p tests/unit/config tests/unit/telemetry tests/unit/exporters tests/unit/web tests/unit/tui \

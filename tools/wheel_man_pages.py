@@ -18,7 +18,13 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 TARGET = "share/man/man1"
-PROGRAM = "import sys; from psyche_core.cli import main; main(['man', '--dir', sys.argv[1]])"
+PROGRAM = """
+import sys
+folder, root = sys.argv[1:]
+sys.path.insert(0, root)  # pip's isolation takes paths of editable installs out of PYTHONPATH
+from psyche_core.cli import main
+main(["man", "--dir", folder])
+"""
 BUILD_SECONDS = 300.0
 
 
@@ -47,10 +53,9 @@ class ManPagesHook(BuildHookInterface[Any]):
 def write_pages(folder: Path, *, root: Path) -> None:
     """Write the pages of the commands of psyche-core, from the sources in `root`."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PSYCHE_")}
-    paths = [str(root), *filter(None, [environment.get("PYTHONPATH")])]
-    environment |= {"PYTHONPATH": os.pathsep.join(paths), "PSYCHE_PLUGINS": "psyche-core", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= {"PSYCHE_PLUGINS": "psyche-core", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(  # noqa: S603  # our own interpreter
-        [sys.executable, "-c", PROGRAM, str(folder)],
+        [sys.executable, "-c", PROGRAM, str(folder), str(root)],
         capture_output=True,
         text=True,
         timeout=BUILD_SECONDS,

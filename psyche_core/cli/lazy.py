@@ -54,6 +54,16 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, self._table[name][1]) for name in self.list_commands(ctx)])
 
 
+class WholeSummaries(click.Group):
+    """A group whose help breaks the short help of a command into lines, where click's own cuts it off."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands, each with its first sentence."""
+        found = [(name, command) for name in self.list_commands(ctx) if (command := self.get_command(ctx, name)) is not None]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.get_short_help_str(limit=200)) for name, each in found if not each.hidden])
+
+
 def example(*lines: str, note: str = "") -> str:
     """The end of a help text: an example, kept line by line, then a note."""
     shown = "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)

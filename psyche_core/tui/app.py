@@ -5,6 +5,7 @@ It takes lines from a queue and asks through a function; it opens nothing by its
 
 from __future__ import annotations
 
+import os
 import queue
 import time
 from collections.abc import Callable
@@ -56,6 +57,9 @@ _INTERRUPT = {
     "testnet": "stopping all programs of the testnet",
     "replay": "stopping",
 }
+_NO_COLOR_THEMES = ("ansi-dark", "textual-ansi")
+"""The theme in the terminal's own colours, as newer and older versions of textual call it."""
+
 _NOTES = (
     "The run goes on whatever happens to this screen. Figures of other members are their own words, which nobody has checked. "
     "`seen by` counts the witnesses that saw a member's result; a quorum of them accepts it."
@@ -94,7 +98,7 @@ class RunScreen(App[None]):
         ask: Callable[[Request], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__()
+        super().__init__(ansi_color=True if os.environ.get("NO_COLOR") is not None else None)  # else shades of grey are left
         self.kind = kind
         self.watched: Watched = Watched(title=title, of_member=kind == "client")
         self._feed = feed
@@ -114,7 +118,7 @@ class RunScreen(App[None]):
 
     def on_mount(self) -> None:
         """Begin to take lines in."""
-        self.theme = "textual-ansi" if self.no_color else "textual-dark"
+        self.theme = next(name for name in _NO_COLOR_THEMES if name in self.available_themes) if self.no_color else "textual-dark"
         self.set_interval(REFRESH_SECONDS, self.take)
         self.take()
 

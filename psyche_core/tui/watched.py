@@ -80,6 +80,7 @@ class Watched:
         self._of_member = of_member
         self.address: str = ""
         self.applied: telemetry.StepApplied | None = None
+        self.figures: telemetry.StepFigures | None = None
         self.changed: int = 0
 
     def enter(self, line: FeedLine) -> None:
@@ -152,6 +153,8 @@ class Watched:
                 self.paths[source] = (time, event)
             case telemetry.StepApplied() if event.trained > 0:
                 self.applied = event
+            case telemetry.StepFigures():
+                self.figures = event
             case telemetry.StepTrained() if math.isfinite(event.seconds):
                 self.training_times.setdefault(source, TrainingTimes()).steps.append((time, max(0.0, event.seconds)))
         if not isinstance(event, _NOT_LOGGED):

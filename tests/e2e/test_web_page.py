@@ -131,6 +131,16 @@ def test_the_smoothed_curve_is_the_one_of_the_png(site: str, open_page: OpenPage
         assert drawn == pytest.approx([value for _, value in smoothed(list(enumerate(values)), width=width)])
 
 
+def test_the_smoothed_curve_of_a_short_run_keeps_its_shape(site: str, open_page: OpenPage) -> None:
+    page = open_page(site)
+    losses = [3 + 4 * 0.5**step for step in range(20)]
+    smooth = "async (values) => { const axis = await import('./assets/axis.js'); "
+    smooth += "return [0, 31].map((wanted) => axis.smooth(values, axis.widthFor(values.length, wanted))); }"
+    unchanged, drawn = page.evaluate(smooth, losses)
+    assert unchanged == losses
+    assert max(abs(one - other) for one, other in zip(drawn, losses, strict=True)) < 0.5
+
+
 def test_a_chart_can_be_used_by_keyboard_and_read_as_a_table(site: str, open_page: OpenPage) -> None:
     page = open_page(at(site, "run", run="first-light"))
     page.wait_for_selector("#loss canvas")
@@ -198,6 +208,10 @@ def test_it_fits_a_phone_and_keeps_a_chosen_theme(site: str, open_page: OpenPage
     page = open_page(at(site, "run", run="first-light"), viewport={"width": 360, "height": 740}, color_scheme="light")
     page.wait_for_selector("#loss canvas")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    cut_off = (
+        "[...document.querySelectorAll('.figures small')].filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent)"
+    )
+    assert page.evaluate(cut_off) == []
     background = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(background)
     page.get_by_role("button", name="Theme: system").click()

@@ -11,7 +11,7 @@ import click
 
 from psyche_core.cli.commands.bench_tune import tune
 from psyche_core.cli.commands.bench_verification import verification
-from psyche_core.cli.lazy import example
+from psyche_core.cli.lazy import WholeSummaries, example
 from psyche_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PATH = click.Path(path_type=Path)
 
 
-@click.group(context_settings={"max_content_width": 110})
+@click.group(cls=WholeSummaries, context_settings={"max_content_width": 110})
 def bench() -> None:
     """Compare optimizers, and measure what verification must allow."""
 

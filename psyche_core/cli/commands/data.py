@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from psyche_core.cli.lazy import example
+from psyche_core.cli.lazy import WholeSummaries, example
 from psyche_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ USUAL_LENGTH = 2048
 PATH = click.Path(path_type=Path)
 
 
-@click.group(context_settings={"max_content_width": 110})
+@click.group(cls=WholeSummaries, context_settings={"max_content_width": 110})
 def data() -> None:
     """Make token files from text, and inspect training data."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from psyche_core.cli.failures import USER_ERROR
-from psyche_core.cli.lazy import example
+from psyche_core.cli.lazy import WholeSummaries, example
 
 if TYPE_CHECKING:
     from psyche_core.config.run_config import RunFile
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DEFAULT_WALLET = Path("~/.config/solana/id.json")
 
 
-class _Doctor(click.Group):
+class _Doctor(WholeSummaries):
     """Checks of this machine, and those that a plugin's group `command.doctor` brings, such as `network`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

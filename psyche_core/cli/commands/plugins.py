@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from psyche_core.cli.lazy import example
+from psyche_core.cli.lazy import WholeSummaries, example
 from psyche_core.cli.path_options import NonEmptyPath
 from psyche_core.hookspecs import KINDS
 
@@ -30,7 +30,7 @@ _EXTENDED = ("doctor",)
 """Our commands to which a plugin's command of the same name adds, instead of being hidden by it."""
 
 
-@click.group(context_settings={"max_content_width": 110})
+@click.group(cls=WholeSummaries, context_settings={"max_content_width": 110})
 def plugins() -> None:
     """List the installed plugins, and say which are broken and why. Make a new one."""
 

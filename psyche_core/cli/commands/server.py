@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from psyche_core.cli.lazy import example
+from psyche_core.cli.lazy import WholeSummaries, example
 from psyche_core.cli.metrics_port import metrics_sinks
 from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
 from psyche_core.cli.otlp_export import otlp_sinks
@@ -20,7 +20,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError
 
 
-@click.group(context_settings={"max_content_width": 110})
+@click.group(cls=WholeSummaries, context_settings={"max_content_width": 110})
 def server() -> None:
     """Host the coordinator of a run. It transfers no model weights and does not load torch."""
 

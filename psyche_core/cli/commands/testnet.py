@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from psyche_core.cli.lazy import example
+from psyche_core.cli.lazy import WholeSummaries, example
 from psyche_core.cli.options import TrackerOptions, settings_options
 from psyche_core.cli.program import log_to_stderr, run_program
 from psyche_core.cli.trackers import tracker_words
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from psyche_core.config.run_config import RunFile
 
 
-@click.group(context_settings={"max_content_width": 110})
+@click.group(cls=WholeSummaries, context_settings={"max_content_width": 110})
 def testnet() -> None:
     """Try a whole run on this machine: a server and several clients."""
 

@@ -82,4 +82,6 @@ def _sentence(problem: dict[str, Any], explicit: dict[str, Any]) -> str:
     rule = str(problem["msg"]).removeprefix("Value error, ")
     if not name:  # of several options together; the input would be all of them, secrets included
         return rule
+    if rule.startswith("got "):  # the rule says itself what was got, such as one of several addresses
+        return f"{source}: {rule}"
     return f"{source}: got {problem['input']!r}; {rule[0].lower()}{rule[1:]}"

@@ -103,19 +103,19 @@ class OtlpOptions(ProgramSettings):
         default=None,
         json_schema_extra=rust_spelling("metrics-url"),
         description=(
-            "URL of an OpenTelemetry collector for this program's figures, by OTLP over HTTP; it probably ends in /v1/metrics. "
+            "URL of an OpenTelemetry collector for this program's figures, by OTLP over HTTP; it usually ends in /v1/metrics. "
             "Needs the extra `otlp`."
         ),
     )
     otlp_tracing_url: HttpUrl | None = Field(
         default=None,
         json_schema_extra=rust_spelling("tracing-url"),
-        description="The same for rounds, as spans; it probably ends in /v1/traces.",
+        description="The same for rounds, as spans; it usually ends in /v1/traces.",
     )
     otlp_logs_url: HttpUrl | None = Field(
         default=None,
         json_schema_extra=rust_spelling("logs-url"),
-        description="The same for events and log lines; it probably ends in /v1/logs.",
+        description="The same for events and log lines; it usually ends in /v1/logs.",
     )
     otlp_auth_header: str | None = Field(
         default=None,

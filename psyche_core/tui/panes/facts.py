@@ -70,10 +70,10 @@ def _longest(state: CoordinatorState) -> float | None:
 
 
 def rate_now(watched: Watched) -> float | None:
-    """The learning rate of the step that is trained; None if the run's schedule is not known here."""
+    """The learning rate of the step that is trained, or the newest that a member told; None if neither is known here."""
     state = watched.state
     if state is None:
-        return None
+        return None if watched.figures is None else watched.figures.learning_rate
     try:
         return learning_rate(state.model.LLM.lr_schedule, state.progress.step)
     except (ValueError, KeyError):

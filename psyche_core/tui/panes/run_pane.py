@@ -82,8 +82,9 @@ def figures(watched: Watched, now: float, *, width: int) -> Table:
     efficiency = watched.efficiency
     if efficiency is not None:
         table.add_row("efficiency", f"{efficiency:.0%} of the time goes into training")
-    if rate is not None and state is not None:
-        table.add_row("rate", f"learning rate {rate:.4g}, {state.model.LLM.lr_schedule.name} schedule")
+    if rate is not None:
+        schedule = "" if state is None else f", {state.model.LLM.lr_schedule.name} schedule"
+        table.add_row("rate", f"learning rate {facts.number(rate, '.4g')}{schedule}")
     sent = sum(member.sent for member in view.roster)
     received = sum(member.received for member in view.roster)
     if sent or received:

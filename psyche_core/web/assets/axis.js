@@ -26,6 +26,9 @@ export function placer(rows, kind) {
   };
 }
 
+/** The width of a neighbourhood for a curve of so many points: at most a sixth of them, so that a short curve keeps its shape. */
+export const widthFor = (points, wanted) => (wanted ? Math.min(wanted, Math.max(3, Math.floor(points / 6))) : 0);
+
 /**
  * Local straight lines: each value becomes that of the line that fits its neighbourhood of `width` points best. At both ends the
  * neighbourhood keeps its width and only lies to one side, so the ends are as smooth as the rest and do not lag behind a slope.

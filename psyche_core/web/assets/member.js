@@ -2,7 +2,7 @@
 
 import { $, bytes, count, duration, el, figure, fill, link, loss, notice, parameter, table, when } from "./common.js";
 import { Chart, colour } from "./chart.js";
-import { join, placer, smooth } from "./axis.js";
+import { join, placer, smooth, widthFor } from "./axis.js";
 import { kindOf, legend, range, stateLabel, track } from "./timeline.js";
 import { Live } from "./stream.js";
 
@@ -29,7 +29,7 @@ const live = new Live(run, key, draw);
 function curve() {
   const rows = live.rows("loss");
   const place = placer(rows, choice.axis);
-  const smoothed = smooth(rows.map((row) => row[1]), 31);
+  const smoothed = smooth(rows.map((row) => row[1]), widthFor(rows.length, 15));
   const points = Object.assign(rows.map((row, index) => [place(row[0]), row[1], row[2], row[3], smoothed[index]]), { width: 4 });
   chart.set(join([points]), choice.axis);
 }

@@ -2,7 +2,7 @@
 
 import { $, bytes, clock, count, duration, el, figure, fill, link, loss, notice, parameter, phaseOf, table, when } from "./common.js";
 import { Chart, colour, hue } from "./chart.js";
-import { growth, join, placer, rates, smooth } from "./axis.js";
+import { growth, join, placer, rates, smooth, widthFor } from "./axis.js";
 import { legend, range, stateLabel, track } from "./timeline.js";
 import { Live } from "./stream.js";
 
@@ -98,7 +98,7 @@ function curves() {
   const axis = choice.axis;
   const place = placer(rows, axis);
   const members = losses?.members ?? [];
-  const smoothed = smooth(rows.map((row) => row[1]), choice.smoothing);
+  const smoothed = smooth(rows.map((row) => row[1]), widthFor(rows.length, choice.smoothing));
   const main = wide(rows.map((row, index) => [place(row[0]), row[1], row[2], row[3], smoothed[index]]));
   const validation = live.rows("validation").map((row) => [place(row[0]), row[1]]);
   describeLoss(members);

@@ -128,6 +128,19 @@ def test_short_help_in_the_table_is_the_command_s_own(psyche: Psyche) -> None:
         assert summary in " ".join(psyche("--help").out.split())
 
 
+@pytest.mark.parametrize("group", ["client", "server", "testnet", "bench", "data", "plugins", "doctor"])
+def test_a_group_s_help_cuts_no_sentence_off(psyche: Psyche, group: str) -> None:
+    text = psyche(group, "--help").out
+    assert "..." not in text.partition("Commands:")[2]
+    found = cli.get_command(click.Context(cli), group)
+    assert isinstance(found, click.Group)
+    context = click.Context(found)
+    for name in found.list_commands(context):
+        command = found.get_command(context, name)
+        assert command is not None
+        assert f"{name} {command.get_short_help_str(limit=200)}" in " ".join(text.split())
+
+
 def test_an_unknown_command_is_a_usage_error(psyche: Psyche) -> None:
     result = psyche("cleint")
     assert result.code == 2

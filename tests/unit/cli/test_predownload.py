@@ -106,3 +106,10 @@ def test_a_bucket_without_a_checkpoint_can_be_mended(psyche: Psyche, tmp_path: P
         result = psyche("predownload", "--gcs-bucket", f"file://{bucket}", "--cache-dir", tmp_path / "cache")
     assert result.code == 2
     assert "contains no checkpoint" in result.err
+
+
+def test_its_options_are_those_of_a_backend_and_not_of_a_transport(psyche: Psyche) -> None:
+    plain, of_solana = psyche("predownload", "--help").out, psyche("predownload", "--backend", "solana", "--help").out
+    assert "--iroh-relay" not in plain
+    assert "--ws-rpc" not in plain
+    assert "--ws-rpc" in of_solana

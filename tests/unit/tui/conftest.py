@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -33,13 +33,13 @@ class Shown:
         for event in events:
             self.feed.put(EventLine(source, BEGAN + at, event))
 
-    def train(self, *, steps: int = 40) -> None:
+    def train(self, *, steps: int = 40, ids: Sequence[str] = IDS) -> None:
         self.tell("server", telemetry.Started("server", "ff" * 32, "first-light", "127.0.0.1:1", 100))
-        for number, signer in enumerate(IDS, 1):
+        for number, signer in enumerate(ids, 1):
             self.tell(f"client-{number}", telemetry.Started("client", signer, "first-light", "127.0.0.1:1"))
         for step in range(1, steps + 1):
-            self.tell("server", telemetry.PhaseChanged("RoundTrain", 0, step, 3, step), at=3 * step)
-            for number in range(1, 4):
+            self.tell("server", telemetry.PhaseChanged("RoundTrain", 0, step, len(ids), step), at=3 * step)
+            for number in range(1, len(ids) + 1):
                 loss = 3 + 6 * math.exp(-step / 12)
                 self.tell(f"client-{number}", telemetry.StepTrained(0, step, loss, 4096, 2.0, 812_000), at=3 * step + 2)
                 self.tell(f"client-{number}", telemetry.StepApplied(0, step, 3, 3, 0.1), at=3 * step + 2.5)

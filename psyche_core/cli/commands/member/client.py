@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import click
 
-from psyche_core.cli.lazy import example
+from psyche_core.cli.lazy import WholeSummaries, example
 from psyche_core.cli.metrics_port import metrics_sinks
 from psyche_core.cli.options import ENVIRONMENT_NOTE, PluginOptions, settings_options
 from psyche_core.cli.otlp_export import otlp_sinks
@@ -23,7 +23,7 @@ _RENAMED = {"show-static-p2p-identity": "show-identity", "create-static-p2p-iden
 """Names of commands of the Rust client."""
 
 
-class _ClientGroup(click.Group):
+class _ClientGroup(WholeSummaries):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Also find a command by its name in the Rust client."""
         return super().get_command(ctx, _RENAMED.get(cmd_name, cmd_name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -20,6 +20,8 @@ _BACKEND = "solana"
 
 
 class _Predownload(PluginOptions):
+    kinds: ClassVar[tuple[str, ...]] = ("backend",)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """A run that is named without a backend is one on a chain."""
         names = {word.partition("=")[0] for word in args}
@@ -41,7 +43,11 @@ class _Predownload(PluginOptions):
 )
 @click.option("--state", type=click.Path(path_type=Path), help="Run file (state.toml) whose checkpoint to get.")
 @click.option("-r", "--run-id", help="Name of a run whose checkpoint to get, as its --backend knows it.")
-@click.option("--backend", help="With --run-id: the coordinator backend, by plugin name; it brings options.  [default: solana]")
+@click.option(
+    "--backend",
+    help="With --run-id: the coordinator backend, by plugin name. It has further options: `psyche predownload --backend NAME "
+    "--help`.  [default: solana]",
+)
 @click.option("--model", "model", is_flag=True, help="Get the model, which this command does anyway.")
 @click.option("--eval-tasks", help="Also get the data of these benchmarks, separated by commas; needs the extra `eval`.")
 @click.option("--model-store", help="URL of the model: hf://OWNER/NAME[@REVISION], gs:// or s3://BUCKET/PREFIX, file:///FOLDER.")
