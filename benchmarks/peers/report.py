@@ -114,6 +114,7 @@ def bytes_text(count: float) -> str:
 
 def figure(cells: Mapping[str, dict[str, Any]], file: Path) -> None:
     """Validation loss against time since the start, a panel for each speed."""
+    import numpy as np
     from matplotlib.figure import Figure
 
     trained = [cell for cell in cells.values() if not cell["fault"] and "tuning" not in cell and cell.get("validation")]
@@ -137,7 +138,8 @@ def figure(cells: Mapping[str, dict[str, Any]], file: Path) -> None:
     panels[0].set_ylabel("validation loss, nats a token")
     picture.legend(*_handles(panels), loc="outside lower center", ncols=4, fontsize="small")
     file.parent.mkdir(parents=True, exist_ok=True)
-    picture.savefig(file, dpi=110)
+    with np.errstate(invalid="ignore"):  # numpy may see flags that torch's kernels left, when matplotlib divides plain numbers
+        picture.savefig(file, dpi=110)
 
 
 def _handles(panels: Sequence[Any]) -> tuple[list[Any], list[str]]:

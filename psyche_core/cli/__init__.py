@@ -8,7 +8,9 @@ psyche-core show their traceback; --debug shows all other tracebacks, too.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import os
 import sys
 import traceback
@@ -151,6 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments: the arguments after the program's name; those of sys.argv if None.
     """
     switches = Switches()
+    atexit.register(gc.freeze)  # or Python searches all that torch has made for garbage when it ends, for more than a second
     try:
         result = cli.main(args=arguments, prog_name="psyche", standalone_mode=False, obj=switches)
     except click.ClickException as error:

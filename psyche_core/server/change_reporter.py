@@ -14,9 +14,6 @@ from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import ClientState
 
-_DROPPED_AFTER = 2
-"""Rounds after the one whose result is missing, in which its member is dropped."""
-
 Follow = Callable[[CoordinatorState], None]
 """Called with each state of the coordinator."""
 
@@ -140,7 +137,7 @@ class ChangeReporter:
             return False
 
         same_epoch = (begun.generation, begun.progress.epoch) == (state.generation, state.progress.epoch)
-        return same_epoch and client.exited_height <= begun.current_round.height + _DROPPED_AFTER
+        return same_epoch and client.exited_height <= begun.current_round.height + telemetry.Dropped.ROUNDS_AFTER
 
 
 def _repeated(state: CoordinatorState) -> str:

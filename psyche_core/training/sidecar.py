@@ -9,6 +9,8 @@ machine could read it there. The words and options of the Rust program `psyche-s
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import os
 import sys
 import threading
@@ -40,6 +42,7 @@ _POLL_SECONDS: Final = 0.2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code: 0 if the client ended it, 1 if the group failed, 2 for an error of the user."""
+    atexit.register(gc.freeze)  # or Python searches all that torch has made for garbage when it ends, for more than a second
     options = parser()
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] == ["rust"]:

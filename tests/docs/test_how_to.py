@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from command_lines import parse
 
+from live_run import TINY
 from psyche_core.cli import cli
 from psyche_core.config.run_config import Choice, parse_run_file
 from psyche_core.hookspecs import DataRegistration
@@ -69,9 +72,12 @@ def test_each_command_that_needs_a_client_parses(command: str) -> None:
 
 
 def test_the_other_commands_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
+    example = tmp_path / "examples" / "local_testnet"
+    shutil.copytree(REPOSITORY / "examples" / "local_testnet", example)
+    model = example / "model" / "config.json"
+    model.write_text(json.dumps(json.loads(model.read_text()) | TINY))  # several commands compute 160 steps
     (tmp_path / "books").mkdir()
-    record_run(tmp_path / "runs" / "demo", REPOSITORY / "examples" / "local_testnet", steps=160)
+    record_run(tmp_path / "runs" / "demo", example, steps=160)
     for number in range(3):
         (tmp_path / "books" / f"{number}.txt").write_text("To be, or not to be, that is the question.\n" * 400)
     monkeypatch.chdir(tmp_path)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+
+from tests.e2e.conftest import Program
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 AXE = Path(__file__).parents[2] / ".venv" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
@@ -62,7 +63,7 @@ def open_page(chromium: Any) -> Iterator[OpenPage]:
     assert [each for each in complaints if "ERR_CONNECTION_REFUSED" not in each and "404" not in each and "401" not in each] == []
 
 
-def url_said(process: subprocess.Popen[str]) -> str:
+def url_said(process: Program) -> str:
     """The address of the page that a program prints on stderr."""
     assert process.stderr is not None
     for line in process.stderr:

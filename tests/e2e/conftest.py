@@ -1,4 +1,4 @@
-"""Real processes, as a user starts them."""
+"""Real processes: of clients one is forked, see fork_server.py, unless a test asks for one that is started from nothing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from fork_server import ForkedPopen, ForkServer
 from live_run import fork_server, live_run, run_keys
 from tests.conftest import LocalTestnet
 
 __all__ = ["fork_server", "live_run", "run_keys"]  # fixtures
 
-Started = Callable[..., "subprocess.Popen[str]"]
+Program = subprocess.Popen[str] | ForkedPopen
+Started = Callable[..., Program]
 
 SHORT = {"total_steps": 12, "rounds_per_epoch": 4, "warmup_steps": 2, "global_batch_size_start": 6, "global_batch_size_end": 6}
 """A run of three epochs that takes seconds."""
@@ -35,20 +37,29 @@ def run_of_two(local_testnet: LocalTestnet) -> Path:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Started]:
-    """A function that starts `psyche ARGUMENTS` in tmp_path; whatever still runs is stopped at the end."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PSYCHE_")}
-    running: list[subprocess.Popen[str]] = []
+def start(tmp_path: Path, fork_server: ForkServer) -> Iterator[Started]:
+    """A function that starts `psyche ARGUMENTS` in tmp_path; whatever still runs is stopped at the end.
 
-    def start_one(*arguments: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "psyche_core", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-            env=environment | {"OMP_NUM_THREADS": "1"},
-        )
+    fresh: a process that is started from nothing, also for a client.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PSYCHE_")}
+    environment["OMP_NUM_THREADS"] = "1"
+    running: list[Program] = []
+
+    def start_one(*arguments: object, fresh: bool = False) -> Program:
+        words = [str(argument) for argument in arguments]
+        process: Program
+        if words[:2] == ["client", "train"] and not fresh:
+            process = ForkedPopen(fork_server, ["psyche_core", *words], cwd=tmp_path, env=environment, text=True)
+        else:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "psyche_core", *words],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=tmp_path,
+                env=environment,
+            )
         running.append(process)
         return process
 
@@ -60,4 +71,5 @@ def start(tmp_path: Path) -> Iterator[Started]:
                 process.wait(timeout=20)
             except subprocess.TimeoutExpired:
                 process.kill()
-        process.communicate(timeout=20)
+        if process.stdout is not None and not process.stdout.closed:
+            process.communicate(timeout=20)

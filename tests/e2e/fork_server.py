@@ -1,7 +1,7 @@
-"""Clients that are forked from one process which has imported torch already: to import it takes a client most of its time.
+"""Programs that are forked from one process which has imported torch already: to import it takes a client most of its time.
 
-A forked client is a process like any other: it has a number, files, signals and an end of its own, and runs
-`python -m psyche_core ARGUMENTS` from its first line, in another network namespace if asked. What it shares with its like is what
+A forked program is a process like any other: it has a number, files, signals and an end of its own, and runs
+`python -m MODULE ARGUMENTS` from its first line, in another network namespace if asked. What it shares with its like is what
 was imported, and the seed with which Python hashes strings. Members that are started from nothing, as a user starts them, train
 in test_testnet.py and test_solana.py.
 
@@ -21,10 +21,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import IO, Any, NoReturn, Protocol
 
 IMPORTED = (
     "psyche_core.cli.commands.member.client",
@@ -61,6 +62,7 @@ class ForkServer:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._asking = threading.Lock()
 
     def start(
         self, arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str], log: int, network: str = ""
@@ -69,11 +71,36 @@ class ForkServer:
 
         log: file that gets its output and errors. network: file of the network namespace to run in, "" for ours.
         """
-        request = {"arguments": list(arguments), "folder": str(folder), "environment": dict(environment), "network": network}
-        return _Forked(self, int(self.ask(request, log)["pid"]))
+        with Path(os.devnull).open("rb") as nothing:
+            files = (nothing.fileno(), log, log)
+            return _Forked(self, self.fork("psyche_core", arguments, folder, environment, files=files, network=network))
+
+    def fork(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        *,
+        files: tuple[int, int, int],
+        network: str = "",
+    ) -> int:
+        """Run `python -m MODULE ARGUMENTS` in a folder and return its process id. files: its standard ones."""
+        request = {
+            "module": module,
+            "arguments": list(arguments),
+            "folder": str(folder),
+            "environment": dict(environment),
+            "network": network,
+        }
+        return int(self.ask(request, *files)["pid"])
 
     def ask(self, request: Mapping[str, Any], *files: int) -> dict[str, Any]:
         """Send a request to the program and return its answer."""
+        with self._asking:
+            return self._ask(request, *files)
+
+    def _ask(self, request: Mapping[str, Any], *files: int) -> dict[str, Any]:
         if self._socket is None:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._socket.settimeout(SECONDS)
@@ -136,18 +163,84 @@ class _Forked:
         self.send_signal(signal.SIGKILL)
 
 
+class ForkedPopen(_Forked):
+    """A forked program with pipes to its standard files. Has what tests and `LocalRanks` use of subprocess.Popen.
+
+    text: whether the pipes are of text. stdout: PIPE, or DEVNULL to drop its output.
+    """
+
+    def __init__(
+        self,
+        server: ForkServer,
+        command: Sequence[str],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str],
+        text: bool = False,
+        stdout: int = subprocess.PIPE,
+    ) -> None:
+        pipes = [os.pipe(), os.pipe()[::-1], os.pipe()[::-1]]  # what it gets, and what we keep
+        module, *arguments = command
+        files = (pipes[0][0], pipes[1][0], pipes[2][0])
+        super().__init__(server, server.fork(module, arguments, cwd or Path.cwd(), env, files=files))
+        for each in files:
+            os.close(each)
+        mode = "" if text else "b"
+        self.stdin: IO[Any] = os.fdopen(pipes[0][1], f"w{mode}")
+        self.stdout: IO[Any] = os.fdopen(pipes[1][1], f"r{mode}")
+        self.stderr: IO[Any] = os.fdopen(pipes[2][1], f"r{mode}")
+        if stdout == subprocess.DEVNULL:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Read what it writes to stdout, and forget it."""
+
+        def read() -> None:
+            with self.stdout:
+                while self.stdout.read(1 << 16):
+                    pass
+
+        threading.Thread(target=read, daemon=True).start()
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, as `poll`."""
+        return self.poll()
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def communicate(self, timeout: float | None = None) -> tuple[Any, Any]:
+        """All that it writes, until its end. Raises subprocess.TimeoutExpired."""
+        said: dict[str, Any] = {}
+
+        def read(name: str, stream: IO[Any]) -> None:
+            with stream:
+                said[name] = stream.read()
+
+        readers = [threading.Thread(target=read, args=each) for each in (("out", self.stdout), ("errors", self.stderr))]
+        self.stdin.close()
+        for reader in readers:
+            reader.start()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join()
+        return said["out"], said["errors"]
+
+
 # ---------------------------------------------------------------------------------------------------------------- the program
 
 
-def serve(connection: socket.socket) -> None:
-    """Answer requests until the tests close the connection. Returns in each forked process, which is then the client."""
+def serve(connection: socket.socket) -> str:
+    """Answer requests until the tests close the connection. Returns the module to run in each forked process."""
     for name in IMPORTED:
         __import__(name)
     threads = len(list(Path("/proc/self/task").iterdir()))
     assert threads == 1, f"{threads} threads: who forks must have one"
     gc.freeze()
     while True:
-        message, files, *_ = socket.recv_fds(connection, REQUEST_BYTES, 1)
+        message, files, *_ = socket.recv_fds(connection, REQUEST_BYTES, 3)
         if not message:
             os._exit(0)
         request = json.loads(message)
@@ -158,19 +251,20 @@ def serve(connection: socket.socket) -> None:
             pid = os.fork()
             if not pid:
                 connection.close()
-                become(request, files[0])
-                return
+                become(request, files)
+                return str(request["module"])
             answer = {"pid": pid}
-            os.close(files[0])
+            for each in files:
+                os.close(each)
         with contextlib.suppress(BrokenPipeError):
             connection.send(json.dumps(answer).encode())
 
 
-def become(request: Mapping[str, Any], log: int) -> None:
-    """Be in the folder and the environment that a client was asked for, with its arguments and its log."""
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+def become(request: Mapping[str, Any], files: Sequence[int]) -> None:
+    """Be in the folder and the environment that a program was asked for, with its arguments and its standard files."""
+    for number, each in enumerate(files):
+        os.dup2(each, number)
+        os.close(each)
     if request["network"]:
         enter_network(request["network"])
     os.chdir(request["folder"])
@@ -179,7 +273,7 @@ def become(request: Mapping[str, Any], log: int) -> None:
     os.environ.update(request["environment"])
     more = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in known]
     sys.path[:1] = [request["folder"], *more]  # as `python -m`
-    sys.argv = ["psyche_core", *request["arguments"]]
+    sys.argv = [request["module"], *request["arguments"]]
 
 
 def enter_network(path: str) -> None:
@@ -192,8 +286,8 @@ def enter_network(path: str) -> None:
 
 def main() -> NoReturn:
     """The program."""
-    serve(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module("psyche_core", run_name="__main__", alter_sys=True)
+    module = serve(socket.socket(fileno=int(sys.argv[1])))
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
     raise SystemExit
 
 

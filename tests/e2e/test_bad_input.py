@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,14 +15,15 @@ from psyche_core.telemetry.sinks import from_json
 from psyche_core.training.checkpoints.journal.lock import journal_path, lock_journal
 from psyche_core.wire.signing import SecretKey
 from tests.conftest import LocalTestnet
+from tests.e2e.conftest import Program
 from tests.e2e.conftest import Started as Start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(120)]
 
-StartClient = Callable[..., "subprocess.Popen[str]"]
+StartClient = Callable[..., Program]
 
 
-def the_sentence(process: subprocess.Popen[str], *, code: int) -> str:
+def the_sentence(process: Program, *, code: int) -> str:
     """What it said on stderr, when it said one sentence and ended with that code."""
     _, complained = process.communicate(timeout=60)
     assert process.returncode == code, complained
@@ -60,10 +60,10 @@ def server_address(start: Start, short_run: Path) -> str:
 def client(start: Start) -> StartClient:
     """Start a client of the server's run with some options changed."""
 
-    def start_client(**changes: object) -> subprocess.Popen[str]:
+    def start_client(*, fresh: bool = False, **changes: object) -> Program:
         options = {"run-id": "local-testnet"} | {name.replace("_", "-"): value for name, value in changes.items()}
         flat = [part for name, value in options.items() for part in (f"--{name}", value)]
-        return start("client", "train", *flat, "--logs", "none")
+        return start("client", "train", *flat, "--logs", "none", fresh=fresh)
 
     return start_client
 
@@ -114,7 +114,8 @@ def test_a_data_port_in_use_is_the_testnet_s_sentence_too(
 
 
 def test_a_wrong_run_id(client: StartClient, server_address: str) -> None:
-    sentence = the_sentence(client(server_addr=server_address, run_id="another-run"), code=2)
+    """Started from nothing: what a client imports says nothing either."""
+    sentence = the_sentence(client(server_addr=server_address, run_id="another-run", fresh=True), code=2)
     assert "another-run" in sentence or "local-testnet" in sentence
 
 
@@ -147,7 +148,7 @@ def test_a_wrong_key_file(client: StartClient, tmp_path: Path, make: Callable[[P
     assert said in the_sentence(client(server_addr="127.0.0.1:1", identity_secret_key_path=key), code=2)
 
 
-def joined(process: subprocess.Popen[str]) -> None:
+def joined(process: Program) -> None:
     """Read what a client writes up to where it has joined."""
     assert process.stdout is not None
     for line in process.stdout:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import LocalTestnet
-from tests.e2e.conftest import Started
+from tests.e2e.conftest import Program, Started
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic]
 
@@ -95,7 +94,7 @@ def alive(process: int) -> bool:
 def test_a_testnet_killed_by_force_leaves_no_process(
     start: Started, local_testnet: LocalTestnet, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
-    process: subprocess.Popen[str] = start(
+    process: Program = start(
         *("testnet", "start", "--num-clients", 2, "--config-path", local_testnet(init_min_clients=2)),
         *("--server-port", free_port()),
         *("--out", tmp_path / "out", "--logs", "none"),

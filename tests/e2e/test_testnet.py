@@ -17,7 +17,7 @@ import pytest
 
 from psyche_core.telemetry.sinks import from_json
 from tests.conftest import LocalTestnet
-from tests.e2e.conftest import Started
+from tests.e2e.conftest import Program, Started
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
 
@@ -40,7 +40,7 @@ def processes_naming(text: str) -> list[int]:
     return found
 
 
-def wait_for_training(out: Path, process: subprocess.Popen[str], *, client: str = "client-2", seconds: float = 120.0) -> None:
+def wait_for_training(out: Path, process: Program, *, client: str = "client-2", seconds: float = 120.0) -> None:
     """Until that client has applied a step; fails when the testnet ends before."""
     events = out / "events" / f"{client}.jsonl"
     deadline = time.monotonic() + seconds

@@ -36,6 +36,9 @@ class Dropped:
         returns: whether we may take part again in this epoch, once our model is up to date; otherwise in the next one.
     """
 
+    ROUNDS_AFTER = 2
+    """Rounds after the one whose result is missing, in which its member is dropped."""
+
     epoch: int
     height: int
     why: str

@@ -22,7 +22,8 @@ TIMEOUT = 120.0
 """Seconds for the other process, which imports torch."""
 
 _CHILD = """
-import importlib.util, json, sys
+import atexit, gc, importlib.util, json, sys
+atexit.register(gc.freeze)
 given = json.load(sys.stdin)
 sys.path[:] = given["path"]
 import torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,14 +28,25 @@ class Settings(BaseModel):
 @hookimpl
 def psyche_register_optimizers():
     return [OptimizerRegistration(
-        name="Checked", summary="s", settings=Settings, create=lambda context: DummyOptimizer(context.model))]
+        name="Checked0", summary="s", settings=Settings, create=lambda context: DummyOptimizer(context.model))]
 """
 TESTS = """
 from psyche_core.testing.registration import RegistrationConformance
 
-class TestRegistration(RegistrationConformance):
-    kind, name = "optimizer", "Checked"
+class TestChecked0(RegistrationConformance):
+    kind, name = "optimizer", "Checked0"
 """
+MISTAKES = [
+    ("optimizer.Checked0", "optimizer.Other", "entry_point", "no entry point optimizer.Checked0 in the group psyche.plugins"),
+    ('"1.0"', '"1.9"', "plugin_api", "was written for plugin API 1.9, this core has 1.0"),
+    ('summary="s"', 'summary=" "', "plugin_api", "summary is empty; say in a few words what the plugin does"),
+    ('extra="forbid"', "", "settings", 'unknown keys are not refused; add model_config = ConfigDict(extra="forbid")'),
+    (', description="How much stays."', "", "settings", "without a description: decay; give Field(description=…)"),
+    ("DummyOptimizer(context.model)", "[]", "factory", "plugin Checked0 (checked0 1.0) returned an object of list"),
+    ("PSYCHE_PLUGIN_API", "import torch\nPSYCHE_PLUGIN_API", "heavy", "registering imports ['torch', 'numpy']; import it in"),
+    ("<0.2,", "", "versions", "psyche-core>=0.1 has no upper bound; a later minor version may break it before 1.0"),
+]
+"""What is wrong in the plugin of that number, the test that finds it, and what the test says."""
 
 
 class TestAdamW(RegistrationConformance):
@@ -82,39 +94,41 @@ class TestMemoryBackend(RegistrationConformance):
         """It has no address: programs embed it."""
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "test", "sentence"),
-    [
-        ("optimizer.Checked", "optimizer.Other", "entry_point", "no entry point optimizer.Checked in the group psyche.plugins"),
-        ('"1.0"', '"1.9"', "plugin_api", "was written for plugin API 1.9, this core has 1.0"),
-        ('summary="s"', 'summary=" "', "plugin_api", "summary is empty; say in a few words what the plugin does"),
-        ('extra="forbid"', "", "settings", 'unknown keys are not refused; add model_config = ConfigDict(extra="forbid")'),
-        (', description="How much stays."', "", "settings", "without a description: decay; give Field(description=…)"),
-        (
-            "DummyOptimizer(context.model)",
-            "[]",
-            "factory",
-            "plugin Checked (checked 1.0) returned an object of list",
-        ),
-        ("PSYCHE_PLUGIN_API", "import torch\nPSYCHE_PLUGIN_API", "heavy", "registering imports ['torch', 'numpy']; import it in"),
-        ("<0.2,", "", "versions", "psyche-core>=0.1 has no upper bound; a later minor version may break it before 1.0"),
-    ],
-)
-def test_a_mistake_is_a_sentence(tmp_path: Path, old: str, new: str, test: str, sentence: str) -> None:
-    info = tmp_path / "site" / "checked-1.0.dist-info"
+def write_plugin(folder: Path, number: int) -> str:
+    """Write the distribution with a mistake and the tests of its plugin; returns the test that must fail."""
+    old, new, test, _ = MISTAKES[number]
+    info = folder / "site" / f"checked{number}-1.0.dist-info"
     info.mkdir(parents=True)
+    file = folder / f"test_checked{number}.py"
     files = {
-        info / "entry_points.txt": f"[{GROUP}]\noptimizer.Checked = checked_hooks\n",
-        info / "METADATA": "Metadata-Version: 2.1\nName: checked\nVersion: 1.0\nRequires-Dist: psyche-core<0.2,>=0.1\n",
-        tmp_path / "site" / "checked_hooks.py": HOOKS,
-        tmp_path / "test_checked.py": TESTS,
+        info / "entry_points.txt": f"[{GROUP}]\noptimizer.Checked0 = checked0_hooks\n",
+        info / "METADATA": "Metadata-Version: 2.1\nName: checked0\nVersion: 1.0\nRequires-Dist: psyche-core<0.2,>=0.1\n",
+        folder / "site" / f"checked{number}_hooks.py": HOOKS,
+        file: TESTS,
     }
     assert sum(old in text for text in files.values()) == 1
     for path, text in files.items():
-        path.write_text(text.replace(old, new))
-    options = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(tmp_path), str(tmp_path / "test_checked.py")]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    command = [sys.executable, "-m", "pytest", *options, "-k", test]
+        path.write_text(re.sub("([Cc]hecked)0", rf"\g<1>{number}", text.replace(old, new)))
+    [name] = [each for each in vars(RegistrationConformance) if each.startswith("test_") and test in each]
+    return f"{file}::TestChecked{number}::{name}"
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What pytest says of each mistake, by number: one process for all, since most of its time it imports torch."""
+    folder = tmp_path_factory.mktemp("checked")
+    tests = [write_plugin(folder, number) for number in range(len(MISTAKES))]
+    options = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(folder / "site")}
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
-    assert "1 failed" in done.stdout, done.stdout
-    assert sentence in done.stdout
+    assert f"{len(MISTAKES)} failed" in done.stdout, done.stdout
+    _, *parts = re.split(r"^_+ TestChecked(\d+)\.\w+ _+$", done.stdout.partition("short test summary")[0], flags=re.MULTILINE)
+    assert parts[::2] == [str(number) for number in range(len(MISTAKES))]
+    return parts[1::2]
+
+
+@pytest.mark.parametrize("number", range(len(MISTAKES)), ids=[f"{old}-{test}" for old, _, test, _ in MISTAKES])
+def test_a_mistake_is_a_sentence(failures: list[str], number: int) -> None:
+    sentence = MISTAKES[number][3]
+    assert re.sub("([Cc]hecked)0", rf"\g<1>{number}", sentence) in failures[number]

@@ -13,6 +13,7 @@ shifting and adding 128 bits are lowered by sbf_ld.py); whatever needs a missing
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import os
 import re
@@ -109,15 +110,17 @@ class Toolchain:
 
     def _libraries(self) -> None:
         self._cache.mkdir(parents=True, exist_ok=True)
-        builtins = self._cache / "builtins.rs"
-        builtins.write_text(BUILTINS)
-        for crate, source in (("core", self._library / "core/src/lib.rs"), ("compiler_builtins", builtins)):
-            made = self._cache / f"lib{crate}.rlib"
-            if not made.exists():
-                part = made.with_name(f"{made.name}.{os.getpid()}")
-                self._run("--crate-name", crate, "--edition", "2021", "--crate-type", "rlib", source, "-o", part,
-                          "-C", "linker-plugin-lto", "--cap-lints", "allow")  # fmt: skip
-                part.rename(made)
+        with (self._cache / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # who comes second finds them made
+            builtins = self._cache / "builtins.rs"
+            builtins.write_text(BUILTINS)
+            for crate, source in (("core", self._library / "core/src/lib.rs"), ("compiler_builtins", builtins)):
+                made = self._cache / f"lib{crate}.rlib"
+                if not made.exists():
+                    part = made.with_name(f"{made.name}.{os.getpid()}")
+                    self._run("--crate-name", crate, "--edition", "2021", "--crate-type", "rlib", source, "-o", part,
+                              "-C", "linker-plugin-lto", "--cap-lints", "allow")  # fmt: skip
+                    part.rename(made)
 
     def _compile(self, name: str, source: Path, out: Path, kind: str, *more: str | Path) -> None:
         part = out.with_name(f"{out.name}.{os.getpid()}")

@@ -15,9 +15,6 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import RunState
 
-_DROPPED_AFTER = 2
-"""Rounds after the one whose result is missing, in which its member is dropped."""
-
 _ANOTHER_RUN = (
     "the server began a new run under this run's name. That may be a mistake of its owner, such as a start without the saved "
     "state: ask the owner before you start this client again. What this client has saved of the old run stays on its disk: a "
@@ -67,7 +64,7 @@ class RunChanges:
         if begun is None or begun.current_round is None or begun.progress.epoch != dropped.epoch:
             return False
 
-        missed = dropped.height - _DROPPED_AFTER
+        missed = dropped.height - telemetry.Dropped.ROUNDS_AFTER
         first = self._first_trained
         return first is None or first[0] != dropped.epoch or missed < first[1]
 
