@@ -43,6 +43,7 @@ def train(model: ToyModel, optimizer: DistroOptimizer, step: int, generator: tor
         {"quantize_1bit": True, "clip_grad_norm": 1.0},
         {"value_bits": 16},
         {"quantize_1bit": True, "compression_subtract": 0.7, "compression_decay": 0.9},
+        {"quantize_1bit": True, "gradient_beta2": 0.9, "clip_grad_norm": 1.0},
     ],
 )
 def test_the_claimed_contribution_is_that_of_the_gradient(settings: dict[str, Any]) -> None:

@@ -1,0 +1,90 @@
+"""Divides a member's own gradients by their running root mean square, before they are added to delta (setting `gradient_beta2`).
+
+For each element, with the gradient g after clipping and t counting the gradients of this member:
+
+    v <- beta2 v + (1 - beta2) g²        what is added to delta: learning rate * g / (sqrt(v / (1 - beta2^t)) + 1e-8)
+
+So the coefficients that are sent are the largest of Adam's numerator and not of the gradient: elements whose gradients are small
+in the whole training get their share of the few that a chunk may send. v is private to a member, as delta is; no replica depends
+on its bits. 1 - beta2^t is computed as the mean square of a gradient that is always 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from psyche_core.errors import ModelError
+from psyche_optim_distro.chunks.layout import Layout
+
+EPSILON = 1e-8
+
+CORRECTION = "correction"
+"""Name of 1 - beta2^t in the state, a tensor of one element. Mean squares have `mean_square.` and the parameter's name."""
+
+
+class Preconditioner:
+    """The running mean squares of one member's gradients, zero at first. They take as much memory as delta.
+
+    layout: parameter table. device: of the parameters. beta2: share of the mean squares that stays, per gradient.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device, *, beta2: float) -> None:
+        self._beta2 = beta2
+        self._flat = torch.zeros(layout.total, dtype=torch.float32, device=device)
+        self._correction = torch.zeros(1, dtype=torch.float32, device=device)
+        self._places = {entry.name: slice(entry.start, entry.stop) for entry in layout.parameters}
+        views = {
+            f"mean_square.{entry.name}": self._flat[entry.start : entry.stop].view(entry.shape) for entry in layout.parameters
+        }
+        self._state = MappingProxyType({**views, CORRECTION: self._correction})
+
+    @property
+    def state(self) -> Mapping[str, Tensor]:
+        """All tensors by name; not copies."""
+        return self._state
+
+    @property
+    def largest_norm(self) -> float:
+        """Upper bound of the L2 norm of divided gradients: no element exceeds 1 / sqrt(1 - beta2)."""
+        return math.sqrt(self._flat.numel() / (1 - self._beta2))
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        self._flat.zero_()
+        self._correction.zero_()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Replace the state by one with the same names and shapes. Raises ModelError for values below 0; nothing changes then."""
+        for name in self._state:
+            if not bool((state[name] >= 0).all()):
+                message = f"{name} of an optimizer's state holds values below 0, which no mean square is"
+                raise ModelError(message)
+
+        for name, tensor in self._state.items():
+            tensor.copy_(state[name])
+
+    def add(self, gradients: Mapping[str, Tensor], *, factor: float) -> None:
+        """Add the gradients of one step, times `factor`, to the mean squares. gradients: by name, flat; a missing one is zero."""
+        self._flat.mul_(self._beta2)
+        self._correction.mul_(self._beta2).add_(1 - self._beta2)
+        for name, gradient in gradients.items():
+            scaled = gradient.float() * factor
+            self._flat[self._places[name]].addcmul_(scaled, scaled, value=1 - self._beta2)
+
+    def divided(self, gradients: Mapping[str, Tensor], *, factor: float) -> dict[str, Tensor]:
+        """Gradients times `factor`, divided by the present root mean squares: new float32 tensors in the same shapes.
+
+        gradients: by name; they may be those of another device.
+        """
+        found = {}
+        for name, gradient in gradients.items():
+            squares = self._flat[self._places[name]] / self._correction
+            roots = squares.sqrt_().add_(EPSILON).to(gradient.device).view(gradient.shape)
+            found[name] = (gradient.float() * factor).div_(roots)
+        return found
