@@ -78,13 +78,15 @@ class Preconditioner:
             self._flat[self._places[name]].addcmul_(scaled, scaled, value=1 - self._beta2)
 
     def divided(self, gradients: Mapping[str, Tensor], *, factor: float) -> dict[str, Tensor]:
-        """Gradients times `factor`, divided by the present root mean squares: new float32 tensors in the same shapes.
+        """Gradients times `factor`, divided by the root mean squares that `add` would make of them: new float32 tensors.
 
-        gradients: by name; they may be those of another device.
+        gradients: by name; they may be those of another device. Nothing changes.
         """
+        correction = self._correction[0] * self._beta2 + (1 - self._beta2)
         found = {}
         for name, gradient in gradients.items():
-            squares = self._flat[self._places[name]] / self._correction
-            roots = squares.sqrt_().add_(EPSILON).to(gradient.device).view(gradient.shape)
-            found[name] = (gradient.float() * factor).div_(roots)
+            scaled = gradient.float() * factor
+            squares = self._flat[self._places[name]].to(gradient.device).view(gradient.shape) * self._beta2
+            squares.addcmul_(scaled, scaled, value=1 - self._beta2).div_(correction.to(gradient.device))
+            found[name] = scaled.div_(squares.sqrt_().add_(EPSILON))
         return found

@@ -91,7 +91,7 @@ class DistroReplay(Replay):
 
     @torch.no_grad()
     def contribution(self, gradients: Mapping[str, Any], rows: Rows, *, learning_rate: float) -> list[Any]:
-        """Scaled gradients in chunks; divided by the present root mean squares, which after `compress` contain its gradients."""
+        """Scaled gradients in chunks, divided by their running root mean square if the settings say so."""
         norm = float(torch.nn.utils.get_total_norm(gradients.values()))
         scale = gradient_scale(norm, learning_rate=learning_rate, clip=self._settings.clip_grad_norm)
         if self._preconditioner is not None:
