@@ -204,9 +204,7 @@ class DistroOptimizer(Optimizer):
         factor = self._clip_factor(gradients, unsubtracted, step, learning_rate)
         scale = learning_rate * factor
         if self._preconditioner is not None:
-            divided = self._preconditioner.divided(gradients, factor=factor)
-            self._preconditioner.add(gradients, factor=factor)
-            gradients, scale = divided, learning_rate
+            gradients, scale = self._preconditioner.take(gradients, factor=factor), learning_rate
         tables = CoefficientTables(self._layout, self._device, self._compressor.precision)
         earlier = [sent.tables for sent in unsubtracted]
         self._compressor.compress(self._flat_delta, gradients, earlier, tables, scale=scale, decay=decay)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from psyche_core.errors import ModelError
 from psyche_optim_distro.chunks.layout import Layout
+from psyche_optim_distro.chunks.tiles import CPU_TILE_ELEMENTS
 
 EPSILON = 1e-8
 
@@ -37,6 +38,8 @@ class Preconditioner:
     def __init__(self, layout: Layout, device: torch.device, *, beta2: float) -> None:
         self._beta2 = beta2
         self._flat = torch.zeros(layout.total, dtype=torch.float32, device=device)
+        self._tile = CPU_TILE_ELEMENTS if device.type == "cpu" else max(1, layout.total)
+        self._roots = torch.empty(min(self._tile, layout.total), dtype=torch.float32, device=device)
         self._correction = torch.zeros(1, dtype=torch.float32, device=device)
         self._places = {entry.name: slice(entry.start, entry.stop) for entry in layout.parameters}
         views = {
@@ -69,16 +72,31 @@ class Preconditioner:
         for name, tensor in self._state.items():
             tensor.copy_(state[name])
 
-    def add(self, gradients: Mapping[str, Tensor], *, factor: float) -> None:
-        """Add the gradients of one step, times `factor`, to the mean squares. gradients: by name, flat; a missing one is zero."""
-        self._flat.mul_(self._beta2)
+    def take(self, gradients: Mapping[str, Tensor], *, factor: float) -> dict[str, Tensor]:
+        """Add the gradients of one step, times `factor`, to the mean squares, and return what `divided` would return before.
+
+        gradients: by name, flat; a missing one is zero.
+        """
         self._correction.mul_(self._beta2).add_(1 - self._beta2)
-        for name, gradient in gradients.items():
-            scaled = gradient.float() * factor
-            self._flat[self._places[name]].addcmul_(scaled, scaled, value=1 - self._beta2)
+        found = {}
+        for name, place in self._places.items():
+            gradient = gradients.get(name)
+            if gradient is None:
+                self._flat[place].mul_(self._beta2)
+                continue
+
+            result = gradient.to(torch.float32, copy=True)
+            parts = zip(torch.split(result, self._tile), torch.split(self._flat[place], self._tile), strict=True)
+            for scaled, squares in parts:  # a few operations over a tile that stays in the cache
+                scaled.mul_(factor)
+                squares.mul_(self._beta2).addcmul_(scaled, scaled, value=1 - self._beta2)
+                roots = torch.div(squares, self._correction, out=self._roots[: squares.numel()])
+                scaled.div_(roots.sqrt_().add_(EPSILON))
+            found[name] = result
+        return found
 
     def divided(self, gradients: Mapping[str, Tensor], *, factor: float) -> dict[str, Tensor]:
-        """Gradients times `factor`, divided by the root mean squares that `add` would make of them: new float32 tensors.
+        """Gradients times `factor`, divided by the root mean squares that `take` would make of them: new float32 tensors.
 
         gradients: by name; they may be those of another device. Nothing changes.
         """
