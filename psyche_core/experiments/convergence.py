@@ -57,6 +57,8 @@ class Recipe:
 
         subtract = self.settings.get("compression_subtract", 1.0)
         kept = f", subtract {subtract:g}" if subtract != 1 else ""
+        beta2 = self.settings.get("gradient_beta2")
+        kept += "" if beta2 is None else f", beta2 {beta2:g}"
         stage = f", {self.settings['second_stage']}" if self.settings.get("second_stage") else ""
         kind = "1 bit" if self.settings.get("quantize_1bit") else f"{self.settings.get('value_bits', 16)} bit"
         return (

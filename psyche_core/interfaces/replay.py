@@ -54,7 +54,7 @@ class Replay(ABC):
 
     @abstractmethod
     def contribution(self, gradients: Mapping[str, Any], rows: Sequence[Any], *, learning_rate: float) -> list[Any]:
-        """What `compress` would add to delta for these gradients, clipping included.
+        """What the next `compress` would add to delta for these gradients, clipping included.
 
         gradients: tensors by parameter name, in the parameters' shapes, all of them, since clipping looks at the norm of all; a
         missing one is zero. They may be those of another device.

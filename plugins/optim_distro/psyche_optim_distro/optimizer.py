@@ -8,7 +8,8 @@ Per trained step s (from the reference implementation, with protocol section 4):
 
 f is the tensor's factor of the rate, and wd its weight decay (settings `rates`; 1 and the same for all without them). Delta has
 no f: a factor of a whole tensor changes neither delta's signs nor which coefficients of a chunk are the largest. With a second
-stage (settings `second_stage`), `apply` does not use the sign of the decoded mean, but what `clip` or `rmsprop` makes of it.
+stage (settings `second_stage`), `apply` does not use the sign of the decoded mean, but what `clip` or `rmsprop` makes of it. With
+`gradient_beta2`, g is the gradient divided by its running root mean square, see `preconditioner`.
 
 Deviation from the reference implementation: it decays the weights while a node trains, so a node that does not train diverges
 from the rest. Here weight decay is part of `apply`, once per applied step, before the subtraction, as in AdamW. Weights and
@@ -37,7 +38,7 @@ from psyche_core.interfaces.parameters import check_private_state, replace_param
 from psyche_core.interfaces.replay import Replay
 from psyche_optim_distro.backends.choice import compressor_for, updater_for
 from psyche_optim_distro.backends.torch import TorchCompressor
-from psyche_optim_distro.chunks.blocked_buffer import BlockedBuffer, PrefixedMapping
+from psyche_optim_distro.chunks.blocked_buffer import BlockedBuffer, JoinedMapping, PrefixedMapping
 from psyche_optim_distro.chunks.layout import build_layout
 from psyche_optim_distro.chunks.precision import Precision
 from psyche_optim_distro.chunks.rates import Rates, cut_by_rate, step_size
@@ -49,6 +50,7 @@ from psyche_optim_distro.direction.rmsprop import RMSprop
 from psyche_optim_distro.payload import codec
 from psyche_optim_distro.payload.top_k import CoefficientTables, Selection
 from psyche_optim_distro.payload.vote_cache import VoteCache
+from psyche_optim_distro.preconditioner import Preconditioner
 from psyche_optim_distro.replay import DistroReplay, gradient_scale
 from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.value_format import ValueFormat
@@ -103,6 +105,9 @@ class DistroOptimizer(Optimizer):
         self._compressor = compressor_for(
             self._layout, self._values, self._device, workspace=self._workspace, precision=precision, compiled=compiled
         )
+        self._preconditioner: Preconditioner | None = None
+        if settings.gradient_beta2 is not None:
+            self._preconditioner = Preconditioner(self._layout, self._device, beta2=settings.gradient_beta2)
         self._rmsprop: RMSprop | None = None
         if settings.second_stage == "rmsprop":
             self._rmsprop = RMSprop(self._layout, self._device, workspace=self._workspace)
@@ -141,7 +146,7 @@ class DistroOptimizer(Optimizer):
     @property
     def replay(self) -> Replay:
         """What a verifier needs to know, see `replay`."""
-        return DistroReplay(self._settings, self._layout, self._flat_delta, self._tables_of)
+        return DistroReplay(self._settings, self._layout, self._flat_delta, self._tables_of, self._preconditioner)
 
     @property
     def masters(self) -> Mapping[str, Any]:
@@ -196,7 +201,10 @@ class DistroOptimizer(Optimizer):
         decay = self._settings.compression_decay
         gradients = self._flat_gradients()
         unsubtracted = [sent for sent in self._sent.values() if sent.subtracted is None]
-        scale = self._gradient_scale(gradients, unsubtracted, step, learning_rate)
+        factor = self._clip_factor(gradients, unsubtracted, step, learning_rate)
+        scale = learning_rate * factor
+        if self._preconditioner is not None:
+            gradients, scale = self._preconditioner.take(gradients, factor=factor), learning_rate
         tables = CoefficientTables(self._layout, self._device, self._compressor.precision)
         earlier = [sent.tables for sent in unsubtracted]
         self._compressor.compress(self._flat_delta, gradients, earlier, tables, scale=scale, decay=decay)
@@ -237,6 +245,8 @@ class DistroOptimizer(Optimizer):
         self._flat_delta.zero_()
         self._delta_bound = 0.0
         self._sent.clear()
+        if self._preconditioner is not None:
+            self._preconditioner.clear()
 
     @torch.no_grad()
     def load_public_state(self, state: Mapping[str, Any]) -> None:
@@ -247,13 +257,16 @@ class DistroOptimizer(Optimizer):
             self._rmsprop.load(state)
 
     def private_state(self) -> Mapping[str, Any]:
-        """Delta by parameter name, each with the prefix `delta.`."""
-        return PrefixedMapping("delta.", self._delta)
+        """Delta by parameter name, each with the prefix `delta.`, and the tensors of the preconditioner, if there is one."""
+        delta = PrefixedMapping("delta.", self._delta)
+        return delta if self._preconditioner is None else JoinedMapping(delta, self._preconditioner.state)
 
     @torch.no_grad()
     def load_private_state(self, state: Mapping[str, Any]) -> None:
-        """Restore delta. Raises ModelError for other names or shapes, or values that are not finite."""
+        """Restore delta and the preconditioner. Raises ModelError for other names or shapes, or values that cannot be."""
         check_private_state(state, self.private_state())
+        if self._preconditioner is not None:
+            self._preconditioner.load(state)
         for name in self._delta:
             self._delta.replace(name, state[f"delta.{name}"])
         self._delta_bound = float(torch.linalg.vector_norm(self._flat_delta))
@@ -284,25 +297,26 @@ class DistroOptimizer(Optimizer):
         gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
         return {name: gradient.reshape(-1) for name, gradient in gradients.items() if gradient is not None}
 
-    def _gradient_scale(
+    def _clip_factor(
         self, gradients: Mapping[str, Tensor], unsubtracted: Sequence[_Sent], step: int, learning_rate: float
     ) -> float:
-        """Factor of the gradients: the learning rate times clipping. Updates the bound of delta's norm. Raises NonFiniteError."""
+        """Factor of the gradients for clipping. Updates the bound of delta's norm. Raises NonFiniteError."""
         norm = float(torch.nn.utils.get_total_norm(gradients.values()))
         if not math.isfinite(norm):
             message = f"the global L2 norm of the gradient is {norm}; nothing was sent"
             raise NonFiniteError(message)
 
-        scale = gradient_scale(norm, learning_rate=learning_rate, clip=self._settings.clip_grad_norm)
+        factor = gradient_scale(norm, learning_rate=1.0, clip=self._settings.clip_grad_norm)
+        added = learning_rate * (factor * norm if self._preconditioner is None else self._preconditioner.largest_norm)
         if self._delta_bound > _LARGEST_NORM:  # the bound grows faster than the norm
             self._delta_bound = float(torch.linalg.vector_norm(self._flat_delta))
-        bound = self._settings.compression_decay * (self._delta_bound + sum(sent.norm for sent in unsubtracted)) + scale * norm
+        bound = self._settings.compression_decay * (self._delta_bound + sum(sent.norm for sent in unsubtracted)) + added
         if not bound <= _LARGEST_NORM**2:
             message = f"delta would not be finite after adding the gradient of step {step}; nothing was sent"
             raise NonFiniteError(message)
 
         self._delta_bound = bound
-        return scale
+        return factor
 
     def _write(self, part: Part, values: Tensor) -> None:
         """Cast a part of a flat buffer into the model's compute weights."""

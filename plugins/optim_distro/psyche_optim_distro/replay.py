@@ -20,6 +20,7 @@ from psyche_optim_distro.chunks.layout import Group, Layout
 from psyche_optim_distro.chunks.transform import as_blocks, dct_basis, decode, encode
 from psyche_optim_distro.payload import codec
 from psyche_optim_distro.payload.top_k import CoefficientTables
+from psyche_optim_distro.preconditioner import Preconditioner
 from psyche_optim_distro.settings import DistroSettings
 
 CLIP_EPSILON = 1e-6
@@ -34,15 +35,24 @@ def gradient_scale(norm: float, *, learning_rate: float, clip: float | None) -> 
 
 
 class DistroReplay(Replay):
-    """The view of one optimizer. delta: its flat buffer, in blocked order. tables: of a step's result that is still in delta."""
+    """The view of one optimizer.
+
+    delta: its flat buffer, in blocked order. tables: of a step's result that is still in delta. preconditioner: its own, if any.
+    """
 
     def __init__(
-        self, settings: DistroSettings, layout: Layout, delta: Tensor, tables: Callable[[int], CoefficientTables | None]
+        self,
+        settings: DistroSettings,
+        layout: Layout,
+        delta: Tensor,
+        tables: Callable[[int], CoefficientTables | None],
+        preconditioner: Preconditioner | None = None,
     ) -> None:
         self._settings = settings
         self._layout = layout
         self._delta = delta
         self._tables = tables
+        self._preconditioner = preconditioner
 
     @property
     def groups(self) -> Sequence[ChunkGroup]:
@@ -81,9 +91,12 @@ class DistroReplay(Replay):
 
     @torch.no_grad()
     def contribution(self, gradients: Mapping[str, Any], rows: Rows, *, learning_rate: float) -> list[Any]:
-        """Scaled gradients in chunks."""
+        """Scaled gradients in chunks, divided by their running root mean square if the settings say so."""
         norm = float(torch.nn.utils.get_total_norm(gradients.values()))
         scale = gradient_scale(norm, learning_rate=learning_rate, clip=self._settings.clip_grad_norm)
+        if self._preconditioner is not None:
+            factor = gradient_scale(norm, learning_rate=1.0, clip=self._settings.clip_grad_norm)
+            gradients, scale = self._preconditioner.divided(gradients, factor=factor), learning_rate
         return [self._gradient_rows(group, gradients, chosen) * np.float32(scale) for group, chosen in self._with_groups(rows)]
 
     def coefficients(self, chunks: Sequence[Any]) -> list[Any]:

@@ -53,6 +53,11 @@ class DistroSettings(BaseModel):
     Not in the reference implementation, which sends its parameters' dtype.
     """
 
+    gradient_beta2: float | None = Field(default=None, ge=0, lt=1)
+    """A member divides its own gradients by their running root mean square, as Adam does, before it adds them to delta; this is
+    the mean square's decay per step. It costs no bytes, and a private buffer of delta's size. None: gradients are added as they
+    are. Not in the reference implementation."""
+
     rates: RateGroups | None = None
     """Factors of learning rate and weight decay by kind of tensor and by name. None: 1 for all. Not in the reference
     implementation."""

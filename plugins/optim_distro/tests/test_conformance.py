@@ -43,6 +43,21 @@ class TestDistroWithASecondStage(OptimizerConformance):
         return DistroOptimizer(settings, model)
 
 
+class TestDistroPreconditioned(OptimizerConformance):
+    capabilities = frozenset({"exact"})
+
+    def make_optimizer(self, model: Model) -> Optimizer:
+        settings = DistroSettings(
+            compression_topk=4,
+            quantize_1bit=True,
+            weight_decay=0.1,
+            clip_grad_norm=1.0,
+            gradient_beta2=0.9,
+            compression_subtract=0.6,
+        )
+        return DistroOptimizer(settings, model)
+
+
 class TestDistroClipped(OptimizerConformance):
     capabilities = frozenset({"exact"})
 

@@ -29,11 +29,19 @@ def all_rows(optimizer: DistroOptimizer) -> list[Any]:
     return [np.arange(group.count) for group in optimizer.replay.groups]
 
 
+def draw(model: ToyModel, generator: torch.Generator) -> dict[str, Any]:
+    return {name: torch.randn(tensor.shape, generator=generator) for name, tensor in model.parameters.items()}
+
+
 def train(model: ToyModel, optimizer: DistroOptimizer, step: int, generator: torch.Generator) -> tuple[bytes, dict[str, Any]]:
-    gradients = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in model.parameters.items()}
+    gradients = draw(model, generator)
+    return trained(model, optimizer, step, gradients), gradients
+
+
+def trained(model: ToyModel, optimizer: DistroOptimizer, step: int, gradients: dict[str, Any]) -> bytes:
     for name, parameter in model.parameters.items():
         parameter.grad = gradients[name]
-    return optimizer.compress(step, learning_rate=RATE), gradients
+    return optimizer.compress(step, learning_rate=RATE)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +51,7 @@ def train(model: ToyModel, optimizer: DistroOptimizer, step: int, generator: tor
         {"quantize_1bit": True, "clip_grad_norm": 1.0},
         {"value_bits": 16},
         {"quantize_1bit": True, "compression_subtract": 0.7, "compression_decay": 0.9},
+        {"quantize_1bit": True, "gradient_beta2": 0.9, "clip_grad_norm": 1.0},
     ],
 )
 def test_the_claimed_contribution_is_that_of_the_gradient(settings: dict[str, Any]) -> None:
@@ -54,14 +63,15 @@ def test_the_claimed_contribution_is_that_of_the_gradient(settings: dict[str, An
         before, taken = optimizer.replay.delta(rows), optimizer.replay.taken(step - 1, rows)
         if step > 2:
             optimizer.apply(step - 2, [payload], learning_rate=RATE, own_accepted=True)
-        own, gradients = train(model, optimizer, step, generator)
-        after = optimizer.replay.delta(rows)
+        gradients = draw(model, generator)
         expected = optimizer.replay.contribution(gradients, rows, learning_rate=RATE)
+        other = optimizer.replay.contribution({"a": gradients["a"]}, rows, learning_rate=RATE)
+        own = trained(model, optimizer, step, gradients)
+        after = optimizer.replay.delta(rows)
         decay, off = optimizer.replay.decay, optimizer.replay.elements(taken)
         added = [claimed(new, old, minus, decay=decay) for new, old, minus in zip(after, before, off, strict=True)]
         parts = [chunk_scores(one, other, before=old) for one, other, old in zip(added, expected, before, strict=True)]
         assert mean_score(parts) < 1e-9
-        other = optimizer.replay.contribution({"a": gradients["a"]}, rows, learning_rate=RATE)
         assert mean_score(chunk_scores(one, two, before=old) for one, two, old in zip(added, other, before, strict=True)) > 0.3
         check_payload(optimizer, own, after, rows)
         payload = own

@@ -26,11 +26,12 @@ class ReplayTests(OptimizerTests):
             if step > 2:
                 replica.optimizer.apply(step - 2, [payloads[step - 3]], learning_rate=self.learning_rate, own_accepted=True)
             before, taken = replay.delta(rows), replay.elements(replay.taken(step - 1, rows))
-            payloads.append(replica.train(step, data=step, learning_rate=self.learning_rate))
+            replica.compute(data=step, learning_rate=self.learning_rate)
             gradients = {name: tensor.grad for name, tensor in replica.model.parameters.items() if tensor.grad is not None}
+            expected = replay.contribution(gradients, rows, learning_rate=self.learning_rate)
+            payloads.append(replica.optimizer.compress(step, learning_rate=self.learning_rate))
             after = replay.delta(rows)
             added = [claimed(new, old, off, decay=replay.decay) for new, old, off in zip(after, before, taken, strict=True)]
-            expected = replay.contribution(gradients, rows, learning_rate=self.learning_rate)
             assert _score(added, expected, before) < 1e-6
             assert _score(added, [-part for part in expected], before) > 1.5
             self._check_payload(replay, payloads[-1], after)

@@ -23,14 +23,18 @@ class Replica:
 
     def train(self, step: int, *, data: int, learning_rate: float) -> bytes:
         """Train one step and return the payload. An optimizer with inner steps takes two to four."""
+        self.compute(data=data, learning_rate=learning_rate)
+        self.sent[step] = self.optimizer.compress(step, learning_rate=learning_rate)
+        return self.sent[step]
+
+    def compute(self, *, data: int, learning_rate: float) -> None:
+        """Everything of a step before `compress`: look-ahead, inner steps, and the gradients that it will take."""
         self.optimizer.load_lookahead(learning_rate=learning_rate)
         parts = parts_of(toy_samples(data, count=min(max(2, self.optimizer.inner_steps), 4)), self.optimizer.inner_steps)
         for part in parts[:-1]:
             self.model.gradients(part, micro_batch_size=1)
             self.optimizer.inner_step(learning_rate=learning_rate)
         self.model.gradients(parts[-1], micro_batch_size=1)
-        self.sent[step] = self.optimizer.compress(step, learning_rate=learning_rate)
-        return self.sent[step]
 
 
 def digest(parameters: Mapping[str, Any]) -> str:

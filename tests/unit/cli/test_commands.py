@@ -324,7 +324,7 @@ def test_validate_config_refuses_more_coefficients_than_a_chunk_has(psyche: Psyc
 
 def test_validate_config_names_a_wrong_key_of_the_rate_groups(psyche: Psyche, local_testnet: LocalTestnet) -> None:
     config = local_testnet()
-    swap("state.toml", "norm = 6.25", "norms = 6.25")(config)
+    swap("state.toml", "norm = 10.0", "norms = 10.0")(config)
     result = psyche("server", "validate-config", "--state", config / "state.toml", "--no-disk")
     assert result.code == 2
     assert "model.LLM.optimizer.Distro.rates.norms: unknown key; did you mean norm?" in result.err

@@ -6,6 +6,7 @@ copied in and out in the parameter's own shape, so a tensor that was read is not
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 
 from torch import Tensor
@@ -74,3 +75,20 @@ class PrefixedMapping(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+
+class JoinedMapping(Mapping[str, Tensor]):
+    """A view of two mappings with different names."""
+
+    def __init__(self, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:
+        self._first = first
+        self._second = second
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._first[name] if name in self._first else self._second[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return itertools.chain(self._first, self._second)
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._second)

@@ -1,0 +1,110 @@
+"""Divides a member's own gradients by their running root mean square, before they are added to delta (setting `gradient_beta2`).
+
+For each element, with the gradient g after clipping and t counting the gradients of this member:
+
+    v <- beta2 v + (1 - beta2) g²        what is added to delta: learning rate * g / (sqrt(v / (1 - beta2^t)) + 1e-8)
+
+So the coefficients that are sent are the largest of Adam's numerator and not of the gradient: elements whose gradients are small
+in the whole training get their share of the few that a chunk may send. v is private to a member, as delta is; no replica depends
+on its bits. 1 - beta2^t is computed as the mean square of a gradient that is always 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from psyche_core.errors import ModelError
+from psyche_optim_distro.chunks.layout import Layout
+from psyche_optim_distro.chunks.tiles import CPU_TILE_ELEMENTS
+
+EPSILON = 1e-8
+
+CORRECTION = "correction"
+"""Name of 1 - beta2^t in the state, a tensor of one element. Mean squares have `mean_square.` and the parameter's name."""
+
+
+class Preconditioner:
+    """The running mean squares of one member's gradients, zero at first. They take as much memory as delta.
+
+    layout: parameter table. device: of the parameters. beta2: share of the mean squares that stays, per gradient.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device, *, beta2: float) -> None:
+        self._beta2 = beta2
+        self._flat = torch.zeros(layout.total, dtype=torch.float32, device=device)
+        self._tile = CPU_TILE_ELEMENTS if device.type == "cpu" else max(1, layout.total)
+        self._roots = torch.empty(min(self._tile, layout.total), dtype=torch.float32, device=device)
+        self._correction = torch.zeros(1, dtype=torch.float32, device=device)
+        self._places = {entry.name: slice(entry.start, entry.stop) for entry in layout.parameters}
+        views = {
+            f"mean_square.{entry.name}": self._flat[entry.start : entry.stop].view(entry.shape) for entry in layout.parameters
+        }
+        self._state = MappingProxyType({**views, CORRECTION: self._correction})
+
+    @property
+    def state(self) -> Mapping[str, Tensor]:
+        """All tensors by name; not copies."""
+        return self._state
+
+    @property
+    def largest_norm(self) -> float:
+        """Upper bound of the L2 norm of divided gradients: no element exceeds 1 / sqrt(1 - beta2)."""
+        return math.sqrt(self._flat.numel() / (1 - self._beta2))
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        self._flat.zero_()
+        self._correction.zero_()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Replace the state by one with the same names and shapes. Raises ModelError for values below 0; nothing changes then."""
+        for name in self._state:
+            if not bool((state[name] >= 0).all()):
+                message = f"{name} of an optimizer's state holds values below 0, which no mean square is"
+                raise ModelError(message)
+
+        for name, tensor in self._state.items():
+            tensor.copy_(state[name])
+
+    def take(self, gradients: Mapping[str, Tensor], *, factor: float) -> dict[str, Tensor]:
+        """Add the gradients of one step, times `factor`, to the mean squares, and return what `divided` would return before.
+
+        gradients: by name, flat; a missing one is zero.
+        """
+        self._correction.mul_(self._beta2).add_(1 - self._beta2)
+        found = {}
+        for name, place in self._places.items():
+            gradient = gradients.get(name)
+            if gradient is None:
+                self._flat[place].mul_(self._beta2)
+                continue
+
+            result = gradient.to(torch.float32, copy=True)
+            parts = zip(torch.split(result, self._tile), torch.split(self._flat[place], self._tile), strict=True)
+            for scaled, squares in parts:  # a few operations over a tile that stays in the cache
+                scaled.mul_(factor)
+                squares.mul_(self._beta2).addcmul_(scaled, scaled, value=1 - self._beta2)
+                roots = torch.div(squares, self._correction, out=self._roots[: squares.numel()])
+                scaled.div_(roots.sqrt_().add_(EPSILON))
+            found[name] = result
+        return found
+
+    def divided(self, gradients: Mapping[str, Tensor], *, factor: float) -> dict[str, Tensor]:
+        """Gradients times `factor`, divided by the root mean squares that `take` would make of them: new float32 tensors.
+
+        gradients: by name; they may be those of another device. Nothing changes.
+        """
+        correction = self._correction[0] * self._beta2 + (1 - self._beta2)
+        found = {}
+        for name, gradient in gradients.items():
+            scaled = gradient.float() * factor
+            squares = self._flat[self._places[name]].to(gradient.device).view(gradient.shape) * self._beta2
+            squares.addcmul_(scaled, scaled, value=1 - self._beta2).div_(correction.to(gradient.device))
+            found[name] = scaled.div_(squares.sqrt_().add_(EPSILON))
+        return found
