@@ -23,10 +23,13 @@ from typing import Any
 import torch
 
 from benchmarks import llama
-from benchmarks.robustness import TOPK, optimizer_of
+from benchmarks.robustness import optimizer_of
 from benchmarks.verification.checked_run import CHEATS, LENGTH, CheckedRun, Findings, Plan, outcomes
 from psyche_core.verification.chances import ejected_within, ejection_curve, upper_bound
 from psyche_core.verification.drawing import CHUNKS
+
+LARGER = (10**8, 10**9)
+"""Parameters for which the bytes are computed, too."""
 
 TWO_OF_EIGHT = {6: "flip", 7: "random"}
 
@@ -49,21 +52,16 @@ def main() -> None:
     torch.set_num_threads(1)
     plan = Plan(steps=given.steps, percent=given.percent, size=given.size)
     honest = _trained(plan, given.seeds, "honest")
-    failed = sum(not plan.rule.passes(score) for one in honest for _, score in one.scores)
-    checks = sum(len(one.scores) for one in honest)
     figures: dict[str, Any] = {
         "size": given.size, "members": plan.members, "steps": plan.steps, "percent": plan.percent, "seeds": given.seeds,
-        "honest_checks": checks, "honest_checks_failed": failed,
-        "honest_worst_score": max((score for one in honest for _, score in one.scores), default=0.0),
-        "honest_loss": _loss(honest), "honest_ejected_share": statistics.mean(bool(one.ejected) for one in honest),
-        "honest_ejected_in_500_at_most": ejected_within(
-            500, rate=plan.percent / 100, strike=upper_bound(failed, checks)
-        ),
-        "compute_share": sum(one.recomputed for one in honest) / sum(one.trained for one in honest),
-        "bytes_share": bytes_share(plan), "cheats": {},
+        "honest_loss": _loss(honest), "compute_share": sum(one.recomputed for one in honest) / sum(one.trained for one in honest),
+        "bytes_share": bytes_share(plan, honest[0]), "cheats": {},
     }  # fmt: skip
+    checked = list(honest)
     for cheat in cheats:
-        figures["cheats"][cheat] = _cheat(plan, cheat, given.seeds, honest=honest)
+        figures["cheats"][cheat], found = _cheat(plan, cheat, given.seeds, honest=honest)
+        checked += found
+    figures |= _honest(plan, checked)
     if given.figure is not None:
         figures["two_of_eight"] = _figure(plan, given.figure, honest[0])
     sys.stdout.write(json.dumps(figures) + "\n" if given.json else table(figures))
@@ -80,7 +78,25 @@ def _trained(plan: Plan, seeds: int, title: str) -> list[Findings]:
     return found
 
 
-def _cheat(plan: Plan, cheat: str, seeds: int, *, honest: Sequence[Findings]) -> dict[str, Any]:
+def _honest(plan: Plan, trainings: Sequence[Findings]) -> dict[str, Any]:
+    """What was seen of honest members in all trainings."""
+    scores = [score for one in trainings for faked, score in one.scores if not faked]
+    failed = sum(not plan.rule.passes(score) for score in scores)
+    at_most = upper_bound(failed, len(scores))
+    return {
+        "honest_checks": len(scores), "honest_checks_failed": failed, "honest_worst_score": max(scores, default=0.0),
+        "honest_ejected": sum(len(one.ejected.keys() - _cheats_of(one, plan)) for one in trainings),
+        "honest_ejected_in_500_at_most": ejected_within(500, rate=plan.percent / 100, strike=at_most),
+    }  # fmt: skip
+
+
+def _cheats_of(found: Findings, plan: Plan) -> frozenset[int]:
+    """The member that cheats in a training with one cheat: the last, if anybody was found to have faked."""
+    return frozenset({plan.members - 1}) if any(faked for faked, _ in found.scores) else frozenset()
+
+
+def _cheat(plan: Plan, cheat: str, seeds: int, *, honest: Sequence[Findings]) -> tuple[dict[str, Any], list[Findings]]:
+    """Figures of one cheat, and the checked trainings."""
     cheating = plan.members - 1
     one = replace(plan, cheats={cheating: cheat})
     checked = _trained(one, seeds, cheat)
@@ -89,16 +105,16 @@ def _cheat(plan: Plan, cheat: str, seeds: int, *, honest: Sequence[Findings]) ->
     caught = sum(not plan.rule.passes(score) for score in scores)
     rounds = [found.ejected[cheating] - plan.begins for found in checked if cheating in found.ejected]
     strike = caught / len(scores) if scores else 0.0
-    curve = ejection_curve(1_000, rate=plan.percent / 100, strike=strike)
-    return {
+    curve = ejection_curve(200, rate=plan.percent / 100, strike=strike)
+    figures = {
         "ejected_share": len(rounds) / seeds,
         "median_round": statistics.median(rounds) if rounds else None,
-        "honest_ejected": sum(len(found.ejected.keys() - {cheating}) for found in checked),
-        "checks": len(scores), "checks_failed": caught, "least_score": min(scores, default=None),
+        "rounds": rounds, "checks": len(scores), "checks_failed": caught, "least_score": min(scores, default=None),
         "loss_cost": _loss(checked) - _loss(honest), "loss_cost_unchecked": _loss(unchecked) - _loss(honest),
         "outcomes": [outcomes(found) for found in checked],
         "ejected_within_100": curve[100], "ejected_within_200": curve[200],
     }  # fmt: skip
+    return figures, checked
 
 
 def _loss(found: Sequence[Findings]) -> float:
@@ -106,22 +122,23 @@ def _loss(found: Sequence[Findings]) -> float:
     return statistics.mean(one.losses[max(one.losses)] for one in found)
 
 
-def bytes_share(plan: Plan) -> float:
-    """Bytes that challenges add to a member's downloads, over those of payloads: of one that passes.
+def bytes_share(plan: Plan, found: Findings) -> dict[str, float]:
+    """Bytes that passing challenges add to all downloads, over those of payloads: of this model, and of larger ones.
 
-    A payload costs each member but its trainer a sign and a position of TOPK coefficients for each chunk: two bytes, since a
-    position in a chunk of 4,096 has 12 bits. A challenge costs one member the signs (a bit a parameter) and 32 bytes a chunk, and
-    all others 16 opened chunks of two deltas and one gradient (float32).
+    A challenge costs its verifier the signs (a bit a parameter) and 32 bytes a chunk, and each member 16 opened chunks, of two
+    deltas and one gradient (float32), which do not grow with the model. A payload, which does, goes to each other member.
     """
     replay = optimizer_of("signs", llama.build(plan.size, sequence_length=LENGTH)).replay
     assert replay is not None
-    total = sum(group.count for group in replay.groups)
+    chunks = sum(group.count for group in replay.groups)
     values = sum(group.count * group.size for group in replay.groups)
-    payload = sum(group.count * min(group.topk, TOPK) for group in replay.groups) * 2
     opened = CHUNKS * 3 * 4 * max(group.size for group in replay.groups)
-    challenge = values / 8 + 32 * total + (plan.members - 1) * opened
-    payloads = (plan.members - 1) * payload
-    return plan.percent / 100 * challenge / payloads
+    shares = {}
+    for size in (values, *LARGER):
+        scale = size / values
+        challenge = size / 8 + 32 * chunks * scale + (plan.members - 1) * opened
+        shares[f"{size:.1e}"] = plan.percent / 100 * challenge / ((plan.members - 1) * found.payload_bytes * scale)
+    return shares
 
 
 def _figure(plan: Plan, path: Path, honest: Findings) -> dict[str, float]:
@@ -148,10 +165,11 @@ def _figure(plan: Plan, path: Path, honest: Findings) -> dict[str, float]:
 def table(figures: dict[str, Any]) -> str:
     """The figures for people."""
     failed, checks = figures["honest_checks_failed"], figures["honest_checks"]
+    shares = ", ".join(f"{share:.1%} of {size} parameters" for size, share in figures["bytes_share"].items())
     lines = [
         f"{figures['members']} members, {figures['steps']} steps, {figures['percent']} % checked, {figures['seeds']} seeds",
         f"honest: loss {figures['honest_loss']:.3f}, {failed} of {checks} checks failed, T {figures['honest_worst_score']:.2g}",
-        f"cost: {figures['compute_share']:.1%} of compute, {figures['bytes_share']:.1%} of bytes",
+        f"cost: {figures['compute_share']:.1%} of compute; of bytes: {shares}",
         "cheat      ejected  median round  least score  loss cost  unchecked  within 100",
     ]
     for name, one in figures["cheats"].items():

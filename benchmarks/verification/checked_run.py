@@ -84,13 +84,14 @@ class Share:
 @dataclass(slots=True)
 class Findings:
     """What came of a training. losses: validation loss by step. ejected: step by member. scores: T of each judged check, by
-    whether the share was faked. trained, recomputed: numbers of sequences.
+    whether the share was faked. payload_bytes: of the largest. trained, recomputed: numbers of sequences.
     """
 
     losses: dict[int, float] = field(default_factory=dict)
     ejected: dict[int, int] = field(default_factory=dict)
     closed: list[Closed] = field(default_factory=list)
     scores: list[tuple[bool, float]] = field(default_factory=list)
+    payload_bytes: int = 0
     trained: int = 0
     recomputed: int = 0
 
@@ -117,7 +118,7 @@ class CheckedRun:
         """The members that are still there."""
         return tuple(slot for slot in range(self.plan.members) if slot not in self.found.ejected)
 
-    def run(self, *, measure_every: int = 20, tell: Callable[[str], None] = lambda _: None) -> Findings:
+    def run(self, *, measure_every: int = 10, tell: Callable[[str], None] = lambda _: None) -> Findings:
         """Train to the end."""
         for step in range(1, self.plan.steps + 1):
             self._check(step)
@@ -143,6 +144,7 @@ class CheckedRun:
             cheat = plan.cheats.get(slot, "") if step > plan.begins and self._rng.random() < plan.part else ""
             made[slot] = self._result(step, slot, samples, made, rate=rate, cheat=cheat)
             self.found.trained += samples.count
+            self.found.payload_bytes = max(self.found.payload_bytes, len(made[slot]))
         self._payloads[step] = made
 
     def _result(self, step: int, slot: int, samples: Samples, made: Mapping[int, bytes], *, rate: float, cheat: str) -> bytes:

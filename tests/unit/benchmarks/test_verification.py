@@ -34,10 +34,10 @@ def test_the_cheat_is_ejected_and_nobody_else(checked: Findings) -> None:
 
 def test_the_table_has_a_row_for_a_cheat(checked: Findings) -> None:
     plan = Plan(members=4, steps=9, begins=3, percent=100)
-    one = _cheat(plan, "quarter", 1, honest=[checked])
+    one, _ = _cheat(plan, "quarter", 1, honest=[checked])
     assert one["checks_failed"] == one["checks"] > 0
     figures = {
         "members": 8, "steps": 12, "percent": 60, "seeds": 1, "honest_loss": 6.0, "honest_checks": 9, "honest_checks_failed": 0,
-        "honest_worst_score": 1e-4, "compute_share": 0.1, "bytes_share": bytes_share(plan), "cheats": {"quarter": one},
+        "honest_worst_score": 1e-4, "compute_share": 0.1, "bytes_share": bytes_share(plan, checked), "cheats": {"quarter": one},
     }  # fmt: skip
     assert table(figures).splitlines()[-1].startswith("quarter")
