@@ -8,21 +8,22 @@ for what the number of torch's threads changes in rounding.
 from __future__ import annotations
 
 import os
+import pickle
+import sys
 import tomllib
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import anyio
-import anyio.to_process
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from psyche_core.config.sentences import validated
-from psyche_core.errors import ConfigError
+from psyche_core.errors import ConfigError, UserError
 from psyche_core.experiments.convergence import PLAIN_ADAMW, Outcome, Recipe
 from psyche_core.experiments.convergence_run import Experiment, outcomes
+from psyche_core.experiments.convergence_worker import Job
 from psyche_core.interfaces.rate_groups import RateGroups
 from psyche_core.plugins import PluginRegistry
 from psyche_core.plugins.settings import validate_settings
@@ -56,8 +57,8 @@ async def train_recipes(
     limiter = anyio.CapacityLimiter(jobs)
 
     async def train(recipe: Recipe, seed: int) -> None:
-        alone = partial(_trained_alone, experiment, recipe, seed, threads)
-        finished(await anyio.to_process.run_sync(alone, cancellable=True, limiter=limiter))
+        async with limiter:
+            finished(await _trained_alone(Job(experiment, recipe, seed, threads)))
 
     try:
         async with anyio.create_task_group() as tasks:
@@ -69,16 +70,19 @@ async def train_recipes(
         raise group.exceptions[0] from group
 
 
-def _trained_alone(experiment: Experiment, recipe: Recipe, seed: int, threads: int) -> Outcome:
-    """One training, in a process that may have trained others before."""
-    torch.set_num_threads(threads)
+async def _trained_alone(job: Job) -> Outcome:
+    """Train in a process of its own, which is ended when this is cancelled. Raises what the training raised."""
+    command = [sys.executable, "-m", Job.__module__]
+    process = await anyio.run_process(command, input=pickle.dumps(job), stderr=None, check=False)
+    if process.returncode or not process.stdout:
+        message = f"the process that trained {job.recipe.title} with seed {job.seed} ended with status {process.returncode}"
+        raise UserError(message)
 
-    async def only() -> Outcome:
-        registry = PluginRegistry.discover()
-        (outcome,) = [each async for each in outcomes(experiment, [recipe], [seed], registry)]
-        return outcome
-
-    return anyio.run(only)
+    found = pickle.loads(process.stdout)  # noqa: S301  # from our own process
+    if isinstance(found, Exception):
+        raise found
+    assert isinstance(found, Outcome)
+    return found
 
 
 class _Entry(BaseModel):
