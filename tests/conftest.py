@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from psyche_core.testing import ports
 settings.register_profile("default", print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")
 
+gc.set_threshold(10_000)  # as `psyche` itself: what imports make stays
 
 REPOSITORY = Path(__file__).parents[1]
 CONFIG = Path("examples") / "local_testnet"

@@ -153,7 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments: the arguments after the program's name; those of sys.argv if None.
     """
     switches = Switches()
-    atexit.register(gc.freeze)  # or Python searches all that torch has made for garbage when it ends, for more than a second
+    gc.set_threshold(10_000)  # what importing torch makes stays: to search it for garbage every 700 objects takes a second
+    atexit.register(gc.freeze)  # and more than another one when Python ends
     try:
         result = cli.main(args=arguments, prog_name="psyche", standalone_mode=False, obj=switches)
     except click.ClickException as error:

@@ -42,7 +42,8 @@ _POLL_SECONDS: Final = 0.2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code: 0 if the client ended it, 1 if the group failed, 2 for an error of the user."""
-    atexit.register(gc.freeze)  # or Python searches all that torch has made for garbage when it ends, for more than a second
+    gc.set_threshold(10_000)  # what importing torch makes stays: to search it for garbage every 700 objects takes a second
+    atexit.register(gc.freeze)  # and more than another one when Python ends
     options = parser()
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] == ["rust"]:
