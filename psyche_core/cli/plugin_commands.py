@@ -75,6 +75,10 @@ class PluginGroup(LazyGroup):
             entry = entry_of("command", args[0])
             if entry is not None:
                 ctx.fail(f"{args[0]} is not installed; {entry.remedy}")
+            from psyche_core.config.sentences import did_you_mean
+
+            if ":" not in args[0]:  # `distribution:name` settles a clash
+                ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], (*self.own, *plugin_commands()))}")
 
         return super().resolve_command(ctx, args)
 

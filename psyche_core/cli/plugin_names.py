@@ -34,6 +34,13 @@ def unknown(name: str, records: Records, missing: Records) -> PluginError:
     if same:
         return PluginError(f"no plugin is named {name}; did you mean {' or '.join(join_path(kind, each) for each in same)}?")
     near = nearest(rest, names)
+    absent = {record.name: record for record in missing if kind in ("", record.kind)}
+    closest = nearest(rest, absent) if near is None else None
+    if closest is not None:
+        record = absent[closest]
+        message = f"no plugin is named {name}; did you mean {record.kind}.{record.name}? It is not installed; {record.cause}"
+        return PluginError(message)
+
     told = f"; did you mean {join_path(kind, near)}?" if near is not None else f"; known: {', '.join(sorted(names))}"
     return PluginError(f"no plugin is named {name}{_install_hint(rest) or told}")
 

@@ -8,7 +8,6 @@ for what the number of torch's threads changes in rounding.
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import tomllib
 from collections.abc import Callable, Collection, Sequence
@@ -23,7 +22,7 @@ from psyche_core.config.sentences import validated
 from psyche_core.errors import ConfigError, UserError
 from psyche_core.experiments.convergence import PLAIN_ADAMW, Outcome, Recipe
 from psyche_core.experiments.convergence_run import Experiment, outcomes
-from psyche_core.experiments.convergence_worker import Job
+from psyche_core.experiments.convergence_worker import Job, decoded_outcome
 from psyche_core.interfaces.rate_groups import RateGroups
 from psyche_core.plugins import PluginRegistry
 from psyche_core.plugins.settings import validate_settings
@@ -73,16 +72,12 @@ async def train_recipes(
 async def _trained_alone(job: Job) -> Outcome:
     """Train in a process of its own, which is ended when this is cancelled. Raises what the training raised."""
     command = [sys.executable, "-m", Job.__module__]
-    process = await anyio.run_process(command, input=pickle.dumps(job), stderr=None, check=False)
+    process = await anyio.run_process(command, input=job.encode(), stderr=None, check=False)
     if process.returncode or not process.stdout:
         message = f"the process that trained {job.recipe.title} with seed {job.seed} ended with status {process.returncode}"
         raise UserError(message)
 
-    found = pickle.loads(process.stdout)  # noqa: S301  # from our own process
-    if isinstance(found, Exception):
-        raise found
-    assert isinstance(found, Outcome)
-    return found
+    return decoded_outcome(process.stdout)
 
 
 class _Entry(BaseModel):

@@ -4,28 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from plugins.tracker_mlflow.tests.clock import MOMENT, Clock, tracker
 from plugins.tracker_mlflow.tests.mlflow_server import MlflowServer
 from psyche_core.interfaces import TrackedRun
-from psyche_tracker_mlflow.settings import MlflowSettings
-from psyche_tracker_mlflow.tracker import SEND_SECONDS, MlflowTracker
-
-RUN = TrackedRun(run_id="first-light", member="cd" * 32, config={"total_steps": 9})
-MOMENT = 1_700_000_000.0
-
-
-class Clock:
-    """Time that passes when a test says so. seconds: now."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-def tracker(server: MlflowServer, *, run: TrackedRun = RUN, now: Clock | None = None, **settings: str) -> MlflowTracker:
-    given = MlflowSettings(mlflow_tracking_uri=server.address, **settings)  # type: ignore[arg-type]
-    return MlflowTracker(run, given) if now is None else MlflowTracker(run, given, now=now)
+from psyche_tracker_mlflow.tracker import SEND_SECONDS
 
 
 def batches(server: MlflowServer, kind: str) -> list[int]:

@@ -9,8 +9,8 @@ import socket
 
 import pytest
 
+from plugins.tracker_mlflow.tests.clock import MOMENT, RUN, Clock, tracker
 from plugins.tracker_mlflow.tests.mlflow_server import MlflowServer
-from plugins.tracker_mlflow.tests.test_runs import MOMENT, RUN, Clock, tracker
 from psyche_core.exporters.tracker_thread import TrackerThread, close_all
 from psyche_core.plugin_errors import explain
 from psyche_core.telemetry import events as telemetry

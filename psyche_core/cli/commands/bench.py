@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from psyche_core.cli.commands.bench_report import check_tokens, learning_rate, read_report, tell_kept, write_report
 from psyche_core.cli.commands.bench_tune import tune
 from psyche_core.cli.commands.bench_verification import verification
 from psyche_core.cli.lazy import WholeSummaries, example
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from psyche_core.experiments.convergence_run import Experiment
 
 PATH = click.Path(path_type=Path)
+_OF_THE_USUAL = frozenset(
+    {"topk", "decay", "adamw_rate", "distro_rate", "sparseloco_rate", "sparseloco_inner_steps", "sparseloco_outer_rate"}
+)
 
 
 @click.group(cls=WholeSummaries, context_settings={"max_content_width": 110})
@@ -59,17 +64,22 @@ bench.add_command(verification)
     "--recipes",
     type=PATH,
     help="TOML file of what is trained in place of the usual: tables [[recipe]] with optimizer, learning_rate and settings.  "
-    "[default: AdamW, and DisTrO with each --topk and --decay]",
+    "[default: AdamW, and DisTrO with each --topk and --decay, in 16 bits and in one]",
 )
 @click.option("--members", type=click.IntRange(1, 256), default=4, show_default=True, metavar="N", help="Number of members.")
 @click.option("--topk", default="8,16,64", show_default=True, metavar="N,N,…", help="Coefficients per chunk to try.")
 @click.option("--decay", default="0.999,0.995", show_default=True, metavar="X,X,…", help="Decays of DisTrO's momentum to try.")
-@click.option("--adamw-rate", default=3e-3, show_default=True, metavar="X", help="Base learning rate of AdamW.")
-@click.option("--distro-rate", default=2e-3, show_default=True, metavar="X", help="Base learning rate of DisTrO.")
+@click.option(
+    "--adamw-rate", default=3e-3, show_default=True, metavar="X", callback=learning_rate, help="Base learning rate of AdamW."
+)
+@click.option(
+    "--distro-rate", default=2e-3, show_default=True, metavar="X", callback=learning_rate, help="Base learning rate of DisTrO."
+)
 @click.option(
     "--sparseloco-rate",
-    type=click.FloatRange(0, min_open=True),
+    type=float,
     metavar="X",
+    callback=learning_rate,
     help="Base learning rate of SparseLoCo's inner steps.  [default: it is left out]",
 )
 @click.option(
@@ -93,12 +103,26 @@ def convergence(**given: Any) -> None:
     """Train one small model with AdamW, with DisTrO's settings and, if asked, with SparseLoCo; show loss and bytes of each."""
     from psyche_core.cli.program import run_program
 
+    if given["recipes"] is not None:
+        _refuse_options_of_the_usual()
     run_program(functools.partial(_convergence, given))
+
+
+def _refuse_options_of_the_usual() -> None:
+    """With --recipes, options that describe the usual recipes would do nothing."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name in _OF_THE_USUAL and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            message = (
+                f"{parameter.opts[0]} is for the usual recipes, and --recipes says what is trained instead; give one of them"
+            )
+            raise click.UsageError(message)
 
 
 async def _convergence(given: dict[str, Any]) -> None:
     from psyche_core.config.run_config import load_run_file
-    from psyche_core.experiments.convergence import table
+    from psyche_core.experiments.convergence import PLAIN_ADAMW, table
     from psyche_core.experiments.convergence_jobs import load_recipes, train_recipes
     from psyche_core.experiments.convergence_run import Experiment
     from psyche_core.plugins import PluginRegistry
@@ -116,19 +140,26 @@ async def _convergence(given: dict[str, Any]) -> None:
         cache=default_folder(),
         device=given["device"],
     )
+    check_tokens(given["data"], given["validation_data"])
     registry = PluginRegistry.discover()
     recipes = _usual(given) if given["recipes"] is None else load_recipes(given["recipes"], registry)
+    for name in dict.fromkeys(recipe.optimizer for recipe in recipes if recipe.optimizer != PLAIN_ADAMW):
+        registry.load("optimizer", name)  # now, and not after the trainings before it
     seeds = range(given["seeds"])
-    found = _kept(given["out"], experiment)
+    path = None if given["out"] is None else given["out"] / "report.json"
+    found = _kept(path, experiment)
     known = {(outcome.recipe.title, outcome.seed) for outcome in found}
     left = sum((recipe.title, seed) not in known for recipe in recipes for seed in seeds)
+    _keep(path, experiment, found)
+    click.echo(f"{left} trainings of {experiment.steps} steps", err=True)
+    tell_kept(path, len(found))
 
     def finished(outcome: Outcome) -> None:
         nonlocal left
         found.append(outcome)
         left -= 1
         click.echo(f"{outcome.recipe.title}, seed {outcome.seed}: loss {outcome.validation_loss:.4f}; {left} left", err=True)
-        _keep(given["out"], experiment, found)
+        _keep(path, experiment, found)
 
     threads = given["torch_threads"]
     await train_recipes(
@@ -163,36 +194,31 @@ def _facts(experiment: Experiment) -> dict[str, Any]:
     return {"run_id": experiment.run.run_id, "steps": experiment.steps, "members": experiment.members}
 
 
-def _kept(out: Path | None, experiment: Experiment) -> list[Outcome]:
+def _kept(path: Path | None, experiment: Experiment) -> list[Outcome]:
     """All outcomes saved by earlier calls, also those that were not requested now.
 
     Raises ConfigError if they belong to another experiment.
     """
     from psyche_core.experiments.convergence import Outcome
 
-    path = None if out is None else out / "report.json"
-    if path is None or not path.exists():
-        return []
+    def read(report: dict[str, Any]) -> list[Outcome]:
+        return [Outcome.of_table(entry) for entry in report["runs"]]
 
-    report = json.loads(path.read_text())
-    if {name: report.get(name) for name in _facts(experiment)} != _facts(experiment):
-        message = f"{path} belongs to another experiment; choose another folder with --out, or delete the file"
-        raise ConfigError(message)
-
-    return [Outcome.of_table(entry) for entry in report["runs"]]
+    known = None if path is None else read_report(path, _facts(experiment), command="psyche bench convergence", read=read)
+    return known or []
 
 
-def _keep(out: Path | None, experiment: Experiment, found: list[Outcome]) -> None:
-    if out is None:
+def _keep(path: Path | None, experiment: Experiment, found: list[Outcome]) -> None:
+    if path is None:
+        return
+
+    write_report(path, {**_facts(experiment), "runs": [outcome.as_table() for outcome in found]})
+    if not found:
         return
 
     from psyche_core.experiments.convergence_plot import plot
 
-    out.mkdir(parents=True, exist_ok=True)
-    partial = out / "report.json.partial"
-    partial.write_text(json.dumps({**_facts(experiment), "runs": [outcome.as_table() for outcome in found]}, indent=1) + "\n")
-    partial.replace(out / "report.json")
     try:
-        plot(out / "convergence.png", found)
+        plot(path.with_name("convergence.png"), found)
     except ModuleNotFoundError:
         click.echo("no plot: it needs matplotlib; pip install 'psyche-core[plot]'", err=True)

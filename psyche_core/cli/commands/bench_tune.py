@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from psyche_core.cli.commands.bench_report import check_tokens, read_report, tell_kept, write_report
 from psyche_core.cli.lazy import example
 from psyche_core.errors import ConfigError
 
@@ -106,10 +107,7 @@ async def _tune(given: dict[str, Any]) -> None:
     if given["trials"] and given["minutes"]:
         message = "--trials and --minutes both determine the number of candidates; give one of them"
         raise ConfigError(message)
-    for folder in (given["data"], given["validation_data"]):
-        if folder is not None and not folder.exists():
-            message = f"there is no {folder}; give token files, or a folder of them"
-            raise ConfigError(message)
+    check_tokens(given["data"], given["validation_data"])
     if given["torch_threads"] is not None:
         torch.set_num_threads(given["torch_threads"])
     registry = PluginRegistry.discover()
@@ -227,32 +225,14 @@ class _Report:
                 for each in axes
             ],
         }
-        if self._path is not None and self._path.exists():
-            self._read(self._path)
+        known = None if self._path is None else read_report(self._path, self._facts, command="psyche bench tune", read=_read)
+        if known is not None:
+            self.plan, self.finished = known
 
     @property
     def losses(self) -> dict[Any, float]:
         """Final loss of each finished trial."""
         return {each.trial: each.loss for each in self.finished}
-
-    def _read(self, path: Path) -> None:
-        from psyche_core.experiments.tuning import Plan
-        from psyche_core.experiments.tuning_run import Finished
-
-        try:
-            report = json.loads(path.read_text())
-            same = {name: report.get(name) for name in self._facts} == self._facts
-            lengths, count = report["rungs"], report["candidates"]
-            plan = Plan(lengths=tuple(lengths), candidates=count, eta=report["eta"], seeds=report["seeds"])
-            finished = [Finished.of_table(entry) for entry in report["trials"]]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            message = f"{path} is not a report of `psyche bench tune`; choose another folder with --out, or delete the file"
-            raise ConfigError(message) from error
-        if not same:
-            other = ", ".join(name for name, value in self._facts.items() if report.get(name) != value)
-            message = f"{path} belongs to another search ({other} differ); choose another folder with --out, or delete the file"
-            raise ConfigError(message)
-        self.plan, self.finished = plan, finished
 
     def add(self, trial: Finished) -> None:
         """A trial is finished."""
@@ -271,26 +251,12 @@ class _Report:
 
     def keep(self, plan: Plan) -> None:
         """Write the report."""
-        if self._path is None:
-            return
-
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            partial = self._path.with_suffix(".json.partial")
-            partial.write_text(json.dumps(self.as_table(plan), indent=1) + "\n")
-            partial.replace(self._path)
-        except OSError as error:
-            message = f"cannot write {self._path}: {error.strerror}; give another folder with --out"
-            raise ConfigError(message) from error
+        if self._path is not None:
+            write_report(self._path, self.as_table(plan))
 
     def tell_kept(self) -> None:
         """Say what earlier calls trained, and what is kept if this one is stopped."""
-        if self._path is None:
-            click.echo("nothing is kept if this is stopped; with --out each training is kept as soon as it is finished", err=True)
-        elif self.finished:
-            click.echo(f"{len(self.finished)} trainings are taken from {self._path}", err=True)
-        else:
-            click.echo(f"each finished training is kept in {self._path}: the same command goes on where it stopped", err=True)
+        tell_kept(self._path, len(self.finished))
 
     def show(self, plan: Plan, chosen: Sequence[Candidate], *, as_json: bool) -> None:
         """Print the table of trials, the best candidate and the lines that it changes in a run file."""
@@ -321,6 +287,14 @@ class _Report:
             click.echo(f"\nThe best {name} lies at an end of its range; widen it with --vary {name}=LOW:HIGH.")
         click.echo(f"\nBest: {winning.title}. Replace these tables of the run file:\n\n{lines}", nl=False)
         click.echo("\n`psyche server validate-config` says whether the changed file is right.")
+
+
+def _read(report: dict[str, Any]) -> tuple[Plan, list[Finished]]:
+    from psyche_core.experiments.tuning import Plan
+    from psyche_core.experiments.tuning_run import Finished
+
+    plan = Plan(lengths=tuple(report["rungs"]), candidates=report["candidates"], eta=report["eta"], seeds=report["seeds"])
+    return plan, [Finished.of_table(entry) for entry in report["trials"]]
 
 
 def _ranking(finished: Sequence[Finished], plan: Plan, chosen: Sequence[Candidate]) -> str:

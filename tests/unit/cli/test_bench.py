@@ -86,9 +86,16 @@ settings = { compression_topk = 8, compression_decay = 0.9, quantize_1bit = true
 """
 
 
+def without_usual(arguments: list[str]) -> list[str]:
+    """The arguments without those that describe the usual recipes, and without --out."""
+    place = arguments.index("--topk")
+    return [*arguments[:place], *arguments[place + 4 : -2]]
+
+
 def test_processes_train_a_file_s_recipes_as_one_does(psyche: Psyche, arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "recipes.toml").write_text(RECIPES)
-    given = [*arguments[:-2], "--seeds", "2", "--json", "--recipes", str(tmp_path / "recipes.toml"), "--torch-threads", "1"]
+    given = [*without_usual(arguments), "--seeds", "2", "--json", "--recipes", str(tmp_path / "recipes.toml")]
+    given += ["--torch-threads", "1"]
     found = {jobs: psyche(*given, "--jobs", jobs, "--out", str(tmp_path / f"jobs-{jobs}")) for jobs in ("1", "2")}
     runs = {}
     for jobs, each in found.items():
@@ -125,8 +132,37 @@ def test_recipes_that_cannot_be_trained_are_refused(
     psyche: Psyche, arguments: list[str], tmp_path: Path, text: str, sentence: str
 ) -> None:
     (tmp_path / "recipes.toml").write_text(text)
-    refused = psyche(*arguments, "--recipes", str(tmp_path / "recipes.toml"))
+    refused = psyche(*without_usual(arguments), "--recipes", str(tmp_path / "recipes.toml"))
     assert refused.code in (2, 3), refused.err
+    assert sentence in refused.err
+    assert "loss" not in refused.err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--adamw-rate", "-1"), "a learning rate is a number above 0, got -1.0"),
+        (("--distro-rate", "0"), "a learning rate is a number above 0, got 0.0"),
+        (("--sparseloco-rate", "nan"), "a learning rate is a number above 0, got nan"),
+        (("--recipes", "rows.toml"), "--topk is for the usual recipes"),
+        (("--data", "nowhere"), "there is no nowhere"),
+        (("--out", "/proc/nowhere"), "cannot write /proc/nowhere/report.json"),
+        (("--out", "broken"), "is not a report of `psyche bench convergence`"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_trains(
+    psyche: Psyche,
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    sentence: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "report.json").write_text("{")
+    refused = psyche(*arguments, *options)
+    assert refused.code == 2, refused.err
     assert sentence in refused.err
     assert "loss" not in refused.err
 

@@ -144,7 +144,7 @@ def test_a_group_s_help_cuts_no_sentence_off(psyche: Psyche, group: str) -> None
 def test_an_unknown_command_is_a_usage_error(psyche: Psyche) -> None:
     result = psyche("cleint")
     assert result.code == 2
-    assert "No such command 'cleint'" in result.err
+    assert "No such command 'cleint'; did you mean client?" in result.err
     assert "Traceback" not in result.err
 
 
