@@ -1,9 +1,11 @@
 """Which relays are contacted, and what is published: never a relay that the run does not name."""
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Self
 
 import anyio
 import iroh
@@ -11,7 +13,7 @@ import pytest
 from anyio.abc import SocketStream
 
 from psyche_core.config.options.loading import load_settings
-from psyche_core.errors import CannotBind, ConfigError, WireError
+from psyche_core.errors import CannotBind, ConfigError, UserError, WireError
 from psyche_core.testing.transport import connected, received, until
 from psyche_core.wire import codec
 from psyche_core.wire.signing import SecretKey
@@ -21,6 +23,8 @@ from psyche_p2p_quic.addresses.relay_urls import N0_RELAYS, RelayChoice, canonic
 from psyche_p2p_quic.endpoint.endpoint import ALPN, Endpoint
 from psyche_p2p_quic.options import QuicOptions, parse_advertised
 from psyche_p2p_quic.relay.access import OpenAccess, TokenAccess
+from psyche_p2p_quic.relay.server import RelayServer
+from psyche_p2p_quic.relay_program import service
 from psyche_p2p_quic.relay_program.service import RelayService, ServiceOptions
 from psyche_p2p_quic.settings import QuicSettings
 from psyche_p2p_quic.transport import QuicTransport
@@ -266,6 +270,36 @@ async def test_a_member_whose_token_is_refused_is_told_so_and_what_to_do_until_i
                 if token is not None:
                     access.replace(["wrong"])
                     await until(lambda: not one.problems)  # noqa: B023
+
+
+@pytest.mark.quic
+@pytest.mark.parametrize("taken", [1, 99])
+async def test_a_port_that_the_system_chooses_is_free_for_both_or_another_is_taken(
+    taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has the UDP port of the number that the system gives for TCP: the first time, or always."""
+    occupied: list[socket.socket] = []
+
+    class Occupying(RelayServer):
+        async def __aenter__(self) -> Self:
+            await super().__aenter__()
+            if len(occupied) < taken:
+                occupied.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+                occupied[-1].bind(("127.0.0.1", self.port))
+            return self
+
+    monkeypatch.setattr(service, "RelayServer", Occupying)
+    try:
+        if taken == 1:
+            async with RelayService(OpenAccess(), ServiceOptions(port=0)) as relay:
+                assert relay.observer is not None
+                assert relay.relay.port != occupied[0].getsockname()[1]
+        else:
+            with pytest.raises(UserError, match="the address observer cannot use UDP port"):
+                await RelayService(OpenAccess(), ServiceOptions(port=0)).__aenter__()
+    finally:
+        for each in occupied:
+            each.close()
 
 
 @pytest.mark.quic

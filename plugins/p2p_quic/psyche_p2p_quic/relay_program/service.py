@@ -45,6 +45,10 @@ class ServiceOptions:
     key: SecretKey | None = None
 
 
+_PORT_TRIES = 5
+"""How often a port that the system chooses for TCP is tried for UDP."""
+
+
 class RelayService:
     """Relay and observer. An async context manager; entering it raises UserError for what its owner can correct."""
 
@@ -60,30 +64,37 @@ class RelayService:
         hosts = [_as_ip(host) for host in options.hosts]
         _check_url(options.url, tls=options.tls_cert is not None)
         tls = server_tls(options.tls_cert, options.tls_key)
-        async with contextlib.AsyncExitStack() as stack:
-            self._relay = await stack.enter_async_context(
-                RelayServer(
-                    self._access,
-                    hosts=hosts,
-                    port=options.port,
-                    limits=options.limits,
-                    tls=tls,
-                    pages={OBSERVER_PATH: self._observer_page} if options.observer else {},
-                    public_metrics=options.public_metrics,
-                    gauges=self._gauges,
-                )
-            )
-            if options.observer:
-                self._observer = await stack.enter_async_context(
-                    Observer(
-                        options.key or SecretKey.generate(),
+        any_port = options.observer and options.port == 0 and options.observer_port is None
+        for left in reversed(range(_PORT_TRIES if any_port else 1)):
+            async with contextlib.AsyncExitStack() as stack:
+                self._relay = await stack.enter_async_context(
+                    RelayServer(
+                        self._access,
                         hosts=hosts,
-                        port=self._relay.port if options.observer_port is None else options.observer_port,
-                        may_call=self._relay.router.may_observe,
+                        port=options.port,
+                        limits=options.limits,
+                        tls=tls,
+                        pages={OBSERVER_PATH: self._observer_page} if options.observer else {},
+                        public_metrics=options.public_metrics,
+                        gauges=self._gauges,
                     )
                 )
-            self._stack = stack.pop_all()
+                if options.observer:
+                    try:
+                        self._observer = await stack.enter_async_context(self._new_observer(hosts, self._relay))
+                    except UserError:
+                        if left:
+                            continue  # the system chose the TCP port, and somebody has the UDP port of the same number
+                        raise
+                self._stack = stack.pop_all()
+                break
         return self
+
+    def _new_observer(self, hosts: Sequence[str], relay: RelayServer) -> Observer:
+        options = self._options
+        port = relay.port if options.observer_port is None else options.observer_port
+        key = options.key or SecretKey.generate()
+        return Observer(key, hosts=hosts, port=port, may_call=relay.router.may_observe)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._stack.aclose()
