@@ -74,7 +74,7 @@ Kinds of faults:
 @click.option(
     "--compare",
     is_flag=True,
-    help="Also run each seed without faults and lies; --json then prints how much longer runs and steps take with them.",
+    help="Also run each seed without faults and lies, and print how much longer runs and steps take with them.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs.")
 def sim(
@@ -305,6 +305,12 @@ def _print(tally: RunTotals, run_options: RunOptions) -> None:
         f"{tally.runs} runs in {tally.seconds:.1f} s ({tally.runs_per_minute:.0f} a minute), {tally.steps} steps trained, "
         f"{struck} faults occurred, {len(tally.failures)} runs broke an invariant"
     )
+    paces = _paces(tally)
+    if "step_ratio" in paces:
+        click.echo(
+            f"compared with the same runs without faults: steps take {paces['step_ratio']:g} times as long, runs "
+            f"{paces['time_ratio']:g} times (medians), and at most {paces['most_time_ratio']:g} times"
+        )
     for found in tally.failures:
         _print_failure(found, run_options)
     _print_without_guarantee(tally)

@@ -377,6 +377,12 @@ def test_the_command_prints_figures_as_json() -> None:
     assert [one["seed"] for one in figures["by_run"]] == [0, 1, 2, 3]
 
 
+def test_the_comparison_is_told_to_people_too() -> None:
+    done = psyche_sim("--seeds", "0:1", "--rounds", 12, "--faults", "never-states", "--compare")
+    assert done.returncode == 0
+    assert re.search(r"compared with the same runs without faults: steps take [\d.]+ times as long", done.stdout)
+
+
 def test_the_command_compares_runs_with_honest_ones() -> None:
     done = psyche_sim("--seeds", "0:2", "--rounds", 12, "--faults", "never-states", "--compare", "--json")
     figures = json.loads(done.stdout)
