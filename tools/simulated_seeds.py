@@ -4,6 +4,8 @@
     python tools/simulated_seeds.py --runs 10000         play the next 10,000 (all faults, eight members) and write them down
     python tools/simulated_seeds.py --runs 10000 --compiled
                                                          the same in about half the time, on the engine compiled with mypyc
+    python tools/simulated_seeds.py --goal 100000 --compiled
+                                                         play as many as this engine still lacks of 100,000
     python tools/simulated_seeds.py --compare 500        play the next 500 on both engines and compare; write nothing down
 
 The count is in docs/reference/simulated-seeds.csv, a row for each thousand. A row counts for the engine that made it: the digest
@@ -166,17 +168,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--runs", type=int, default=0, help="fresh seeds to play")
+    what.add_argument("--goal", type=int, default=0, metavar="N", help="play fresh seeds until this engine has played N")
     what.add_argument("--compare", type=int, default=0, metavar="N", help="fresh seeds to play on both engines")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--compiled", action="store_true", help="play on the compiled engine")
     parser.add_argument("--place", type=Path, default=PLACE, help="folder for compiled engines (default: %(default)s)")
     asked = parser.parse_args()
+    runs = asked.runs
+    if asked.goal:
+        played, broken = passed(engine_digest())
+        if broken:
+            print(f"Error: {broken} of the {played} seeds that this engine played broke; mend it first", file=sys.stderr)
+            return 1
+        runs = max(0, asked.goal - played)
     try:
-        folder = built(asked.place, jobs=asked.jobs) if asked.compiled or asked.compare else None
+        folder = built(asked.place, jobs=asked.jobs) if (asked.compiled and runs) or asked.compare else None
         if folder is not None and asked.compare:
             first = _next_seed()
             return 1 if _compare(range(first, first + asked.compare), jobs=asked.jobs, folder=folder) else 0
-        return _play(asked.runs, jobs=asked.jobs, compiled=folder)
+        return _play(runs, jobs=asked.jobs, compiled=folder)
     except (CompiledEngineError, PlayerError) as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1

@@ -40,6 +40,25 @@ def test_each_call_goes_on_where_the_last_one_ended(
     assert "4 seeds played, 0 broken" in capsys.readouterr().out
 
 
+def test_a_goal_plays_what_is_missing(record: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _call(monkeypatch, "--runs", "1", "--jobs", "1") == 0
+    for _ in range(2):
+        assert _call(monkeypatch, "--goal", "3", "--jobs", "1") == 0
+        assert [row["runs"] for row in simulated_seeds.rows()] == ["1", "2"]
+    assert "3 seeds played, 0 broken" in capsys.readouterr().out
+
+
+def test_a_goal_is_not_reached_over_a_broken_seed(
+    record: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = simulated_seeds.engine_digest()
+    written = ",".join(simulated_seeds.COLUMNS) + f"\n2026-01-01,{engine},3.11.7,10,19,10,1,900,no,0\n"
+    record.write_text(written)
+    assert _call(monkeypatch, "--goal", "20") == 1
+    assert "1 of the 10 seeds that this engine played broke" in capsys.readouterr().err
+    assert record.read_text() == written
+
+
 def test_another_engine_begins_a_new_count(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record.write_text(",".join(simulated_seeds.COLUMNS) + "\n2026-01-01,0123,3.11.7,10,19,10,1,900\n")
     assert simulated_seeds.passed("0123") == (10, 1)
