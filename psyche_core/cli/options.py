@@ -72,7 +72,15 @@ class PluginOptions(SettingsCommand):
             if settings is not None:
                 extra += _extra_parameters(settings, {option.name for option in (*self.params, *extra)})
         ctx.meta[_EXTRA] = extra
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            tracks = any(option.name == "tracker" for option in self.params)
+            owner = _owner(error.option_name, (*self.kinds, *(("tracker",) if tracks else ())))
+            if owner is None:
+                raise
+            message = f"{error.option_name} is an option of the {' '.join(owner)}; to use it, add --{' '.join(owner)}"
+            raise click.UsageError(message, ctx) from error
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own, then the plugins'."""
@@ -98,6 +106,21 @@ def _named(kind: str, args: list[str]) -> list[str]:
             found.append(word.partition("=")[2])
     told = os.environ.get(f"{ENVIRONMENT_PREFIX}{kind.upper()}")
     return found or ([told] if told else [])
+
+
+def _owner(option: str, kinds: Collection[str]) -> tuple[str, str] | None:
+    """Kind and name of an installed plugin of these kinds that has the option."""
+    from psyche_core.plugins import PluginRegistry
+
+    registry = PluginRegistry.discover()
+    field = option.removeprefix("--").replace("-", "_")
+    for record in registry.inspect_all():
+        if record.kind in kinds and record.status == "ok":
+            settings = _plugin_settings(record.kind, record.name)
+            if settings is not None and field in option_fields(settings):
+                return record.kind, record.name
+
+    return None
 
 
 def _plugin_settings(kind: str, name: str | None) -> type[BaseModel] | None:

@@ -69,6 +69,9 @@ def respelled(words: Sequence[str], parameters: Sequence[click.Parameter]) -> It
         elif option is not None and option.is_flag and following in _SAYS:
             yield from _flag(option, name, on=_SAYS[following])
         elif logs and word in _ALONE:
+            if following and not following.startswith("-"):
+                message = f"{word} takes true or false, got {following!r}; leave the word out or give one of these"
+                raise click.UsageError(message)
             yield from _ALONE[word]
             continue
         else:

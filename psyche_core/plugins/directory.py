@@ -97,12 +97,19 @@ def not_installed(records: Iterable[PluginRecord]) -> Records:
     here = {(record.kind, record.name) for record in records}
     return [
         PluginRecord(
-            kind=kind, name=name, distribution="", version="", module="", status="not installed", cause=entry.remedy
+            kind=kind,
+            name=name,
+            distribution=entry.distribution,
+            version="",
+            module="",
+            status="not installed",
+            cause=entry.remedy,
+            summary=entry.summary,
         )
         for entry in _beside_core()
         for kind, name in entry.plugins
         if (kind, name) not in here
-    ]  # fmt: skip
+    ]
 
 
 def _beside_core() -> list[Entry]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pydantic import BaseModel
+
 from psyche_core.config.run_config import Choice, LLMConfig, ModelConfig
 from psyche_core.config.sentences import validated
 from psyche_core.coordinator.learning_rate import cold_start_factor, learning_rate
@@ -72,6 +74,7 @@ def build_trainer(
     llm, compute = model_config.LLM, compute or Compute()
     if compute.parallelism is not None and compute.micro_batch_size == "auto":
         raise ConfigError(NO_AUTO)
+    optimizer_settings(registry_load, llm.optimizer)  # before the model is loaded, which may take minutes
     model = build_model(registry_load, llm, compute, run_id=run_id, source=source)
     try:
         optimizer = build_optimizer(registry_load, llm.optimizer, model)
@@ -127,14 +130,20 @@ def build_model(registry_load: RegistryLoad, llm: LLMConfig, compute: Compute, *
 
 
 def build_optimizer(registry_load: RegistryLoad, choice: Choice, model: Model) -> Optimizer:
-    """Build only the optimizer of a model. Raises ConfigError for its settings, TypeError, and the errors of registry_load."""
+    """Build only the optimizer of a model. Raises the errors of `optimizer_settings`."""
+    registration, settings = optimizer_settings(registry_load, choice)
+    return registration.create(OptimizerContext(settings=settings, model=model))
+
+
+def optimizer_settings(registry_load: RegistryLoad, choice: Choice) -> tuple[OptimizerRegistration, BaseModel]:
+    """The optimizer's registration and its checked settings. Raises ConfigError, TypeError, and the errors of registry_load."""
     registration = registry_load("optimizer", choice.name)
     if not isinstance(registration, OptimizerRegistration):
         message = f"registry_load('optimizer', …) must give an OptimizerRegistration, got {type(registration).__name__}"
         raise TypeError(message)
 
     settings = validated(registration.settings, choice.settings or {}, where=f"model.LLM.optimizer.{choice.name}")
-    return registration.create(OptimizerContext(settings=settings, model=model))
+    return registration, settings
 
 
 def _rates(llm: LLMConfig, cold_start_bounds: Callable[[], tuple[int, int] | None]) -> Callable[[int], float]:

@@ -301,8 +301,9 @@ def _shown(tallies: Iterator[RunTotals], total: int) -> Iterator[RunTotals]:
 
 def _print(tally: RunTotals, run_options: RunOptions) -> None:
     struck = sum(count for kind, count in tally.counts.items() if kind in run_options.kinds)
+    runs = "1 run" if tally.runs == 1 else f"{tally.runs} runs"
     click.echo(
-        f"{tally.runs} runs in {tally.seconds:.1f} s ({tally.runs_per_minute:.0f} a minute), {tally.steps} steps trained, "
+        f"{runs} in {tally.seconds:.1f} s ({tally.runs_per_minute:.0f} a minute), {tally.steps} steps trained, "
         f"{struck} faults occurred, {len(tally.failures)} runs broke an invariant"
     )
     paces = _paces(tally)

@@ -6,6 +6,7 @@ import pytest
 
 from psyche_core.cli.plugin_names import unknown
 from psyche_core.plugins import PluginRecord, PluginRegistry
+from psyche_core.plugins.directory import not_installed
 
 
 @pytest.fixture(scope="module")
@@ -32,3 +33,11 @@ def test_the_nearest_name_is_told_also_of_what_is_not_installed(records: list[Pl
     here, missing = without(records, "mlflow")
     assert missing
     assert str(unknown(name, here, missing)).startswith(sentence)
+
+
+def test_one_that_is_not_installed_is_shown_with_its_distribution_and_what_it_is() -> None:
+    (record,) = [one for one in not_installed([]) if (one.kind, one.name) == ("tracker", "mlflow")]
+    assert record.status == "not installed"
+    assert record.distribution == "psyche-tracker-mlflow"
+    assert "MLflow" in record.summary
+    assert "pip install 'psyche-core[mlflow]'" in record.cause

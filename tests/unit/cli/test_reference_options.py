@@ -68,6 +68,12 @@ def test_their_screen_is_ours(command: click.Command, words: tuple[str, ...], lo
     assert params(command, *needed[command], *words)["logs"] == logs
 
 
+@pytest.mark.parametrize("word", ["--tui", "--no-tui"])
+def test_another_word_than_true_or_false_is_told(psyche: Psyche, word: str) -> None:
+    result = psyche("client", "train", "--run-id", "r", word, "maybe")
+    assert (result.code, f"{word} takes true or false, got 'maybe'" in result.err) == (2, True)
+
+
 def test_a_value_that_reads_true_is_not_taken_for_a_flags() -> None:
     assert params(train, "--run-id", "true", "--delete-old-steps", "true")["run_id"] == "true"
     words = ["--run-id", "x", "--", "--tui", "true"]

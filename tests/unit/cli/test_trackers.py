@@ -130,6 +130,13 @@ def test_a_tracker_that_is_not_there_is_one_sentence(psyche: Psyche, command: tu
     )
 
 
+def test_an_option_of_a_tracker_that_is_not_named_says_which_it_is(psyche: Psyche) -> None:
+    result = psyche("train-local", "--model", MODEL, "--data-path", "tokens", "--mlflow-experiment", "mine")
+    assert result.code == 2
+    assert "--mlflow-experiment is an option of the tracker mlflow; to use it, add --tracker mlflow" in result.err
+    assert "No such option" in psyche("train-local", "--model", MODEL, "--mlflow-experimens", "mine").err
+
+
 def test_a_key_that_is_missing_ends_the_command_before_it_begins(
     psyche: Psyche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

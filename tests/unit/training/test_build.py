@@ -115,6 +115,16 @@ def test_bad_optimizer_settings_name_their_key(base: Path) -> None:
         build(base, config(optimizer={"AdamW": {"epsilon": 1e-8}}))
 
 
+def test_wrong_settings_of_the_optimizer_are_told_before_the_model_is_loaded(base: Path) -> None:
+    def registry_load(kind: str, name: str) -> Any:
+        assert kind == "optimizer", "the model is loaded first"
+        return load(kind, name)
+
+    wrong = config(optimizer={"AdamW": {"epsilon": 1e-8}})
+    with pytest.raises(ConfigError, match="epsilon"):
+        build_trainer(registry_load=registry_load, model_config=wrong, run_id="run", source=base / "model")
+
+
 def test_a_plugin_that_would_ignore_unknown_keys_is_not_asked(base: Path) -> None:
     class Lax(BaseModel):
         eps: float = 1e-8
