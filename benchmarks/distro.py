@@ -6,6 +6,7 @@ For each size, on the CPU, after a few real training steps:
 
     forward_backward_ms   gradients of `tokens` tokens
     compress_ms           gradient to payload, coding included: momentum, transform, top-k, Golomb-Rice
+    divided_compress_ms   the same with `gradient_beta2`: gradients are divided by their running root mean square
     apply_ms              accepted payloads of so many peers to moved weights, decoding included
     apply_checked_ms      the same where payloads were checked when they arrived, as a client does while it trains
     paper_compress_ms, paper_apply_ms   the same of benchmarks.demo_paper, without any coding
@@ -81,11 +82,14 @@ def measure(size: str, peers: list[int], tokens: int, *, compiled: bool) -> dict
     ours, theirs = results(model, optimizer, paper, max(peers))
     samples = llama.batch(tokens // llama.SEQUENCE, step=99)
     steps = iter(range(10**6, 2 * 10**6))
+    dividing = DistroOptimizer(our_settings(gradient_beta2=0.99), llama.build(size), compiled=compiled)
+    for name, parameter in model.parameters.items():
+        dividing._parameters[name].grad = parameter.grad
 
-    def compress() -> None:
+    def compress(by: DistroOptimizer) -> None:
         step = next(steps)
-        optimizer.apply(step - 2, [], learning_rate=LEARNING_RATE, own_accepted=True)
-        optimizer.compress(step, learning_rate=LEARNING_RATE)
+        by.apply(step - 2, [], learning_rate=LEARNING_RATE, own_accepted=True)
+        by.compress(step, learning_rate=LEARNING_RATE)
 
     def check(count: int) -> None:
         for payload in ours[:count]:
@@ -95,7 +99,8 @@ def measure(size: str, peers: list[int], tokens: int, *, compiled: bool) -> dict
         optimizer.apply(0, ours[:count], learning_rate=LEARNING_RATE, own_accepted=False)
 
     ways: dict[str, Callable[[], object]] = {
-        "compress": compress,
+        "compress": partial(compress, optimizer),
+        "divided_compress": partial(compress, dividing),
         "paper_compress": lambda: paper.compress(learning_rate=LEARNING_RATE),
     }
     for count in peers:
@@ -109,6 +114,7 @@ def measure(size: str, peers: list[int], tokens: int, *, compiled: bool) -> dict
         "compiled": optimizer.compiled,
         "forward_backward_ms": best["forward_backward"],
         "compress_ms": best["compress"],
+        "divided_compress_ms": best["divided_compress"],
         "apply_ms": {str(count): best[f"apply {count}"] for count in peers},
         "apply_checked_ms": {str(count): best[f"checked {count}"] for count in peers},
         "paper_compress_ms": best["paper_compress"],
@@ -116,9 +122,13 @@ def measure(size: str, peers: list[int], tokens: int, *, compiled: bool) -> dict
     }
 
 
+def our_settings(**more: float) -> DistroSettings:
+    """Settings of our optimizer, and more of them."""
+    return DistroSettings(compression_topk=TOPK, quantize_1bit=True, clip_grad_norm=1.0, weight_decay=0.1, **more)
+
+
 def optimizers(model: Model, *, compiled: bool = True) -> tuple[DistroOptimizer, DemoPaper]:
-    settings = DistroSettings(compression_topk=TOPK, quantize_1bit=True, clip_grad_norm=1.0, weight_decay=0.1)
-    return DistroOptimizer(settings, model, compiled=compiled), DemoPaper(dict(model.parameters), topk=TOPK)
+    return DistroOptimizer(our_settings(), model, compiled=compiled), DemoPaper(dict(model.parameters), topk=TOPK)
 
 
 def results(model: Model, optimizer: DistroOptimizer, paper: DemoPaper, count: int) -> tuple[list[bytes], list[list[Sent]]]:
@@ -177,8 +187,7 @@ def _extra_memory(size: str, peers: int, *, compiled: bool) -> dict[str, float]:
     model.gradients(llama.batch(1, step=1), micro_batch_size=1)
     give_back_memory()  # what the C library keeps of what was freed belongs to nobody
     before = _resident("VmRSS")
-    settings = DistroSettings(compression_topk=TOPK, quantize_1bit=True, clip_grad_norm=1.0, weight_decay=0.1)
-    optimizer = DistroOptimizer(settings, model, compiled=compiled)
+    optimizer = DistroOptimizer(our_settings(), model, compiled=compiled)
     payloads = []
     for step in range(1, peers + 1):
         payloads.append(optimizer.compress(step, learning_rate=LEARNING_RATE))
@@ -214,6 +223,7 @@ def _table(figures: Mapping[str, Any]) -> str:
     how = "compiled" if figures["compiled"] else "by torch"
     lines = [f"{figures['params'] / 1e6:.1f} M parameters: forward and backward {whole:.0f} ms; ours is {how}"]
     rows = [("compress", figures["compress_ms"], figures["paper_compress_ms"])]
+    rows += [("divided", figures["divided_compress_ms"], figures["paper_compress_ms"])]
     rows += [(f"apply {count}", ms, figures["paper_apply_ms"][count]) for count, ms in figures["apply_ms"].items()]
     rows += [(f"checked {count}", ms, figures["paper_apply_ms"][count]) for count, ms in figures["apply_checked_ms"].items()]
     for name, ms, paper in rows:

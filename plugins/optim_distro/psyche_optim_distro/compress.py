@@ -2,10 +2,11 @@
 
 Guaranteed by each implementation:
 
-    delta <- decay (delta - results sent and not subtracted yet) + scale gradient
+    delta <- decay (delta - results sent and not subtracted yet) + scale factor gradient
 
 and the `topk` coefficients of largest magnitude of each chunk. A coefficient may replace another that is larger by less than a
-2,000th part. Not guaranteed: equal bits from two implementations or on two machines. No other replica depends on these bits.
+2,000th part. With a preconditioner, factor times the gradient is divided as `preconditioner` describes. Not guaranteed: equal
+bits from two implementations or on two machines. No other replica depends on these bits.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from psyche_optim_distro.chunks.layout import Group, Layout
 from psyche_optim_distro.chunks.precision import Precision
 from psyche_optim_distro.chunks.transform import add_decoded, dct_basis
 from psyche_optim_distro.payload.top_k import CoefficientTables
+from psyche_optim_distro.preconditioner import Preconditioner
 
 
 class Compressor(Protocol):
@@ -37,12 +39,15 @@ class Compressor(Protocol):
         *,
         scale: float,
         decay: float,
+        factor: float = 1.0,
+        preconditioner: Preconditioner | None = None,
     ) -> None:
         """Update delta and fill `tables`, as the module describes.
 
         delta: float32 [layout.total] in blocked order (`blocked_buffer`), changed in place. gradients: by parameter name, flat
         [elements]; a missing one counts as zero. unsubtracted: sent results that delta still contains. tables: output.
-        scale: factor of the gradients. decay: factor of the old delta.
+        scale: factor of what is added. decay: factor of the old delta. factor: of the gradients, from clipping. preconditioner:
+        its mean squares take up the gradients of this step.
         """
 
 

@@ -202,12 +202,18 @@ class DistroOptimizer(Optimizer):
         gradients = self._flat_gradients()
         unsubtracted = [sent for sent in self._sent.values() if sent.subtracted is None]
         factor = self._clip_factor(gradients, unsubtracted, step, learning_rate)
-        scale = learning_rate * factor
-        if self._preconditioner is not None:
-            gradients, scale = self._preconditioner.take(gradients, factor=factor), learning_rate
         tables = CoefficientTables(self._layout, self._device, self._compressor.precision)
         earlier = [sent.tables for sent in unsubtracted]
-        self._compressor.compress(self._flat_delta, gradients, earlier, tables, scale=scale, decay=decay)
+        self._compressor.compress(
+            self._flat_delta,
+            gradients,
+            earlier,
+            tables,
+            scale=learning_rate,
+            decay=decay,
+            factor=factor,
+            preconditioner=self._preconditioner,
+        )
         tables.drop_noise()
         selection = tables.selection()
         sent_values = codec.as_sent(selection.values, self._values)

@@ -7,6 +7,8 @@ For each element, with the gradient g after clipping and t counting the gradient
 So the coefficients that are sent are the largest of Adam's numerator and not of the gradient: elements whose gradients are small
 in the whole training get their share of the few that a chunk may send. v is private to a member, as delta is; no replica depends
 on its bits. 1 - beta2^t is computed as the mean square of a gradient that is always 1.
+
+`Preconditioner` keeps the mean squares and divides in torch. The numba backend divides in the kernel that adds to delta.
 """
 
 from __future__ import annotations
@@ -71,6 +73,20 @@ class Preconditioner:
 
         for name, tensor in self._state.items():
             tensor.copy_(state[name])
+
+    @property
+    def beta2(self) -> float:
+        """Share of the mean squares that stays, per gradient."""
+        return self._beta2
+
+    @property
+    def mean_squares(self) -> Tensor:
+        """Those of all parameters: float32 [elements], each parameter's row by row at its place in the table. Not a copy."""
+        return self._flat
+
+    def count_gradient(self) -> float:
+        """Count the gradients of one step, which the caller adds to the mean squares; returns 1 - beta2^t."""
+        return float(self._correction.mul_(self._beta2).add_(1 - self._beta2))
 
     def take(self, gradients: Mapping[str, Tensor], *, factor: float) -> dict[str, Tensor]:
         """Add the gradients of one step, times `factor`, to the mean squares, and return what `divided` would return before.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,17 @@ import torch
 from psyche_core.errors import ModelError, NonFiniteError
 from psyche_core.testing.optimizer import Replica, digest, play_rounds, shared
 from psyche_core.testing.toy_model import ToyModel
+from psyche_optim_distro.backends.choice import compressor_for
+from psyche_optim_distro.chunks.layout import build_layout
+from psyche_optim_distro.chunks.precision import Precision
+from psyche_optim_distro.chunks.tiles import Workspace
 from psyche_optim_distro.optimizer import DistroOptimizer
+from psyche_optim_distro.payload.top_k import CoefficientTables
+from psyche_optim_distro.preconditioner import Preconditioner
 from psyche_optim_distro.settings import DistroSettings
+from psyche_optim_distro.value_format import ValueFormat
 
+CPU = torch.device("cpu")
 SHAPES = {"a": (16, 24), "b": (24,), "c": ()}
 RATE, BETA2, DECAY = 0.01, 0.9, 0.95
 
@@ -67,12 +76,13 @@ def test_a_factor_of_all_gradients_changes_nothing() -> None:
     assert [train(model, optimizer, step) for step in range(1, 6)] != sent[0]
 
 
-def test_rounds_of_replicas_end_with_equal_digests() -> None:
+@pytest.mark.parametrize("rounds", [60, pytest.param(500, marks=pytest.mark.soak)])
+def test_rounds_of_replicas_end_with_equal_digests(rounds: int) -> None:
     """Mean squares are private: no replica's bits depend on another's, whichever backend it has."""
     replicas = [
         Replica(*build(compiled=compiled, weight_decay=0.1, compression_subtract=0.6)) for compiled in (False, True, True)
     ]
-    play_rounds(replicas, rounds=60, learning_rate=RATE)
+    play_rounds(replicas, rounds=rounds, learning_rate=RATE)
     assert len({digest(shared(replica.optimizer)) for replica in replicas}) == 1
     assert not replicas[0].optimizer.public_state
 
@@ -116,3 +126,48 @@ def test_parameters_without_a_gradient_add_nothing() -> None:
             model.parameters[name].grad = gradient if name == "b" else None
         optimizer.compress(step, learning_rate=RATE)
     assert all(bool(tensor.any()) == (name == "b") for name, tensor in optimizer.delta.items())
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("chunk", "topk"), [(1, 1), (7, 3), (48, 8), (64, 8)])
+def test_the_compiled_way_divides_as_torch_does(chunk: int, topk: int, kind: torch.dtype) -> None:
+    """Three steps with clipping, chunks of other shapes side by side, and a parameter whose gradient is missing in the second."""
+    layout = build_layout({"a": (192, 128), "b": (3, 48, 80), "c": (77,), "none": (0, 3)}, chunk=chunk, topk=topk)
+    ways = []
+    for compiled in (False, True):
+        precision = None if compiled else Precision()
+        by = compressor_for(layout, ValueFormat.SIGNS, CPU, workspace=Workspace(CPU), precision=precision, compiled=compiled)
+        preconditioner, delta = Preconditioner(layout, CPU, beta2=BETA2), torch.zeros(layout.total)
+        for step in range(3):
+            generator = torch.Generator().manual_seed(step)
+            given = {
+                entry.name: torch.randn(math.prod(entry.shape), generator=generator).to(kind)
+                for entry in layout.parameters
+                if (entry.name, step) != ("b", 1)
+            }
+            tables = CoefficientTables(layout, CPU, by.precision)
+            by.compress(delta, given, [], tables, scale=RATE, decay=DECAY, factor=0.5, preconditioner=preconditioner)
+        ways.append((delta, preconditioner.state))
+    (delta, state), (other, compiled_state) = ways
+    torch.testing.assert_close(delta, other, rtol=1e-4, atol=1e-6)
+    assert all(float(state[f"mean_square.{name}"].min()) > 0 for name in "abc")
+    for name, tensor in state.items():
+        torch.testing.assert_close(tensor, compiled_state[name], rtol=1e-5, atol=1e-12)
+
+
+def test_threads_divide_every_gradient_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = build_layout({"a": (512, 1024), "b": (1024,)}, chunk=64, topk=8)
+    generator = torch.Generator().manual_seed(3)
+    given = {entry.name: torch.randn(math.prod(entry.shape), generator=generator) for entry in layout.parameters}
+    found = []
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        by = compressor_for(layout, ValueFormat.SIGNS, CPU, workspace=Workspace(CPU), precision=None, compiled=True)
+        monkeypatch.setattr("psyche_optim_distro.backends.numba.threads.ELEMENTS_PER_THREAD", 1000)
+        preconditioner, delta = Preconditioner(layout, CPU, beta2=BETA2), torch.zeros(layout.total)
+        for _ in range(2):
+            tables = CoefficientTables(layout, CPU, by.precision)
+            by.compress(delta, given, [], tables, scale=RATE, decay=DECAY, preconditioner=preconditioner)
+        found.append((delta, preconditioner.mean_squares))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])

@@ -17,6 +17,7 @@ from psyche_optim_distro.compress import Compressor, add_sent, dct_bases, delta_
 from psyche_optim_distro.direction.aggregation import Aggregator, TileVotes
 from psyche_optim_distro.payload import codec
 from psyche_optim_distro.payload.top_k import CoefficientTables, Selection, TopKSelector
+from psyche_optim_distro.preconditioner import Preconditioner
 from psyche_optim_distro.update import SecondStage, Updater
 from psyche_optim_distro.value_format import ValueFormat
 
@@ -45,8 +46,14 @@ class TorchCompressor(Compressor):
         *,
         scale: float,
         decay: float,
+        factor: float = 1.0,
+        preconditioner: Preconditioner | None = None,
     ) -> None:
         """See `Compressor.compress`."""
+        if preconditioner is None:
+            scale *= factor
+        else:
+            gradients = preconditioner.take(gradients, factor=factor)
         for group in self._layout.groups:
             selector = TopKSelector(group, self._device, dtype=self.precision.of(group.height * group.width))
             for tile, parts in self._tiles_of(group):

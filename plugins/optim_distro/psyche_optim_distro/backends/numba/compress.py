@@ -23,6 +23,7 @@ from psyche_optim_distro.chunks.layout import Group, Layout
 from psyche_optim_distro.chunks.precision import Precision
 from psyche_optim_distro.compress import Compressor
 from psyche_optim_distro.payload.top_k import CoefficientTables
+from psyche_optim_distro.preconditioner import Preconditioner
 
 _RUNS = (16, 8, 4, 2)
 """Rows per run of the first top-k stage, which examines only the largest of each run.
@@ -69,9 +70,15 @@ class NumbaCompressor(Compressor):
         *,
         scale: float,
         decay: float,
+        factor: float = 1.0,
+        preconditioner: Preconditioner | None = None,
     ) -> None:
         """See `Compressor.compress`."""
         flat = delta.numpy()
+        squares, stays, correction = NO_F32, 0.0, 1.0
+        if preconditioner is not None:
+            squares, stays = preconditioner.mean_squares.numpy(), preconditioner.beta2
+            correction = preconditioner.count_gradient()
         arrays = {name: _array(gradient) for name, gradient in gradients.items()}
         sent = [_sent(unsubtracted, number, entry.chunks.size) for number, entry in enumerate(self._layout.classes)]
 
@@ -86,8 +93,13 @@ class NumbaCompressor(Compressor):
                     chunks.last,
                     flat[group.start : group.stop],
                     *arrays.get(chunks.name, (NO_F32, NO_BF16)),
-                    np.float32(scale),
+                    np.float32(scale if preconditioner is not None else scale * factor),
                     np.float32(decay),
+                    squares[group.start : group.stop],
+                    np.float32(factor),
+                    np.float32(stays),
+                    np.float32(1 - stays),
+                    np.float32(1 / correction),
                     sent[number][0][own],
                     sent[number][1][own],
                     group.height,
@@ -118,6 +130,11 @@ class NumbaCompressor(Compressor):
             NO_F32,
             NO_F32,
             NO_BF16,
+            zero,
+            zero,
+            NO_F32,
+            zero,
+            zero,
             zero,
             zero,
             places,

@@ -21,6 +21,7 @@ from psyche_optim_distro.backends.numba.matrix_kernels import (
 )
 
 _SIXTEEN = np.uint32(16)
+_EPSILON = np.float32(1e-8)  # `preconditioner.EPSILON`
 
 
 @jit
@@ -32,6 +33,11 @@ def compress_group(
     gradient_bf16: NDArray[np.uint16],
     scale: np.float32,
     decay: np.float32,
+    squares: Floats,
+    factor: np.float32,
+    stays: np.float32,
+    enters: np.float32,
+    correction: np.float32,
     sent: Integers,
     sent_values: Floats,
     height: int,
@@ -49,13 +55,16 @@ def compress_group(
     indices: Integers,
     values: Floats,
 ) -> None:
-    """Compress the chunks first to last - 1 of one parameter: delta <- decay (delta - inverse of sent) + scale g, then top-k.
+    """Compress the chunks first to last - 1 of one parameter: delta <- decay (delta - inverse of sent) + scale d, then top-k.
 
-    delta: the parameter's part, in blocked order. gradient: the parameter's gradient, row by row; empty if it is bfloat16, which
-    `gradient_bf16` holds as bits, or if there is none. sent, sent_values: [chunks, n], indices and values to subtract. height,
-    columns, width: of the parameter's group. down, across: `ForwardBasis.rows` of height and width; for their blocks, matrices
-    and orders see `fast_dct`. run: rows of a run; the first top-k stage looks at the largest of a run only. indices, values:
-    output [chunks, topk], ascending by index.
+    d is the gradient or, if there are `squares`, the gradient divided by its root mean square as `_divided` does it.
+
+    delta: the parameter's part, in blocked order. gradient: the parameter's gradient, row by row; empty if it is bfloat16,
+    which `gradient_bf16` holds as bits, or if there is none. squares: the parameter's mean squares, row by row, or empty.
+    factor, stays, enters, correction: see `_divided`. sent, sent_values: [chunks, n], indices and values to subtract. height,
+    columns, width: of the parameter's group. down, across: `ForwardBasis.rows` of height and width; for their blocks,
+    matrices and orders see `fast_dct`. run: rows of a run; the first top-k stage looks at the largest of a run only. indices,
+    values: output [chunks, topk], ascending by index.
     """
     side_by_side = columns // width
     wide_panels, high_panels = (width + LANES - 1) // LANES, (height + LANES - 1) // LANES
@@ -83,7 +92,27 @@ def compress_group(
                         delta, each * height * width + panel * LANES, width, other, height, min(LANES, width - panel * LANES)
                     )
         corner = chunk // side_by_side * height * columns + column * width
-        _add_gradient(delta, chunk, end - chunk, gradient, gradient_bf16, corner, columns, height, width, scale, decay)
+        if squares.size:
+            _add_divided(
+                delta,
+                chunk,
+                end - chunk,
+                gradient,
+                gradient_bf16,
+                squares,
+                corner,
+                columns,
+                height,
+                width,
+                scale,
+                decay,
+                factor,
+                stays,
+                enters,
+                correction,
+            )
+        else:
+            _add_gradient(delta, chunk, end - chunk, gradient, gradient_bf16, corner, columns, height, width, scale, decay)
         for each in range(chunk, end):
             _load_block(delta, each * height * width, height, width, wide_panels, tall, one)
             for panel in range(wide_panels):
@@ -172,6 +201,61 @@ def _add_gradient(
             else:
                 for lane in range(width):
                     own[lane] *= decay
+
+
+@jit_fma
+def _add_divided(
+    delta: Floats,
+    chunk: int,
+    count: int,
+    gradient: Floats,
+    gradient_bf16: NDArray[np.uint16],
+    squares: Floats,
+    corner: int,
+    columns: int,
+    height: int,
+    width: int,
+    scale: np.float32,
+    decay: np.float32,
+    factor: np.float32,
+    stays: np.float32,
+    enters: np.float32,
+    correction: np.float32,
+) -> None:
+    """Delta <- decay delta + scale d in adjacent chunks, row by row of the gradient, with d of `_divided`."""
+    row_of_gradient = np.zeros(width, dtype=np.float32)
+    for row in range(height):
+        for number in range(count):
+            to, begin = ((chunk + number) * height + row) * width, corner + row * columns + number * width
+            own, mean = delta[to : to + width], squares[begin : begin + width]
+            if gradient.size:
+                _divided(own, gradient[begin : begin + width], mean, scale, decay, factor, stays, enters, correction)
+            else:
+                if gradient_bf16.size:
+                    half = gradient_bf16[begin : begin + width]
+                    for lane in range(width):
+                        row_of_gradient[lane] = np.uint32(np.uint32(half[lane]) << _SIXTEEN).view(np.float32)
+                _divided(own, row_of_gradient, mean, scale, decay, factor, stays, enters, correction)
+
+
+@jit_fma
+def _divided(
+    own: Floats,
+    gradient: Floats,
+    squares: Floats,
+    scale: np.float32,
+    decay: np.float32,
+    factor: np.float32,
+    stays: np.float32,
+    enters: np.float32,
+    correction: np.float32,
+) -> None:
+    """V <- stays v + enters (factor g)²; own <- decay own + scale factor g / (sqrt(correction v) + 1e-8)."""
+    for lane in range(own.size):
+        scaled = factor * gradient[lane]
+        mean = stays * squares[lane] + enters * (scaled * scaled)
+        squares[lane] = mean
+        own[lane] = own[lane] * decay + scale * (scaled / (np.sqrt(correction * mean) + _EPSILON))
 
 
 @jit
