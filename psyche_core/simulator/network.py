@@ -75,6 +75,7 @@ class Network:
         self._numbers: dict[tuple[int, Message], int] = {}
         self._version = 0
         self._by_key: dict[bytes, int] = {}
+        self._content_of: dict[bytes, tuple[bool, int, bytes]] = {}
 
     def add(self, node: Node) -> None:
         """Register a node."""
@@ -326,6 +327,8 @@ class Network:
         if node.incarnation != incarnation:
             return
 
+        content = payload.valid, payload.size, payload.content
+        assert self._content_of.setdefault(payload.hash, content) == content, "a hash has one content, whoever lies"
         valid = node.replica.check(payload)
         if valid and action.tag >= node.expired_before:
             known, _ = node.payloads.get(payload.hash, (action.tag, payload))

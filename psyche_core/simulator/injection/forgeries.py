@@ -21,7 +21,7 @@ from psyche_core.simulator.members.keys import (
     with_real_signatures,
 )
 from psyche_core.simulator.members.node import Node
-from psyche_core.simulator.members.worker import EMPTY_RESULT
+from psyche_core.simulator.replicas.replica import EMPTY_RESULT, empty_payload
 from psyche_core.simulator.server import Server
 from psyche_core.wire.messages import Result
 
@@ -69,15 +69,17 @@ class Forgeries:
                         if isinstance(packet.event.message, Result) and packet.origin != node.index})  # fmt: skip
         choice = rng.random()
         if choice < 0.15:
-            payload_hash, payload = EMPTY_RESULT, replace(known[1], hash=EMPTY_RESULT)
+            payload_hash = EMPTY_RESULT
+            node.payloads[payload_hash] = (tag, empty_payload(node.index, known[1].samples))
         elif choice < 0.4 and received:
             payload_hash = rng.choice(received)
             held = node.payloads.get(payload_hash)
-            payload = held[1] if held is not None else replace(known[1], hash=payload_hash)
+            if held is not None:  # otherwise it has no bytes of that hash to give
+                node.payloads[payload_hash] = (tag, held[1])
         else:
             payload = node.repeated_payload = node.repeated_payload or known[1]
             payload_hash = payload.hash
-        node.payloads[payload_hash] = (tag, payload)
+            node.payloads[payload_hash] = (tag, payload)
         return with_payload(node, self._server, result, payload_hash)
 
     # ------------------------------------------------------------------------------------ evidence

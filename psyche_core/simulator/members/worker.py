@@ -21,7 +21,7 @@ from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.simulator.clock import Durations
 from psyche_core.simulator.members.disk import Disk, SavedMasters, journal_rounds
 from psyche_core.simulator.members.process import Process
-from psyche_core.simulator.replicas.replica import Payload, Replica, StepOrder
+from psyche_core.simulator.replicas.replica import Payload, Replica, StepOrder, empty_payload
 from psyche_core.simulator.run_result import InvariantViolation
 from psyche_core.simulator.sample_tracker import bits
 from psyche_core.types import Decision
@@ -30,9 +30,6 @@ from psyche_core.wire.messages import ModelOffer
 if TYPE_CHECKING:
     from psyche_core.simulator.network import Packet
     from psyche_core.simulator.world import World
-
-EMPTY_RESULT = hashlib.sha256(b"").digest()
-"""The payload of any result that is all zeros: the same bytes for everybody, in every round."""
 
 DESCRIPTION = hashlib.sha256(b"description").digest(), 64
 """Hash and length of the description of the run's model."""
@@ -267,10 +264,11 @@ class Worker(Process):
         payload_hash, content = self.replica.train(work.step, work.share, salt=salt)
         valid = "wrong-shape" not in self.lies
         empty = self.empty_results and not content and self._rng.random() < max(self.empty_results)
-        if empty and valid:  # equal bytes have one shape, so no empty result has a wrong one
-            self.counts["empty-results"] += 1
-            payload_hash, content = EMPTY_RESULT, b""
         payload = Payload(payload_hash, self.index, bits(work.share), valid=valid, content=content, size=len(content) or 32)
+        if empty and valid:
+            self.counts["empty-results"] += 1
+            payload = empty_payload(self.index, bits(work.share))
+            payload_hash = payload.hash
         if not valid:
             self.counts["wrong-shape"] += 1
         known, _ = self.payloads.get(payload_hash, (work.tag, payload))
