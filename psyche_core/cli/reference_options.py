@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
+from psyche_core.cli.option_groups import GroupedCommand
 from psyche_core.config.options.loading import ENVIRONMENT_PREFIX
 
 ABSENT: dict[str, str] = {
@@ -35,7 +36,7 @@ _ALONE = {"--tui": ("--logs", "tui"), "--no-tui": ("--logs", "console")}
 """Flag without a value -> the words that mean it."""
 
 
-class SettingsCommand(click.Command):
+class SettingsCommand(GroupedCommand):
     """A command that also takes the spellings of the Rust programs."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -21,6 +21,7 @@ from psyche_backend_solana.commands.context import (
 from psyche_backend_solana.commands.participants import parts, read_participants
 from psyche_backend_solana.layouts import treasurer
 from psyche_backend_solana.lookup.runs import coordinator_account
+from psyche_core.cli.option_groups import GroupedCommand
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import UserError
 
@@ -28,7 +29,11 @@ _FREED_AT_ONCE = 12
 """Number of balances freed in one transaction: each adds an address and an instruction."""
 
 
-@click.command("treasurer-free-balances", epilog=example("run-manager treasurer-free-balances", "-r first-light -w wallet.json"))
+@click.command(
+    "treasurer-free-balances",
+    cls=GroupedCommand,
+    epilog=example("run-manager treasurer-free-balances", "-r first-light -w wallet.json"),
+)
 @run_id_option
 @treasurer_index_option
 @command()
