@@ -54,8 +54,14 @@ def options_of(group: str) -> Callable[..., Callable[[_Command], _Command]]:
 def option_sections(ctx: click.Context) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """Heading, and names and text of each option, of a command as it is called in this context.
 
-    Options without a heading come first. `--help` alone comes last.
+    Options without a heading come first. `--help` alone comes last. A command that leaves its options to another program lists
+    them in a method `option_sections`.
     """
+    listed = getattr(ctx.command, "option_sections", None)
+    if listed is not None:
+        yield from listed()
+        return
+
     found: dict[str, list[tuple[str, str]]] = {"": []}
     for parameter in ctx.command.get_params(ctx):
         record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None

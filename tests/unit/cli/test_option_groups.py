@@ -114,6 +114,15 @@ def test_manual_pages_have_the_headings_of_help() -> None:
         assert subsections == [heading.replace("-", "\\-") for heading in wanted], path
 
 
+def test_the_manual_page_of_the_sidecar_has_the_options_of_its_program(psyche: Psyche) -> None:
+    page, shown = psyche("man", "sidecar").out, psyche("sidecar", "--help").out
+    headings = re.findall(r"^(\w[^\n]*):$", shown.partition("Example:")[0], flags=re.MULTILINE)
+    assert re.findall(r"^\.SS (.*)$", page, flags=re.MULTILINE) == [heading.capitalize() for heading in headings]
+    wanted = set(re.findall(r"^  (--[a-z-]+)", shown.partition("Example:")[0], flags=re.MULTILINE))
+    assert len(wanted) > 8
+    assert {name.replace("\\-", "-") for name in re.findall(r"^\\fB(\\-\\-[a-z\\-]+)", page, flags=re.MULTILINE)} == wanted
+
+
 @pytest.mark.parametrize(
     "path",
     [
