@@ -112,8 +112,8 @@ def command(
     """A decorator that turns an async function of a context and the command's options into a click callback."""
 
     def decorate(action: Callable[..., Awaitable[Outcome]]) -> Callable[..., None]:
-        @option("--json", "as_json", is_flag=True, group="Output", help="Print one JSON object, for programs.")
         @_options_of(settings)
+        @option("--json", "as_json", is_flag=True, group="Output", help="Print one JSON object, for programs.")
         @functools.wraps(action)
         def callback(as_json: bool, **given: Any) -> None:
             chain = {name: given.pop(name) for name in settings.model_fields if name in given}
