@@ -12,7 +12,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from psyche_core.cli.option_groups import command_sections, write_sections
+from psyche_core.option_groups import command_sections, write_sections
 
 Table = Mapping[str, Mapping[str, tuple[str, str]]]
 """Heading of a section -> name of a command -> ("module:attribute", short help)."""

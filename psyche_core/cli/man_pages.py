@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 import click
 
 from psyche_core.cli.lazy import LazyGroup
-from psyche_core.cli.option_groups import command_sections, option_sections
 from psyche_core.errors import PsycheError
+from psyche_core.option_groups import command_sections, option_sections
 
 VERBATIM = "\b"
 """Mark of click for a paragraph whose lines stay as they are."""

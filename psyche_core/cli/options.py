@@ -17,7 +17,6 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from psyche_core.cli.option_groups import option
 from psyche_core.cli.path_options import NonEmptyPath
 from psyche_core.cli.reference_options import SettingsCommand, with_implied_trackers
 from psyche_core.config.options.client import ClientSettings
@@ -25,6 +24,7 @@ from psyche_core.config.options.common import tracker_names
 from psyche_core.config.options.groups import heading_of
 from psyche_core.config.options.loading import ENVIRONMENT_PREFIX, option_fields
 from psyche_core.errors import UserError
+from psyche_core.option_groups import option
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

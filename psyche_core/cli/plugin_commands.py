@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from psyche_core.cli.lazy import LazyGroup, Table
-from psyche_core.cli.option_groups import command_sections, write_sections
 from psyche_core.cli.plugin_marks import KIND, marked_commands
+from psyche_core.option_groups import command_sections, write_sections
 from psyche_core.plugin_switches import PluginSwitches, installed_plugins
 
 

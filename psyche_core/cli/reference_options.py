@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
-from psyche_core.cli.option_groups import GroupedCommand
 from psyche_core.config.options.loading import ENVIRONMENT_PREFIX
+from psyche_core.option_groups import GroupedCommand
 
 ABSENT: dict[str, str] = {
     "--hub-max-concurrent-downloads": "the Hub's own library decides how many files it downloads at a time",

@@ -24,8 +24,8 @@ from psyche_core.cli.commands.bench_report import (
 from psyche_core.cli.commands.bench_tune import tune
 from psyche_core.cli.commands.bench_verification import verification
 from psyche_core.cli.lazy import WholeSummaries, example
-from psyche_core.cli.option_groups import GroupedCommand, option
 from psyche_core.errors import ConfigError
+from psyche_core.option_groups import GroupedCommand, option
 
 if TYPE_CHECKING:
     from psyche_core.experiments.convergence import Outcome, Recipe

@@ -22,8 +22,8 @@ from psyche_core.cli.commands.bench_report import (
     write_report,
 )
 from psyche_core.cli.lazy import example
-from psyche_core.cli.option_groups import GroupedCommand, option
 from psyche_core.errors import ConfigError
+from psyche_core.option_groups import GroupedCommand, option
 
 if TYPE_CHECKING:
     from psyche_core.experiments.convergence_run import Experiment

@@ -12,8 +12,8 @@ import click
 
 from psyche_core.cli.commands.bench_report import MODEL_AND_DATA, OUTPUT, TRAININGS, check_tokens
 from psyche_core.cli.lazy import example
-from psyche_core.cli.option_groups import GroupedCommand, option
 from psyche_core.errors import ConfigError
+from psyche_core.option_groups import GroupedCommand, option
 
 if TYPE_CHECKING:
     from psyche_core.experiments.replayed_training import MeasuredShare

@@ -9,13 +9,13 @@ import click
 import pytest
 
 from psyche_core.cli import cli, man_pages
-from psyche_core.cli.option_groups import GroupedCommand, GroupedOption, command_sections, option, option_sections
 from psyche_core.config.options import groups
 from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.options.loading import option_fields
 from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.options.testnet import TestnetSettings
 from psyche_core.config.options.train_local import TrainLocalSettings
+from psyche_core.option_groups import GroupedCommand, GroupedOption, command_sections, option, option_sections
 from tests.unit.cli.conftest import Psyche
 
 LONG, MANY = 15, 10

@@ -32,8 +32,8 @@ from psyche_backend_solana.rpc.failures import RpcError
 from psyche_backend_solana.sending.sender import Sender, Sent
 from psyche_backend_solana.settings import ChainSettings, WalletSettings, parse_address
 from psyche_backend_solana.wallet import Signer, Wallet
-from psyche_core.cli.option_groups import option
 from psyche_core.errors import BackendError, ConfigError
+from psyche_core.option_groups import option
 from psyche_core.text_safety import printable_lines
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])

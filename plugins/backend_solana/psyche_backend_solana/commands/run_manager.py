@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from psyche_core.cli.option_groups import command_sections, write_sections
+from psyche_core.option_groups import command_sections, write_sections
 
 _TABLE = {
     "Own a run": {
@@ -55,7 +55,7 @@ class TableGroup(click.Group):
     """A group over a table `heading -> name -> ("module:attribute", short help)` of modules in this package.
 
     Attributes:
-        sections: heading -> names, see `psyche_core.cli.option_groups`.
+        sections: heading -> names, see `psyche_core.option_groups`.
     """
 
     def __init__(self, *args: Any, table: Mapping[str, Mapping[str, tuple[str, str]]], **kwargs: Any) -> None:

@@ -16,8 +16,8 @@ from psyche_backend_solana.programs.own_ids import with_ids
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.settings import ChainSettings
 from psyche_backend_solana.wallet import Wallet
-from psyche_core.cli.option_groups import GroupedCommand, option
 from psyche_core.errors import ConfigError
+from psyche_core.option_groups import GroupedCommand, option
 
 ACCOUNT = "Account"
 _LAMPORTS = 10**9

@@ -14,8 +14,8 @@ import anyio
 import click
 
 from psyche_backend_solana.localnet.settings import LAMPORTS_PER_SOL, ChainSettings
-from psyche_core.cli.option_groups import GroupedCommand, option
 from psyche_core.errors import ConfigError, UserError
+from psyche_core.option_groups import GroupedCommand, option
 from psyche_core.text_safety import PrintableFormatter
 
 _DOORS = 16

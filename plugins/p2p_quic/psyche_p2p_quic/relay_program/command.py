@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from psyche_core.cli.option_groups import GroupedCommand, option
+from psyche_core.option_groups import GroupedCommand, option
 from psyche_core.text_safety import PrintableFormatter
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])

@@ -21,9 +21,9 @@ from psyche_backend_solana.commands.context import (
 from psyche_backend_solana.commands.participants import parts, read_participants
 from psyche_backend_solana.layouts import treasurer
 from psyche_backend_solana.lookup.runs import coordinator_account
-from psyche_core.cli.option_groups import GroupedCommand
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import UserError
+from psyche_core.option_groups import GroupedCommand
 
 _FREED_AT_ONCE = 12
 """Number of balances freed in one transaction: each adds an address and an instruction."""

@@ -16,8 +16,8 @@ from psyche_backend_solana.layouts import mining_pool as layout
 from psyche_backend_solana.layouts import tokens
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.settings import ChainSettings
-from psyche_core.cli.option_groups import GroupedCommand, options_of
 from psyche_core.errors import BackendError, UserError, WireError
+from psyche_core.option_groups import GroupedCommand, options_of
 
 _option = options_of("Pool")
 

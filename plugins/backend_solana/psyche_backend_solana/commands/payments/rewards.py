@@ -28,9 +28,9 @@ from psyche_backend_solana.commands.token_amounts import decimals, units_of
 from psyche_backend_solana.layouts import tokens, treasurer
 from psyche_backend_solana.lookup.runs import coordinator_account
 from psyche_backend_solana.rpc import methods
-from psyche_core.cli.option_groups import GroupedCommand, option
 from psyche_core.coordinator.state import Account as Balance
 from psyche_core.errors import UserError
+from psyche_core.option_groups import GroupedCommand, option
 
 _PAID_AT_ONCE = 4
 """Members paid in one transaction: each adds three addresses and three instructions, and seven do not fit."""

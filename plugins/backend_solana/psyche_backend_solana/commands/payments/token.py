@@ -12,7 +12,7 @@ from psyche_backend_solana.layouts import tokens
 from psyche_backend_solana.programs.addresses import TOKEN
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.wallet import Wallet
-from psyche_core.cli.option_groups import GroupedCommand, options_of
+from psyche_core.option_groups import GroupedCommand, options_of
 
 _option = options_of("Token")
 

@@ -19,9 +19,9 @@ from psyche_backend_solana.commands.context import (
 from psyche_backend_solana.layouts import address_record, authorizer, coordinator
 from psyche_backend_solana.lookup.runs import coordinator_account
 from psyche_backend_solana.rpc import methods
-from psyche_core.cli.option_groups import GroupedCommand, option
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import CommandRefused, UserError
+from psyche_core.option_groups import GroupedCommand, option
 
 
 @click.command(

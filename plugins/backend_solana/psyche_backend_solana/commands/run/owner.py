@@ -33,7 +33,6 @@ from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES
 from psyche_backend_solana.lookup.runs import coordinator_account
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.wallet import Wallet
-from psyche_core.cli.option_groups import GroupedCommand, option
 from psyche_core.config.run_config import CoordinatorConfig, ModelConfig, load_run_file
 from psyche_core.config.schema import check_run_id
 from psyche_core.config.sentences import shown
@@ -41,6 +40,7 @@ from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.coordinator.round.batch_size import batch_size
 from psyche_core.coordinator.state import Progress
 from psyche_core.errors import ConfigError, UserError
+from psyche_core.option_groups import GroupedCommand, option
 
 CHANGES = "Changes"
 """Heading of what `update-config` changes."""

@@ -25,8 +25,8 @@ from psyche_backend_solana.commands.run_facts import claimed_by, described, fund
 from psyche_backend_solana.lookup.runs import coordinator_account, find_authorization
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.settings import ChainSettings
-from psyche_core.cli.option_groups import GroupedCommand, option
 from psyche_core.errors import CommandRefused
+from psyche_core.option_groups import GroupedCommand, option
 from psyche_core.text_safety import printable
 from psyche_core.types import RunState
 
