@@ -45,45 +45,66 @@ class Switches:
     epilog=example("psyche testnet start --num-clients 3 --config-path examples/local_testnet"),
     cls=PluginGroup,
     commands_by_path={
-        "audit": (
-            "psyche_core.cli.commands.audit:audit",
-            "Recompute a run's weights from published journals, and check everything on the way.",
-        ),
-        "bench": (
-            "psyche_core.cli.commands.bench:bench",
-            "Compare optimizers, and measure what verification must allow.",
-        ),
-        "client": ("psyche_core.cli.commands.member.client:client", "Take part in a run on this machine."),
-        "data": ("psyche_core.cli.commands.data:data", "Make token files from text, and inspect training data."),
-        "doctor": (
-            "psyche_core.cli.commands.doctor:doctor",
-            "Check this machine before it joins a run, with a remedy for each problem.",
-        ),
-        "evaluate": ("psyche_core.cli.commands.model.evaluate:evaluate", "Measure a trained model in benchmarks."),
-        "generate": (
-            "psyche_core.cli.commands.model.generate:generate",
-            "Write text with a trained model: continue each prompt.",
-        ),
-        "man": ("psyche_core.cli.commands.man:man", "Print the manual page of a command in the format of man."),
-        "plugins": ("psyche_core.cli.commands.plugins:plugins", "List the installed plugins, and say which are broken and why."),
-        "preview-lr": (
-            "psyche_core.cli.commands.preview_lr:preview_lr",
-            "Show a run's learning rates, as a table or a picture.",
-        ),
-        "predownload": (
-            "psyche_core.cli.commands.member.predownload:predownload",
-            "Download and verify a model now, so that joining its run later needs no download.",
-        ),
-        "replay": ("psyche_core.cli.commands.watch.replay:replay", "Play a finished run from its event files, at any speed."),
-        "server": ("psyche_core.cli.commands.server:server", "Host the coordinator of a run."),
-        "sidecar": ("psyche_core.cli.commands.member.sidecar:sidecar", "Compute a part of a client's model on another machine."),
-        "sim": ("psyche_core.cli.commands.sim:sim", "Test the protocol with faults and lies, in virtual time."),
-        "train-local": (
-            "psyche_core.cli.commands.model.train_local:train_local",
-            "Train a run's model on this machine alone: no server, no network, the same steps.",
-        ),
-        "testnet": ("psyche_core.cli.commands.testnet:testnet", "Try a whole run on this machine: a server and several clients."),
-        "web": ("psyche_core.cli.commands.watch.web:web", "Show runs live on a web page: curves, members, epochs, checkpoints."),
+        "Take part in a run": {
+            "client": ("psyche_core.cli.commands.member.client:client", "Take part in a run on this machine."),
+            "doctor": (
+                "psyche_core.cli.commands.doctor:doctor",
+                "Check this machine before it joins a run, with a remedy for each problem.",
+            ),
+            "predownload": (
+                "psyche_core.cli.commands.member.predownload:predownload",
+                "Download and verify a model now, so that joining its run later needs no download.",
+            ),
+            "sidecar": (
+                "psyche_core.cli.commands.member.sidecar:sidecar",
+                "Compute a part of a client's model on another machine.",
+            ),
+        },
+        "Host and try runs": {
+            "server": ("psyche_core.cli.commands.server:server", "Host the coordinator of a run."),
+            "testnet": (
+                "psyche_core.cli.commands.testnet:testnet",
+                "Try a whole run on this machine: a server and several clients.",
+            ),
+            "preview-lr": (
+                "psyche_core.cli.commands.preview_lr:preview_lr",
+                "Show a run's learning rates, as a table or a picture.",
+            ),
+        },
+        "Watch runs": {
+            "web": (
+                "psyche_core.cli.commands.watch.web:web",
+                "Show runs live on a web page: curves, members, epochs, checkpoints.",
+            ),
+            "replay": ("psyche_core.cli.commands.watch.replay:replay", "Play a finished run from its event files, at any speed."),
+        },
+        "Models and data": {
+            "data": ("psyche_core.cli.commands.data:data", "Make token files from text, and inspect training data."),
+            "train-local": (
+                "psyche_core.cli.commands.model.train_local:train_local",
+                "Train a run's model on this machine alone: no server, no network, the same steps.",
+            ),
+            "bench": ("psyche_core.cli.commands.bench:bench", "Compare optimizers, and measure what verification must allow."),
+            "generate": (
+                "psyche_core.cli.commands.model.generate:generate",
+                "Write text with a trained model: continue each prompt.",
+            ),
+            "evaluate": ("psyche_core.cli.commands.model.evaluate:evaluate", "Measure a trained model in benchmarks."),
+        },
+        "Check the protocol": {
+            "audit": (
+                "psyche_core.cli.commands.audit:audit",
+                "Recompute a run's weights from published journals, and check everything on the way.",
+            ),
+            "sim": ("psyche_core.cli.commands.sim:sim", "Test the protocol with faults and lies, in virtual time."),
+        },
+        "This program": {
+            "plugins": (
+                "psyche_core.cli.commands.plugins:plugins",
+                "List the installed plugins, and say which are broken and why.",
+            ),
+            "man": ("psyche_core.cli.commands.man:man", "Print the manual page of a command in the format of man."),
+        },
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

@@ -1,6 +1,6 @@
 """The base of all commands: a click group that imports a command only when it is called, and examples in help texts.
 
-The short help of each command is in the table, so that the group's own help imports none of them.
+The short help of each command is in the table, under the heading of its section: the group's own help imports none of them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,23 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from psyche_core.option_groups import command_sections, write_sections
+
+Table = Mapping[str, Mapping[str, tuple[str, str]]]
+"""Heading of a section -> name of a command -> ("module:attribute", short help)."""
+
 
 class LazyGroup(click.Group):
-    """A group over a table `name -> ("module:attribute", short help)`."""
+    """A group over a table of commands.
 
-    def __init__(self, *args: Any, commands_by_path: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+    Attributes:
+        sections: heading -> names.
+    """
+
+    def __init__(self, *args: Any, commands_by_path: Table, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._table = dict(commands_by_path)
+        self._table = {name: entry for section in commands_by_path.values() for name, entry in section.items()}
+        self.sections = {heading: tuple(section) for heading, section in commands_by_path.items()}
 
     def summary(self, name: str) -> str:
         """The short help of a command, from the table."""
@@ -49,9 +59,9 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands from the table."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self._table[name][1]) for name in self.list_commands(ctx)])
+        """Write the commands of the table, one list for each heading."""
+        found = command_sections(self, self.list_commands(ctx))
+        write_sections(formatter, ((heading, [(name, self.summary(name)) for name in names]) for heading, names in found))
 
 
 class WholeSummaries(click.Group):

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import click
 
 from psyche_core.cli.lazy import LazyGroup
 from psyche_core.errors import PsycheError
+from psyche_core.option_groups import command_sections, option_sections
 
 VERBATIM = "\b"
 """Mark of click for a paragraph whose lines stay as they are."""
@@ -53,11 +54,9 @@ def page(context: click.Context) -> str:
     lines += [".nh", ".SH NAME", f"{_text(name)} \\- {_text(_summary(context))}"]
     lines += [".SH SYNOPSIS", f"\\fB{_text(context.command_path)}\\fR {_text(' '.join(command.collect_usage_pieces(context)))}"]
     lines += [".SH DESCRIPTION", *_paragraphs(command.help or "")]
-    lines += _options(context)
+    lines += _lists("OPTIONS", option_sections(context))
     if isinstance(command, click.Group):
-        lines += [".SH COMMANDS"]
-        for below, summary in _summaries(context, command):
-            lines += [".TP", f"\\fB{_text(below)}\\fR", _text(summary)]
+        lines += _lists("COMMANDS", _command_lists(context, command))
     if command.epilog:
         lines += [".SH EXAMPLES", *_paragraphs(re.sub(r"(?m)^Examples?:\n", "", command.epilog))]
     if context.parent is None:
@@ -73,14 +72,22 @@ def page(context: click.Context) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _options(context: click.Context) -> list[str]:
+def _lists(title: str, lists: Iterable[tuple[str, Iterable[tuple[str, str]]]]) -> list[str]:
+    """A section of names and texts, with a subsection for each heading, which a heading that stands for all is not given."""
+    found = [(heading, list(rows)) for heading, rows in lists]
     lines: list[str] = []
-    for parameter in context.command.get_params(context):
-        record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
-        if record is not None:
-            names, text = record
+    for heading, rows in found:
+        if len(found) > 1 or heading.upper() != title:
+            lines.append(f".SS {_text(heading)}")
+        for names, text in rows:
             lines += [".TP", f"\\fB{_text(names)}\\fR", _text(" ".join(text.split()))]
-    return [".SH OPTIONS", *lines] if lines else []
+    return [f".SH {title}", *lines] if lines else []
+
+
+def _command_lists(context: click.Context, group: click.Group) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    said = dict(_summaries(context, group))
+    for heading, names in command_sections(group, said):
+        yield heading, [(name, said[name]) for name in names]
 
 
 def _below(context: click.Context, group: click.Group) -> Iterator[tuple[str, click.Command]]:

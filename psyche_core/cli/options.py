@@ -21,8 +21,10 @@ from psyche_core.cli.path_options import NonEmptyPath
 from psyche_core.cli.reference_options import SettingsCommand, with_implied_trackers
 from psyche_core.config.options.client import ClientSettings
 from psyche_core.config.options.common import tracker_names
+from psyche_core.config.options.groups import heading_of
 from psyche_core.config.options.loading import ENVIRONMENT_PREFIX, option_fields
 from psyche_core.errors import UserError
+from psyche_core.option_groups import option
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -34,17 +36,18 @@ SHORT = {"identity_secret_key_path": "-i", "server_port": "-s"}
 """Options that also have a one-letter form."""
 
 
-def settings_options(cls: type[BaseModel]) -> Callable[[_Command], _Command]:
-    """A decorator that adds one option per field of a settings class: its own in their order, then those it inherits.
+def settings_options(cls: type[BaseModel], *, group: str | None = None) -> Callable[[_Command], _Command]:
+    """A decorator that adds one option per field of a settings class, in the order of `option_fields`.
 
     A field's `json_schema_extra` may say `{"short": "-w"}` for a one-letter form, `{"unit": "SECONDS"}` for the unit of its
-    number, `{"aliases": ["--other-name"]}` for further names, or `{"option": False}` for a field without a command line option.
+    number, `{"aliases": ["--other-name"]}` for further names, `{"group": "Network"}` for the heading under which help shows it,
+    or `{"option": False}` for a field without a command line option. group: the heading of all of them instead.
     """
 
     def decorate(command: _Command) -> _Command:
         for name, field in reversed(option_fields(cls).items()):
             if _extra(field).get("option", True):
-                command = _option(name, field)(command)
+                command = _option(name, field, group=heading_of(field) if group is None else group)(command)
         return command
 
     return decorate
@@ -70,7 +73,8 @@ class PluginOptions(SettingsCommand):
         for kind, name in chosen:
             settings = _plugin_settings(kind, name)
             if settings is not None:
-                extra += _extra_parameters(settings, {option.name for option in (*self.params, *extra)})
+                taken = {option.name for option in (*self.params, *extra)}
+                extra += _extra_parameters(settings, taken, group=f"Options of the {kind} {name or default_name(kind)}")
         ctx.meta[_EXTRA] = extra
         try:
             return super().parse_args(ctx, args)
@@ -123,11 +127,16 @@ def _owner(option: str, kinds: Collection[str]) -> tuple[str, str] | None:
     return None
 
 
+def default_name(kind: str) -> str:
+    """The plugin of a kind that a client uses if none is named."""
+    return str(ClientSettings.model_fields[kind].default)
+
+
 def _plugin_settings(kind: str, name: str | None) -> type[BaseModel] | None:
     from psyche_core.plugins import PluginRegistry
 
     registry = PluginRegistry.discover()
-    wanted = name or str(ClientSettings.model_fields[kind].default)
+    wanted = name or default_name(kind)
     try:
         settings: type[BaseModel] | None = registry.load(kind, wanted).settings  # type: ignore[union-attr]  # of these kinds
     except UserError:
@@ -139,15 +148,15 @@ def _plugin_settings(kind: str, name: str | None) -> type[BaseModel] | None:
     return settings
 
 
-def _extra_parameters(settings: type[BaseModel], taken: Collection[str | None]) -> list[click.Parameter]:
+def _extra_parameters(settings: type[BaseModel], taken: Collection[str | None], *, group: str) -> list[click.Parameter]:
     @click.command()
-    @settings_options(settings)
+    @settings_options(settings, group=group)
     def holder(**_: Any) -> None: ...
 
     return [option for option in holder.params if option.name not in taken]
 
 
-def _option(name: str, field: FieldInfo) -> Callable[[_Command], _Command]:
+def _option(name: str, field: FieldInfo, *, group: str) -> Callable[[_Command], _Command]:
     dashed = name.replace("_", "-")
     kind = _click_type(field.annotation)
     flags = [f"--{dashed}/--no-{dashed}"] if kind is bool else [f"--{dashed}"]
@@ -156,9 +165,10 @@ def _option(name: str, field: FieldInfo) -> Callable[[_Command], _Command]:
     if short is not None:
         flags.insert(0, str(short))
 
-    return click.option(
+    return option(
         *flags,
         name,
+        group=group,
         type=kind,
         multiple=_is_several(field.annotation),
         default=None,

@@ -7,13 +7,13 @@ first: a plugin cannot replace one of them. A broken plugin is reported, in one 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from psyche_core.cli.lazy import LazyGroup
+from psyche_core.cli.lazy import LazyGroup, Table
 from psyche_core.cli.plugin_marks import KIND, marked_commands
+from psyche_core.option_groups import command_sections, write_sections
 from psyche_core.plugin_switches import PluginSwitches, installed_plugins
 
 
@@ -30,9 +30,12 @@ def plugin_commands() -> dict[str, str]:
 class PluginGroup(LazyGroup):
     """A group of the commands in a table and of those that plugins provide."""
 
-    def __init__(self, *args: Any, commands_by_path: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+    other_commands = "Commands of plugins"
+    """Heading of the commands that are not in the table."""
+
+    def __init__(self, *args: Any, commands_by_path: Table, **kwargs: Any) -> None:
         super().__init__(*args, commands_by_path=commands_by_path, **kwargs)
-        self.own: tuple[str, ...] = tuple(sorted(commands_by_path))
+        self.own: tuple[str, ...] = tuple(sorted(name for section in commands_by_path.values() for name in section))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Our names, then the plugins', each sorted; imports nothing."""
@@ -84,10 +87,7 @@ class PluginGroup(LazyGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write our commands from the table, and the plugins' names; those that cannot be used are marked."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self.summary(name)) for name in self.own])
         disabled: tuple[str, ...] = ctx.params.get("disabled", ())
-        brought = [(name, said) for name, said in marked_commands(disabled).items() if name not in self.own]
-        if brought:
-            with formatter.section("Commands of plugins"):
-                formatter.write_dl(brought)
+        said = marked_commands(disabled) | {name: self.summary(name) for name in self.own}
+        found = command_sections(self, said)
+        write_sections(formatter, ((heading, [(name, said[name]) for name in names]) for heading, names in found))

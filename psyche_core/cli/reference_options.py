@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 
 from psyche_core.config.options.loading import ENVIRONMENT_PREFIX
+from psyche_core.option_groups import GroupedCommand
 
 ABSENT: dict[str, str] = {
     "--hub-max-concurrent-downloads": "the Hub's own library decides how many files it downloads at a time",
@@ -35,7 +36,7 @@ _ALONE = {"--tui": ("--logs", "tui"), "--no-tui": ("--logs", "console")}
 """Flag without a value -> the words that mean it."""
 
 
-class SettingsCommand(click.Command):
+class SettingsCommand(GroupedCommand):
     """A command that also takes the spellings of the Rust programs."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

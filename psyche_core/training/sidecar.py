@@ -187,22 +187,25 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    options.add_argument("--main-host", metavar="HOST", help="Host of the client.")
-    options.add_argument(
+    client = options.add_argument_group("Client")
+    client.add_argument("--main-host", metavar="HOST", help="Host of the client.")
+    client.add_argument(
         "--port",
         default=SIDECAR_PORT,
         type=int,
         metavar="N",
         help=f"Port of the client's --sidecar-bind. [default: {SIDECAR_PORT}]",
     )
-    options.add_argument(
+    client.add_argument("--secret-file", type=Path, metavar="PATH", help="File with the client's secret.")
+    ranks = options.add_argument_group("Ranks of this machine")
+    ranks.add_argument(
         "--world-size",
         type=int,
         metavar="N",
         help="Number of all ranks: data parallelism times tensor parallelism.",
     )
-    options.add_argument("--start-rank", type=int, metavar="N", help="First rank on this machine, from 1.")
-    options.add_argument(
+    ranks.add_argument("--start-rank", type=int, metavar="N", help="First rank on this machine, from 1.")
+    ranks.add_argument(
         "--local-ranks",
         "--num-local-ranks",
         default=1,
@@ -210,17 +213,17 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="Number of ranks on this machine. [default: 1]",
     )
-    options.add_argument(
+    compute = options.add_argument_group("Compute")
+    compute.add_argument(
         "--device", default="auto", help="auto, cpu, cuda, or cuda:X,Y with one device per rank. [default: auto]"
     )
-    options.add_argument("--start-device", type=int, metavar="N", help="First CUDA device; each rank has one. Default: 0.")
-    options.add_argument(
+    compute.add_argument("--start-device", type=int, metavar="N", help="First CUDA device; each rank has one. Default: 0.")
+    compute.add_argument(
         "--backend",
         choices=("nccl", "gloo"),
         help="nccl for GPUs, gloo for CPUs. Default: the client's, which follows from its devices.",
     )
-    options.add_argument("--secret-file", type=Path, metavar="PATH", help="File with the client's secret.")
-    options.add_argument("--torch-threads", type=int, metavar="N", help="CPU threads of each rank. [default: 1]")
+    compute.add_argument("--torch-threads", type=int, metavar="N", help="CPU threads of each rank. [default: 1]")
     options.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
     return options
 

@@ -78,7 +78,7 @@ def test_archives_hold_package_tests_and_license_and_nothing_that_git_ignores(fo
     assert len(tests) > 3
     assert tests <= held
     top = {name.partition("/")[0] for name in held}
-    known = {package, "tests", "LICENSE", "README.md", "pyproject.toml", "PKG-INFO", ".gitignore", "programs"}
+    known = {package, "tests", "LICENSE", "README.md", "pyproject.toml", "PKG-INFO", ".gitignore", "programs", "hatch_build.py"}
     if folder == REPOSITORY:
         known |= {"docs", "examples", "benchmarks", "tools", "Makefile", "mkdocs.yml", "constraints.txt"}
         known |= {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"}
@@ -98,6 +98,18 @@ def test_what_an_archive_holds_is_anchored(folder: Path) -> None:
 def test_plugins_bring_the_license_of_the_repository(folder: Path) -> None:
     assert (folder / "LICENSE").read_bytes() == (REPOSITORY / "LICENSE").read_bytes()
     assert project(folder)["license-files"] == ["LICENSE"]
+
+
+@pytest.mark.parametrize("folder", PLUGINS, ids=lambda folder: folder.name)
+def test_a_plugin_with_commands_brings_their_manual_pages(folder: Path) -> None:
+    """The hook that makes them is in its own source archive, so it is a copy of the core's."""
+    table = tomllib.loads((folder / "pyproject.toml").read_text())
+    commands = [name for name in table["project"]["entry-points"]["psyche.plugins"] if name.startswith("command.")]
+    hook = folder / "hatch_build.py"
+    assert hook.exists() == bool(commands)
+    if commands:
+        assert "custom" in table["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
+        assert hook.read_bytes() == (REPOSITORY / "tools" / "wheel_man_pages.py").read_bytes()
 
 
 @pytest.mark.parametrize("folder", PLUGINS, ids=lambda folder: folder.name)

@@ -86,14 +86,26 @@ def test_the_installed_command_runs(fresh_environment: Path, tmp_path: Path) -> 
     assert (done.returncode, done.stdout) == (0, f"psyche {__version__}\n")
 
 
-def test_manual_pages_are_installed_and_those_of_the_commands(fresh_environment: Path, tmp_path: Path) -> None:
-    installed = fresh_environment.parent / "share" / "man" / "man1"
+def test_manual_pages_of_all_commands_are_installed(fresh_environment: Path, tmp_path: Path) -> None:
+    """The core's own are as psyche writes them without plugins; a plugin's wheel brings those of its commands."""
+    installed = {page.name: page.read_text() for page in (fresh_environment.parent / "share" / "man" / "man1").iterdir()}
     others = [word for name in ("psyche-p2p-quic", "psyche-backend-solana") for word in ("--disable-plugin", name)]
-    done = call(fresh_environment, *others, "man", "--dir", tmp_path / "now", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    pages = {page.name: page.read_text() for page in (tmp_path / "now").iterdir()}
-    assert {"psyche.1", "psyche-client-train.1", "psyche-man.1"} <= set(pages)
-    assert {page.name: page.read_text() for page in installed.iterdir()} == pages
+    for folder, switches in (("core", others), ("all", [])):
+        done = call(fresh_environment, *switches, "man", "--dir", tmp_path / folder, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    core = {page.name: page.read_text() for page in (tmp_path / "core").iterdir()}
+    assert {"psyche.1", "psyche-client-train.1", "psyche-man.1"} <= set(core)
+    everything = {page.name: page.read_text() for page in (tmp_path / "all").iterdir()}
+    brought = everything.keys() - core.keys()
+    assert {"psyche-relay-run.1", "psyche-run-manager-create-run.1", "psyche-solana.1", "psyche-doctor-network.1"} <= brought
+    assert installed == core | {name: everything[name] for name in brought}
+
+
+def test_no_two_wheels_bring_the_same_manual_page(wheels: list[Path]) -> None:
+    """The one that is installed later would replace the other's."""
+    held = [name for wheel in wheels for name in zipfile.ZipFile(wheel).namelist() if "/share/man/" in name]
+    names = [name.rpartition("/")[2] for name in held]
+    assert len(names) == len(set(names)) > 60
 
 
 @pytest.mark.skipif(shutil.which("man") is None, reason="needs man")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import AliasChoices, Field, SecretStr, field_validator
+from pydantic import AliasChoices, Field, JsonValue, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from solders.pubkey import Pubkey
 
@@ -19,6 +19,11 @@ from psyche_backend_solana.programs.in_use import Programs
 from psyche_backend_solana.rpc.endpoints import Endpoint, parse_endpoints
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.errors import IdentityError
+
+_CHAIN: dict[str, JsonValue] = {"group": "Chain"}
+_PROGRAMS: dict[str, JsonValue] = {"group": "Programs on the chain"}
+_WALLET: dict[str, JsonValue] = {"group": "Wallet and fees"}
+"""Headings under which commands show the options."""
 
 RAW_WALLET = "RAW_WALLET_PRIVATE_KEY"
 DEFAULT_WALLET = "~/.config/solana/id.json"
@@ -32,26 +37,42 @@ class ChainSettings(BaseSettings):
         env_prefix="PSYCHE_", extra="forbid", frozen=True, env_ignore_empty=True, populate_by_name=True
     )
 
-    rpc: str | None = Field(default=None, description="RPC endpoint, http(s)://HOST[:PORT]. Default: a local chain's.")
-    ws_rpc: str | None = Field(default=None, description="Its websocket, ws(s)://HOST[:PORT]. Default: derived from --rpc.")
-    rpc_2: str | None = Field(default=None, description="Second RPC endpoint, used when the first fails.")
-    ws_rpc_2: str | None = Field(default=None, description="Its websocket.")
-    rpc_3: str | None = Field(default=None, description="Third RPC endpoint.")
-    ws_rpc_3: str | None = Field(default=None, description="Its websocket.")
-    coordinator_program_id: str = Field(
-        default=str(COORDINATOR), description="Address of the coordinator program. Default: the one on local chains."
+    rpc: str | None = Field(
+        default=None, json_schema_extra=_CHAIN, description="RPC endpoint, http(s)://HOST[:PORT]. Default: a local chain's."
     )
-    authorizer_program_id: str = Field(default=str(AUTHORIZER), description="Address of the authorizer program.")
-    treasurer_program_id: str = Field(default=str(TREASURER), description="Address of the treasurer program.")
-    mining_pool_program_id: str = Field(default=str(MINING_POOL), description="Address of the mining pool program.")
+    ws_rpc: str | None = Field(
+        default=None, json_schema_extra=_CHAIN, description="Its websocket, ws(s)://HOST[:PORT]. Default: derived from --rpc."
+    )
+    rpc_2: str | None = Field(
+        default=None, json_schema_extra=_CHAIN, description="Second RPC endpoint, used when the first fails."
+    )
+    ws_rpc_2: str | None = Field(default=None, json_schema_extra=_CHAIN, description="Its websocket.")
+    rpc_3: str | None = Field(default=None, json_schema_extra=_CHAIN, description="Third RPC endpoint.")
+    ws_rpc_3: str | None = Field(default=None, json_schema_extra=_CHAIN, description="Its websocket.")
+    coordinator_program_id: str = Field(
+        default=str(COORDINATOR),
+        json_schema_extra=_PROGRAMS,
+        description="Address of the coordinator program. Default: the one on local chains.",
+    )
+    authorizer_program_id: str = Field(
+        default=str(AUTHORIZER), json_schema_extra=_PROGRAMS, description="Address of the authorizer program."
+    )
+    treasurer_program_id: str = Field(
+        default=str(TREASURER), json_schema_extra=_PROGRAMS, description="Address of the treasurer program."
+    )
+    mining_pool_program_id: str = Field(
+        default=str(MINING_POOL), json_schema_extra=_PROGRAMS, description="Address of the mining pool program."
+    )
 
     own_chain: bool = Field(
         default=False,
+        json_schema_extra=_PROGRAMS,
         description="Use the shipped program addresses although the endpoint is not in a private network, because nobody else "
         "can deploy programs on this chain. Has no effect on public clusters.",
     )
     owner: str | None = Field(
         default=None,
+        json_schema_extra=_CHAIN,
         description="Wallet that must own the run, directly or through the treasurer. Any other run is refused.",
     )
 
@@ -91,11 +112,11 @@ class WalletSettings(ChainSettings):
 
     wallet_private_key_path: Path | None = Field(
         default=None,
+        json_schema_extra=_WALLET | {"short": "-w"},
         description=(
             "Wallet file in the format of solana-keygen. Instead, the environment variable RAW_WALLET_PRIVATE_KEY may hold the "
             "secret, as a JSON array or base58. Default: ~/.config/solana/id.json, if it exists."
         ),
-        json_schema_extra={"short": "-w"},
     )
     raw_wallet_private_key: SecretStr | None = Field(
         default=None,
@@ -105,10 +126,13 @@ class WalletSettings(ChainSettings):
         json_schema_extra={"option": False},
     )
     allow_readable_wallet: bool = Field(
-        default=False, description="Accept a wallet file that other users of this machine can read."
+        default=False, json_schema_extra=_WALLET, description="Accept a wallet file that other users of this machine can read."
     )
     priority_fee: int = Field(
-        default=0, ge=0, description="Price of each compute unit, paid in addition to the fee, in millionths of a lamport."
+        default=0,
+        ge=0,
+        json_schema_extra=_WALLET,
+        description="Price of each compute unit, paid in addition to the fee, in millionths of a lamport.",
     )
 
     def wallet(self) -> Wallet:
@@ -146,6 +170,7 @@ class SolanaSettings(WalletSettings):
 
     authorizer: str | None = Field(
         default=None,
+        json_schema_extra=_WALLET,
         description=(
             "Join with the authorization of this wallet, which named ours as its delegate. Default: the run's "
             "authorization for everybody, or the one for our wallet."

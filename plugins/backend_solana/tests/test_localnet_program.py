@@ -57,7 +57,7 @@ def test_a_bad_airdrop_is_one_sentence(text: str) -> None:
 def test_help_teaches_and_mistakes_are_told_before_anything_runs() -> None:
     runner = CliRunner()
     shown = runner.invoke(localnet, ["--help"]).output
-    for word in ("Ctrl-C", "--state", "--airdrop", "Fault:", "8899"):
+    for word in ("Ctrl-C", "--state", "--airdrop", "Faults, for tests:", "8899"):
         assert word in shown
     assert isinstance(runner.invoke(localnet, ["--providers", "0"]).exception, ConfigError)
     assert isinstance(runner.invoke(localnet, ["--rpc-port", "99999"]).exception, ConfigError)

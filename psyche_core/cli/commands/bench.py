@@ -10,17 +10,31 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from psyche_core.cli.commands.bench_report import check_tokens, learning_rate, read_report, tell_kept, write_report
+from psyche_core.cli.commands.bench_report import (
+    COMPUTE,
+    MODEL_AND_DATA,
+    OUTPUT,
+    TRAININGS,
+    check_tokens,
+    learning_rate,
+    read_report,
+    tell_kept,
+    write_report,
+)
 from psyche_core.cli.commands.bench_tune import tune
 from psyche_core.cli.commands.bench_verification import verification
 from psyche_core.cli.lazy import WholeSummaries, example
 from psyche_core.errors import ConfigError
+from psyche_core.option_groups import GroupedCommand, option
 
 if TYPE_CHECKING:
     from psyche_core.experiments.convergence import Outcome, Recipe
     from psyche_core.experiments.convergence_run import Experiment
 
 PATH = click.Path(path_type=Path)
+USUAL = "Usual recipes"
+"""Heading of the options that describe what is trained without --recipes."""
+
 _OF_THE_USUAL = frozenset(
     {"topk", "decay", "adamw_rate", "distro_rate", "sparseloco_rate", "sparseloco_inner_steps", "sparseloco_outer_rate"}
 )
@@ -36,69 +50,136 @@ bench.add_command(verification)
 
 
 @bench.command(
+    cls=GroupedCommand,
     epilog=example(
         "psyche bench convergence --state examples/local_testnet/state.toml --data examples/local_testnet/data --seeds 3",
         "psyche bench convergence --state state.toml --data tokens --steps 50 --topk 8 --seeds 1 --out compared",
         "psyche bench convergence --state state.toml --data tokens --recipes rows.toml --jobs 8 --device cuda --out compared",
         note="DisTrO trains with several members and the delay of a run, AdamW on the whole batch without delay. Each result is "
         "written to OUT/report.json at once. The same command again trains only what is missing.",
-    )
+    ),
 )
-@click.option("--state", type=PATH, required=True, help="Run file: its model, schedule and batch sizes are used.")
-@click.option("--data", type=PATH, required=True, help="Token file or folder of them.")
-@click.option("--validation-data", type=PATH, help="Held-out tokens.  [default: DATA/validation]")
-@click.option(
+@option("--state", type=PATH, required=True, group=MODEL_AND_DATA, help="Run file: its model, schedule and batch sizes are used.")
+@option("--data", type=PATH, required=True, group=MODEL_AND_DATA, help="Token file or folder of them.")
+@option("--validation-data", type=PATH, group=MODEL_AND_DATA, help="Held-out tokens.  [default: DATA/validation]")
+@option(
     "--token-size",
     type=click.Choice(["TwoBytes", "FourBytes"]),
     default="TwoBytes",
     show_default=True,
+    group=MODEL_AND_DATA,
     help="Bytes per token of both.",
 )
-@click.option(
-    "--seeds", type=click.IntRange(1, 100), default=3, show_default=True, metavar="N", help="Number of trainings of each recipe."
+@option(
+    "--seeds",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    metavar="N",
+    group=TRAININGS,
+    help="Number of trainings of each recipe.",
 )
-@click.option(
-    "--steps", type=click.IntRange(4), default=200, show_default=True, metavar="N", help="Number of steps of each training."
+@option(
+    "--steps",
+    type=click.IntRange(4),
+    default=200,
+    show_default=True,
+    metavar="N",
+    group=TRAININGS,
+    help="Number of steps of each training.",
 )
-@click.option(
+@option(
     "--recipes",
     type=PATH,
+    group=TRAININGS,
     help="TOML file of what is trained in place of the usual: tables [[recipe]] with optimizer, learning_rate and settings.  "
-    "[default: AdamW, and DisTrO with each --topk and --decay, in 16 bits and in one]",
+    "[default: AdamW, and DisTrO with each --topk and --decay, once with values (quantize_1bit = false) and once with signs "
+    "(quantize_1bit = true)]",
 )
-@click.option("--members", type=click.IntRange(1, 256), default=4, show_default=True, metavar="N", help="Number of members.")
-@click.option("--topk", default="8,16,64", show_default=True, metavar="N,N,…", help="Coefficients per chunk to try.")
-@click.option("--decay", default="0.999,0.995", show_default=True, metavar="X,X,…", help="Decays of DisTrO's momentum to try.")
-@click.option(
-    "--adamw-rate", default=3e-3, show_default=True, metavar="X", callback=learning_rate, help="Base learning rate of AdamW."
+@option(
+    "--members",
+    type=click.IntRange(1, 256),
+    default=4,
+    show_default=True,
+    metavar="N",
+    group=TRAININGS,
+    help="Number of members.",
 )
-@click.option(
-    "--distro-rate", default=2e-3, show_default=True, metavar="X", callback=learning_rate, help="Base learning rate of DisTrO."
+@option(
+    "--topk",
+    default="8,16,64",
+    show_default=True,
+    metavar="N,N,…",
+    group=USUAL,
+    help="How many coefficients DisTrO sends of each chunk (compression_topk), and values SparseLoCo.",
 )
-@click.option(
+@option(
+    "--decay",
+    default="0.999,0.995",
+    show_default=True,
+    metavar="X,X,…",
+    group=USUAL,
+    help="Decays of DisTrO's momentum (compression_decay).",
+)
+@option(
+    "--adamw-rate",
+    default=3e-3,
+    show_default=True,
+    metavar="X",
+    callback=learning_rate,
+    group=USUAL,
+    help="Base learning rate of AdamW.",
+)
+@option(
+    "--distro-rate",
+    default=2e-3,
+    show_default=True,
+    metavar="X",
+    callback=learning_rate,
+    group=USUAL,
+    help="Base learning rate of DisTrO.",
+)
+@option(
     "--sparseloco-rate",
     type=float,
     metavar="X",
     callback=learning_rate,
+    group=USUAL,
     help="Base learning rate of SparseLoCo's inner steps.  [default: it is left out]",
 )
-@click.option(
-    "--sparseloco-inner-steps", type=click.IntRange(1), default=8, show_default=True, metavar="N", help="Its steps on a share."
+@option(
+    "--sparseloco-inner-steps",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    metavar="N",
+    group=USUAL,
+    help="SparseLoCo's inner steps on a share.",
 )
-@click.option("--sparseloco-outer-rate", default=1.0, show_default=True, metavar="X", help="Its outer rate.")
-@click.option("--device", default="auto", show_default=True, help="As for `psyche client train`.")
-@click.option("--torch-threads", type=click.IntRange(1), metavar="N", help="CPU threads for torch; default: chosen by torch.")
-@click.option(
+@option(
+    "--sparseloco-outer-rate", default=1.0, show_default=True, metavar="X", group=USUAL, help="SparseLoCo's outer learning rate."
+)
+@option("--device", default="auto", show_default=True, group=COMPUTE, help="As for `psyche client train`.")
+@option(
+    "--torch-threads", type=click.IntRange(1), metavar="N", group=COMPUTE, help="CPU threads for torch; default: chosen by torch."
+)
+@option(
     "--jobs",
     type=click.IntRange(1, 256),
     default=1,
     show_default=True,
     metavar="N",
+    group=COMPUTE,
     help="Trainings at once, each a process; the cores are divided among them unless --torch-threads is given.",
 )
-@click.option("--out", type=PATH, help="Folder for report.json and convergence.png.  [default: nothing is kept]")
-@click.option("--base", type=PATH, help="Folder at which relative paths of the run file start; default: the run file's folder.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs.")
+@option("--out", type=PATH, group=OUTPUT, help="Folder for report.json and convergence.png.  [default: nothing is kept]")
+@option(
+    "--base",
+    type=PATH,
+    group=MODEL_AND_DATA,
+    help="Folder at which relative paths of the run file start; default: the run file's folder.",
+)
+@option("--json", "as_json", is_flag=True, group=OUTPUT, help="One JSON object on standard output, for programs.")
 def convergence(**given: Any) -> None:
     """Train one small model with AdamW, with DisTrO's settings and, if asked, with SparseLoCo; show loss and bytes of each."""
     from psyche_core.cli.program import run_program

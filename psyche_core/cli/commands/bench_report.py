@@ -10,9 +10,13 @@ from typing import Any, TypeVar
 
 import click
 
+from psyche_core.cli.missing_tokens import make_missing_tokens
 from psyche_core.errors import ConfigError
 
 Read = TypeVar("Read")
+
+MODEL_AND_DATA, TRAININGS, COMPUTE, OUTPUT = "Model and data", "Trainings", "Compute", "Output"
+"""Headings of options that the commands have in common."""
 
 
 def read_report(path: Path, facts: Mapping[str, Any], *, command: str, read: Callable[[dict[str, Any]], Read]) -> Read | None:
@@ -63,7 +67,8 @@ def tell_kept(path: Path | None, count: int) -> None:
 
 
 def check_tokens(data: Path, validation: Path | None) -> None:
-    """Raise ConfigError unless the token files, or folders of them, are there."""
+    """Raise ConfigError unless the token files, or folders of them, exist. Missing ones of a data.toml are made."""
+    make_missing_tokens(data, validation)
     for folder in (data, validation):
         if folder is not None and not folder.exists():
             message = (

@@ -11,9 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from psyche_core.cli.commands.bench_report import check_tokens, read_report, tell_kept, write_report
+from psyche_core.cli.commands.bench_report import (
+    COMPUTE,
+    MODEL_AND_DATA,
+    OUTPUT,
+    TRAININGS,
+    check_tokens,
+    read_report,
+    tell_kept,
+    write_report,
+)
 from psyche_core.cli.lazy import example
 from psyche_core.errors import ConfigError
+from psyche_core.option_groups import GroupedCommand, option
 
 if TYPE_CHECKING:
     from psyche_core.experiments.convergence_run import Experiment
@@ -21,11 +31,15 @@ if TYPE_CHECKING:
     from psyche_core.experiments.tuning_run import Finished
 
 PATH = click.Path(path_type=Path)
+SEARCH = "Search"
+"""Heading of the options of the search."""
+
 USUAL_SPAN = 4.0
 """The base rate is searched between the run file's divided by this and multiplied by this."""
 
 
 @click.command(
+    cls=GroupedCommand,
     epilog=example(
         "psyche bench tune --state examples/local_testnet/state.toml --data examples/local_testnet/data --minutes 20 --out tuned",
         "psyche bench tune --state state.toml --data tokens --trials 27 --vary rate=0.0005:0.008 --vary rest=1:16",
@@ -33,60 +47,98 @@ USUAL_SPAN = 4.0
         note="All candidates train for a few steps, the best third three times as long, and so on; the best train for all "
         "steps, the run file as it is beside them. Everything trained is written to OUT/report.json at once. The same command "
         "again goes on where it stopped.",
-    )
+    ),
 )
-@click.option("--state", type=PATH, required=True, help="Run file: its model, optimizer, schedule and batch sizes are used.")
-@click.option("--data", type=PATH, required=True, help="Token file or folder of them.")
-@click.option("--validation-data", type=PATH, help="Held-out tokens.  [default: DATA/validation]")
-@click.option(
+@option(
+    "--state",
+    type=PATH,
+    required=True,
+    group=MODEL_AND_DATA,
+    help="Run file: its model, optimizer, schedule and batch sizes are used.",
+)
+@option("--data", type=PATH, required=True, group=MODEL_AND_DATA, help="Token file or folder of them.")
+@option("--validation-data", type=PATH, group=MODEL_AND_DATA, help="Held-out tokens.  [default: DATA/validation]")
+@option(
     "--token-size",
     type=click.Choice(["TwoBytes", "FourBytes"]),
     default="TwoBytes",
     show_default=True,
+    group=MODEL_AND_DATA,
     help="Bytes per token of both.",
 )
-@click.option(
+@option(
     "--vary",
     multiple=True,
     metavar="KEY=VALUES",
+    group=SEARCH,
     help="A setting to search: KEY=LOW:HIGH, on a logarithmic scale, or KEY=A,B,C; can be repeated. `rate` is the base learning "
     "rate, `rest` the factor of it for head, embedding and norms; any other KEY is one of the optimizer's settings.  "
     "[default: rate from a quarter of the run file's to four times it; rest from 1 to 16 where the optimizer has rate groups]",
 )
-@click.option("--trials", type=click.IntRange(2, 10_000), metavar="N", help="Number of candidates.  [default: 27]")
-@click.option(
+@option("--trials", type=click.IntRange(2, 10_000), metavar="N", group=SEARCH, help="Number of candidates.  [default: 27]")
+@option(
     "--minutes",
     type=click.FloatRange(0, min_open=True),
     metavar="X",
+    group=SEARCH,
     help="Choose the number of candidates so that the search takes about this long; the first training is timed for it.",
 )
-@click.option(
-    "--steps", type=click.IntRange(4), default=200, show_default=True, metavar="N", help="Steps of the longest trainings."
+@option(
+    "--steps",
+    type=click.IntRange(4),
+    default=200,
+    show_default=True,
+    metavar="N",
+    group=TRAININGS,
+    help="Steps of the longest trainings.",
 )
-@click.option(
+@option(
     "--shortest",
     type=click.IntRange(2),
     metavar="N",
+    group=SEARCH,
     help="Least steps of the first trainings.  [default: twice the warm-up of the rate]",
 )
-@click.option(
+@option(
     "--eta",
     type=click.IntRange(2, 16),
     default=3,
     show_default=True,
     metavar="N",
+    group=SEARCH,
     help="One candidate in N trains on, N times as long.",
 )
-@click.option(
-    "--seeds", type=click.IntRange(1, 100), default=1, show_default=True, metavar="N", help="Longest trainings of each candidate."
+@option(
+    "--seeds",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    metavar="N",
+    group=TRAININGS,
+    help="Longest trainings of each candidate.",
 )
-@click.option("--search-seed", type=int, default=0, show_default=True, metavar="N", help="Determines the candidates.")
-@click.option("--members", type=click.IntRange(1, 256), default=4, show_default=True, metavar="N", help="Number of members.")
-@click.option("--device", default="auto", show_default=True, help="As for `psyche client train`.")
-@click.option("--torch-threads", type=click.IntRange(1), metavar="N", help="CPU threads for torch; default: chosen by torch.")
-@click.option("--out", type=PATH, help="Folder for report.json and tuned.toml.  [default: nothing is kept]")
-@click.option("--base", type=PATH, help="Folder at which relative paths of the run file start; default: the run file's folder.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs.")
+@option("--search-seed", type=int, default=0, show_default=True, metavar="N", group=SEARCH, help="Determines the candidates.")
+@option(
+    "--members",
+    type=click.IntRange(1, 256),
+    default=4,
+    show_default=True,
+    metavar="N",
+    group=TRAININGS,
+    help="Number of members.",
+)
+@option("--device", default="auto", show_default=True, group=COMPUTE, help="As for `psyche client train`.")
+@option(
+    "--torch-threads", type=click.IntRange(1), metavar="N", group=COMPUTE, help="CPU threads for torch; default: chosen by torch."
+)
+@option("--out", type=PATH, group=OUTPUT, help="Folder for report.json and tuned.toml.  [default: nothing is kept]")
+@option(
+    "--base",
+    type=PATH,
+    group=MODEL_AND_DATA,
+    help="Folder at which relative paths of the run file start; default: the run file's folder.",
+)
+@option("--json", "as_json", is_flag=True, group=OUTPUT, help="One JSON object on standard output, for programs.")
 def tune(**given: Any) -> None:
     """Search learning rates and other optimizer settings for a run file, by successive halving; print the lines to change."""
     from psyche_core.cli.program import run_program

@@ -10,21 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from psyche_core.cli.commands.bench_report import MODEL_AND_DATA, OUTPUT, TRAININGS, check_tokens
 from psyche_core.cli.lazy import example
 from psyche_core.errors import ConfigError
+from psyche_core.option_groups import GroupedCommand, option
 
 if TYPE_CHECKING:
     from psyche_core.experiments.replayed_training import MeasuredShare
 
 PATH = click.Path(path_type=Path)
 DTYPES = ("float32", "bfloat16")
-
+MEASUREMENTS = "Measurements"
+"""Heading of the options that say what is measured."""
 
 MOST_THREADS = 256
 """Most CPU threads that are tried; more than most machines have, and less than what systems refuse."""
 
 
 @click.command(
+    cls=GroupedCommand,
     epilog=example(
         "psyche bench verification --state examples/local_testnet/state.toml --data examples/local_testnet/data",
         "psyche bench verification --state state.toml --data tokens --steps 200 --shares 100 --seeds 3 --budget 3600 --json",
@@ -33,68 +37,108 @@ MOST_THREADS = 256
         "their shares with other dtypes, micro-batches, thread counts and devices, and scores members that cheat. The threshold "
         "that it proposes lies between the two. Measure at the rates of your run: scores depend on the rate. "
         "docs/explanation/verification.md explains the scores. No run uses the threshold yet.",
-    )
+    ),
 )
-@click.option("--state", type=PATH, required=True, help="Run file: its model, optimizer, schedule and batch sizes are used.")
-@click.option("--data", type=PATH, required=True, help="Token file or folder of them.")
-@click.option(
-    "--token-size", type=click.Choice(["TwoBytes", "FourBytes"]), default="TwoBytes", show_default=True, help="Bytes per token."
+@option(
+    "--state",
+    type=PATH,
+    required=True,
+    group=MODEL_AND_DATA,
+    help="Run file: its model, optimizer, schedule and batch sizes are used.",
 )
-@click.option(
+@option("--data", type=PATH, required=True, group=MODEL_AND_DATA, help="Token file or folder of them.")
+@option(
+    "--token-size",
+    type=click.Choice(["TwoBytes", "FourBytes"]),
+    default="TwoBytes",
+    show_default=True,
+    group=MODEL_AND_DATA,
+    help="Bytes per token.",
+)
+@option(
     "--seeds",
     type=click.IntRange(1, 100),
     default=1,
     show_default=True,
     metavar="N",
+    group=TRAININGS,
     help="Number of trainings, each with other first weights and data.",
 )
-@click.option(
+@option(
     "--steps",
     type=click.IntRange(4),
     default=40,
     show_default=True,
     metavar="N",
+    group=TRAININGS,
     help="Number of steps of each training. A longer warm-up of the rate than half of them is shortened to that.",
 )
-@click.option("--members", type=click.IntRange(1, 256), default=3, show_default=True, metavar="N", help="Number of members.")
-@click.option(
+@option(
+    "--members",
+    type=click.IntRange(1, 256),
+    default=3,
+    show_default=True,
+    metavar="N",
+    group=TRAININGS,
+    help="Number of members.",
+)
+@option(
     "--shares",
     type=click.IntRange(2),
     default=16,
     show_default=True,
     metavar="N",
+    group=MEASUREMENTS,
     help="Shares to recompute while the rate rises, and as many at its peak, in each training.",
 )
-@click.option(
+@option(
     "--budget",
     type=click.FloatRange(1),
     default=300.0,
     show_default=True,
     metavar="SECONDS",
+    group=MEASUREMENTS,
     help="End after this time, with what was measured so far. Half of it is for the rising rate.",
 )
-@click.option(
-    "--dtypes", default="float32,bfloat16", show_default=True, metavar="NAME,…", help="Compute dtypes; members use the first."
+@option(
+    "--dtypes",
+    default="float32,bfloat16",
+    show_default=True,
+    metavar="NAME,…",
+    group=MEASUREMENTS,
+    help="Compute dtypes; members use the first.",
 )
-@click.option(
-    "--micro-batches", default="8,1", show_default=True, metavar="N,…", help="Sequences per forward pass; members use the first."
+@option(
+    "--micro-batches",
+    default="8,1",
+    show_default=True,
+    metavar="N,…",
+    group=MEASUREMENTS,
+    help="Sequences per forward pass; members use the first.",
 )
-@click.option(
+@option(
     "--threads",
     default="auto",
     show_default=True,
     metavar="N,…",
+    group=MEASUREMENTS,
     help="CPU threads for torch; members use the first. auto: 1, and 2 if this process may use two cores.",
 )
-@click.option(
+@option(
     "--devices",
     default="auto",
     show_default=True,
     metavar="NAME,…",
+    group=MEASUREMENTS,
     help="Devices; members use the first. auto: cuda if there is one, and cpu.",
 )
-@click.option("--base", type=PATH, help="Folder at which relative paths of the run file start; default: the run file's folder.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs.")
+@option(
+    "--base",
+    type=PATH,
+    group=MODEL_AND_DATA,
+    help="Folder at which relative paths of the run file start; default: the run file's folder.",
+)
+@option("--json", "as_json", is_flag=True, group=OUTPUT, help="One JSON object on standard output, for programs.")
 def verification(**given: Any) -> None:
     """Measure how far honest training differs from machine to machine, and how far lazy work does; propose a threshold."""
     from psyche_core.cli.program import run_program
@@ -117,6 +161,7 @@ async def _verification(given: dict[str, Any]) -> None:
         message = f"--dtypes: expected some of {', '.join(DTYPES)}, got {unknown[0]!r}"
         raise ConfigError(message)
 
+    check_tokens(given["data"], None)
     tried = kinds_of_arithmetic(
         dtypes=dtypes,
         micro_batches=_counts("--micro-batches", given["micro_batches"]),

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 TOKEN_SIZES: dict[str, int | None] = {"auto": None, "2": 2, "4": 4}
 TOKEN_SIZE_NAMES = {2: "TwoBytes", 4: "FourBytes"}
 SHOWN_FILES = 40
-USUAL_LENGTH = 2048
+USUAL_LENGTHS = (2048, 1024, 512, 256, 128, 64)
+FEW_SEQUENCES = 1000
+"""A proposal of a length that leaves fewer sequences to train on is halved, down to the last of USUAL_LENGTHS."""
+
 PATH = click.Path(path_type=Path)
 
 
@@ -33,7 +36,7 @@ def data() -> None:
 
 @data.command(
     epilog=example(
-        "psyche data tokenize books/ notes.jsonl --tokenizer model/ --out corpus --held-out 0.05 --seq-len 2048",
+        "psyche data tokenize books/ notes.jsonl --tokenizer model/ --out corpus --held-out 0.05 --seq-len 512",
         note="Folders are searched for .txt, .md and .jsonl files. Prints what to write in state.toml and data.toml.",
     )
 )
@@ -147,7 +150,8 @@ def _as_json(made: TokenizedTexts, files: int, seq_len: int | None) -> dict[str,
 
 
 def _tell(made: TokenizedTexts, files: int, seq_len: int | None) -> None:
-    length = seq_len or USUAL_LENGTH
+    length = seq_len or proposed_length(made.training_tokens)
+    proposed = "" if seq_len else ", for instance; --seq-len N shows another length"
     size = TOKEN_SIZE_NAMES[made.token_size]
     place = json.dumps(str(made.folder.absolute()), ensure_ascii=False)  # a TOML string too
     held = f", {made.validation_tokens:,} held out" if made.validation_tokens else ""
@@ -155,8 +159,8 @@ def _tell(made: TokenizedTexts, files: int, seq_len: int | None) -> None:
     click.echo(
         f"{made.folder}: {made.training_tokens:,} tokens to train on{held}; "
         f"{made.documents:,} documents of {files:,} files, {end}\n"
-        f"{made.training_tokens // length:,} sequences of {length} tokens; {made.token_size} bytes a token, "
-        f"vocabulary of {made.vocabulary:,}\n\n"
+        f"{made.training_tokens // length:,} sequences of {length} tokens{proposed}\n"
+        f"{made.token_size} bytes a token, vocabulary of {made.vocabulary:,}\n\n"
         "For clients that read the folder themselves, in state.toml:\n\n"
         f"  [model.LLM]\n  max_seq_len = {length}\n\n"
         f'  [model.LLM.data_location.Local]\n  location = {place}\n  token_size = "{size}"\n\n'
@@ -165,9 +169,14 @@ def _tell(made: TokenizedTexts, files: int, seq_len: int | None) -> None:
     )
 
 
+def proposed_length(tokens: int) -> int:
+    """A sequence length with which there are enough sequences, for a run file that says none yet."""
+    return next((length for length in USUAL_LENGTHS if tokens // length >= FEW_SEQUENCES), USUAL_LENGTHS[-1])
+
+
 @data.command(
     epilog=example(
-        "psyche data inspect corpus --seq-len 2048",
+        "psyche data inspect corpus --seq-len 512",
         "psyche data inspect prepared/train-00000.parquet --tokenizer model/ --json",
         note="Exit status 1 if the data has a problem.",
     )

@@ -79,5 +79,5 @@ def expect_tokens(place: Path, *, option: str) -> None:
         place.stat()
     except (OSError, ValueError) as error:  # ValueError: a NUL character
         reason = (isinstance(error, OSError) and error.strerror) or error
-        message = f"{option} {str(place)!r}: {reason}; give a token file or a folder of them"
+        message = f"{option} {str(place)!r}: {reason}; give a token file or a folder of them (`psyche data tokenize` makes some)"
         raise ConfigError(message) from error

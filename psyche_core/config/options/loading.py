@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from psyche_core.config.options.groups import place_of
 from psyche_core.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "PSYCHE_"
@@ -33,9 +34,9 @@ class ProgramSettings(BaseSettings):
 
 
 def option_fields(cls: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields of a settings class by name, as people read them: its own in their order, then those it inherits."""
+    """The fields of a settings class by name, as people read them: by heading, and there its own before those it inherits."""
     shared = {name for base in cls.__bases__ if issubclass(base, BaseModel) for name in base.model_fields}
-    return dict(sorted(cls.model_fields.items(), key=lambda each: each[0] in shared))
+    return dict(sorted(cls.model_fields.items(), key=lambda each: (place_of(each[1]), each[0] in shared)))
 
 
 _Settings = TypeVar("_Settings", bound=BaseModel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,7 @@ import numpy
 import pytest
 
 from psyche_core.builtin.local_data import LocalData, LocalSettings
+from psyche_core.cli.commands.data import proposed_length
 from psyche_core.config.run_config import parse_data_file
 from psyche_core.hookspecs import DataContext
 from psyche_core.types import BatchId
@@ -95,6 +97,21 @@ async def test_what_it_says_to_write_works(psyche: Psyche, tmp_path: Path, texts
     data_file = parse_data_file(data, source="data.toml")
     async with LocalData.from_data_file(data_file) as provider:
         assert provider.num_sequences == len(ids) // 64
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length"), [(0, 64), (63_999, 64), (128_000, 128), (200_000, 128), (2_047_999, 1024), (10**12, 2048)]
+)
+def test_a_length_is_proposed_that_leaves_a_thousand_sequences(tokens: int, length: int) -> None:
+    assert proposed_length(tokens) == length
+
+
+def test_a_proposed_length_is_called_an_example(psyche: Psyche, texts: Path, model: Path, tmp_path: Path) -> None:
+    result = psyche("data", "tokenize", texts, "--tokenizer", model, "--out", tmp_path / "out")
+    assert re.search(r"sequences of 64 tokens, for instance; --seq-len N shows another length\n", result.out)
+    assert "max_seq_len = 64\n" in result.out
+    asked = psyche("data", "tokenize", texts, "--tokenizer", model, "--out", tmp_path / "asked", "--seq-len", 32)
+    assert "sequences of 32 tokens\n" in asked.out
 
 
 def test_a_share_is_held_out(psyche: Psyche, tmp_path: Path, texts: Path, model: Path) -> None:

@@ -80,6 +80,7 @@ def test_help_imports_click_and_nothing_of_weight() -> None:
                 "psyche_core.cli",
                 "psyche_core.errors",
                 "psyche_core.text_safety",
+                "psyche_core.option_groups",
                 "psyche_core.__about__",
                 "psyche_core.plugin_switches",
             )

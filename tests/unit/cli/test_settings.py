@@ -193,6 +193,15 @@ def test_a_program_s_empty_path_is_refused_and_an_argument_beats_an_empty_variab
     assert load_settings(ClientSettings, NEEDED | {"checkpoint_dir": Path()}).checkpoint_dir == Path()
 
 
+def test_a_url_where_a_relay_plugin_is_named_is_sent_to_its_own_option() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_settings(ServerSettings, {"state": Path("s.toml"), "with_relay": True, "relay": "https://relay.example.org"})
+    assert str(refused.value).startswith("--relay: got 'https://relay.example.org'; must be the name of a plugin, such as iroh. ")
+    assert "--relay-url" in str(refused.value)
+    assert "[model.network] relays" in str(refused.value)
+    assert {"relay", "relay_url"} <= ServerSettings.model_fields.keys()
+
+
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ConfigError):
         load_settings(ClientSettings, NEEDED | {"micro_batchsize": 2})
@@ -207,7 +216,7 @@ def test_every_setting_is_an_option_with_help_and_no_default_of_its_own(cls: typ
     by_name = {parameter.name: parameter for parameter in command.params}
     shown = [name for name, field in option_fields(cls).items() if field.json_schema_extra != {"option": False}]
     assert list(by_name) == shown
-    assert shown[0] == next(iter(cls.__annotations__)), "a command's own options come before those that it shares"
+    assert shown[0] == next(iter(cls.__annotations__)), "under a heading a command's own options come before those that it shares"
     for name in shown:
         option, field = by_name[name], cls.model_fields[name]
         assert isinstance(option, click.Option)

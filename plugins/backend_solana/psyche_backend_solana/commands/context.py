@@ -33,6 +33,7 @@ from psyche_backend_solana.sending.sender import Sender, Sent
 from psyche_backend_solana.settings import ChainSettings, WalletSettings, parse_address
 from psyche_backend_solana.wallet import Signer, Wallet
 from psyche_core.errors import BackendError, ConfigError
+from psyche_core.option_groups import option
 from psyche_core.text_safety import printable_lines
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -40,6 +41,9 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 SEND_SECONDS = 90.0
 """Maximum seconds for one transaction: a blockhash is valid for about a minute."""
 CALL_SECONDS = 20.0
+RUN = "Run"
+"""Heading of the options that say which run is meant, and what to do with it."""
+
 ENVIRONMENT_NOTE = "Endpoints and wallet are also read from the environment, as PSYCHE_<OPTION>. Options take precedence."
 
 
@@ -108,8 +112,8 @@ def command(
     """A decorator that turns an async function of a context and the command's options into a click callback."""
 
     def decorate(action: Callable[..., Awaitable[Outcome]]) -> Callable[..., None]:
-        @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
         @_options_of(settings)
+        @option("--json", "as_json", is_flag=True, group="Output", help="Print one JSON object, for programs.")
         @functools.wraps(action)
         def callback(as_json: bool, **given: Any) -> None:
             chain = {name: given.pop(name) for name in settings.model_fields if name in given}
@@ -196,10 +200,11 @@ class Address(_AddressType):
 ADDRESS = Address()
 _Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
-run_id_option: _Decorator = click.option("-r", "--run-id", required=True, help="Name of the run, at most 32 bytes.")
-treasurer_index_option: _Decorator = click.option(
+run_id_option: _Decorator = option("-r", "--run-id", required=True, group=RUN, help="Name of the run, at most 32 bytes.")
+treasurer_index_option: _Decorator = option(
     "--treasurer-index",
     type=click.IntRange(0, 2**64 - 1),
+    group=RUN,
     help="Number of the treasurer's run. For create-run: a free number to use. Elsewhere it must be the number in the run.",
 )
 
@@ -209,13 +214,13 @@ def _options_of(settings: type[ChainSettings]) -> Callable[[_Command], _Command]
         for name, info in reversed(settings.model_fields.items()):
             extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
             if extra.get("option", True):
-                function = _option(name, info, short=extra.get("short"))(function)
+                function = _option(name, info, short=extra.get("short"), group=str(extra.get("group", "")))(function)
         return function
 
     return decorate
 
 
-def _option(name: str, info: FieldInfo, *, short: object) -> Callable[[_Command], _Command]:
+def _option(name: str, info: FieldInfo, *, short: object, group: str) -> Callable[[_Command], _Command]:
     dashed = "--" + name.replace("_", "-")
     kind = info.annotation
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
@@ -224,4 +229,4 @@ def _option(name: str, info: FieldInfo, *, short: object) -> Callable[[_Command]
     if short is not None:
         flags.insert(0, str(short))
     of_path = click.Path(path_type=Path) if kind is Path else kind
-    return click.option(*flags, name, type=of_path, default=None, help=info.description)
+    return option(*flags, name, type=of_path, default=None, group=group, help=info.description)

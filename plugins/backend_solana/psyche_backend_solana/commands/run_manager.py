@@ -3,35 +3,48 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from psyche_core.option_groups import command_sections, write_sections
+
 _TABLE = {
-    "can-join": ("run.status:can_join", "Check whether a wallet may join a run."),
-    "checkpoint": ("run.members:checkpoint", "Report where a run's model is stored."),
-    "close-address": ("run.members:close_address", "Delete the account with a member's address."),
-    "close-run": ("run.owner:close_run", "Close a halted run permanently."),
-    "create-run": ("run.owner:create_run", "Create a run."),
-    "join-authorization-create": ("run.authorizations:create", "Let a wallet join."),
-    "join-authorization-delegate": ("run.authorizations:delegate", "Let other wallets join for this one."),
-    "join-authorization-delete": ("run.authorizations:delete", "Revoke the right to join."),
-    "join-authorization-read": ("run.authorizations:read", "Show a right to join."),
-    "json-dump-run": ("run.status:json_dump_run", "Print everything about a run, as JSON."),
-    "json-dump-user": ("run.status:json_dump_user", "Print everything about a member, as JSON."),
-    "list-runs": ("run.status:list_runs", "List the runs on a chain."),
-    "mining-pool": ("payments.mining_pool:mining_pool", "Pool collateral and share its returns."),
-    "set-future-epoch-rates": ("run.owner:set_future_epoch_rates", "Set what the next epochs pay."),
-    "set-paused": ("run.owner:set_paused", "Pause or resume a run."),
-    "tick": ("run.members:tick", "Let a run check the clock."),
-    "treasurer-claim-rewards": ("payments.rewards:claim", "Claim what this wallet has earned."),
-    "treasurer-free-balances": ("payments.balances:free_balances", "Free the balances of former members that were paid."),
-    "treasurer-pay-members": ("payments.rewards:pay_members", "Pay every member what it has earned."),
-    "treasurer-top-up-rewards": ("payments.rewards:top_up", "Deposit tokens that a run pays its members."),
-    "update-config": ("run.owner:update_config", "Change a run's configuration."),
-    "expel": ("run.members:expel", "Remove a member."),
-    "withdraw": ("run.members:withdraw", "Leave a run."),
+    "Own a run": {
+        "create-run": ("run.owner:create_run", "Create a run."),
+        "update-config": ("run.owner:update_config", "Change a run's configuration."),
+        "set-paused": ("run.owner:set_paused", "Pause or resume a run."),
+        "set-future-epoch-rates": ("run.owner:set_future_epoch_rates", "Set what the next epochs pay."),
+        "expel": ("run.members:expel", "Remove a member."),
+        "close-run": ("run.owner:close_run", "Close a halted run permanently."),
+    },
+    "Grant the right to join": {
+        "join-authorization-create": ("run.authorizations:create", "Let a wallet join."),
+        "join-authorization-read": ("run.authorizations:read", "Show a right to join."),
+        "join-authorization-delegate": ("run.authorizations:delegate", "Let other wallets join for this one."),
+        "join-authorization-delete": ("run.authorizations:delete", "Revoke the right to join."),
+    },
+    "Take part in a run": {
+        "can-join": ("run.status:can_join", "Check whether a wallet may join a run."),
+        "withdraw": ("run.members:withdraw", "Leave a run."),
+        "close-address": ("run.members:close_address", "Delete the account with a member's address."),
+        "checkpoint": ("run.members:checkpoint", "Report where a run's model is stored."),
+        "tick": ("run.members:tick", "Let a run check the clock."),
+    },
+    "Look at runs": {
+        "list-runs": ("run.status:list_runs", "List the runs on a chain."),
+        "json-dump-run": ("run.status:json_dump_run", "Print everything about a run, as JSON."),
+        "json-dump-user": ("run.status:json_dump_user", "Print everything about a member, as JSON."),
+    },
+    "Pay and be paid": {
+        "treasurer-top-up-rewards": ("payments.rewards:top_up", "Deposit tokens that a run pays its members."),
+        "treasurer-pay-members": ("payments.rewards:pay_members", "Pay every member what it has earned."),
+        "treasurer-claim-rewards": ("payments.rewards:claim", "Claim what this wallet has earned."),
+        "treasurer-free-balances": ("payments.balances:free_balances", "Free the balances of former members that were paid."),
+        "mining-pool": ("payments.mining_pool:mining_pool", "Pool collateral and share its returns."),
+    },
 }
 
 
@@ -39,11 +52,16 @@ FOR_CLIENT = f"{__name__}.for_client"
 
 
 class TableGroup(click.Group):
-    """A group over a table `name -> ("module:attribute", short help)` of modules in this package."""
+    """A group over a table `heading -> name -> ("module:attribute", short help)` of modules in this package.
 
-    def __init__(self, *args: Any, table: dict[str, tuple[str, str]], **kwargs: Any) -> None:
+    Attributes:
+        sections: heading -> names, see `psyche_core.option_groups`.
+    """
+
+    def __init__(self, *args: Any, table: Mapping[str, Mapping[str, tuple[str, str]]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._table = table
+        self._table = {name: entry for section in table.values() for name, entry in section.items()}
+        self.sections = {heading: tuple(section) for heading, section in table.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         """Names, sorted; imports nothing."""
@@ -60,9 +78,9 @@ class TableGroup(click.Group):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands from the table."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self._table[name][1]) for name in self.list_commands(ctx)])
+        """Write the commands of the table, one list for each heading."""
+        found = command_sections(self, self.list_commands(ctx))
+        write_sections(formatter, ((heading, [(name, self._table[name][1]) for name in names]) for heading, names in found))
 
 
 class StartGroup(TableGroup):

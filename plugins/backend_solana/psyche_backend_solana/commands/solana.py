@@ -17,7 +17,9 @@ from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.settings import ChainSettings
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.errors import ConfigError
+from psyche_core.option_groups import GroupedCommand, option
 
+ACCOUNT = "Account"
 _LAMPORTS = 10**9
 
 
@@ -84,8 +86,8 @@ def address(file: Path) -> None:
     click.echo(str(Wallet.load(file).pubkey))
 
 
-@click.command("balance", epilog=example("solana balance", "--address WALLET"))
-@click.option("--address", type=ADDRESS, required=True, help="The account.")
+@click.command("balance", cls=GroupedCommand, epilog=example("solana balance", "--address WALLET"))
+@option("--address", type=ADDRESS, required=True, group=ACCOUNT, help="The account.")
 @command(ChainSettings)
 async def balance(context: CommandContext, address: Pubkey) -> Outcome:
     """Print the balance of an account."""
@@ -93,9 +95,9 @@ async def balance(context: CommandContext, address: Pubkey) -> Outcome:
     return Outcome(f"{lamports / _LAMPORTS:.9f} SOL", {"address": address, "lamports": lamports})
 
 
-@click.command("airdrop", epilog=example("solana airdrop", "--address WALLET --sol 10"))
-@click.option("--address", type=ADDRESS, required=True, help="Wallet that gets it.")
-@click.option("--sol", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="How much.")
+@click.command("airdrop", cls=GroupedCommand, epilog=example("solana airdrop", "--address WALLET --sol 10"))
+@option("--address", type=ADDRESS, required=True, group=ACCOUNT, help="Wallet that gets it.")
+@option("--sol", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, group=ACCOUNT, help="How much.")
 @command(ChainSettings)
 async def airdrop(context: CommandContext, address: Pubkey, sol: float) -> Outcome:
     """Request free SOL, which local chains and devnet give."""
@@ -106,16 +108,18 @@ async def airdrop(context: CommandContext, address: Pubkey, sol: float) -> Outco
 @click.group(
     cls=TableGroup,
     table={
-        "address": ("psyche_backend_solana.commands.solana:address", "Print a wallet's address."),
-        "airdrop": ("psyche_backend_solana.commands.solana:airdrop", "Request free SOL from a test chain."),
-        "balance": ("psyche_backend_solana.commands.solana:balance", "Print the balance of an account."),
-        "create-token": (
-            "psyche_backend_solana.commands.payments.token:create_token",
-            "Create a token for paying a run's members.",
-        ),
-        "keygen": ("psyche_backend_solana.commands.solana:keygen", "Create a wallet."),
-        "localnet": ("psyche_backend_solana.localnet.program:localnet", "Run a Solana chain on this machine."),
-        "programs": ("psyche_backend_solana.commands.solana:programs", "List the on-chain programs, or write them to files."),
+        "Commands": {
+            "address": ("psyche_backend_solana.commands.solana:address", "Print a wallet's address."),
+            "airdrop": ("psyche_backend_solana.commands.solana:airdrop", "Request free SOL from a test chain."),
+            "balance": ("psyche_backend_solana.commands.solana:balance", "Print the balance of an account."),
+            "create-token": (
+                "psyche_backend_solana.commands.payments.token:create_token",
+                "Create a token for paying a run's members.",
+            ),
+            "keygen": ("psyche_backend_solana.commands.solana:keygen", "Create a wallet."),
+            "localnet": ("psyche_backend_solana.localnet.program:localnet", "Run a Solana chain on this machine."),
+            "programs": ("psyche_backend_solana.commands.solana:programs", "List the on-chain programs, or write them to files."),
+        },
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

@@ -15,43 +15,70 @@ import click
 
 from psyche_backend_solana.localnet.settings import LAMPORTS_PER_SOL, ChainSettings
 from psyche_core.errors import ConfigError, UserError
+from psyche_core.option_groups import GroupedCommand, option
 from psyche_core.text_safety import PrintableFormatter
 
 _DOORS = 16
+NETWORK, CHAIN, FAULTS = "Network", "Chain", "Faults, for tests"
+"""Headings of options."""
 
 
 @click.command(
+    cls=GroupedCommand,
     epilog="\b\nExample:\n"
     "  psyche solana localnet --state chain.state --airdrop 42zGDbG3vNi2RYNVYaSnaifPxMiCPm3Rbc8nS23ZDc2s:100",
     context_settings={"max_content_width": 110},
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="IP to listen on. Anybody who can reach it may do anything.")
-@click.option("--rpc-port", default=8899, show_default=True, help="Port of JSON-RPC over HTTP. 0 picks a free one.")
-@click.option("--ws-port", type=int, help="Port of websockets. [default: the one after --rpc-port, where clients look for it]")
-@click.option("--providers", default=1, show_default=True, help="Pairs of ports for the same chain, like several providers.")
-@click.option("--state", type=click.Path(path_type=Path, dir_okay=False), help="File to continue from and to save to.")
-@click.option("--reset", is_flag=True, help="Start a new chain, whatever --state contains.")
-@click.option("--slot-ms", default=400, show_default=True, help="Length of a slot. A blockhash is valid for 150 slots.")
-@click.option(
-    "--airdrop", "airdrops", multiple=True, metavar="ADDRESS:SOL", help="SOL for an address on a new chain. Repeatable."
+@option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    group=NETWORK,
+    help="IP to listen on. Anybody who can reach it may do anything.",
 )
-@click.option("--no-programs", is_flag=True, help="Leave out Psyche's programs; SPL Token and memo are always there.")
-@click.option(
+@option("--rpc-port", default=8899, show_default=True, group=NETWORK, help="Port of JSON-RPC over HTTP. 0 picks a free one.")
+@option(
+    "--ws-port",
+    type=int,
+    group=NETWORK,
+    help="Port of websockets. [default: the one after --rpc-port, where clients look for it]",
+)
+@option(
+    "--providers", default=1, show_default=True, group=NETWORK, help="Pairs of ports for the same chain, like several providers."
+)
+@option("--state", type=click.Path(path_type=Path, dir_okay=False), group=CHAIN, help="File to continue from and to save to.")
+@option("--reset", is_flag=True, group=CHAIN, help="Start a new chain, whatever --state contains.")
+@option("--slot-ms", default=400, show_default=True, group=CHAIN, help="Length of a slot. A blockhash is valid for 150 slots.")
+@option(
+    "--airdrop",
+    "airdrops",
+    multiple=True,
+    metavar="ADDRESS:SOL",
+    group=CHAIN,
+    help="SOL for an address on a new chain. Repeatable.",
+)
+@option("--no-programs", is_flag=True, group=CHAIN, help="Leave out Psyche's programs; SPL Token and memo are always there.")
+@option(
     "--program",
     "own_programs",
     multiple=True,
     type=(str, click.Path(path_type=Path, dir_okay=False, exists=True)),
     metavar="ADDRESS FILE",
+    group=CHAIN,
     help="Another program to deploy, as an ELF file. Repeatable.",
 )
-@click.option("--upgrade-authority", metavar="ADDRESS", help="Who may upgrade the programs. [default: nobody]")
-@click.option("--allow-faults", is_flag=True, help="Serve psyche_setFaults and psyche_saveState, for tests.")
-@click.option("--latency-ms", default=0, help="Fault: wait before every answer and notification.")
-@click.option("--drop-share", default=0.0, help="Fault: share (0 to 1) of HTTP requests closed unread.")
-@click.option("--lose-answer-share", default=0.0, help="Fault: share of HTTP requests executed, then closed without an answer.")
-@click.option("--swallow-share", default=0.0, help="Fault: share of transactions accepted and never processed.")
-@click.option(
-    "--expire-blockhashes-after", default=150, show_default=True, help="Fault: number of slots for which a blockhash is valid."
+@option("--upgrade-authority", metavar="ADDRESS", group=CHAIN, help="Who may upgrade the programs. [default: nobody]")
+@option("--allow-faults", is_flag=True, group=FAULTS, help="Serve psyche_setFaults and psyche_saveState, for tests.")
+@option("--latency-ms", default=0, group=FAULTS, help="Wait before every answer and notification.")
+@option("--drop-share", default=0.0, group=FAULTS, help="Share (0 to 1) of HTTP requests closed unread.")
+@option("--lose-answer-share", default=0.0, group=FAULTS, help="Share of HTTP requests executed, then closed without an answer.")
+@option("--swallow-share", default=0.0, group=FAULTS, help="Share of transactions accepted and never processed.")
+@option(
+    "--expire-blockhashes-after",
+    default=150,
+    show_default=True,
+    group=FAULTS,
+    help="Number of slots for which a blockhash is valid.",
 )
 def localnet(**given: Any) -> None:
     """Run a Solana chain on this machine, with Psyche's programs on it.

@@ -9,6 +9,7 @@ import click
 
 from psyche_core.cli.lazy import example
 from psyche_core.cli.metrics_port import metrics_sinks
+from psyche_core.cli.missing_tokens import make_missing_tokens
 from psyche_core.cli.options import ENVIRONMENT_NOTE, TrackerOptions, settings_options
 from psyche_core.cli.otlp_export import otlp_sinks
 from psyche_core.cli.program import log_to_stderr, open_report, run_program
@@ -38,6 +39,7 @@ def train_local(**given: Any) -> int:
     own = {name: value for name, value in given.items() if name in TrainLocalSettings.model_fields}
     settings = load_settings(TrainLocalSettings, own)
     log_to_stderr(settings.log)
+    make_missing_tokens(settings.data, settings.validation_data)
     from psyche_core.cli.screens import open_program_display
     from psyche_core.client.setup import train_local as program
     from psyche_core.plugins import PluginRegistry

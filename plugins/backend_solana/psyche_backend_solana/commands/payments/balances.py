@@ -23,12 +23,17 @@ from psyche_backend_solana.layouts import treasurer
 from psyche_backend_solana.lookup.runs import coordinator_account
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import UserError
+from psyche_core.option_groups import GroupedCommand
 
 _FREED_AT_ONCE = 12
 """Number of balances freed in one transaction: each adds an address and an instruction."""
 
 
-@click.command("treasurer-free-balances", epilog=example("run-manager treasurer-free-balances", "-r first-light -w wallet.json"))
+@click.command(
+    "treasurer-free-balances",
+    cls=GroupedCommand,
+    epilog=example("run-manager treasurer-free-balances", "-r first-light -w wallet.json"),
+)
 @run_id_option
 @treasurer_index_option
 @command()

@@ -17,17 +17,20 @@ from psyche_backend_solana.layouts import tokens
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.settings import ChainSettings
 from psyche_core.errors import BackendError, UserError, WireError
+from psyche_core.option_groups import GroupedCommand, options_of
+
+_option = options_of("Pool")
 
 _PREFIX = "run-manager mining-pool"
 
-_index = click.option("--index", type=click.IntRange(0, 2**64 - 1), required=True, help="Number of the pool.")
-_authority = click.option(
+_index = _option("--index", type=click.IntRange(0, 2**64 - 1), required=True, help="Number of the pool.")
+_authority = _option(
     "--authority",
     type=ADDRESS,
     required=True,
     help="Wallet that must own the pool. Anybody can take any number, so a pool of another wallet is refused.",
 )
-_amount = click.option("--amount", required=True, help="Tokens, as a decimal number.")
+_amount = _option("--amount", required=True, help="Tokens, as a decimal number.")
 
 
 @click.group("mining-pool", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -35,10 +38,12 @@ def mining_pool() -> None:
     """Pool collateral, and share its returns."""
 
 
-@mining_pool.command("create", epilog=example(f"{_PREFIX} create", "--index 1 --mint TOKEN -w authority.json"))
+@mining_pool.command(
+    "create", cls=GroupedCommand, epilog=example(f"{_PREFIX} create", "--index 1 --mint TOKEN -w authority.json")
+)
 @_index
-@click.option("--mint", type=ADDRESS, required=True, help="Token that lenders deposit.")
-@click.option("--metadata", default="", help="Description, at most 400 bytes.")
+@_option("--mint", type=ADDRESS, required=True, help="Token that lenders deposit.")
+@_option("--metadata", default="", help="Description, at most 400 bytes.")
 @command()
 async def create(context: CommandContext, index: int, mint: Pubkey, metadata: str) -> Outcome:
     """Create a pool. Nobody can deposit before `update` sets its limits."""
@@ -50,13 +55,17 @@ async def create(context: CommandContext, index: int, mint: Pubkey, metadata: st
     return Outcome(f"the pool {index} was created: {pool}", {"pool": pool, "signature": sent.signature})
 
 
-@mining_pool.command("update", epilog=example(f"{_PREFIX} update", "--index 1 --cap 1000000 --lender-cap 5000 -w authority.json"))
+@mining_pool.command(
+    "update",
+    cls=GroupedCommand,
+    epilog=example(f"{_PREFIX} update", "--index 1 --cap 1000000 --lender-cap 5000 -w authority.json"),
+)
 @_index
-@click.option("--cap", help="Most tokens that may be deposited in total.")
-@click.option("--lender-cap", help="Most tokens of one lender.")
-@click.option("--deposits-frozen/--deposits-open", default=None, help="Stop or resume deposits.")
-@click.option("--claims-frozen/--claims-open", default=None, help="Stop or resume claims.")
-@click.option("--metadata", help="Description, at most 400 bytes.")
+@_option("--cap", help="Most tokens that may be deposited in total.")
+@_option("--lender-cap", help="Most tokens of one lender.")
+@_option("--deposits-frozen/--deposits-open", default=None, help="Stop or resume deposits.")
+@_option("--claims-frozen/--claims-open", default=None, help="Stop or resume claims.")
+@_option("--metadata", help="Description, at most 400 bytes.")
 @command()
 async def update(context: CommandContext, index: int, cap: str | None, lender_cap: str | None, **others: Any) -> Outcome:
     """Change a pool's limits, what is frozen, or its description."""
@@ -72,7 +81,11 @@ async def update(context: CommandContext, index: int, cap: str | None, lender_ca
     return Outcome(f"the pool {index} has new {', '.join(changes)}", {"pool": address, "signature": sent.signature, **changes})
 
 
-@mining_pool.command("deposit", epilog=example(f"{_PREFIX} deposit", "--index 1 --authority WALLET --amount 100 -w wallet.json"))
+@mining_pool.command(
+    "deposit",
+    cls=GroupedCommand,
+    epilog=example(f"{_PREFIX} deposit", "--index 1 --authority WALLET --amount 100 -w wallet.json"),
+)
 @_index
 @_authority
 @_amount
@@ -96,7 +109,9 @@ async def deposit(context: CommandContext, index: int, authority: Pubkey, amount
     return Outcome(f"{amount} tokens ({units} units) are in the pool {index}", {"units": units, "signature": sent.signature})
 
 
-@mining_pool.command("extract", epilog=example(f"{_PREFIX} extract", "--index 1 --amount 100 -w authority.json"))
+@mining_pool.command(
+    "extract", cls=GroupedCommand, epilog=example(f"{_PREFIX} extract", "--index 1 --amount 100 -w authority.json")
+)
 @_index
 @_amount
 @command()
@@ -113,9 +128,11 @@ async def extract(context: CommandContext, index: int, amount: str) -> Outcome:
     return Outcome(f"{amount} tokens are at {own}", {"units": units, "account": own, "signature": sent.signature})
 
 
-@mining_pool.command("open-claims", epilog=example(f"{_PREFIX} open-claims", "--index 1 --mint TOKEN -w authority.json"))
+@mining_pool.command(
+    "open-claims", cls=GroupedCommand, epilog=example(f"{_PREFIX} open-claims", "--index 1 --mint TOKEN -w authority.json")
+)
 @_index
-@click.option("--mint", type=ADDRESS, required=True, help="Token that is shared among the lenders.")
+@_option("--mint", type=ADDRESS, required=True, help="Token that is shared among the lenders.")
 @command()
 async def open_claims(context: CommandContext, index: int, mint: Pubkey) -> Outcome:
     """Set the token that lenders share, and open their claims. This is permanent and ends deposits."""
@@ -127,7 +144,7 @@ async def open_claims(context: CommandContext, index: int, mint: Pubkey) -> Outc
     return Outcome(f"lenders of the pool {index} share the tokens in {vault}", {"vault": vault, "signature": sent.signature})
 
 
-@mining_pool.command("open-refunds", epilog=example(f"{_PREFIX} open-refunds", "--index 1 -w authority.json"))
+@mining_pool.command("open-refunds", cls=GroupedCommand, epilog=example(f"{_PREFIX} open-refunds", "--index 1 -w authority.json"))
 @_index
 @command()
 async def open_refunds(context: CommandContext, index: int) -> Outcome:
@@ -137,7 +154,7 @@ async def open_refunds(context: CommandContext, index: int) -> Outcome:
     return Outcome(f"lenders of the pool {index} can take their share back", {"pool": address, "signature": sent.signature})
 
 
-@mining_pool.command("claim", epilog=example(f"{_PREFIX} claim", "--index 1 -w wallet.json"))
+@mining_pool.command("claim", cls=GroupedCommand, epilog=example(f"{_PREFIX} claim", "--index 1 -w wallet.json"))
 @_index
 @command()
 async def claim(context: CommandContext, index: int) -> Outcome:
@@ -154,7 +171,7 @@ async def claim(context: CommandContext, index: int) -> Outcome:
     return await _take(context, layout.lender_claim, address, mint=mint, vault=vault, units=units)
 
 
-@mining_pool.command("refund", epilog=example(f"{_PREFIX} refund", "--index 1 -w wallet.json"))
+@mining_pool.command("refund", cls=GroupedCommand, epilog=example(f"{_PREFIX} refund", "--index 1 -w wallet.json"))
 @_index
 @command()
 async def refund(context: CommandContext, index: int) -> Outcome:
@@ -168,9 +185,9 @@ async def refund(context: CommandContext, index: int) -> Outcome:
     )
 
 
-@mining_pool.command("show", epilog=example(f"{_PREFIX} show", "--index 1", "--index 1 --address WALLET"))
+@mining_pool.command("show", cls=GroupedCommand, epilog=example(f"{_PREFIX} show", "--index 1", "--index 1 --address WALLET"))
 @_index
-@click.option("--address", type=ADDRESS, help="Also print what this lender deposited and received back.")
+@_option("--address", type=ADDRESS, help="Also print what this lender deposited and received back.")
 @command(ChainSettings)
 async def show(context: CommandContext, index: int, address: Pubkey | None) -> Outcome:
     """Print a pool, in smallest units."""

@@ -14,6 +14,7 @@ from solders.pubkey import Pubkey
 from psyche_backend_solana.commands.authority import TreasurerRun, owner_of, the_treasurer
 from psyche_backend_solana.commands.context import (
     CALL_SECONDS,
+    RUN,
     CommandContext,
     Outcome,
     command,
@@ -29,6 +30,7 @@ from psyche_backend_solana.lookup.runs import coordinator_account
 from psyche_backend_solana.rpc import methods
 from psyche_core.coordinator.state import Account as Balance
 from psyche_core.errors import UserError
+from psyche_core.option_groups import GroupedCommand, option
 
 _PAID_AT_ONCE = 4
 """Members paid in one transaction: each adds three addresses and three instructions, and seven do not fit."""
@@ -36,11 +38,12 @@ _PAID_AT_ONCE = 4
 
 @click.command(
     "treasurer-top-up-rewards",
+    cls=GroupedCommand,
     epilog=example("run-manager treasurer-top-up-rewards", "-r first-light --collateral-amount 1000.5 -w wallet.json"),
 )
 @run_id_option
 @treasurer_index_option
-@click.option("--collateral-amount", "amount", required=True, help="Tokens to deposit, as a decimal number.")
+@option("--collateral-amount", "amount", required=True, group=RUN, help="Tokens to deposit, as a decimal number.")
 @command()
 async def top_up(context: CommandContext, run_id: str, treasurer_index: int | None, amount: str) -> Outcome:
     """Deposit tokens of this wallet into the vault from which a run's members are paid."""
@@ -52,7 +55,11 @@ async def top_up(context: CommandContext, run_id: str, treasurer_index: int | No
     return Outcome(sentence, {"vault": paying.treasury.vault, "units": units, "signature": sent.signature})
 
 
-@click.command("treasurer-claim-rewards", epilog=example("run-manager treasurer-claim-rewards", "-r first-light -w wallet.json"))
+@click.command(
+    "treasurer-claim-rewards",
+    cls=GroupedCommand,
+    epilog=example("run-manager treasurer-claim-rewards", "-r first-light -w wallet.json"),
+)
 @run_id_option
 @treasurer_index_option
 @command()
@@ -78,7 +85,11 @@ async def claim(context: CommandContext, run_id: str, treasurer_index: int | Non
     return Outcome(sentence, {"units": units, "still_owed": due - units, "account": own, "signature": sent.signature})
 
 
-@click.command("treasurer-pay-members", epilog=example("run-manager treasurer-pay-members", "-r first-light -w owner.json"))
+@click.command(
+    "treasurer-pay-members",
+    cls=GroupedCommand,
+    epilog=example("run-manager treasurer-pay-members", "-r first-light -w owner.json"),
+)
 @run_id_option
 @treasurer_index_option
 @command()

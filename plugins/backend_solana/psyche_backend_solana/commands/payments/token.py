@@ -12,13 +12,18 @@ from psyche_backend_solana.layouts import tokens
 from psyche_backend_solana.programs.addresses import TOKEN
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.wallet import Wallet
+from psyche_core.option_groups import GroupedCommand, options_of
+
+_option = options_of("Token")
 
 MOST_DECIMALS = 9
 
 
-@click.command("create-token", epilog=example("solana create-token", "--supply 1000000 --decimals 6 -w owner.json"))
-@click.option("--supply", default="1000000", show_default=True, help="Tokens to create, as a decimal number.")
-@click.option("--decimals", type=click.IntRange(0, MOST_DECIMALS), default=6, show_default=True, help="Decimals of a token.")
+@click.command(
+    "create-token", cls=GroupedCommand, epilog=example("solana create-token", "--supply 1000000 --decimals 6 -w owner.json")
+)
+@_option("--supply", default="1000000", show_default=True, help="Tokens to create, as a decimal number.")
+@_option("--decimals", type=click.IntRange(0, MOST_DECIMALS), default=6, show_default=True, help="Decimals of a token.")
 @command()
 async def create_token(context: CommandContext, supply: str, decimals: int) -> Outcome:
     """Create a token of SPL Token and give all of it to this wallet, which can create more of it later."""

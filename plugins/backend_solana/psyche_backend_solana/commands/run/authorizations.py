@@ -13,6 +13,9 @@ from psyche_backend_solana.layouts import authorizer as layout
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.settings import ChainSettings
 from psyche_core.errors import BackendError, UserError, WireError
+from psyche_core.option_groups import GroupedCommand, options_of
+
+_option = options_of("Authorization")
 
 DELEGATES_AT_ONCE = 25
 """Number of delegates that fit into one transaction."""
@@ -27,10 +30,11 @@ _LIMIT = (
 
 @click.command(
     "join-authorization-create",
+    cls=GroupedCommand,
     epilog=example("run-manager join-authorization-create", "--authorizer WALLET -w join-authority.json"),
 )
-@click.option("--authorizer", "grantee", type=ADDRESS, required=True, help=_GRANTEE)
-@click.option("--limit", type=click.IntRange(0, 2**16 - 1), help=_LIMIT)
+@_option("--authorizer", "grantee", type=ADDRESS, required=True, help=_GRANTEE)
+@_option("--limit", type=click.IntRange(0, 2**16 - 1), help=_LIMIT)
 @command()
 async def create(context: CommandContext, grantee: Pubkey, limit: int | None) -> Outcome:
     """Let a wallet join all runs whose join authority is this wallet. Repeating it changes only the limit."""
@@ -47,9 +51,10 @@ async def create(context: CommandContext, grantee: Pubkey, limit: int | None) ->
 
 @click.command(
     "join-authorization-delete",
+    cls=GroupedCommand,
     epilog=example("run-manager join-authorization-delete", "--authorizer WALLET -w join-authority.json"),
 )
-@click.option("--authorizer", "grantee", type=ADDRESS, required=True, help=_GRANTEE)
+@_option("--authorizer", "grantee", type=ADDRESS, required=True, help=_GRANTEE)
 @command()
 async def delete(context: CommandContext, grantee: Pubkey) -> Outcome:
     """Revoke a grant and close its account. The wallet and its delegates can join no further epoch."""
@@ -64,7 +69,7 @@ async def delete(context: CommandContext, grantee: Pubkey) -> Outcome:
     return Outcome(f"{_whose(grantee)} may no longer join", {"authorization": at, "signature": sent.signature})
 
 
-class _Delegate(click.Command):
+class _Delegate(GroupedCommand):
     """Takes several wallets after one `--delegates-added`, as the manuals of the Rust program write it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -86,8 +91,8 @@ class _Delegate(click.Command):
         "run-manager join-authorization-delegate", "--join-authority OWNER --delegates-added WALLET WALLET -w master.json"
     ),
 )
-@click.option("--join-authority", type=ADDRESS, required=True, help="Wallet that granted ours the right to join.")
-@click.option(
+@_option("--join-authority", type=ADDRESS, required=True, help="Wallet that granted ours the right to join.")
+@_option(
     "--delegates-clear",
     is_flag=False,
     flag_value="true",
@@ -96,8 +101,12 @@ class _Delegate(click.Command):
     metavar="[true|false]",
     help="First remove all existing delegates. The word may be left out.",
 )
-@click.option(
-    *_ADDS, "added", type=ADDRESS, multiple=True, help="Wallet that may join for us; several may follow, and it may be repeated."
+@_option(
+    *_ADDS,
+    "added",
+    type=ADDRESS,
+    multiple=True,
+    help="Wallet that may join for us; several may follow, and it may be repeated.",
 )
 @command()
 async def delegate(context: CommandContext, join_authority: Pubkey, delegates_clear: bool, added: tuple[Pubkey, ...]) -> Outcome:
@@ -126,10 +135,17 @@ async def delegate(context: CommandContext, join_authority: Pubkey, delegates_cl
 
 
 @click.command(
-    "join-authorization-read", epilog=example("run-manager join-authorization-read", "--join-authority OWNER --authorizer WALLET")
+    "join-authorization-read",
+    cls=GroupedCommand,
+    epilog=example("run-manager join-authorization-read", "--join-authority OWNER --authorizer WALLET"),
 )
-@click.option("--join-authority", type=ADDRESS, required=True, help="Wallet that grants.")
-@click.option("--authorizer", "grantee", type=ADDRESS, help="Wallet whose grant is read. Default: the grant for everybody.")
+@_option("--join-authority", type=ADDRESS, required=True, help="Wallet that grants.")
+@_option(
+    "--authorizer",
+    "grantee",
+    type=ADDRESS,
+    help="Wallet whose grant is read. Default: the grant for everybody.",
+)
 @command(ChainSettings)
 async def read(context: CommandContext, join_authority: Pubkey, grantee: Pubkey | None) -> Outcome:
     """Print a grant: whether it is active, and its delegates."""

@@ -6,20 +6,34 @@ import anyio
 import click
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.context import ADDRESS, CALL_SECONDS, CommandContext, Outcome, command, example, run_id_option
+from psyche_backend_solana.commands.context import (
+    ADDRESS,
+    CALL_SECONDS,
+    RUN,
+    CommandContext,
+    Outcome,
+    command,
+    example,
+    run_id_option,
+)
 from psyche_backend_solana.layouts import address_record, authorizer, coordinator
 from psyche_backend_solana.lookup.runs import coordinator_account
 from psyche_backend_solana.rpc import methods
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import CommandRefused, UserError
+from psyche_core.option_groups import GroupedCommand, option
 
 
 @click.command(
-    "tick", epilog=example("run-manager tick", "-r first-light -w wallet.json", "-r first-light --count 10 -w wallet.json")
+    "tick",
+    cls=GroupedCommand,
+    epilog=example("run-manager tick", "-r first-light -w wallet.json", "-r first-light --count 10 -w wallet.json"),
 )
 @run_id_option
-@click.option("--ms-interval", type=click.IntRange(1), default=1000, show_default=True, help="Milliseconds between two ticks.")
-@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="How many ticks.")
+@option(
+    "--ms-interval", type=click.IntRange(1), default=1000, show_default=True, group=RUN, help="Milliseconds between two ticks."
+)
+@option("--count", type=click.IntRange(1), default=1, show_default=True, group=RUN, help="How many ticks.")
 @command()
 async def tick(context: CommandContext, run_id: str, ms_interval: int, count: int) -> Outcome:
     """Let a run check the clock. Members do this automatically; anybody may. It costs nothing if nothing is due."""
@@ -44,11 +58,13 @@ async def tick(context: CommandContext, run_id: str, ms_interval: int, count: in
 
 
 @click.command(
-    "checkpoint", epilog=example("run-manager checkpoint", "-r first-light --repo owner/model --revision abc123 -w wallet.json")
+    "checkpoint",
+    cls=GroupedCommand,
+    epilog=example("run-manager checkpoint", "-r first-light --repo owner/model --revision abc123 -w wallet.json"),
 )
 @run_id_option
-@click.option("--repo", required=True, help="Repository on the Hub that has the model.")
-@click.option("--revision", help="Its commit.")
+@option("--repo", required=True, group=RUN, help="Repository on the Hub that has the model.")
+@option("--revision", group=RUN, help="Its commit.")
 @command()
 async def checkpoint(context: CommandContext, run_id: str, repo: str, revision: str | None) -> Outcome:
     """Report where a run's model is stored. Only for members whose turn it is to store it."""
@@ -60,7 +76,7 @@ async def checkpoint(context: CommandContext, run_id: str, repo: str, revision: 
     )
 
 
-@click.command("close-address", epilog=example("run-manager close-address", "-r first-light -w wallet.json"))
+@click.command("close-address", cls=GroupedCommand, epilog=example("run-manager close-address", "-r first-light -w wallet.json"))
 @run_id_option
 @command()
 async def close_address(context: CommandContext, run_id: str) -> Outcome:
@@ -79,7 +95,7 @@ async def close_address(context: CommandContext, run_id: str) -> Outcome:
     return Outcome(sentence, {"account": at, "lamports": read.lamports, "signature": sent.signature})
 
 
-@click.command("withdraw", epilog=example("run-manager withdraw", "-r first-light -w wallet.json"))
+@click.command("withdraw", cls=GroupedCommand, epilog=example("run-manager withdraw", "-r first-light -w wallet.json"))
 @run_id_option
 @command()
 async def withdraw(context: CommandContext, run_id: str) -> Outcome:
@@ -89,9 +105,11 @@ async def withdraw(context: CommandContext, run_id: str) -> Outcome:
     return Outcome(f"the wallet {context.payer} is no longer a member of {run_id!r}", {"signature": sent.signature})
 
 
-@click.command("expel", epilog=example("run-manager expel", "-r first-light --wallet MEMBER -w join-authority.json"))
+@click.command(
+    "expel", cls=GroupedCommand, epilog=example("run-manager expel", "-r first-light --wallet MEMBER -w join-authority.json")
+)
 @run_id_option
-@click.option("--wallet", "user", type=ADDRESS, required=True, help="The member's wallet.")
+@option("--wallet", "user", type=ADDRESS, required=True, group=RUN, help="The member's wallet.")
 @command()
 async def expel(context: CommandContext, run_id: str, user: Pubkey) -> Outcome:
     """Remove a member, as if it had withdrawn. Needs the wallet of the join authority.

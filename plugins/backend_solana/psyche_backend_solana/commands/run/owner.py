@@ -18,6 +18,7 @@ from psyche_backend_solana.commands.client.plan import check_asked
 from psyche_backend_solana.commands.context import (
     ADDRESS,
     CALL_SECONDS,
+    RUN,
     CommandContext,
     Outcome,
     command,
@@ -39,6 +40,10 @@ from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.coordinator.round.batch_size import batch_size
 from psyche_core.coordinator.state import Progress
 from psyche_core.errors import ConfigError, UserError
+from psyche_core.option_groups import GroupedCommand, option
+
+CHANGES = "Changes"
+"""Heading of what `update-config` changes."""
 
 CLIENT_VERSION_HELP = (
     "Client that members must run: a version of psyche-core, a container image with tag or digest, or sha256:… of a known image. "
@@ -51,23 +56,32 @@ def _client_version(_context: click.Context, _option: click.Parameter, value: st
     return "" if value == "latest" else value
 
 
-later_version_option: Callable[[Callable[..., None]], Callable[..., None]] = click.option(
-    "--allow-later-version", "later", is_flag=True, help="Allow a version of psyche-core later than the one installed here."
+later_version_option: Callable[[Callable[..., None]], Callable[..., None]] = option(
+    "--allow-later-version",
+    "later",
+    is_flag=True,
+    group=RUN,
+    help="Allow a version of psyche-core later than the one installed here.",
 )
 
 
 @click.command(
     "create-run",
+    cls=GroupedCommand,
     epilog=example("run-manager create-run", "-r first-light -w owner.json", "-r first-light -c 0.1.0 -w owner.json"),
 )
 @run_id_option
-@click.option("-c", "--client-version", default="", callback=_client_version, help=CLIENT_VERSION_HELP)
+@option("-c", "--client-version", default="", callback=_client_version, group=RUN, help=CLIENT_VERSION_HELP)
 @later_version_option
 @treasurer_index_option
-@click.option(
-    "--treasurer-collateral-mint", "mint", type=ADDRESS, help="Token that pays the members. Creates a treasurer for the run."
+@option(
+    "--treasurer-collateral-mint",
+    "mint",
+    type=ADDRESS,
+    group=RUN,
+    help="Token that pays the members. Creates a treasurer for the run.",
 )
-@click.option("--join-authority", type=ADDRESS, help="Wallet that grants the right to join. Default: this wallet.")
+@option("--join-authority", type=ADDRESS, group=RUN, help="Wallet that grants the right to join. Default: this wallet.")
 @command()
 async def create_run(
     context: CommandContext,
@@ -142,6 +156,7 @@ async def create_run(
 
 @click.command(
     "update-config",
+    cls=GroupedCommand,
     epilog=example(
         "run-manager update-config",
         "-r first-light --config-path config.toml -w owner.json",
@@ -150,14 +165,21 @@ async def create_run(
 )
 @run_id_option
 @treasurer_index_option
-@click.option("--config-path", type=click.Path(path_type=Path, dir_okay=False), help="TOML file with [config] and [model].")
-@click.option("--restart-from-step", type=click.IntRange(1), help="Continue from this step, with the data that belongs to it.")
-@click.option("--switch-to-hub", is_flag=True, help="Let the next epoch load the model from its hub, not from members.")
-@click.option("--name", help="Display name of the run, at most 64 bytes.")
-@click.option("--description", help="Description, at most 280 bytes.")
-@click.option("--num-parameters", type=click.IntRange(0), help="Number of the model's parameters, for display.")
-@click.option("--vocab-size", type=click.IntRange(0), help="Size of the vocabulary, for display.")
-@click.option("--client-version", callback=_client_version, help=CLIENT_VERSION_HELP)
+@option(
+    "--config-path", type=click.Path(path_type=Path, dir_okay=False), group=CHANGES, help="TOML file with [config] and [model]."
+)
+@option(
+    "--restart-from-step",
+    type=click.IntRange(1),
+    group=CHANGES,
+    help="Continue from this step, with the data that belongs to it.",
+)
+@option("--switch-to-hub", is_flag=True, group=CHANGES, help="Let the next epoch load the model from its hub, not from members.")
+@option("--name", group=CHANGES, help="Display name of the run, at most 64 bytes.")
+@option("--description", group=CHANGES, help="Description, at most 280 bytes.")
+@option("--num-parameters", type=click.IntRange(0), group=CHANGES, help="Number of the model's parameters, for display.")
+@option("--vocab-size", type=click.IntRange(0), group=CHANGES, help="Size of the vocabulary, for display.")
+@option("--client-version", callback=_client_version, group=CHANGES, help=CLIENT_VERSION_HELP)
 @later_version_option
 @command()
 async def update_config(
@@ -214,6 +236,7 @@ async def update_config(
 
 @click.command(
     "set-paused",
+    cls=GroupedCommand,
     epilog=example(
         "run-manager set-paused",
         "-r first-light -w owner.json",
@@ -223,10 +246,11 @@ async def update_config(
 )
 @run_id_option
 @treasurer_index_option
-@click.option("--resume", is_flag=True, help="Resume, or start for the first time.")
-@click.option(
+@option("--resume", is_flag=True, group=RUN, help="Resume, or start for the first time.")
+@option(
     "--from-checkpoint",
     is_flag=True,
+    group=RUN,
     help="With --resume, if no member has the model: continue from the stored checkpoint; later steps are trained again.",
 )
 @command()
@@ -251,6 +275,7 @@ async def set_paused(
 
 @click.command(
     "set-future-epoch-rates",
+    cls=GroupedCommand,
     epilog=example(
         "run-manager set-future-epoch-rates",
         "-r first-light --earning-rate-total-shared 1000 -w owner.json",
@@ -259,8 +284,8 @@ async def set_paused(
 )
 @run_id_option
 @treasurer_index_option
-@click.option("--earning-rate-total-shared", "earning", metavar="TOKENS", help="Tokens that the workers of an epoch share.")
-@click.option("--slashing-rate-per-client", "slashing", metavar="TOKENS", help="Tokens charged to a member that cheats.")
+@option("--earning-rate-total-shared", "earning", metavar="TOKENS", group=RUN, help="Tokens that the workers of an epoch share.")
+@option("--slashing-rate-per-client", "slashing", metavar="TOKENS", group=RUN, help="Tokens charged to a member that cheats.")
 @command()
 async def set_future_epoch_rates(
     context: CommandContext, run_id: str, treasurer_index: int | None, earning: str | None, slashing: str | None
@@ -288,7 +313,7 @@ async def set_future_epoch_rates(
     return Outcome(f"the next epochs of {run_id!r}: {', '.join(said)}", facts)
 
 
-@click.command("close-run", epilog=example("run-manager close-run", "-r first-light -w owner.json"))
+@click.command("close-run", cls=GroupedCommand, epilog=example("run-manager close-run", "-r first-light -w owner.json"))
 @run_id_option
 @treasurer_index_option
 @command()

@@ -12,6 +12,7 @@ from psyche_backend_solana.commands.authority import find_treasurer
 from psyche_backend_solana.commands.context import (
     ADDRESS,
     CALL_SECONDS,
+    RUN,
     CommandContext,
     Outcome,
     command,
@@ -25,6 +26,7 @@ from psyche_backend_solana.lookup.runs import coordinator_account, find_authoriz
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.settings import ChainSettings
 from psyche_core.errors import CommandRefused
+from psyche_core.option_groups import GroupedCommand, option
 from psyche_core.text_safety import printable
 from psyche_core.types import RunState
 
@@ -32,15 +34,18 @@ _HIDDEN = (RunState.Finished, RunState.Paused)
 
 
 @click.command(
-    "json-dump-run", epilog=example("run-manager json-dump-run", "-r first-light", "-r consilience-40b --program reference")
+    "json-dump-run",
+    cls=GroupedCommand,
+    epilog=example("run-manager json-dump-run", "-r first-light", "-r consilience-40b --program reference"),
 )
 @run_id_option
 @treasurer_index_option
-@click.option(
+@option(
     "--program",
     type=click.Choice(["psyche", "reference"]),
     default="psyche",
     show_default=True,
+    group=RUN,
     help="Program of the run: ours, or the reference implementation's, whose runs can only be read.",
 )
 @command(ChainSettings)
@@ -65,10 +70,12 @@ async def json_dump_run(context: CommandContext, run_id: str, treasurer_index: i
     return _as_json(facts)
 
 
-@click.command("json-dump-user", epilog=example("run-manager json-dump-user", "-r first-light --address WALLET"))
+@click.command(
+    "json-dump-user", cls=GroupedCommand, epilog=example("run-manager json-dump-user", "-r first-light --address WALLET")
+)
 @run_id_option
 @treasurer_index_option
-@click.option("--address", "--wallet", "--user", "address", type=ADDRESS, required=True, help="The member's wallet.")
+@option("--address", "--wallet", "--user", "address", type=ADDRESS, required=True, group=RUN, help="The member's wallet.")
 @command(ChainSettings)
 async def json_dump_user(context: CommandContext, run_id: str, treasurer_index: int | None, address: Pubkey) -> Outcome:
     """Print everything on the chain about one member of a run, as JSON."""
@@ -83,10 +90,10 @@ async def json_dump_user(context: CommandContext, run_id: str, treasurer_index: 
     return _as_json(facts)
 
 
-@click.command("list-runs", epilog=example("run-manager list-runs", "", "--all --json", "--address WALLET"))
-@click.option("--authorizer", type=ADDRESS, help="Only runs for which this wallet grants the right to join.")
-@click.option("--all", "every", is_flag=True, help="Also runs that are paused, finished or not configured yet.")
-@click.option("--address", "--wallet", "address", type=ADDRESS, help="Only runs that this wallet may join.")
+@click.command("list-runs", cls=GroupedCommand, epilog=example("run-manager list-runs", "", "--all --json", "--address WALLET"))
+@option("--authorizer", type=ADDRESS, group=RUN, help="Only runs for which this wallet grants the right to join.")
+@option("--all", "every", is_flag=True, group=RUN, help="Also runs that are paused, finished or not configured yet.")
+@option("--address", "--wallet", "address", type=ADDRESS, group=RUN, help="Only runs that this wallet may join.")
 @command(ChainSettings)
 async def list_runs(context: CommandContext, authorizer: Pubkey | None, every: bool, address: Pubkey | None) -> Outcome:
     """List the runs on a chain, those that wait for members first.
@@ -117,10 +124,12 @@ async def _may_join(context: CommandContext, join_authority: Pubkey, address: Pu
     return True
 
 
-@click.command("can-join", epilog=example("run-manager can-join", "-r first-light --address WALLET"))
+@click.command("can-join", cls=GroupedCommand, epilog=example("run-manager can-join", "-r first-light --address WALLET"))
 @run_id_option
-@click.option("--authorizer", type=ADDRESS, help="Wallet whose authorization names the joining wallet as a delegate.")
-@click.option("--address", "--wallet", "--user", "address", type=ADDRESS, required=True, help="The wallet that wants to join.")
+@option("--authorizer", type=ADDRESS, group=RUN, help="Wallet whose authorization names the joining wallet as a delegate.")
+@option(
+    "--address", "--wallet", "--user", "address", type=ADDRESS, required=True, group=RUN, help="The wallet that wants to join."
+)
 @command(ChainSettings)
 async def can_join(context: CommandContext, run_id: str, authorizer: Pubkey | None, address: Pubkey) -> Outcome:
     """Check whether a wallet may join a run, and print what is missing. Exit code 1 if it may not."""
