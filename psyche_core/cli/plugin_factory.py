@@ -75,7 +75,7 @@ def _make(record: PluginRecord, registration: Any, settings: Any, model_config: 
         if record.kind != "sharding":
             raise
         return Made(None, f"it makes no engine for a single rank, and training has two; it says: {error.sentence}")
-    name = f"create gives a {type(made).__name__}"
+    name = f"create gives {_a(type(made).__name__)}"
     if record.kind == "optimizer":
         return Made(True, f"{name} for a model of {len(made.masters)} tensors")
     if record.kind == "sharding":
@@ -83,6 +83,10 @@ def _make(record: PluginRecord, registration: Any, settings: Any, model_config: 
         made.close()
         return Made(True, f"{name} for a single rank, which places {count} tensors")
     return Made(True, f"{name}{_given(registration, context)}")
+
+
+def _a(name: str) -> str:
+    return f"{'an' if name[:1] in 'AEIO' else 'a'} {name}"
 
 
 def _given(registration: Registration, context: Any) -> str:
@@ -113,4 +117,4 @@ def _build(registration: Any, model_config: Mapping[str, Any] | None, folder: Pa
         return Made(None, "give the config.json of a small model with --model-config")
     (folder / "config.json").write_text(json.dumps(dict(model_config)), encoding="utf-8")
     made = registration.create(ModelContext(source=folder, max_seq_len=16, seed=bytes(32), device="cpu"))
-    return Made(True, f"create gives a {type(made).__name__} of {len(made.parameters)} tensors")
+    return Made(True, f"create gives {_a(type(made).__name__)} of {len(made.parameters)} tensors")

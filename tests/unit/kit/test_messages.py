@@ -22,6 +22,7 @@ from psyche_core.testing.sentences import LONGEST, difference, differences, rais
 
 REPOSITORY = Path(__file__).parents[3]
 KIT = Path(testing.__path__[0])
+PAGE = (REPOSITORY / "docs" / "plugins" / "broken-plugins.md").read_text()
 FEWEST_WORDS = 4
 """Fewer words than these, besides values, are no sentence."""
 
@@ -197,6 +198,12 @@ def test_a_failure_says_what_is_wanted_what_came_and_where_it_is_written(failure
     said, _, section = failures[test].partition("- the contract -")
     assert sentence in said
     assert section.strip("-\n").splitlines() == [wanted, f"The contract is {contract}"]
+
+
+def test_the_page_of_broken_plugins_shows_one() -> None:
+    sentence, _, contract = TOLD["TestDrifting.test_garbage_is_rejected"]
+    assert f"`{sentence}`" in PAGE
+    assert f"`The contract is {contract}`" in PAGE
 
 
 def test_other_tests_have_no_contract(failures: dict[str, str]) -> None:
