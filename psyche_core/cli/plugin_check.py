@@ -36,8 +36,8 @@ Outcome = Literal["ok", "warning", "failed", "skipped"]
 CONFORMANCE_SECONDS = 600
 """Time limit of the whole conformance step."""
 
-MOST_LETTERS = 500
-"""Longest message of a failed test that is shown: its sentence, and the beginning of what was compared."""
+MOST_LETTERS = 300
+"""Longest sentence of a failed test that is shown."""
 
 _CLASSES: Mapping[str, str] = {
     "backend": "backend.BackendConformance",
@@ -254,7 +254,7 @@ def _check_conformance(record: PluginRecord, registration: Registration, given: 
 def _read_report(name: str, report: Path, contract: Contract) -> Step:
     cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314  # pytest wrote it a moment ago
     failures = [
-        f"{case.get('name')}: {' '.join((problem.get('message') or '').split())[:MOST_LETTERS]}"
+        f"{case.get('name')}: {_sentence(problem.get('message') or '')}"
         for case in cases
         for problem in (*case.findall("failure"), *case.findall("error"))
     ]
@@ -264,3 +264,9 @@ def _read_report(name: str, report: Path, contract: Contract) -> Step:
         return Step("conformance", "failed", f"{told}{' …' if len(failures) > 3 else ''}; {contract}")
     left = f", {skipped} do not apply" if skipped else ""
     return Step("conformance", "ok", f"{len(cases) - skipped} tests of {name} pass{left}")
+
+
+def _sentence(message: str) -> str:
+    """The first line of a failure's message; pytest's comparison of values comes after it."""
+    first = next(iter(message.strip().splitlines()), "").removeprefix("AssertionError: ")
+    return first if len(first) <= MOST_LETTERS else f"{first[:MOST_LETTERS]}…"
