@@ -43,7 +43,8 @@ class PayloadTests(OptimizerTests):
     def test_truncated_and_lengthened_payloads_are_rejected(self, cut: int) -> None:
         """Every byte counts: a shorter or longer payload is invalid."""
         optimizer, payload = self.replica().optimizer, self.payload()
-        for bad in (payload[:-cut], payload[:cut], payload + bytes(cut), payload[cut:], payload * (cut + 1)):
+        spoilt = (payload[:-cut], payload[:cut], payload + bytes(cut), payload[cut:], payload * (cut + 1))
+        for bad in (each for each in spoilt if each != payload):  # of a short payload the first 100 bytes are the whole
             wanted = f"check must raise PayloadRejected for {len(bad)} bytes of a payload that has {len(payload)}"
             with raises(PayloadRejected, wanted):
                 optimizer.check(bad)
