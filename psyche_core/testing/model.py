@@ -124,7 +124,7 @@ class ModelConformance(Conformance):
         loss = model.loss(self.samples(model), micro_batch_size=5)
         assert loss == pytest.approx(uniform, rel=0.25), (
             f"loss must be the mean in nats per predicted token, of an untrained model about log({model.vocab_size}) = "
-            f"{uniform:.3g}, got {loss:.3g}; is it a sum, in bits, or are labels not shifted?"
+            f"{uniform:.3g}, got {shown(loss)}; is it a sum, in bits, or are labels not shifted?"
         )
 
     def test_gradients_are_deterministic(self, model: Model) -> None:
@@ -144,7 +144,7 @@ class ModelConformance(Conformance):
         before = model.gradients(samples, micro_batch_size=5)
         alone = model.loss(samples, micro_batch_size=5)
         assert before == pytest.approx(alone, abs=1e-5), (
-            f"gradients must return the same mean as loss, {alone:.6g}, got {before:.6g}"
+            f"gradients must return the same mean as loss, {shown(alone)}, got {shown(before)}"
         )
         gradients = gradients_of(model)
         squared_norm = squared_norm_of(gradients)
@@ -165,11 +165,11 @@ class ModelConformance(Conformance):
         whole, expected = model.gradients(samples, micro_batch_size=5), gradients_of(model)
         split = model.gradients(samples, micro_batch_size=micro_batch_size)
         wanted = f"micro batches of {micro_batch_size} must change nothing: each counts by its number of predictions"
-        assert split == pytest.approx(whole, abs=1e-5), f"{wanted}; gradients must return {whole:.6g}, got {split:.6g}"
+        assert split == pytest.approx(whole, abs=1e-5), f"{wanted}; gradients must return {shown(whole)}, got {shown(split)}"
         for name, gradient in gradients_of(model).items():
             assert_close(gradient, expected[name], f"{wanted}; the gradient of {name} is another", rtol=1e-5, atol=1e-5)
         split = model.loss(samples, micro_batch_size=micro_batch_size)
-        assert split == pytest.approx(whole, abs=1e-5), f"{wanted}; loss must return {whole:.6g}, got {split:.6g}"
+        assert split == pytest.approx(whole, abs=1e-5), f"{wanted}; loss must return {shown(whole)}, got {shown(split)}"
 
     def test_loss_leaves_gradients_and_weights_alone(self, model: Model) -> None:
         """Evaluation between two rounds must not affect training."""
@@ -199,7 +199,7 @@ class ModelConformance(Conformance):
         two, four = model.loss(short, micro_batch_size=1), model.loss(long, micro_batch_size=1)
         assert two == four, (
             f"tokens of two and of four bytes are unsigned, little-endian, and must give the same loss for the ids {ids}, got "
-            f"{two:.6g} and {four:.6g}"
+            f"{shown(two)} and {shown(four)}"
         )
 
     def test_ignored_labels_count_for_nothing(self, model: Model) -> None:
@@ -233,7 +233,7 @@ class ModelConformance(Conformance):
         loss = model.loss(marked, micro_batch_size=1)
         assert loss == pytest.approx(upto[1] - upto[0], abs=1e-4), (
             f"tokens with IGNORED_LABEL must have no loss and labels are shifted by the model, so the loss is that of token 7 "
-            f"alone, {upto[1] - upto[0]:.5g}, got {loss:.5g}"
+            f"alone, {upto[1] - upto[0]:.5g}, got {shown(loss)}"
         )
 
     def test_packed_texts_count_as_if_alone(self, model: Model) -> None:
@@ -266,8 +266,8 @@ class ModelConformance(Conformance):
             shift(model, gradients, -0.02 / squared_norm_of(gradients))
         after = model.loss(samples, micro_batch_size=5)
         assert after < before - 0.1, (
-            f"ten steps of gradient descent on one batch must lower its loss by more than 0.1, got {before:.4g} before and "
-            f"{after:.4g} after"
+            f"ten steps of gradient descent on one batch must lower its loss by more than 0.1, got {shown(before)} before and "
+            f"{shown(after)} after"
         )
 
     def test_saved_model_is_built_again_with_the_same_bits(self, model: Model, source: Path) -> None:
@@ -341,9 +341,9 @@ def assert_same_slope(model: Model, samples: Samples, loss: float, expected: Map
     """Check that loss and gradient of the samples are the expected ones, up to rounding."""
     wanted = "ignored labels and padding must not count, and each packed text counts as if it had its own row"
     came = model.gradients(samples, micro_batch_size=1)
-    assert came == pytest.approx(loss, abs=1e-5), f"{wanted}; gradients must return {loss:.6g}, got {came:.6g}"
+    assert came == pytest.approx(loss, abs=1e-5), f"{wanted}; gradients must return {shown(loss)}, got {shown(came)}"
     came = model.loss(samples, micro_batch_size=1)
-    assert came == pytest.approx(loss, abs=1e-5), f"{wanted}; loss must return {loss:.6g}, got {came:.6g}"
+    assert came == pytest.approx(loss, abs=1e-5), f"{wanted}; loss must return {shown(loss)}, got {shown(came)}"
     for name, gradient in gradients_of(model).items():
         assert_close(gradient, expected[name], f"{wanted}; the gradient of {name} is another", rtol=1e-4, atol=1e-5)
 

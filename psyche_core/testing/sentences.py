@@ -28,6 +28,10 @@ class _Short(reprlib.Repr):
         self.maxother = self.maxstring = LONGEST
         self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 8
 
+    def repr_float(self, value: float, level: int) -> str:  # noqa: ARG002  # reprlib's signature
+        """Seven digits, more than any tolerance here."""
+        return f"{value:.7g}"
+
     def repr_bytes(self, value: bytes, level: int) -> str:  # noqa: ARG002  # reprlib's signature
         """At most 24 bytes, and how many there are."""
         return repr(value) if len(value) <= 24 else f"{value[:24]!r}… ({len(value)} bytes)"

@@ -108,8 +108,8 @@ class ShardingConformance(Conformance):
             expected = whole.gradients(samples, micro_batch_size=size)
             came = divided.gradients(samples, micro_batch_size=size)
             assert came == pytest.approx(expected, abs=tolerance), (
-                f"the divided model's loss must be the whole model's, {expected:.7g} up to {tolerance:g}, got {came:.7g} from "
-                f"gradients with {samples.count} rows in micro batches of {size}"
+                f"the divided model's loss must be the whole model's, {shown(expected)} up to {tolerance:g}, got {shown(came)} "
+                f"from gradients with {samples.count} rows in micro batches of {size}"
             )
             wanted = gradients_of(whole)
             for name, gradient in gradients_of(divided).items():
@@ -120,8 +120,8 @@ class ShardingConformance(Conformance):
                 )
             came = divided.loss(samples, micro_batch_size=size)
             assert came == pytest.approx(expected, abs=tolerance), (
-                f"the divided model's loss must be the whole model's, {expected:.7g} up to {tolerance:g}, got "
-                f"{came:.7g} from loss"
+                f"the divided model's loss must be the whole model's, {shown(expected)} up to {tolerance:g}, got "
+                f"{shown(came)} from loss"
             )
 
     def test_loss_and_gradients_are_the_whole_models_and_ranks_agree(
@@ -155,8 +155,8 @@ class ShardingConformance(Conformance):
             expected = whole.gradients(samples, micro_batch_size=3)
             came = divided.loss(samples, micro_batch_size=3)
             assert came == pytest.approx(expected, abs=TOLERANCE), (
-                f"the weights of rank 0 change between calls and must be scattered anew for each; loss must be {expected:.7g} up "
-                f"to {TOLERANCE:g}, got {came:.7g}"
+                f"the weights of rank 0 change between calls and must be scattered anew for each; loss must be {shown(expected)} "
+                f"up to {TOLERANCE:g}, got {shown(came)}"
             )
             self.assert_same_slope(whole, divided, samples)
 

@@ -39,7 +39,7 @@ class TransportConformance(BlobTests):
     async def test_identity_and_address_fit_the_contract(self) -> None:
         async with self.make_mesh(2) as (one, other):
             assert len(one.peer_id) == 32, f"peer_id must be a public key of 32 bytes, got {shown(one.peer_id)}"
-            assert one.peer_id != other.peer_id, f"endpoints of two keys must have two peer_ids, both have {one.peer_id.hex()}"
+            assert one.peer_id != other.peer_id, f"endpoints of two keys must have two peer_ids, both have {shown(one.peer_id)}"
             assert len(one.address) <= 1024, f"address must be at most 1024 bytes, got {len(one.address)}"
 
     async def test_stats_name_the_peers_and_count_bytes(self) -> None:

@@ -224,6 +224,7 @@ def test_what_a_test_wants_is_the_first_sentence_of_its_docstring_or_its_name() 
 
 def test_values_are_short() -> None:
     assert shown(b"tokens") == "b'tokens'"
+    assert (shown(4.1108733), shown([0.5, None])) == ("4.110873", "[0.5, None]")
     assert shown(bytes(3_000_000)).endswith("… (3000000 bytes)")
     for long in ("x" * 10_000, list(range(10_000)), [b"x" * 1000] * 1000, {f"layer.{number}": number for number in range(1000)}):
         assert 20 < len(shown(long)) <= LONGEST
