@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from psyche_core.errors import ModelError, PsycheError, UserError
+from psyche_core.errors import ConfigError, ModelError, PsycheError, UserError
 from psyche_core.hookspecs import BackendRegistration, ModelContext, Registration
 from psyche_core.plugin_errors import label, leaf_exceptions, summary_of
-from psyche_core.plugins import PluginRecord
+from psyche_core.plugins import PluginRecord, validate_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +33,12 @@ def try_factory(
     """Make an object of a plugin. registration: guarded. settings: its own table. model_config: a model's config.json."""
     table = getattr(registration, "settings", None)
     try:
-        validated = None if table is None else table.model_validate(dict(settings))
+        try:
+            validated = None if table is None else validate_settings(registration, settings, where=record.name)
+        except ConfigError as error:  # if they were given, the step before this one has failed
+            return Made(None, f"it needs settings; give them with --settings: {error.sentence}")
         with tempfile.TemporaryDirectory(prefix="psyche-check-", ignore_cleanup_errors=True) as folder:
             return _make(record, registration, validated, model_config, Path(folder))
-    except ValidationError as error:
-        return Made(None, f"it needs settings; give them with --settings: {summary_of(error)}")
     except UserError as error:
         if table is not None and not settings:
             return Made(None, f"it needs settings; give them with --settings: {error.sentence}")
@@ -66,7 +65,7 @@ def _make(record: PluginRecord, registration: Any, settings: Any, model_config: 
             return Made(None, "it needs the address of a coordinator, and has no create_server that could make one here")
     from psyche_core.testing.contexts import context_for
 
-    context = context_for(registration, settings=settings, folder=folder)
+    context: Any = context_for(registration, settings=settings, folder=folder)
     if record.kind == "data":
         context = replace(context, base=Path.cwd())  # as for the training that follows
     try:
