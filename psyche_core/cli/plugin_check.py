@@ -21,19 +21,23 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
+from psyche_core.cli.plugin_factory import try_factory
 from psyche_core.cli.plugin_training import try_training
-from psyche_core.errors import PsycheError
-from psyche_core.hookspecs import OptimizerContext, Registration
+from psyche_core.hookspecs import Registration
 from psyche_core.plugin_errors import guarded, label, summary_of
 from psyche_core.plugin_switches import CORE
 from psyche_core.plugins import PluginRecord, described_settings
 from psyche_core.plugins.advice import Dependencies, settings_advice
 from psyche_core.plugins.loading import HOOKS, Refused, checked_api, imported, registration_of
+from psyche_core.testing.contracts import CONTRACTS, Contract
 
 Outcome = Literal["ok", "warning", "failed", "skipped"]
 
 CONFORMANCE_SECONDS = 600
 """Time limit of the whole conformance step."""
+
+MOST_LETTERS = 300
+"""Longest sentence of a failed test that is shown."""
 
 _CLASSES: Mapping[str, str] = {
     "backend": "backend.BackendConformance",
@@ -197,34 +201,9 @@ def _check_dependencies(record: PluginRecord) -> Step:
     return Step("dependencies", "ok", f"{found.count} requirements are installed; works with {found.core}")
 
 
-def _check_factory(record: PluginRecord, registration: Any, given: Given) -> Step:
-    """Make an object where that needs neither an address, files nor a network."""
-    try:
-        if record.kind == "command":
-            import click
-
-            command = registration.load()
-            if not isinstance(command, click.Command):
-                return Step("factory", "failed", f"load gives a {type(command).__name__}, expected a click command")
-            return Step("factory", "ok", f"load gives the command {command.name}")
-        if record.kind == "optimizer":
-            from psyche_core.testing.toy_model import ToyModel
-
-            settings = registration.settings.model_validate(dict(given.settings))
-            made = registration.create(OptimizerContext(settings=settings, model=ToyModel()))
-            return Step("factory", "ok", f"create gives a {type(made).__name__} for a model of {len(made.masters)} tensors")
-    except ValidationError as error:
-        return Step("factory", "skipped", f"it needs settings; give them with --settings: {summary_of(error)}")
-    except PsycheError as error:
-        return Step("factory", "failed", error.sentence)
-    except ModuleNotFoundError as error:
-        return Step(
-            "factory", "failed", f"the module {error.name} is not installed; optimizers need pip install 'psyche-core[train]'"
-        )
-    except Exception as error:  # foreign code may raise anything
-        return Step("factory", "failed", f"{label(record.kind, record.name, record.origin)} failed with {summary_of(error)}")
-
-    return Step("factory", "skipped", f"what a {record.kind} plugin is made from is not known here; its own test makes one")
+def _check_factory(record: PluginRecord, registration: Registration, given: Given) -> Step:
+    tried = try_factory(record, registration, given.settings, given.model_config)
+    return Step("factory", "skipped" if tried.made is None else "ok" if tried.made else "failed", tried.sentence)
 
 
 def _check_conformance(record: PluginRecord, registration: Registration, given: Given) -> Step:
@@ -269,19 +248,25 @@ def _check_conformance(record: PluginRecord, registration: Registration, given: 
         if not report.exists():
             lines = (done.stdout + done.stderr).strip().splitlines() or [f"exit status {done.returncode}"]
             return Step("conformance", "failed", f"{name} could not run: {lines[-1]}")
-        return _read_report(name, report)
+        return _read_report(name, report, CONTRACTS[record.kind])
 
 
-def _read_report(name: str, report: Path) -> Step:
+def _read_report(name: str, report: Path, contract: Contract) -> Step:
     cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314  # pytest wrote it a moment ago
     failures = [
-        f"{case.get('name')}: {' '.join((problem.get('message') or '').split())[:200]}"
+        f"{case.get('name')}: {_sentence(problem.get('message') or '')}"
         for case in cases
         for problem in (*case.findall("failure"), *case.findall("error"))
     ]
     skipped = sum(case.find("skipped") is not None for case in cases)
     if failures:
         told = f"{len(failures)} of {len(cases)} tests of {name} failed: {'; '.join(failures[:3])}"
-        return Step("conformance", "failed", told + (" …" if len(failures) > 3 else ""))
+        return Step("conformance", "failed", f"{told}{' …' if len(failures) > 3 else ''}; {contract}")
     left = f", {skipped} do not apply" if skipped else ""
     return Step("conformance", "ok", f"{len(cases) - skipped} tests of {name} pass{left}")
+
+
+def _sentence(message: str) -> str:
+    """The first line of a failure's message; pytest's comparison of values comes after it."""
+    first = next(iter(message.strip().splitlines()), "").removeprefix("AssertionError: ")
+    return first if len(first) <= MOST_LETTERS else f"{first[:MOST_LETTERS]}…"

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from psyche_core.config.sentences import did_you_mean
+from psyche_core.testing.contracts import Contract
 
 _OURS = "psyche_core.testing"
 
@@ -27,11 +28,13 @@ class Conformance:
     """Base of all conformance classes.
 
     Attributes:
+        contract: where it is written what the tests want; a failed test names it.
         capabilities: what the plugin can do beyond what its contract demands, of `optional`; None declares nothing: then optional
             tests run for whatever it shows.
         optional: the capabilities that have tests of their own, with what each means.
     """
 
+    contract: ClassVar[Contract]
     capabilities: ClassVar[frozenset[str] | None] = None
     optional: ClassVar[Mapping[str, str]] = MappingProxyType({})
 

@@ -22,7 +22,9 @@ import anyio.lowlevel
 from psyche_core.errors import DataError
 from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.testing.conformance import Conformance
+from psyche_core.testing.contracts import CONTRACTS
 from psyche_core.testing.needs_pytest import pytest
+from psyche_core.testing.sentences import raises, shown
 from psyche_core.types import BatchId
 
 TIMEOUT = 20.0
@@ -40,6 +42,7 @@ class DataConformance(Conformance):
             sequence counts).
     """
 
+    contract = CONTRACTS["data"]
     sequence_length = 8
     token_size = 2
     file_sequences: tuple[int, ...] = (5, 1, 7)
@@ -97,28 +100,39 @@ class DataConformance(Conformance):
 
     async def test_counts_every_whole_sequence(self, source: Any) -> None:
         async with self.provider(source) as provider:
-            assert provider.sequence_length == self.sequence_length
-            assert provider.num_sequences == len(self.expected())
+            assert provider.sequence_length == self.sequence_length, (
+                f"sequence_length must be the tokens of a sample, {self.sequence_length}, got {provider.sequence_length}"
+            )
+            assert provider.num_sequences == len(self.expected()), (
+                "num_sequences must count every whole sequence of each file and none that is cut off, "
+                f"{len(self.expected())}, got {provider.num_sequences}"
+            )
 
     async def test_every_number_has_its_tokens(self, source: Any) -> None:
         async with self.provider(source) as provider:
             for number, tokens in enumerate(self.expected()):
                 samples = await provider.read([BatchId(number, number)], timeout=TIMEOUT)
-                assert samples.tokens == tokens, f"sample {number}"
+                assert samples.tokens == tokens, (
+                    f"sample {number} must have the tokens of its place in the source, {shown(tokens)}, got "
+                    f"{shown(samples.tokens)}"
+                )
 
     async def test_last_sequence_is_present(self, source: Any) -> None:
         last = len(self.expected()) - 1
         async with self.provider(source) as provider:
             samples = await provider.read([BatchId(last, last)], timeout=TIMEOUT)
 
-        assert samples.tokens == self.expected()[-1]
+        assert samples.tokens == self.expected()[-1], (
+            f"the last whole sequence counts: sample {last} must have the tokens {shown(self.expected()[-1])}, got "
+            f"{shown(samples.tokens)}"
+        )
 
     async def test_an_interval_is_read_in_order_with_both_ends(self, source: Any) -> None:
         last = len(self.expected()) - 1
         async with self.provider(source) as provider:
             samples = await provider.read([BatchId(0, last)], timeout=TIMEOUT)
 
-        assert samples == self._samples(list(range(last + 1)))
+        self._check(samples, list(range(last + 1)), f"read of the interval 0 to {last}, both included, must give each in order")
 
     async def test_intervals_are_read_in_the_order_given(self, source: Any) -> None:
         last = len(self.expected()) - 1
@@ -127,14 +141,14 @@ class DataConformance(Conformance):
         async with self.provider(source) as provider:
             samples = await provider.read(batches, timeout=TIMEOUT)
 
-        assert samples == self._samples(numbers)
+        self._check(samples, numbers, "read must give the samples of all intervals, concatenated in the order given")
 
     async def test_many_intervals_at_once(self, source: Any) -> None:
         numbers = [(7 * step) % 100 for step in range(300)]
         async with self.provider(source) as provider:
             samples = await provider.read([BatchId(number, number) for number in numbers], timeout=TIMEOUT)
 
-        assert samples == self._samples(numbers)
+        self._check(samples, numbers, "read of 300 intervals at once must give the samples of all, concatenated in order")
 
     async def test_numbers_past_the_end_wrap_around(self, source: Any) -> None:
         count = len(self.expected())
@@ -144,26 +158,31 @@ class DataConformance(Conformance):
             across = await provider.read([BatchId(numbers[0], numbers[-1])], timeout=TIMEOUT)
             distant = await provider.read([BatchId(far, far)], timeout=TIMEOUT)
 
-        assert across == self._samples(numbers)
-        assert distant == self._samples([0])
+        self._check(across, numbers, f"numbers past the end must wrap around (index mod num_sequences), so {count} is sample 0")
+        self._check(distant, [0], f"numbers count over the whole run and must wrap around however large they are, such as {far}")
 
     async def test_no_intervals_are_no_samples(self, source: Any) -> None:
         async with self.provider(source) as provider:
             samples = await provider.read([], timeout=TIMEOUT)
 
-        assert samples == self._samples([])
+        self._check(samples, [], "read of no intervals must give no samples")
 
     async def test_two_providers_read_the_same(self, source: Any) -> None:
         batches = [BatchId(3, 9), BatchId(0, 1)]
         async with self.provider(source) as one, self.provider(source) as other:
-            assert await one.read(batches, timeout=TIMEOUT) == await other.read(batches, timeout=TIMEOUT)
+            first, second = [await provider.read(batches, timeout=TIMEOUT) for provider in (one, other)]
+            assert first == second, (
+                f"the same number must give the same tokens to every member; one provider gave {_brief(first)}, another "
+                f"{_brief(second)}"
+            )
 
     async def test_no_time_is_a_timeout_and_the_provider_goes_on(self, source: Any) -> None:
         async with self.provider(source) as provider:
-            with pytest.raises(TimeoutError):
+            with raises(TimeoutError, "read must raise TimeoutError when its timeout is over, here 0 s"):
                 await provider.read([BatchId(0, 2)], timeout=0.0)
 
-            assert await provider.read([BatchId(0, 2)], timeout=TIMEOUT) == self._samples([0, 1, 2])
+            samples = await provider.read([BatchId(0, 2)], timeout=TIMEOUT)
+            self._check(samples, [0, 1, 2], "after a read that ended with TimeoutError the next one must work")
 
     async def test_a_cancelled_read_leaves_the_provider_usable(self, source: Any) -> None:
         async with self.provider(source) as provider:
@@ -176,7 +195,8 @@ class DataConformance(Conformance):
                 await anyio.lowlevel.checkpoint()
                 tasks.cancel_scope.cancel()
 
-            assert await provider.read([BatchId(1, 1)], timeout=TIMEOUT) == self._samples([1])
+            samples = await provider.read([BatchId(1, 1)], timeout=TIMEOUT)
+            self._check(samples, [1], "after a read that was cancelled the next one must work")
 
     async def test_a_damaged_source_is_a_data_error_and_no_short_batch(self, source: Any, token_folder: Path) -> None:
         if not self.source_can_break:
@@ -185,10 +205,13 @@ class DataConformance(Conformance):
         last = len(self.expected()) - 1
         async with self.provider(source) as provider:
             self.break_source(token_folder)
-            with pytest.raises(DataError) as caught:
+            wanted = "a batch that cannot be read must raise DataError, and is never shortened or skipped"
+            with raises(DataError, wanted) as caught:
                 await provider.read([BatchId(0, last)], timeout=TIMEOUT)
 
-        assert len(str(caught.value)) > 20, "a DataError says what was got, what was expected and what to do"
+        assert len(str(caught.value)) > 20, (
+            f"a DataError must say what was got, what was expected and what to do, got {shown(str(caught.value))}"
+        )
 
     async def test_closing_twice_is_closing_once(self, source: Any) -> None:
         never_entered = self.provider(source)
@@ -198,7 +221,32 @@ class DataConformance(Conformance):
             await provider.aclose()
             await provider.aclose()
 
+    def _check(self, samples: Samples, numbers: list[int], wanted: str) -> None:
+        """Compare samples with those of the numbers, in all fields. wanted: what the contract wants."""
+        __tracebackhide__ = True  # so that pytest shows the test
+        expected = self._samples(numbers)
+        assert samples == expected, (
+            f"{wanted}, {_brief(expected)}, got {_brief(samples)}{self._first_other(samples, expected, numbers)}"
+        )
+
+    def _first_other(self, samples: Samples, expected: Samples, numbers: list[int]) -> str:
+        """Where two reads of the same size part, for a message: both may begin alike."""
+        size = self.sequence_length * self.token_size
+        if len(samples.tokens) != len(expected.tokens):
+            return ""
+        for place, number in enumerate(numbers):
+            if samples.tokens[place * size : (place + 1) * size] != expected.tokens[place * size : (place + 1) * size]:
+                return f"; the first wrong row is {place}, which should be sample {number % len(self.expected())}"
+        return ""
+
     def _samples(self, numbers: list[int]) -> Samples:
         rows = self.expected()
         tokens = b"".join(rows[number % len(rows)] for number in numbers)
         return Samples(tokens, len(numbers), self.sequence_length, self.token_size)
+
+
+def _brief(samples: Samples) -> str:
+    """Samples in a message."""
+    size = f"{samples.count} samples of {samples.sequence_length} tokens of {samples.token_size} bytes"
+    more = [name for name in ("labels", "position_ids", "sequence_lengths") if getattr(samples, name) is not None]
+    return f"{size} {shown(samples.tokens)}{' and ' if more else ''}{', '.join(more)}"

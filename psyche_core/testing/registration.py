@@ -23,13 +23,14 @@ import click
 from psyche_core import hookspecs
 from psyche_core.errors import ConfigError
 from psyche_core.hookspecs import Registration
-from psyche_core.interfaces.tracker import TrackedRun
 from psyche_core.plugin_switches import CORE
 from psyche_core.plugins import PluginRecord, PluginRegistry, validate_settings
 from psyche_core.plugins.advice import Dependencies, settings_advice
 from psyche_core.testing.conformance import Conformance
+from psyche_core.testing.contexts import context_for
+from psyche_core.testing.contracts import REGISTRATION
 from psyche_core.testing.needs_pytest import pytest
-from psyche_core.wire.signing import SecretKey
+from psyche_core.testing.sentences import raises, shown
 
 HEAVY = ("torch", "transformers", "numpy", "jax")
 UNKNOWN_KEY = "no_plugin_has_this_key"
@@ -44,6 +45,7 @@ class RegistrationConformance(Conformance):
         heavy: modules that registering must not import.
     """
 
+    contract = REGISTRATION
     kind: ClassVar[str]
     name: ClassVar[str]
     heavy: ClassVar[tuple[str, ...]] = HEAVY
@@ -55,36 +57,16 @@ class RegistrationConformance(Conformance):
     def context(self, settings: Any, folder: Path) -> Any | None:
         """What the factory is called with; None leaves that test out. settings: validated; folder: an empty one.
 
-        Override it for a model (ModelContext.source is a folder with its config.json) and for what needs more than is given here.
+        A backend gets the address of its own server, which is started and ended for that; a sharding engine is alone. Override it
+        for a model (ModelContext.source is a folder with its config.json) and for what needs more than is given here.
         """
-        key = SecretKey(bytes([1]) * 32)
-        match self.kind:
-            case "backend":
-                return hookspecs.BackendContext(run_id="conformance", address=str(folder / "run"), key=key, settings=settings)
-            case "optimizer":
-                from psyche_core.testing.toy_model import ToyModel
-
-                return hookspecs.OptimizerContext(settings=settings, model=ToyModel())
-            case "data":
-                return hookspecs.DataContext(settings=settings, sequence_length=8, base=folder, cache=folder / "cache")
-            case "transport":
-                return hookspecs.TransportContext(run_id="conformance", key=key, settings=settings)
-            case "tracker":
-                run = TrackedRun(run_id="conformance", member="ab" * 32, config={"run_id": "conformance"})
-                return hookspecs.TrackerContext(run=run, settings=settings)
-            case "sharding":
-                from psyche_core.testing.sharding import Alone, context_of
-                from psyche_core.testing.tiny_models import LLAMA
-
-                return context_of(folder, LLAMA, Alone())
-            case "relay":
-                return hookspecs.RelayContext()
-            case _:
-                return None
+        return context_for(self._load(PluginRegistry.discover()), settings=settings, folder=folder)
 
     def test_one_entry_point_names_it(self) -> None:
         record = self._record(PluginRegistry.discover())
-        assert record.status == "not loaded", f"{record.entry_point} ({record.origin}) cannot be used: {record.cause}"
+        assert record.status == "not loaded", (
+            f"one entry point must name the plugin, and {record.entry_point} ({record.origin}) cannot be used: {record.cause}"
+        )
 
     def test_it_is_registered_for_this_plugin_api(self) -> None:
         registry = PluginRegistry.discover()
@@ -93,18 +75,21 @@ class RegistrationConformance(Conformance):
             registration = self._load(registry)
         summary = registration.summary
         assert summary.strip(), "the registration's summary is empty; say in a few words what the plugin does"
-        assert "\n" not in summary, "the registration's summary must be one line"
-        assert self._record(registry).status == "ok"
+        assert "\n" not in summary, f"the registration's summary must be one line, got {shown(summary)}"
+        record = self._record(registry)
+        assert record.status == "ok", f"{record.entry_point} must be usable, its status is {record.status}: {record.cause}"
 
     def test_its_settings_are_described_and_unknown_keys_are_refused(self, tmp_path: Path) -> None:
         registration = self._load(PluginRegistry.discover())
         given = dict(self.settings(tmp_path))
         validate_settings(registration, given, where=self.name)
-        with pytest.raises(ConfigError, match=UNKNOWN_KEY):
+        with raises(ConfigError, f"its settings must refuse the unknown key {UNKNOWN_KEY}", match=UNKNOWN_KEY):
             validate_settings(registration, {**given, UNKNOWN_KEY: 1}, where=self.name)
         model = getattr(registration, "settings", None)
         advice = [] if model is None else list(settings_advice(model))
-        assert not advice, f"{model.__name__ if model else ''}: {'; '.join(advice)}"
+        assert not advice, (
+            f"its settings must be described and refuse unknown keys; {model.__name__ if model else ''}: {'; '.join(advice)}"
+        )
 
     def test_its_factory_makes_one(self, tmp_path: Path) -> None:
         registration: Any = self._load(PluginRegistry.discover())
@@ -114,7 +99,7 @@ class RegistrationConformance(Conformance):
             return
         context = self.context(validate_settings(registration, self.settings(tmp_path), where=self.name), tmp_path)
         if context is None:
-            pytest.skip(f"what a {self.kind} plugin is made from is not known here; override context")
+            pytest.skip(f"only you know from what your {self.kind} plugin is made; override context")
         made = registration.create(context)  # the registry's copy refuses what is not of the kind, in a sentence
         if self.kind == "tracker":
             made.finish(success=False, reason="it was only tried")
@@ -137,7 +122,9 @@ class RegistrationConformance(Conformance):
             pytest.skip("it comes with psyche-core")
         found = Dependencies.of(record.distribution)
         assert not found.missing, f"not installed: {', '.join(found.missing)}; pip install {record.distribution}"
-        assert not found.advice, f"{record.distribution}: {found.advice}"
+        assert not found.advice, (
+            f"the distribution must say with which versions of psyche-core it works; {record.distribution}: {found.advice}"
+        )
 
     def _record(self, registry: PluginRegistry) -> PluginRecord:
         found = [record for record in registry.list() if (record.kind, record.name) == (self.kind, self.name)]

@@ -28,13 +28,15 @@ from psyche_core.hookspecs import ModelContext, Parallelism, ShardingContext
 from psyche_core.interfaces.data import IGNORED_LABEL, Samples
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.sharding import Axes, RankGroup, ShardingEngine
-from psyche_core.models.hf.configuration import read_configuration
-from psyche_core.models.hf.empty_model import build_empty_model
 from psyche_core.models.sharding.controller import RankController
 from psyche_core.models.sharding.model import ShardedModel
 from psyche_core.testing.conformance import Conformance
+from psyche_core.testing.contracts import CONTRACTS
 from psyche_core.testing.model import ModelConformance, gradients_of
 from psyche_core.testing.needs_pytest import pytest
+from psyche_core.testing.one_rank import Alone as Alone
+from psyche_core.testing.one_rank import context_of as context_of
+from psyche_core.testing.sentences import raises, shown
 
 Degree = tuple[int, int]
 """Number of data-parallel and of tensor-parallel ranks."""
@@ -58,6 +60,7 @@ class ShardingConformance(Conformance):
         refused: configurations that it rejects for tensor parallelism.
     """
 
+    contract = CONTRACTS["sharding"]
     sharding: ClassVar[str]
     ranks: ClassVar[int] = 2
     degrees: ClassVar[tuple[Degree, ...] | None] = None
@@ -103,11 +106,23 @@ class ShardingConformance(Conformance):
         """Check that loss and gradients are those of the whole model."""
         for size in sorted({samples.count, min(samples.count, 2)}):
             expected = whole.gradients(samples, micro_batch_size=size)
-            assert divided.gradients(samples, micro_batch_size=size) == pytest.approx(expected, abs=tolerance)
+            came = divided.gradients(samples, micro_batch_size=size)
+            assert came == pytest.approx(expected, abs=tolerance), (
+                f"the divided model's loss must be the whole model's, {shown(expected)} up to {tolerance:g}, got {shown(came)} "
+                f"from gradients with {samples.count} rows in micro batches of {size}"
+            )
             wanted = gradients_of(whole)
             for name, gradient in gradients_of(divided).items():
-                assert float((gradient - wanted[name]).abs().max()) <= tolerance, name
-            assert divided.loss(samples, micro_batch_size=size) == pytest.approx(expected, abs=tolerance)
+                apart = float((gradient - wanted[name]).abs().max())
+                assert apart <= tolerance, (
+                    f"gathered gradients must be the whole model's up to {tolerance:g}, got one {apart:.3g} away in {name}, with "
+                    f"{samples.count} rows; does finish add up all ranks' rows?"
+                )
+            came = divided.loss(samples, micro_batch_size=size)
+            assert came == pytest.approx(expected, abs=tolerance), (
+                f"the divided model's loss must be the whole model's, {shown(expected)} up to {tolerance:g}, got "
+                f"{shown(came)} from loss"
+            )
 
     def test_loss_and_gradients_are_the_whole_models_and_ranks_agree(
         self, controller: RankController, name: str, degree: Degree, tmp_path: Path
@@ -138,7 +153,11 @@ class ShardingConformance(Conformance):
                 tensor.data.add_(change)
                 divided.parameters[key].data.add_(change)
             expected = whole.gradients(samples, micro_batch_size=3)
-            assert divided.loss(samples, micro_batch_size=3) == pytest.approx(expected, abs=TOLERANCE)
+            came = divided.loss(samples, micro_batch_size=3)
+            assert came == pytest.approx(expected, abs=TOLERANCE), (
+                f"the weights of rank 0 change between calls and must be scattered anew for each; loss must be {shown(expected)} "
+                f"up to {TOLERANCE:g}, got {shown(came)}"
+            )
             self.assert_same_slope(whole, divided, samples)
 
     def test_memory_savers_change_nothing(self, controller: RankController, degree: Degree, tmp_path: Path) -> None:
@@ -153,40 +172,12 @@ class ShardingConformance(Conformance):
         """The error is one sentence that names the architecture, raised before anything is computed."""
         for name, config in self.refused.items():
             context = context_of(tmp_path, config, _Nobody())
-            with pytest.raises(ModelError, match=context.model_type) as raised:
+            wanted = f"create must raise ModelError for {name}, which it does not divide correctly, and name the architecture"
+            with raises(ModelError, wanted, match=context.model_type) as raised:
                 self.create(context)
-            assert "\n" not in str(raised.value), name
-
-
-class Alone(RankGroup):
-    """One rank that is the whole client, without processes and without a connection."""
-
-    rank = 0
-    data_parallelism = 1
-    tensor_parallelism = 1
-    mesh: Any = None
-
-    def broadcast(self, tensor: Any) -> None:
-        """Keep it: ours are the values of rank 0."""
-
-    def scatter(self, pieces: Any, into: Any) -> None:
-        """Take the only piece."""
-        into.copy_(pieces[0])
-
-    def gather(self, piece: Any, *, over: Axes = "both") -> list[Any] | None:  # noqa: ARG002  # the contract's
-        """The only piece."""
-        return [piece]
-
-    def add_up(self, tensor: Any, *, over: str) -> None:
-        """Keep it: the sum of one."""
-
-
-def context_of(folder: Path, config: Mapping[str, Any], group: RankGroup) -> ShardingContext:
-    """What an engine is made from, on the CPU. folder: config.json is written there. config: as transformers reads it."""
-    (folder / "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
-    model_type = read_configuration(folder).model_type
-    module, _ = build_empty_model((folder / "config.json").read_bytes(), attention="auto", gradient_checkpointing=False)
-    return ShardingContext(module=module, model_type=model_type, group=group, device=torch.device("cpu"))
+            assert "\n" not in str(raised.value), (
+                f"the ModelError for {name} must be one sentence, got {shown(str(raised.value))}"
+            )
 
 
 class _Nobody(RankGroup):

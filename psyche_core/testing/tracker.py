@@ -32,7 +32,9 @@ from psyche_core.hookspecs import TrackerContext, TrackerRegistration
 from psyche_core.interfaces.tracker import TrackedRun, Tracker
 from psyche_core.telemetry.metrics import METRICS, Sample
 from psyche_core.testing.conformance import Conformance
+from psyche_core.testing.contracts import CONTRACTS
 from psyche_core.testing.needs_pytest import pytest
+from psyche_core.testing.sentences import shown
 
 TIMEOUT = 60.0
 ODD_TEXT = "\x1b[31m<b>& ünïcode\n\u202e `code`"
@@ -56,6 +58,7 @@ def tracked(run_id: str = "first-light", member: str = "ab" * 32) -> TrackedRun:
 class TrackerConformance(Conformance):
     """Inherit, set `registration`, `hooks` and `heavy`, and override `settings` and `read`."""
 
+    contract = CONTRACTS["tracker"]
     registration: ClassVar[TrackerRegistration]
     hooks: ClassVar[str]
     heavy: ClassVar[tuple[str, ...]] = ()
@@ -73,7 +76,9 @@ class TrackerConformance(Conformance):
         def work() -> None:
             try:
                 tracker = self.registration.create(TrackerContext(run=run or tracked(), settings=self.settings(folder)))
-                assert isinstance(tracker, Tracker)
+                assert isinstance(tracker, Tracker), (
+                    f"create must give a psyche_core.interfaces.Tracker, got a {type(tracker).__name__}"
+                )
                 use(tracker)
             except BaseException as error:
                 failures.append(error)
@@ -81,7 +86,9 @@ class TrackerConformance(Conformance):
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         thread.join(TIMEOUT)
-        assert not thread.is_alive(), "the tracker hangs"
+        assert not thread.is_alive(), (
+            f"each method of a tracker must return; what it was given is not kept after {TIMEOUT:g} s: it hangs"
+        )
         if failures:
             raise failures[0]
 
@@ -96,10 +103,18 @@ class TrackerConformance(Conformance):
         self.keep(tmp_path, use)
         kept = self.read(tmp_path)
         for step in range(1, 31):
-            assert kept.figures["train/loss", step] == pytest.approx(4.0 - step / 10)
-            assert kept.figures["train/total_tokens", step] == step * 2**20
-        assert kept.config["optimizer"] == "Distro"
-        assert kept.config["total_steps"] == "100"
+            loss, tokens = (kept.figures.get((key, step)) for key in ("train/loss", "train/total_tokens"))
+            assert loss == pytest.approx(4.0 - step / 10), (
+                f"log_figures must keep train/loss of step {step}, {4.0 - step / 10:.1f}, read back was {shown(loss)}"
+            )
+            assert tokens == step * 2**20, (
+                f"log_figures must keep train/total_tokens of step {step}, {step * 2**20}, read back was {shown(tokens)}"
+            )
+        for name, wanted in (("optimizer", "Distro"), ("total_steps", "100")):
+            assert kept.config.get(name) == wanted, (
+                f"a tracker must keep the run's settings (TrackedRun.config): {name} is {wanted}, read back was "
+                f"{shown(kept.config.get(name))}"
+            )
 
     def test_a_run_that_goes_back_is_kept_too(self, tmp_path: Path) -> None:
         def use(tracker: Tracker) -> None:
@@ -110,8 +125,15 @@ class TrackerConformance(Conformance):
 
         self.keep(tmp_path, use)
         figures = self.read(tmp_path).figures
-        assert {step: figures["train/lr", step] for step in (1, 2, 3, 4)} == pytest.approx({1: 0.01, 2: 0.02, 3: 0.03, 4: 0.04})
-        assert figures["validation/loss", 2] == 3.5
+        came = {step: figures.get(("train/lr", step)) for step in (1, 2, 3, 4)}
+        assert came == pytest.approx({1: 0.01, 2: 0.02, 3: 0.03, 4: 0.04}), (
+            f"steps may go back, and of a key that comes again the later value counts: train/lr of step n is n / 100, read back "
+            f"was {shown(came)}"
+        )
+        validation = figures.get(("validation/loss", 2))
+        assert validation == 3.5, (
+            f"steps may go back: validation/loss of step 2, told after step 4, is 3.5, read back was {shown(validation)}"
+        )
 
     def test_every_key_there_is_can_be_kept(self, tmp_path: Path) -> None:
         keys = [Sample(metric, ("x", "y")[: len(metric.labels)], 0.5).key for metric in METRICS.values() if metric.key]
@@ -122,7 +144,10 @@ class TrackerConformance(Conformance):
 
         self.keep(tmp_path, use)
         figures = self.read(tmp_path).figures
-        assert {key for key, step in figures if step == 7} >= set(keys)
+        lost = sorted(set(keys) - {key for key, step in figures if step == 7})
+        assert not lost, (
+            f"every key of psyche_core.telemetry.metrics must be kept, {len(lost)} of {len(keys)} are not: {shown(lost)}"
+        )
 
     def test_texts_come_back_as_they_were(self, tmp_path: Path) -> None:
         def use(tracker: Tracker) -> None:
@@ -132,8 +157,11 @@ class TrackerConformance(Conformance):
 
         self.keep(tmp_path, use)
         texts = self.read(tmp_path).texts
-        assert texts["prompts/0", 3] == "To be or not"
-        assert texts["prompts/1", 5] == ODD_TEXT
+        for key, step, text in (("prompts/0", 3, "To be or not"), ("prompts/1", 5, ODD_TEXT)):
+            assert texts.get((key, step)) == text, (
+                f"a text may contain anything and must be kept as it is: {key} of step {step} is {shown(text)}, read back was "
+                f"{shown(texts.get((key, step)))}"
+            )
 
     def test_a_run_without_any_step_is_no_error(self, tmp_path: Path) -> None:
         self.keep(tmp_path, lambda tracker: tracker.finish(success=False, reason="left"))
@@ -148,8 +176,13 @@ class TrackerConformance(Conformance):
             tracker.finish(success=True, reason="over")
 
         self.keep(folder, use, run=tracked(run_id))
-        assert self.read(folder).figures["train/loss", 1] == 2.0
-        assert [path.name for path in tmp_path.rglob("*") if path.parent in (tmp_path, tmp_path / "one")] == ["one", "two"]
+        loss = self.read(folder).figures.get(("train/loss", 1))
+        assert loss == 2.0, f"a run may have any name: train/loss of the run {run_id!r} is 2.0, read back was {shown(loss)}"
+        above = [path.name for path in tmp_path.rglob("*") if path.parent in (tmp_path, tmp_path / "one")]
+        assert above == ["one", "two"], (
+            f"a run's name must not lead out of the tracker's folder; for {run_id!r} there are {shown(above)} above it, expected "
+            "only the folders one and two"
+        )
 
     def test_two_at_once_do_not_mix(self, tmp_path: Path) -> None:
         """As with several members in one program."""
@@ -175,7 +208,11 @@ class TrackerConformance(Conformance):
             thread.join(TIMEOUT)
         for number, folder in enumerate(folders):
             figures = self.read(folder).figures
-            assert {figures["train/loss", step] for step in range(1, 6)} == {number}
+            came = {figures.get(("train/loss", step)) for step in range(1, 6)}
+            assert came == {number}, (
+                f"each tracker has one member: train/loss of member {number} is {number} in all steps, read back "
+                f"was {shown(came)}"
+            )
 
     # ---- what it leaves alone
 
@@ -199,16 +236,22 @@ class TrackerConformance(Conformance):
             list(logging.getLogger().handlers),
             (sys.exit, sys.excepthook),
         )
-        assert before == after
-        assert capfd.readouterr() == ("", "")
+        names = ("signal handlers", "the current folder", "handlers of the root logger", "sys.exit or sys.excepthook")
+        changed = [name for name, was, now in zip(names, before, after, strict=True) if was != now]
+        assert before == after, f"a tracker must not change what belongs to the process, it changed {', '.join(changed)}"
+        written = capfd.readouterr()
+        assert written == ("", ""), f"a tracker must not write to the terminal, it wrote {shown(written.out + written.err)}"
 
     # ---- its registration
 
     def test_its_options_begin_with_its_name_and_are_explained(self) -> None:
         settings = self.registration.settings
         for name, known in {} if settings is None else settings.model_fields.items():
-            assert name.startswith(f"{self.registration.name}_"), name
-            assert known.description, name
+            assert name.startswith(f"{self.registration.name}_"), (
+                f"the names of a tracker's settings must begin with its own, {self.registration.name}_, got {name}: they are "
+                "options of the client"
+            )
+            assert known.description, f"the setting {name} must say what it means; give Field(description=…)"
 
     def test_working_settings_pass_its_check(self, tmp_path: Path) -> None:
         if self.registration.check is not None:
@@ -220,6 +263,9 @@ class TrackerConformance(Conformance):
             f"print([name for name in {(*self.heavy, 'torch', 'numpy')!r} if name in sys.modules])"
         )
         done = subprocess.run(  # noqa: S603  # our own interpreter
-            [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
         )
-        assert done.stdout.strip() == "[]"
+        assert done.returncode == 0, f"another process cannot register from {self.hooks}: {done.stderr.strip()[-500:]}"
+        assert done.stdout.strip() == "[]", (
+            f"registering must import nothing heavy, got {done.stdout.strip()}; import it in the factory"
+        )

@@ -194,7 +194,11 @@ def test_every_option_of_a_conformance_class_is_on_the_page(kind: str) -> None:
         if each is object:
             continue
         options.update(
-            {option: vars(each).get(option, ...) for option in each.__annotations__ if option not in ("optional", "_hung")}
+            {
+                option: vars(each).get(option, ...)
+                for option in each.__annotations__
+                if option not in ("contract", "optional", "_hung")
+            }
         )
         for option, method in vars(each).items():
             if inspect.isroutine(method) and "raise NotImplementedError" in inspect.getsource(inspect.unwrap(method)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from dataclasses import asdict, replace
@@ -188,12 +189,13 @@ def check_one(
     )
     (record,) = found
     steps = []
-    progress = ProgressLine(sys.stderr)
-    for step in check_plugin(record, given, tell=progress.tell):
-        progress.clear()
-        steps.append(step)
-        if not as_json:
-            click.echo(printable(f"{step.outcome:<8} {step.name:<13} {step.sentence}"))
+    progress, out = ProgressLine(sys.stderr), sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):  # what the plugin prints is no step, and no JSON
+        for step in check_plugin(record, given, tell=progress.tell):
+            progress.clear()
+            steps.append(step)
+            if not as_json:
+                click.echo(printable(f"{step.outcome:<8} {step.name:<13} {step.sentence}"), file=out)
     failed = any(step.outcome == "failed" for step in steps)
     if as_json:
         told = {"plugin": record.entry_point, "origin": record.origin, "ok": not failed, "steps": list(map(asdict, steps))}

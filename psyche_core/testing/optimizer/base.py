@@ -10,14 +10,17 @@ import torch
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.testing.conformance import Conformance
+from psyche_core.testing.contracts import CONTRACTS
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.optimizer.replicas import Replica, digest, shared
+from psyche_core.testing.sentences import assert_close, differences
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
 
 
 class OptimizerTests(Conformance):
     """Tests of an optimizer, which a subclass makes; attributes as for `OptimizerConformance`."""
 
+    contract = CONTRACTS["optimizer"]
     optional: ClassVar[Mapping[str, str]] = {
         "exact": "all members get the same bits, whatever their machines",
         "public-state": "state that follows from accepted payloads, which members share",
@@ -52,7 +55,13 @@ class OptimizerTests(Conformance):
         first, *others = [replica.optimizer for replica in replicas]
         for other in others:
             if first.exact:
-                assert digest(shared(other)) == digest(shared(first))
+                assert digest(shared(other)) == digest(shared(first)), (
+                    "masters and public state must be equal on all replicas after the same payloads, bit for bit, since exact is "
+                    f"True; on one of them {differences(shared(first), shared(other))}"
+                )
             else:
                 for name, tensor in shared(first).items():
-                    torch.testing.assert_close(shared(other)[name], tensor, rtol=1e-4, atol=self.learning_rate / 10)
+                    wanted = (
+                        f"masters and public state must be nearly equal after the same payloads on all replicas, {name} is not"
+                    )
+                    assert_close(shared(other)[name], tensor, wanted, rtol=1e-4, atol=self.learning_rate / 10)

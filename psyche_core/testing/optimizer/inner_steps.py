@@ -6,6 +6,7 @@ from psyche_core.errors import NonFiniteError
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.optimizer.base import OptimizerTests
 from psyche_core.testing.optimizer.replicas import Replica, digest, shared
+from psyche_core.testing.sentences import differences, raises
 from psyche_core.testing.toy_model import toy_samples
 
 
@@ -15,7 +16,8 @@ class InnerStepTests(OptimizerTests):
     def begun(self) -> Replica:
         """A member that has trained a step, and has begun the next share."""
         replica = self.replica()
-        assert replica.optimizer.inner_steps >= 1
+        count = replica.optimizer.inner_steps
+        assert count >= 1, f"inner_steps must be at least 1, the number of parts of a share, got {count}"
         if replica.optimizer.inner_steps == 1:
             pytest.skip("this optimizer takes no inner steps")
 
@@ -33,8 +35,12 @@ class InnerStepTests(OptimizerTests):
         replica = self.begun()
         public, weights = digest(shared(replica.optimizer)), digest(replica.model.parameters)
         self.inner_step(replica, data=2)
-        assert digest(replica.model.parameters) != weights
-        assert digest(shared(replica.optimizer)) == public
+        assert digest(replica.model.parameters) != weights, (
+            "inner_step must move the model's compute weights on, and left all of them as they were"
+        )
+        assert digest(shared(replica.optimizer)) == public, (
+            "inner_step must change neither masters nor public state, and changed one of them"
+        )
 
     def test_the_next_share_begins_where_it_would_without_local_weights(self) -> None:
         """`load_lookahead` and `load_masters` overwrite the local weights of a share that was broken off."""
@@ -42,10 +48,16 @@ class InnerStepTests(OptimizerTests):
         begin = digest(replica.model.parameters)
         self.inner_step(replica, data=2)
         replica.optimizer.load_lookahead(learning_rate=self.learning_rate)
-        assert digest(replica.model.parameters) == begin
+        assert digest(replica.model.parameters) == begin, (
+            "load_lookahead must overwrite the local weights of a share that was broken off, and the next share begins elsewhere "
+            "than without it"
+        )
         self.inner_step(replica, data=3)
         replica.optimizer.load_masters()
-        assert digest(replica.model.parameters) == digest(replica.optimizer.masters)
+        assert digest(replica.model.parameters) == digest(replica.optimizer.masters), (
+            "load_masters must overwrite the local weights of a share with the masters; there "
+            f"{differences(replica.optimizer.masters, replica.model.parameters)}"
+        )
 
     def test_every_part_of_a_share_is_in_its_payload(self) -> None:
         """The payload is valid, and another one than that of the last part alone."""
@@ -57,7 +69,10 @@ class InnerStepTests(OptimizerTests):
             replica.model.gradients(toy_samples(parts[-1]), micro_batch_size=1)
             payloads.append(replica.optimizer.compress(2, learning_rate=self.learning_rate))
             replica.optimizer.check(payloads[-1])
-        assert len(set(payloads)) == len(payloads)
+        assert len(set(payloads)) == len(payloads), (
+            "compress must give what all parts of a share have moved, so shares with another first part, or without it, must "
+            f"give other payloads, got {len(set(payloads))} different ones of {len(payloads)}"
+        )
 
     @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
     def test_a_gradient_that_is_not_finite_is_no_inner_step(self, bad: float) -> None:
@@ -67,6 +82,8 @@ class InnerStepTests(OptimizerTests):
         before = digest(replica.model.parameters), digest(replica.optimizer.private_state())
         replica.model.gradients(toy_samples(3), micro_batch_size=1)
         replica.model.parameters["odd.prime.weight"].grad[13, 1] = bad  # type: ignore[index]  # set by gradients
-        with pytest.raises(NonFiniteError):
+        with raises(NonFiniteError, f"inner_step must raise NonFiniteError for a gradient that is {bad}"):
             replica.optimizer.inner_step(learning_rate=self.learning_rate)
-        assert (digest(replica.model.parameters), digest(replica.optimizer.private_state())) == before
+        assert (digest(replica.model.parameters), digest(replica.optimizer.private_state())) == before, (
+            "an inner_step that raised NonFiniteError must change nothing, and compute weights or private state changed"
+        )

@@ -7,14 +7,18 @@ from typing import Any
 import numpy as np
 
 from psyche_core.interfaces.replay import Replay
+from psyche_core.testing.contracts import REPLAY
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.optimizer.base import OptimizerTests
 from psyche_core.testing.optimizer.replicas import Replica
+from psyche_core.testing.sentences import raises, shown
 from psyche_core.verification.replay import NOTHING_OPENED, Rule, chunk_scores, claimed, mean_score, payload_agreement
 
 
 class ReplayTests(OptimizerTests):
     """What a verifier is shown follows from what the optimizer did."""
+
+    contract = REPLAY
 
     def test_what_was_added_to_delta_is_the_gradient_s_contribution(self) -> None:
         """In each of several steps with accepted payloads; another gradient's contribution is told from it."""
@@ -32,8 +36,16 @@ class ReplayTests(OptimizerTests):
             payloads.append(replica.optimizer.compress(step, learning_rate=self.learning_rate))
             after = replay.delta(rows)
             added = [claimed(new, old, off, decay=replay.decay) for new, old, off in zip(after, before, taken, strict=True)]
-            assert _score(added, expected, before) < 1e-6
-            assert _score(added, [-part for part in expected], before) > 1.5
+            score = _score(added, expected, before)
+            assert score < 1e-6, (
+                f"what compress added to Replay.delta in step {step} must be Replay.contribution of its gradients, score 0, got "
+                f"{score:.3g}"
+            )
+            score = _score(added, [-part for part in expected], before)
+            assert score > 1.5, (
+                f"another gradient's contribution must be told from what was added in step {step}: the opposite one must score "
+                f"above 1.5, got {score:.3g}"
+            )
             self._check_payload(replay, payloads[-1], after)
 
     def _check_payload(self, replay: Replay, payload: bytes, delta: list[Any]) -> None:
@@ -43,7 +55,11 @@ class ReplayTests(OptimizerTests):
             payload_agreement(one, two, topk=group.topk, noise=2.0**-7)
             for group, one, two in zip(replay.groups, coefficients, sent, strict=True)
         )
-        assert sum(parts, NOTHING_OPENED).passes(Rule())
+        agreement = sum(parts, NOTHING_OPENED)
+        assert agreement.passes(Rule()), (
+            "Replay.sent of a payload must be the largest of Replay.coefficients at each place that was sent, got "
+            f"{shown(agreement)}"
+        )
 
     def test_the_transform_keeps_norms_and_is_undone(self) -> None:
         """`coefficients` is orthonormal; `elements` is its inverse."""
@@ -52,8 +68,13 @@ class ReplayTests(OptimizerTests):
         chunks = [generator.normal(size=(group.count, group.size)) for group in replay.groups]
         coefficients = replay.coefficients(chunks)
         for one, two, three in zip(chunks, coefficients, replay.elements(coefficients), strict=True):
-            assert np.allclose(np.linalg.norm(one, axis=1), np.linalg.norm(two, axis=1))
-            assert np.allclose(one, three)
+            longer = np.linalg.norm(two, axis=1) - np.linalg.norm(one, axis=1)
+            assert np.allclose(np.linalg.norm(one, axis=1), np.linalg.norm(two, axis=1)), (
+                f"Replay.coefficients must keep the norm of every row (orthonormal), it changes one by {np.abs(longer).max():.3g}"
+            )
+            assert np.allclose(one, three), (
+                f"Replay.elements must undo Replay.coefficients, an element comes back {np.abs(three - one).max():.3g} away"
+            )
 
     def test_some_rows_are_those_of_all(self) -> None:
         """Every method gives the rows that it was asked for."""
@@ -63,16 +84,19 @@ class ReplayTests(OptimizerTests):
         gradients = {name: tensor.grad for name, tensor in replica.model.parameters.items() if tensor.grad is not None}
         rows = _rows(replay)
         some = [row[1::2] for row in rows]
-        for whole, part in (
-            (replay.delta(rows), replay.delta(some)),
-            (replay.taken(1, rows), replay.taken(1, some)),
-            (replay.sent(payload, rows), replay.sent(payload, some)),
+        for method, whole, part in (
+            ("delta", replay.delta(rows), replay.delta(some)),
+            ("taken", replay.taken(1, rows), replay.taken(1, some)),
+            ("sent", replay.sent(payload, rows), replay.sent(payload, some)),
             (
+                "contribution",
                 replay.contribution(gradients, rows, learning_rate=self.learning_rate),
                 replay.contribution(gradients, some, learning_rate=self.learning_rate),
             ),
         ):
-            assert all(np.array_equal(one[1::2], two) for one, two in zip(whole, part, strict=True))
+            assert all(np.array_equal(one[1::2], two) for one, two in zip(whole, part, strict=True)), (
+                f"Replay.{method} must give the rows that it was asked for, in that order; every second row is not that of all"
+            )
 
     def test_positions_are_ascending_and_the_same_for_everybody(self) -> None:
         """Two replicas give the same positions of one payload, and others of another."""
@@ -80,15 +104,20 @@ class ReplayTests(OptimizerTests):
         _replay(first)
         payload, other = self.payload(data=1), self.payload(data=2)
         ours, theirs = _replay(first).positions(payload), _replay(second).positions(payload)
-        assert ours.dtype == np.int64
-        assert (np.diff(ours) > 0).all()
-        assert np.array_equal(ours, theirs)
-        assert not np.array_equal(ours, _replay(first).positions(other))
+        assert ours.dtype == np.int64, f"Replay.positions must be int64, got {ours.dtype}"
+        assert (np.diff(ours) > 0).all(), f"Replay.positions must ascend, got {shown(ours[:8].tolist())} at its beginning"
+        assert np.array_equal(ours, theirs), (
+            "Replay.positions must be the same on every replica for one payload, another replica gives other ones"
+        )
+        assert not np.array_equal(ours, _replay(first).positions(other)), (
+            "Replay.positions must be those of the payload, and another payload has the same ones"
+        )
 
     def test_only_a_payload_that_waits_can_be_opened(self) -> None:
         """`taken` of a step that was never compressed raises ValueError."""
         replay = _replay(self.replica())
-        with pytest.raises(ValueError, match=r".+"):
+        wanted = "Replay.taken must raise ValueError, with a sentence, for a step that was not compressed or is settled"
+        with raises(ValueError, wanted, match=r".+"):
             replay.taken(7, _rows(replay))
 
 

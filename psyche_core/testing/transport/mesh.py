@@ -14,7 +14,9 @@ import anyio.lowlevel
 from psyche_core.errors import WireError
 from psyche_core.interfaces.transport import Incoming, Opened, Transport
 from psyche_core.testing.conformance import Conformance
+from psyche_core.testing.contracts import CONTRACTS
 from psyche_core.testing.needs_pytest import pytest
+from psyche_core.testing.sentences import shown
 
 TIMEOUT = 30.0
 """Seconds that a test waits for what must happen, unless its class has another `timeout`."""
@@ -109,6 +111,7 @@ class MeshTests(Conformance):
         timeout: seconds that a test waits for what must happen. After a first wait in vain the others wait shorter.
     """
 
+    contract = CONTRACTS["transport"]
     optional: ClassVar[Mapping[str, str]] = {"checked-messages": "only what a member signed is delivered and passed on"}
     can_cut = False
     timeout: ClassVar[float] = TIMEOUT
@@ -158,7 +161,8 @@ class MeshTests(Conformance):
 
     @staticmethod
     async def _fetched(endpoint: Transport, blob_hash: bytes, source: bytes) -> None:
-        assert await endpoint.fetch(blob_hash, sources=[source], max_bytes=4, timeout=TIMEOUT, tag=1) == b"blob"
+        blob = await endpoint.fetch(blob_hash, sources=[source], max_bytes=4, timeout=TIMEOUT, tag=1)
+        assert_blob(blob, b"blob")
 
     @staticmethod
     async def _all_members(endpoints: Sequence[Transport], *, with_self: bool = False) -> None:
@@ -171,4 +175,20 @@ class MeshTests(Conformance):
         for endpoint in endpoints:
             with anyio.move_on_after(0.05):
                 incoming = await endpoint.receive()
-                pytest.fail(f"a message too many: {incoming.message!r}")
+                pytest.fail(
+                    "receive must give each message of members once and nothing else, got one too many: "
+                    f"{shown(incoming.message)} by way of {shown(incoming.via)}"
+                )
+
+
+def assert_blob(blob: bytes, wanted: bytes) -> None:
+    """Check what `fetch` returned."""
+    __tracebackhide__ = True  # so that pytest shows the test
+    assert blob == wanted, f"fetch must return the blob of the hash that it was asked for, {shown(wanted)}, got {shown(blob)}"
+
+
+def assert_messages(got: Sequence[Incoming], messages: Sequence[bytes], wanted: str) -> None:
+    """Check the messages that `receive` gave, in their order. wanted: what the contract wants."""
+    __tracebackhide__ = True
+    came = [incoming.message for incoming in got]
+    assert came == list(messages), f"{wanted}: expected {shown(list(messages))}, got {shown(came)}"
