@@ -3,7 +3,7 @@
 A forked program is a process like any other: it has a number, files, signals and an end of its own, and runs
 `python -m MODULE ARGUMENTS` from its first line, in another network namespace if asked. What it shares with its like is what
 was imported, and the seed with which Python hashes strings. Members that are started from nothing, as a user starts them, train
-in test_testnet.py and test_solana.py.
+in test_solana.py. `psyche testnet start` has a fork server of its own (psyche_core/cli/fork_server.py).
 
 This file is both sides: tests import it, and it is the program that is forked.
 """
