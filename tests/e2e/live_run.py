@@ -31,7 +31,7 @@ from typing import TypeVar
 import pytest
 from safetensors.torch import load_file
 
-from fork_server import ForkServer, Process
+from fork_server import ForkServer, Process, shared
 from psyche_core.storage.checkpoint_names import checkpoints
 from psyche_core.telemetry.events import Event, PhaseChanged, Started, StepTrained, WitnessSent
 from psyche_core.telemetry.sinks import from_json
@@ -307,11 +307,9 @@ def run_keys() -> Mapping[str, object]:
 
 
 @pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServer]:
+def fork_server() -> ForkServer:
     """What clients are forked from."""
-    server = ForkServer()
-    yield server
-    server.close()
+    return shared()
 
 
 @pytest.fixture
