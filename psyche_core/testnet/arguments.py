@@ -84,7 +84,8 @@ def client_modules(settings: TestnetSettings, run: RunFile) -> list[str]:
     if settings.device != "cpu":
         return []
 
-    modules = ["psyche_core.cli.commands.member.client", "psyche_core.client.setup.assemble"]
+    modules = ["psyche_core.cli.commands.member.client", "psyche_core.ui.display"]
+    modules += ["psyche_core.client.setup.assemble", "psyche_core.training.trainer"]
     return [*modules, "psyche_core.builtin.hf_models"] if run.model.LLM.architecture in MODEL_TYPES else modules
 
 
