@@ -119,7 +119,7 @@ async def test_who_leaves_while_it_waits_for_the_imports_leaves_no_process(
 def test_random_numbers_are_their_own() -> None:
     """Of Python and of numpy; both were imported before the fork."""
     script = (
-        "import json, os, random, numpy\n"
+        "import json, os, random, numpy.random\n"
         "from psyche_core.cli.fork_server import become\n"
         "for _ in range(2):\n"
         "    if not os.fork():\n"
