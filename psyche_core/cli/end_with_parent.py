@@ -15,6 +15,12 @@ import threading
 from psyche_core.cli import main
 
 
+def run() -> None:
+    """Run the command line of sys.argv. Raises SystemExit, and ends the process when the pipe at stdin closes."""
+    threading.Thread(target=_end_with_parent, name="end with parent", daemon=True).start()
+    main()
+
+
 def _end_with_parent() -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass  # not for us
@@ -22,5 +28,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_parent, name="end with parent", daemon=True).start()
-    main()
+    run()

@@ -22,6 +22,16 @@ def model_folder(place: str, *, base: Path | None = None) -> Path:
     (owner/name), which is downloaded unless it is in the Hub's cache. base: where a relative path starts; default: the current
     folder. Raises NoSuchModel, and ModelError if a download fails.
     """
+    found = local_folder(place, base=base)
+    if found is not None:
+        return found
+
+    hub = (base or Path.cwd()) / place
+    return sources.find(Choice("Hub", {"repo_id": place}), base=hub.parent, cache=default_folder())
+
+
+def local_folder(place: str, *, base: Path | None = None) -> Path | None:
+    """As model_folder, but return None for a repository of the Hub, and download nothing. Raises NoSuchModel."""
     path = (base or Path.cwd()) / place
     if path.is_file():
         message = f"{place} is a file; a model is a folder with {CONFIG_FILE} and safetensors"
@@ -29,7 +39,7 @@ def model_folder(place: str, *, base: Path | None = None) -> Path:
     if path.is_dir():
         return path if (path / CONFIG_FILE).is_file() else _newest(path)
     if is_hub_name(place):
-        return sources.find(Choice("Hub", {"repo_id": place}), base=path.parent, cache=default_folder())
+        return None
 
     message = (
         f"there is no folder {place}; name a folder with {CONFIG_FILE} and safetensors, or a repository of the Hub (owner/name)"

@@ -79,8 +79,7 @@ class TaskSet:
             if not folder.is_dir():
                 message = f"there is no folder {folder} with tasks; name one with YAML files of lm-evaluation-harness"
                 raise InputError(message)
-        with _quiet():
-            self._manager: Any = TaskManager(include_path=[str(folder) for folder in include] or None)
+        self._manager: Any = all_tasks(tuple(str(folder.absolute()) for folder in include))
         self.names: list[str] = [self._known(name) for name in names]
         self._held: Any = None
 
@@ -102,6 +101,13 @@ class TaskSet:
         hint = f"did you mean {near}?" if near is not None else "`lm_eval ls tasks` lists them"
         message = f"there is no evaluation task {printable(name, at_most=80)!r}; {hint}"
         raise InputError(message)
+
+
+@functools.cache
+def all_tasks(include: tuple[str, ...]) -> Any:
+    """lm_eval's list of its own tasks and those of folders: 14,000 files, so they are read once in a process."""
+    with _quiet():
+        return TaskManager(include_path=list(include) or None)
 
 
 _Hf: Any = HFLM

@@ -1,12 +1,13 @@
-"""The command lines of a testnet's programs, after the name `psyche`."""
+"""The command lines of a testnet's programs, after the name `psyche`, and what clients import."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from psyche_core.config.options.testnet import TestnetSettings
-from psyche_core.config.run_config import DataFile
+from psyche_core.config.run_config import DataFile, RunFile
 from psyche_core.data.text_corpus import VALIDATION_FOLDER
+from psyche_core.models.hf.model_types import MODEL_TYPES
 
 HOST = "127.0.0.1"
 
@@ -72,6 +73,20 @@ def client_arguments(
         *_metrics(metrics_port),
         *(("--optim-stats-steps", str(settings.optim_stats_steps)) if settings.optim_stats_steps is not None else ()),
     ]
+
+
+def client_modules(settings: TestnetSettings, run: RunFile) -> list[str]:
+    """Modules that every client imports, for a process from which clients are forked; none if they must not be forked.
+
+    No plugin's: its author does not know that it must start no thread and open no file when it is imported. Libraries of other
+    devices than the CPU do not work after a fork.
+    """
+    if settings.device != "cpu":
+        return []
+
+    modules = ["psyche_core.cli.commands.member.client", "psyche_core.ui.display"]
+    modules += ["psyche_core.client.setup.assemble", "psyche_core.training.trainer"]
+    return [*modules, "psyche_core.builtin.hf_models"] if run.model.LLM.architecture in MODEL_TYPES else modules
 
 
 def _metrics(port: int | None) -> list[str]:

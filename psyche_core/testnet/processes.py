@@ -25,6 +25,7 @@ from psyche_core.config.options.loading import ENVIRONMENT_PREFIX, RAW_IDENTITY
 from psyche_core.plugin_switches import passed_on
 from psyche_core.telemetry.events import Event
 from psyche_core.telemetry.sinks import from_json
+from psyche_core.testnet.forking import ForkedProcess, ForkServer
 
 GRACE_SECONDS = 10.0
 MAX_LINE_BYTES = 1 << 20
@@ -37,7 +38,7 @@ class Child:
     log: file with its stderr, and all output that is not an event. killed: whether we killed it on purpose.
     """
 
-    def __init__(self, name: str, process: Process, log: Path) -> None:
+    def __init__(self, name: str, process: Process | ForkedProcess, log: Path) -> None:
         self.name = name
         self.log = log
         self.process = process
@@ -89,17 +90,28 @@ class Child:
 
 
 class Children:
-    """Starts children and stops them all on exit. An async context manager. logs: folder for their log files."""
+    """Starts children and stops them all on exit. An async context manager.
 
-    def __init__(self, logs: Path) -> None:
+    logs: folder for their log files. forks: entered and left with this; forks children if it can.
+    """
+
+    def __init__(self, logs: Path, forks: ForkServer | None = None) -> None:
         self._logs = logs
+        self._forks = forks
         self._children: list[Child] = []
 
-    async def start(self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str]) -> Child:
-        """Start `psyche ARGUMENTS` with the current interpreter. A name that is started again appends to its log."""
+    async def start(self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], forked: bool = False) -> Child:
+        """Start `psyche ARGUMENTS` with the current interpreter. A name that is started again appends to its log.
+
+        forked: forks it if that is possible; the environment must be that of `forks`.
+        """
         log = self._logs / f"{name}.log"
         with log.open("ab") as stderr:
-            process = await anyio.open_process(
+            process: Process | ForkedProcess | None = None
+            if forked and self._forks is not None:
+                assert self._forks.environment == environment, "a fork has the environment of what it is forked from"
+                process = await self._forks.start(arguments, stderr=stderr.fileno())
+            process = process or await anyio.open_process(
                 [sys.executable, "-m", "psyche_core.cli.end_with_parent", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -112,13 +124,19 @@ class Children:
         return child
 
     async def __aenter__(self) -> Self:
+        if self._forks is not None:
+            await self._forks.__aenter__()
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with anyio.CancelScope(shield=True):
-            await self._stop()
+            try:
+                await self._stop()
+            finally:
+                if self._forks is not None:
+                    await self._forks.__aexit__(exc_type, exc, traceback)
 
     async def _stop(self) -> None:
         for child in self._children:

@@ -1,6 +1,6 @@
 """A whole run on this machine: a server and N clients, each a process of its own, watched until the end.
 
-The members are started exactly as a user would start them, and are observed only through the events they print. The first broken
+The members run exactly what a user would run, and are observed only through the events they print. The first broken
 guarantee (replicas that differ, accepted work lost, a member that dies) ends everything at once with a failure. The report is
 always written, also when a signal ends the run, so that a failed run can be examined. With `kills`, clients are killed at random
 and started again with the identity they had. If a client is killed so late that the run ends before its restart, no guarantee is
@@ -33,7 +33,8 @@ from psyche_core.server.run_files import RunFiles
 from psyche_core.server.token_preparation import prepare_tokens
 from psyche_core.telemetry.events import Event, Problem, Started
 from psyche_core.telemetry.sinks import to_json
-from psyche_core.testnet.arguments import HOST, client_arguments, server_arguments
+from psyche_core.testnet.arguments import HOST, client_arguments, client_modules, server_arguments
+from psyche_core.testnet.forking import ForkServer
 from psyche_core.testnet.metrics_ports import metrics_ports, metrics_sentence
 from psyche_core.testnet.processes import Child, Children, child_environment
 from psyche_core.testnet.random_kills import RandomKills
@@ -215,7 +216,8 @@ class _Testnet:
         self._environment = child_environment(threads=settings.torch_threads)
         if settings.hf_token is not None:
             self._environment["HF_TOKEN"] = settings.hf_token
-        self._children = Children(self._out / "logs")
+        forks = ForkServer(client_modules(settings, files.run), environment=self._environment, log=self._out / "logs")
+        self._children = Children(self._out / "logs", forks)
         self._clients: dict[str, Child] = {}
         self._address = ""
         self._listening = anyio.Event()
@@ -274,7 +276,7 @@ class _Testnet:
     async def _keep_running(self, name: str, arguments: list[str]) -> None:
         """Start a client, and start it again each time we have killed it."""
         while True:
-            client = self._clients[name] = await self._children.start(name, arguments, environment=self._environment)
+            client = self._clients[name] = await self._children.start(name, arguments, environment=self._environment, forked=True)
             killed = await self._follow(client)
             if not killed:
                 return

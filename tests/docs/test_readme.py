@@ -6,14 +6,13 @@ import itertools
 import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from command_lines import parse
 
+from fork_server import shared
 from psyche_core.config.run_config import load_run_file
 
 REPOSITORY = Path(__file__).parents[2]
@@ -74,18 +73,12 @@ def test_it_fits_on_a_page_or_two() -> None:
 
 
 @pytest.mark.timeout(200)
-def test_its_python_runs_and_learns() -> None:
+def test_its_python_runs_and_learns(tmp_path: Path) -> None:
     """From the repository's root, as a reader would."""
     (program,) = blocks("python")
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=REPOSITORY,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    (tmp_path / "page.py").write_text(program)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
+    done = shared().run(["page"], cwd=REPOSITORY, env=environment, timeout=180)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-4]) < 5.0, "ln 256 is 5.5"
 

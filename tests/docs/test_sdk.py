@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import psyche_core
+from fork_server import shared
 from psyche_core.types import RunState
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "sdk.md").read_text()
@@ -20,7 +20,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 def test_every_example_runs(tmp_path: Path) -> None:
     program = tmp_path / "page.py"
     program.write_text("\n\n".join(["import torch\n\ntorch.set_num_threads(1)", *EXAMPLES]))
-    done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=220, check=False)
+    done = shared().run(["page"], cwd=tmp_path, env=os.environ, timeout=220)
 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 from command_lines import parse
 
+from fork_server import PYTEST, shared
+
 REPOSITORY = Path(__file__).parents[2]
 TUTORIAL = REPOSITORY / "docs" / "tutorial"
 NAMES = ("first-run", "data-and-model", "embed", "optimizer", "tracker")
@@ -80,7 +82,7 @@ class Reader:
                 options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--upgrade", "--target", str(self.site))
                 self._run(["-m", "pip", "install", *options, str(self.folder / words[3].partition("[")[0])])
             case "pytest":
-                self._run(["-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"], fails=bool(fails))
+                self._run(["-m", *PYTEST, "-p", "no:cacheprovider"], fails=bool(fails))
             case "python":
                 self._run(words[1:])
             case "psyche":
@@ -97,20 +99,22 @@ class Reader:
         """stays: until it is interrupted; then it need not end."""
         path = os.pathsep.join((str(self.folder), str(self.site)))  # the project as it is now, as an editable install has it
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, *arguments]
-        try:
-            done = subprocess.run(
-                command,
-                cwd=self.folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=20 if stays else 600,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            assert stays, arguments
-            return
+        if arguments[0] == "-m" and arguments[1] != "pip" and not stays:  # what imports torch, mostly
+            done = shared().run(arguments[1:], cwd=self.folder, env=environment, timeout=600)
+        else:
+            try:
+                done = subprocess.run(
+                    [sys.executable, *arguments],
+                    cwd=self.folder,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=20 if stays else 600,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                assert stays, arguments
+                return
         assert (done.returncode != 0) == fails, f"{shlex.join(arguments)}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
 
 

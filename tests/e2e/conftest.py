@@ -1,4 +1,4 @@
-"""Real processes: of clients one is forked, see fork_server.py, unless a test asks for one that is started from nothing."""
+"""Real processes: a server or client is forked, see fork_server.py, unless a test asks for one that is started from nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run_of_two(local_testnet: LocalTestnet) -> Path:
 def start(tmp_path: Path, fork_server: ForkServer) -> Iterator[Started]:
     """A function that starts `psyche ARGUMENTS` in tmp_path; whatever still runs is stopped at the end.
 
-    fresh: a process that is started from nothing, also for a client.
+    fresh: a process that is started from nothing, also for a client or server.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PSYCHE_")}
     environment["OMP_NUM_THREADS"] = "1"
@@ -49,7 +49,7 @@ def start(tmp_path: Path, fork_server: ForkServer) -> Iterator[Started]:
     def start_one(*arguments: object, fresh: bool = False) -> Program:
         words = [str(argument) for argument in arguments]
         process: Program
-        if words[:2] == ["client", "train"] and not fresh:
+        if words[0] in ("client", "server") and not fresh:
             process = ForkedPopen(fork_server, ["psyche_core", *words], cwd=tmp_path, env=environment, text=True)
         else:
             process = subprocess.Popen(

@@ -3,15 +3,17 @@
 A forked program is a process like any other: it has a number, files, signals and an end of its own, and runs
 `python -m MODULE ARGUMENTS` from its first line, in another network namespace if asked. What it shares with its like is what
 was imported, and the seed with which Python hashes strings. Members that are started from nothing, as a user starts them, train
-in test_testnet.py and test_solana.py.
+in test_solana.py. `psyche testnet start` has a fork server of its own (psyche_core/cli/fork_server.py).
 
 This file is both sides: tests import it, and it is the program that is forked.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import functools
 import gc
 import json
 import os
@@ -39,6 +41,9 @@ IMPORTED = (
     "transformers.models.llama.modeling_llama",
 )
 """What a client of these tests imports sooner or later."""
+
+PYTEST = ("pytest", "-q", "-W", "error", "-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning")
+"""Pytest as a program that is forked: a warning is an error, but for one about what was imported before."""
 
 CLONE_NEWNET = 0x40000000
 REQUEST_BYTES = 1 << 20
@@ -95,6 +100,18 @@ class ForkServer:
         }
         return int(self.ask(request, *files)["pid"])
 
+    def run(
+        self, command: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """As subprocess.run of `python -m MODULE ARGUMENTS` without a shell; it reads nothing. command: module and arguments."""
+        process = ForkedPopen(self, command, cwd=cwd, env=env, text=True)
+        try:
+            out, errors = process.communicate(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(list(command), process.wait(), out, errors)
+
     def ask(self, request: Mapping[str, Any], *files: int) -> dict[str, Any]:
         """Send a request to the program and return its answer."""
         with self._asking:
@@ -122,6 +139,14 @@ class ForkServer:
         if self._socket is not None and self._process is not None:
             self._socket.close()
             self._process.wait(timeout=SECONDS)
+
+
+@functools.cache
+def shared() -> ForkServer:
+    """The one of all tests of this process."""
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
 
 
 class _Forked:
@@ -274,6 +299,7 @@ def become(request: Mapping[str, Any], files: Sequence[int]) -> None:
     more = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in known]
     sys.path[:1] = [request["folder"], *more]  # as `python -m`
     sys.argv = [request["module"], *request["arguments"]]
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
 
 
 def enter_network(path: str) -> None:

@@ -4,8 +4,8 @@ Every member writes its events to `NAME.jsonl` and everything else to `NAME.log`
 so that the metrics, which are filled afterwards from all files in the order of time, know who was killed, disturbed or asked to
 leave, and holds everybody to the rest.
 
-Clients are forked from a process that has imported torch (see fork_server.py), unless a command runs them that does more than
-enter a network namespace.
+Server and clients are forked from a process that has imported torch (see fork_server.py), unless a command runs them that does
+more than enter a network namespace.
 
 The fixture `live_run` makes such runs; conftest.py of each folder whose tests use it imports it, with `fork_server` and
 `run_keys`, which a module overrides to have its own lengths of epochs.
@@ -31,7 +31,7 @@ from typing import TypeVar
 import pytest
 from safetensors.torch import load_file
 
-from fork_server import ForkServer, Process
+from fork_server import ForkServer, Process, shared
 from psyche_core.storage.checkpoint_names import checkpoints
 from psyche_core.telemetry.events import Event, PhaseChanged, Started, StepTrained, WitnessSent
 from psyche_core.telemetry.sinks import from_json
@@ -40,7 +40,7 @@ from psyche_core.ui.run_metrics import RunMetrics
 from psyche_core.wire.signing import SecretKey
 
 RUN_ID = "local-testnet"
-CLIENT = [sys.executable, "-m", "psyche_core", "client", "train"]
+PROGRAM = [sys.executable, "-m", "psyche_core"]
 THREE = ("client-1", "client-2", "client-3")
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
 """Keys of a model's config.json that make it small."""
@@ -77,7 +77,7 @@ class LiveRun:
     """See the module.
 
     config: folder with state.toml and data.toml, two below the folder in which the processes run. port: the server's.
-    host: address the server listens on. forks: what clients that run here are forked from.
+    host: address the server listens on. forks: what programs that run here are forked from.
     """
 
     def __init__(self, config: Path, *, port: int, host: str = "127.0.0.1", forks: ForkServer) -> None:
@@ -119,13 +119,13 @@ class LiveRun:
         """Start a member, or end a wait of it, with a command line that a program told people to use."""
         program, *words = shlex.split(line)
         if program == "psyche":
-            self._run(name, [sys.executable, "-m", "psyche_core", *words])
+            self._run(name, [*PROGRAM, *words])
         else:
             subprocess.run([program, *words], check=True, timeout=WAIT_SECONDS)
 
     def _start(self, name: str, arguments: Sequence[object], *, inside: Sequence[object] = ()) -> None:
         log = ("--logs", "none", "--events-file", self.folder / f"{name}.jsonl")
-        words = [*inside, sys.executable, "-m", "psyche_core", *arguments, *log]
+        words = [*inside, *PROGRAM, *arguments, *log]
         self._commands[name] = [str(word) for word in words]
         self._run(name, self._commands[name])
 
@@ -135,9 +135,9 @@ class LiveRun:
         environment["OMP_NUM_THREADS"] = "1"
         with (self.folder / f"{name}.log").open("ab") as log:
             network, words = _network_of(command)
-            if words[: len(CLIENT)] == CLIENT:
+            if words[: len(PROGRAM)] == PROGRAM:
                 self.processes[name] = self._forks.start(
-                    words[CLIENT.index("client") :],
+                    words[len(PROGRAM) :],
                     folder=self.folder,
                     environment=environment,
                     log=log.fileno(),
@@ -307,11 +307,9 @@ def run_keys() -> Mapping[str, object]:
 
 
 @pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServer]:
+def fork_server() -> ForkServer:
     """What clients are forked from."""
-    server = ForkServer()
-    yield server
-    server.close()
+    return shared()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typing import Any
 import httpx2
 import numpy as np
 
+from fork_server import shared
 from live_run import TINY
 from psyche_core.telemetry.events import Event
 from psyche_core.telemetry.sinks import from_json
@@ -48,10 +49,8 @@ class Chain:
 
     def ask(self, *arguments: object, provider: int = 0) -> Any:
         """What a command answers with --json."""
-        command = [sys.executable, "-m", "psyche_core", *map(str, arguments), "--rpc", self.providers[provider], "--json"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=self.folder, env=_environment(), timeout=60, check=False
-        )
+        command = ["psyche_core", *map(str, arguments), "--rpc", self.providers[provider], "--json"]
+        done = shared().run(command, cwd=self.folder, env=_environment(), timeout=60)
         assert done.returncode == 0, f"{arguments}: {done.stderr}\n{self.end_of('chain')}"
         return json.loads(done.stdout)
 

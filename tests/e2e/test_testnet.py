@@ -84,6 +84,7 @@ def test_a_run_of_three_epochs_leaves_everything_that_was_promised(
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert "identical, bit for bit" in printed
     assert processes_naming(str(out)) == []
+    assert "not forked" not in (out / "logs" / "fork-server.log").read_text()
 
     checkpoints = [path.parent for path in (out / "checkpoint").rglob("config.json")]
     last = max(checkpoints, key=lambda path: path.stat().st_mtime)

@@ -6,15 +6,15 @@ They are installed together into a folder beside this environment, without an in
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from fork_server import PYTEST, ForkServer
+from tests.packaging.conftest import Installed, MadeOnce, install
 
 COOKBOOK = Path(__file__).parents[2] / "examples" / "plugins"
 NAMES = sorted(path.parent.name for path in COOKBOOK.glob("*/pyproject.toml"))
@@ -23,30 +23,18 @@ LICENSE = (COOKBOOK.parents[1] / "LICENSE").read_text()
 pytestmark = [pytest.mark.packaging, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-class Cookbook:
-    """Copies of the projects, and the folder where they are installed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.site = folder / "plugins", folder / "site"
-        left_out = shutil.ignore_patterns("__pycache__", ".pytest_cache", "build", "*.egg-info")
-        shutil.copytree(COOKBOOK, self.folder, ignore=left_out)
-
-    def run(self, name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        """`python ARGUMENTS` in a project's folder, with the plugins installed."""
-        environment = {**os.environ, "PYTHONPATH": str(self.site), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, *map(str, arguments)]
-        return subprocess.run(
-            command, cwd=self.folder / name, env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
-
-
 @pytest.fixture(scope="module")
-def cookbook(tmp_path_factory: pytest.TempPathFactory) -> Cookbook:
-    made = Cookbook(tmp_path_factory.mktemp("cookbook"))
-    install = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", made.site)
-    done = made.run(".", *install, *(made.folder / name for name in NAMES))
-    assert done.returncode == 0, done.stderr
-    return made
+def cookbook(tmp_path_factory: pytest.TempPathFactory, made_once: MadeOnce, fork_server: ForkServer) -> Installed:
+    def copied(place: Path) -> dict[str, Path]:
+        left_out = shutil.ignore_patterns("__pycache__", ".pytest_cache", "build", "*.egg-info")
+        shutil.copytree(COOKBOOK, place / "plugins", ignore=left_out)
+        return {name: place / "plugins" / name for name in NAMES}
+
+    def fill(place: Path) -> None:
+        install(place / "site", copied(place).values())
+
+    own = copied(tmp_path_factory.mktemp("cookbook"))
+    return Installed(own, made_once("installed-cookbook", fill) / "site", fork_server)
 
 
 def test_every_plugin_is_on_the_page() -> None:
@@ -58,8 +46,8 @@ def test_every_plugin_is_on_the_page() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_own_tests_pass(cookbook: Cookbook, name: str) -> None:
-    done = cookbook.run(name, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider")
+def test_its_own_tests_pass(cookbook: Installed, name: str) -> None:
+    done = cookbook.run(name, *PYTEST, "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout
@@ -67,19 +55,19 @@ def test_its_own_tests_pass(cookbook: Cookbook, name: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", [name for name in NAMES if (COOKBOOK / name / "run").is_dir()])
-def test_it_trains(cookbook: Cookbook, name: str) -> None:
+def test_it_trains(cookbook: Installed, name: str) -> None:
     arguments = ("train-local", "--state", "run/state.toml", "--device", "cpu", "--logs", "json")
-    done = cookbook.run(name, "-m", "psyche_core", *arguments)
+    done = cookbook.run(name, "psyche_core", *arguments)
     assert done.returncode == 0, done.stderr
     losses = [event["loss"] for event in map(json.loads, done.stdout.splitlines()) if event["event"] == "step_trained"]
     assert len(losses) == 40
     assert losses[-1] < losses[0] - 1.0
 
 
-def test_the_tracker_keeps_a_training(cookbook: Cookbook, tmp_path: Path) -> None:
+def test_the_tracker_keeps_a_training(cookbook: Installed, tmp_path: Path) -> None:
     arguments = ("train-local", "--state", "../data_jsonl/run/state.toml", "--device", "cpu", "--logs", "none", "--steps", "3")
     file = tmp_path / "figures.sqlite3"
-    done = cookbook.run("tracker_sqlite", "-m", "psyche_core", *arguments, "--tracker", "sqlite", "--sqlite-file", file)
+    done = cookbook.run("tracker_sqlite", "psyche_core", *arguments, "--tracker", "sqlite", "--sqlite-file", file)
     assert done.returncode == 0, done.stderr
     with closing(sqlite3.connect(file)) as database:
         steps = [step for (step,) in database.execute("SELECT step FROM figures WHERE key = 'train/loss' ORDER BY step")]

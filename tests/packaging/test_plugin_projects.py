@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from fork_server import PYTEST, ForkServer
 from psyche_core.plugins.projects import KINDS, make_project
 from psyche_core.wire.signing import SecretKey
+from tests.packaging.conftest import Installed, MadeOnce, install
 
 pytestmark = [pytest.mark.packaging, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -34,29 +36,14 @@ KNOWN_TO_AUTHORS = ("data", "tracker", "backend", "transport", "sharding", "rela
 """Kinds whose conformance needs what only the author knows."""
 
 
-class Projects:
-    """The projects, by kind, and the folder where they are installed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folders = {kind: make_project(kind, NAMES[kind], out=folder / kind) for kind in KINDS}
-        self.site = folder / "site"
-
-    def run(self, kind: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        """`python ARGUMENTS` in a project's folder, with the plugins installed."""
-        environment = {**os.environ, "PYTHONPATH": str(self.site), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, *map(str, arguments)]
-        return subprocess.run(
-            command, cwd=self.folders[kind], env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
-
-
 @pytest.fixture(scope="module")
-def projects(tmp_path_factory: pytest.TempPathFactory) -> Projects:
-    made = Projects(tmp_path_factory.mktemp("projects"))
-    install = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", made.site)
-    done = made.run("data", *install, *made.folders.values())
-    assert done.returncode == 0, done.stderr
-    return made
+def projects(tmp_path_factory: pytest.TempPathFactory, made_once: MadeOnce, fork_server: ForkServer) -> Installed:
+    def fill(place: Path) -> None:
+        install(place / "site", [make_project(kind, NAMES[kind], out=place / kind) for kind in KINDS])
+
+    own = tmp_path_factory.mktemp("projects")
+    folders = {kind: make_project(kind, NAMES[kind], out=own / kind) for kind in KINDS}
+    return Installed(folders, made_once("installed-projects", fill) / "site", fork_server)
 
 
 def test_every_kind_is_there() -> None:
@@ -64,8 +51,8 @@ def test_every_kind_is_there() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_its_own_tests_pass(projects: Projects, kind: str) -> None:
-    done = projects.run(kind, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider")
+def test_its_own_tests_pass(projects: Installed, kind: str) -> None:
+    done = projects.run(kind, *PYTEST, "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
 
@@ -73,9 +60,9 @@ def test_its_own_tests_pass(projects: Projects, kind: str) -> None:
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.soak if kind in ("backend", "transport", "sharding") else ()) for kind in KINDS]
 )
-def test_its_check_finds_nothing(projects: Projects, kind: str) -> None:
+def test_its_check_finds_nothing(projects: Installed, kind: str) -> None:
     options = ("--json", "--no-training", *(("--model-config", "run/model/config.json") if kind == "model" else ()))
-    done = projects.run(kind, "-m", "psyche_core", "plugins", "check", f"{kind}.{NAMES[kind]}", *options)
+    done = projects.run(kind, "psyche_core", "plugins", "check", f"{kind}.{NAMES[kind]}", *options)
     assert done.returncode == 0, done.stdout
     outcomes = {step["name"]: step["outcome"] for step in json.loads(done.stdout)["steps"]}
     assert set(outcomes.values()) <= {"ok", "skipped"}
@@ -84,12 +71,12 @@ def test_its_check_finds_nothing(projects: Projects, kind: str) -> None:
 
 @pytest.mark.quic
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind == "data" else pytest.mark.soak) for kind in KINDS])
-def test_its_check_trains(projects: Projects, kind: str) -> None:
+def test_its_check_trains(projects: Installed, kind: str) -> None:
     """One kind each time; `make soak` tries them all. Relative paths start in the current folder, and nothing stays there."""
     before = sorted(projects.folders[kind].rglob("*"))
     options = {"model": ("--model-config", "run/model/config.json"), "data": ("--settings", '{"location": "run/texts"}')}
     given = ("--json", "--no-conformance", *options.get(kind, ()))
-    done = projects.run(kind, "-m", "psyche_core", "plugins", "check", f"{kind}.{NAMES[kind]}", *given)
+    done = projects.run(kind, "psyche_core", "plugins", "check", f"{kind}.{NAMES[kind]}", *given)
     assert done.returncode == 0, done.stdout
     step = json.loads(done.stdout)["steps"][-1]
     assert (step["name"], step["outcome"]) == ("training", "skipped" if kind in ("command", "relay") else "ok")
@@ -101,10 +88,10 @@ def test_its_check_trains(projects: Projects, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TRAINED)
-def test_it_trains(projects: Projects, kind: str) -> None:
+def test_it_trains(projects: Installed, kind: str) -> None:
     options = ("--data-parallelism", "2", "--sharding", "copies") if kind == "sharding" else ()
     command = ("train-local", "--state", "run/state.toml", "--device", "cpu", "--logs", "json", *options)
-    done = projects.run(kind, "-m", "psyche_core", *command)
+    done = projects.run(kind, "psyche_core", *command)
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
     losses = [event["loss"] for event in events if event["event"] == "step_trained"]
@@ -113,12 +100,12 @@ def test_it_trains(projects: Projects, kind: str) -> None:
 
 
 @pytest.mark.soak
-def test_a_backend_and_a_transport_train_together(projects: Projects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_and_a_transport_train_together(projects: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server and two members, each a process, that know each other by nothing but the two plugins."""
     monkeypatch.setenv("PSYCHE_TRANSPORT", "wires")
     command = ("testnet", "start", "--config-path", "run", "--num-clients", "2", "--backend", "shelf")
     required = ("--require-steps", "40", "--require-epochs", "2", "--time-limit", "240", "--logs", "none")
-    done = projects.run("backend", "-m", "psyche_core", *command, "--out", tmp_path / "out", *required)
+    done = projects.run("backend", "psyche_core", *command, "--out", tmp_path / "out", *required)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["identical"]
@@ -127,7 +114,7 @@ def test_a_backend_and_a_transport_train_together(projects: Projects, tmp_path: 
 
 @pytest.mark.soak
 @pytest.mark.quic
-def test_a_server_needs_neither_the_plugin_nor_torch(projects: Projects, tmp_path: Path) -> None:
+def test_a_server_needs_neither_the_plugin_nor_torch(projects: Installed, tmp_path: Path) -> None:
     """The server knows nothing of the optimizer and cannot import torch; the member has both, and the run ends well."""
     blocked = tmp_path / "blocked" / "torch"
     blocked.mkdir(parents=True)
@@ -149,7 +136,7 @@ def test_a_server_needs_neither_the_plugin_nor_torch(projects: Projects, tmp_pat
             assert "no optimizer plugin is named MajorityVote" in problem["message"]
             address = ("--server-addr", started["address"], "--run-id", started["run_id"], "-i", key)
             place = ("--bind-p2p-interface", "127.0.0.1", "--device", "cpu", "--base", "run", "--logs", "json")
-            done = projects.run("optimizer", "-m", "psyche_core", "client", "train", *address, *place)
+            done = projects.run("optimizer", "psyche_core", "client", "train", *address, *place)
             assert done.returncode == 0, done.stderr
             told = [json.loads(line) for line in server.stdout]
         finally:
@@ -157,7 +144,7 @@ def test_a_server_needs_neither_the_plugin_nor_torch(projects: Projects, tmp_pat
     assert told[-1]["reason"] == "the run finished after 40 steps"
 
 
-def test_a_server_runs_the_relay_that_is_named(projects: Projects) -> None:
+def test_a_server_runs_the_relay_that_is_named(projects: Installed) -> None:
     command = ("server", "run", "--state", "run/state.toml", "--server-port", "0", "--logs", "json")
     relay = ("--with-relay", "--relay", NAMES["relay"], "--relay-port", "0")
     with subprocess.Popen(
@@ -176,15 +163,15 @@ def test_a_server_runs_the_relay_that_is_named(projects: Projects) -> None:
     assert started["url"].startswith("tcp://127.0.0.1:")
 
 
-def test_a_tracker_and_a_command_are_used(projects: Projects, tmp_path: Path) -> None:
+def test_a_tracker_and_a_command_are_used(projects: Installed, tmp_path: Path) -> None:
     arguments = ("train-local", "--state", "run/state.toml", "--device", "cpu", "--logs", "none", "--steps", "3")
     figures = ("--tracker", "lines", "--lines-dir", tmp_path / "figures", "--events-file", tmp_path / "events.jsonl")
-    done = projects.run("optimizer", "-m", "psyche_core", *arguments, *figures)
+    done = projects.run("optimizer", "psyche_core", *arguments, *figures)
     assert done.returncode == 0, done.stderr
     (file,) = (tmp_path / "figures").glob("*.jsonl")
     kinds = [json.loads(line)["kind"] for line in file.read_text().splitlines()]
     assert kinds[0] == "run"
     assert kinds[-1] == "end"
 
-    counted = projects.run("command", "-m", "psyche_core", "count-events", tmp_path / "events.jsonl")
+    counted = projects.run("command", "psyche_core", "count-events", tmp_path / "events.jsonl")
     assert ["3", "step_trained"] in [line.split() for line in counted.stdout.splitlines()]

@@ -10,7 +10,7 @@ import pytest
 
 from psyche_core.cli.failures import describe_failure
 from tests.unit.cli.conftest import Psyche
-from tests.unit.evaluation.task_list import only_from_folders, read_once
+from tests.unit.evaluation.task_list import only_from_folders
 from tests.unit.evaluation.tiny_checkpoint import make_checkpoint
 
 pytest.importorskip("lm_eval", reason="needs the extra eval")
@@ -22,7 +22,6 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    read_once(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,11 @@ import pytest
 from psyche_core.cli.commands.member.client import train
 from psyche_core.cli.commands.server import run
 from psyche_core.config.options.testnet import TestnetSettings
+from psyche_core.config.run_config import load_run_file
 from psyche_core.errors import UserError
-from psyche_core.testnet.arguments import client_arguments, server_arguments
+from psyche_core.testnet.arguments import client_arguments, client_modules, server_arguments
 from psyche_core.testnet.metrics_ports import metrics_ports, metrics_sentence
+from psyche_core.testnet.processes import child_environment
 from psyche_core.testnet.results_folder import CHECKPOINTS, JOURNALS
 
 
@@ -72,3 +76,32 @@ def test_a_port_in_use_is_told_before_anything_starts() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"cannot use port {port} on 127.0.0.1: .*--metrics-local-port"):
             metrics_ports(port, ["server"])
+
+
+CONFIG = Path(__file__).parents[3] / "examples" / "local_testnet"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
+def test_a_process_that_has_imported_what_clients_import_may_be_forked() -> None:
+    modules = client_modules(TestnetSettings(config_path=CONFIG, num_clients=2), load_run_file(CONFIG / "state.toml"))
+    script = (
+        "import importlib, sys\n"
+        "from psyche_core.cli.fork_server import obstacle\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "print('torch' in sys.modules, 'transformers' in sys.modules, obstacle(allowed=[0, 1, 2]))\n"
+    )
+    environment = child_environment(threads=1)
+    command = [sys.executable, "-c", script, *modules]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True True \n"
+
+
+def test_nothing_is_imported_for_a_fork_that_libraries_do_not_bear_or_that_no_client_needs() -> None:
+    run = load_run_file(CONFIG / "state.toml")
+    assert client_modules(TestnetSettings(config_path=CONFIG, num_clients=2, device="cuda"), run) == []
+    llm = run.model.LLM.model_copy(update={"architecture": "TinyRnn"})
+    other = run.model_copy(update={"model": run.model.model_copy(update={"LLM": llm})})
+    modules = client_modules(TestnetSettings(config_path=CONFIG, num_clients=2), other)
+    assert modules
+    assert not any(name.startswith("psyche_core.builtin.hf") for name in modules)

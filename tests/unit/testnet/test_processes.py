@@ -1,4 +1,4 @@
-"""Children are real processes here: small ones that load no torch."""
+"""Children are real processes here, small ones that load no torch: some started from nothing, some forked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import anyio
@@ -15,37 +15,29 @@ import pytest
 
 from psyche_core.telemetry.events import Started
 from psyche_core.testnet import processes
+from psyche_core.testnet.forking import ForkServer
 from psyche_core.testnet.processes import Children, child_environment
-from tests.conftest import LocalTestnet
+from tests.unit.testnet.conftest import server_arguments
 
 pytestmark = pytest.mark.timeout(60)
 
-
-@pytest.fixture
-def environment() -> Mapping[str, str]:
-    return child_environment(threads=1)
+ChildrenOf = Callable[[Path], Children]
 
 
-def server_arguments(config: Path) -> list[str]:
-    files = ["--state", str(config / "state.toml"), "--data-config", str(config / "data.toml")]
-    return ["server", "run", *files, "--logs", "json"]
+@pytest.fixture(params=["started", "forked"])
+def children_of(request: pytest.FixtureRequest, environment: Mapping[str, str]) -> ChildrenOf:
+    """A function that makes children with a folder for their logs, which start them from nothing, or fork them."""
+
+    def children(logs: Path) -> Children:
+        forks = ForkServer(["psyche_core.cli.commands.server"], environment=environment, log=logs)
+        return Children(logs, forks if request.param == "forked" else None)
+
+    return children
 
 
-@pytest.fixture
-def own_tokens(local_testnet: LocalTestnet, tmp_path: Path) -> Path:
-    """A run whose token files are the user's own, so that nothing has to be tokenised."""
-    config = local_testnet()
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "tokens.bin").write_bytes(bytes(2 * 128 * 40))
-    text = (config / "data.toml").read_text()
-    lines = [f'dir = "{tmp_path / "mine"}"' if line.startswith("dir = ") else line for line in text.splitlines()]
-    (config / "data.toml").write_text("\n".join(lines))
-    return config
-
-
-async def test_what_is_no_event_goes_to_the_log(tmp_path: Path, environment: Mapping[str, str]) -> None:
-    async with Children(tmp_path) as children:
-        child = await children.start("listing", ["plugins", "list"], environment=environment)
+async def test_what_is_no_event_goes_to_the_log(tmp_path: Path, environment: Mapping[str, str], children_of: ChildrenOf) -> None:
+    async with children_of(tmp_path) as children:
+        child = await children.start("listing", ["plugins", "list"], environment=environment, forked=True)
         events = [event async for event in child.events()]
         assert await child.process.wait() == 0
     assert events == []
@@ -53,9 +45,9 @@ async def test_what_is_no_event_goes_to_the_log(tmp_path: Path, environment: Map
     assert child.sentence is None
 
 
-async def test_a_child_s_error_sentence_is_found(tmp_path: Path, environment: Mapping[str, str]) -> None:
-    async with Children(tmp_path) as children:
-        child = await children.start("server", ["server", "run", "--state", "nowhere.toml"], environment=environment)
+async def test_a_child_s_error_sentence_is_found(tmp_path: Path, environment: Mapping[str, str], children_of: ChildrenOf) -> None:
+    async with children_of(tmp_path) as children:
+        child = await children.start("server", ["server", "run", "--state", "nowhere.toml"], environment=environment, forked=True)
         assert [event async for event in child.events()] == []
         assert await child.process.wait() == 2
     assert child.sentence is not None
@@ -63,10 +55,10 @@ async def test_a_child_s_error_sentence_is_found(tmp_path: Path, environment: Ma
 
 
 async def test_events_arrive_and_leaving_stops_the_child_s_program_in_order(
-    tmp_path: Path, own_tokens: Path, environment: Mapping[str, str]
+    tmp_path: Path, own_tokens: Path, environment: Mapping[str, str], children_of: ChildrenOf
 ) -> None:
-    async with Children(tmp_path) as children:
-        child = await children.start("server", server_arguments(own_tokens), environment=environment)
+    async with children_of(tmp_path) as children:
+        child = await children.start("server", server_arguments(own_tokens), environment=environment, forked=True)
         async for _, event in child.events():
             if isinstance(event, Started):
                 break
@@ -78,9 +70,11 @@ async def test_events_arrive_and_leaving_stops_the_child_s_program_in_order(
     assert "Traceback" not in "\n".join(child.last_lines(50))
 
 
-async def test_ctrl_c_ends_a_server_with_130(tmp_path: Path, own_tokens: Path, environment: Mapping[str, str]) -> None:
-    async with Children(tmp_path) as children:
-        child = await children.start("server", server_arguments(own_tokens), environment=environment)
+async def test_ctrl_c_ends_a_server_with_130(
+    tmp_path: Path, own_tokens: Path, environment: Mapping[str, str], children_of: ChildrenOf
+) -> None:
+    async with children_of(tmp_path) as children:
+        child = await children.start("server", server_arguments(own_tokens), environment=environment, forked=True)
         async for _, event in child.events():
             if isinstance(event, Started):
                 child.signal(signal.SIGINT)
@@ -88,12 +82,14 @@ async def test_ctrl_c_ends_a_server_with_130(tmp_path: Path, own_tokens: Path, e
     assert child.last_lines(50) == []
 
 
-async def test_a_server_on_a_port_in_use_says_so(tmp_path: Path, own_tokens: Path, environment: Mapping[str, str]) -> None:
+async def test_a_server_on_a_port_in_use_says_so(
+    tmp_path: Path, own_tokens: Path, environment: Mapping[str, str], children_of: ChildrenOf
+) -> None:
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    async with listener, Children(tmp_path) as children:
+    async with listener, children_of(tmp_path) as children:
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
         arguments = [*server_arguments(own_tokens), "--server-port", str(port)]
-        child = await children.start("server", arguments, environment=environment)
+        child = await children.start("server", arguments, environment=environment, forked=True)
         assert [event async for event in child.events()] == []
         assert await child.process.wait() == 2
     assert str(port) in (child.sentence or "")
@@ -101,11 +97,15 @@ async def test_a_server_on_a_port_in_use_says_so(tmp_path: Path, own_tokens: Pat
 
 
 async def test_one_that_ignores_sigterm_is_killed(
-    tmp_path: Path, own_tokens: Path, environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    own_tokens: Path,
+    environment: Mapping[str, str],
+    children_of: ChildrenOf,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0.2)
-    async with Children(tmp_path) as children:
-        child = await children.start("server", server_arguments(own_tokens), environment=environment)
+    async with children_of(tmp_path) as children:
+        child = await children.start("server", server_arguments(own_tokens), environment=environment, forked=True)
         async for _, event in child.events():
             if isinstance(event, Started):
                 os.kill(child.process.pid, signal.SIGSTOP)  # a stopped process does not hear SIGTERM
@@ -113,10 +113,12 @@ async def test_one_that_ignores_sigterm_is_killed(
     assert child.process.returncode == -signal.SIGKILL
 
 
-async def test_cancelling_stops_the_children_too(tmp_path: Path, own_tokens: Path, environment: Mapping[str, str]) -> None:
+async def test_cancelling_stops_the_children_too(
+    tmp_path: Path, own_tokens: Path, environment: Mapping[str, str], children_of: ChildrenOf
+) -> None:
     with anyio.CancelScope() as scope:
-        async with Children(tmp_path) as children:
-            child = await children.start("server", server_arguments(own_tokens), environment=environment)
+        async with children_of(tmp_path) as children:
+            child = await children.start("server", server_arguments(own_tokens), environment=environment, forked=True)
             async for _, event in child.events():
                 if isinstance(event, Started):
                     scope.cancel()
@@ -124,23 +126,30 @@ async def test_cancelling_stops_the_children_too(tmp_path: Path, own_tokens: Pat
     assert child.process.returncode is not None
 
 
-async def test_children_end_with_us_however_we_end(tmp_path: Path, own_tokens: Path) -> None:
+@pytest.mark.parametrize("forked", [False, True])
+async def test_children_end_with_us_however_we_end(tmp_path: Path, own_tokens: Path, forked: bool) -> None:
     """The starter is a process of its own here, and it is killed: it has no chance to stop anybody."""
     script = (
         "import anyio, sys\n"
         "from pathlib import Path\n"
         "from psyche_core.telemetry.events import Started\n"
+        "from psyche_core.testnet.forking import ForkServer\n"
         "from psyche_core.testnet.processes import Children, child_environment\n"
+        "environment = child_environment(threads=1)\n"
         "async def main():\n"
-        "    async with Children(Path(sys.argv[1])) as children:\n"
-        "        child = await children.start('server', sys.argv[2:], environment=child_environment(threads=1))\n"
+        "    folder = Path(sys.argv[2])\n"
+        "    forks = ForkServer(['psyche_core'], environment=environment, log=folder) if sys.argv[1] == 'True' else None\n"
+        "    async with Children(folder, forks) as children:\n"
+        "        child = await children.start('server', sys.argv[3:], environment=environment, forked=True)\n"
         "        async for _, event in child.events():\n"
         "            if isinstance(event, Started):\n"
         "                print(child.process.pid, flush=True)\n"
         "anyio.run(main)\n"
     )
     starter = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path), *server_arguments(own_tokens)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, str(forked), str(tmp_path), *server_arguments(own_tokens)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     with starter:
         assert starter.stdout is not None

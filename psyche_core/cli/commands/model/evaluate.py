@@ -78,11 +78,12 @@ def evaluate(
         message = "--tasks names no task; write for instance --tasks arc_easy,hellaswag"
         raise InputError(message)
 
-    from psyche_core.evaluation.harness import TaskSet, open_for_harness, score  # lm_eval first: its absence is told at once
+    # lm_eval first: its absence is told at once
+    from psyche_core.evaluation.harness import TaskSet, open_for_harness, score  # isort: skip
+    from psyche_core.evaluation.checkpoint_folders import local_folder, model_folder
 
+    local_folder(model)  # a slip in it is told before all tasks are listed, and one in a task before a model is downloaded
     chosen = TaskSet(names, include=include)
-    from psyche_core.evaluation.checkpoint_folders import model_folder
-
     folder = model_folder(model)
     import torch
 

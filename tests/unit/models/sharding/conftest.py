@@ -9,18 +9,15 @@ from typing import Any
 
 import pytest
 
-from fork_server import ForkedPopen, ForkServer
+from fork_server import ForkedPopen, shared
 from psyche_core.models.sharding.group import processes
 
 
 @pytest.fixture(scope="package", autouse=True)
 def _forked_ranks() -> Iterator[None]:
-    server = ForkServer()
-
     def popen(command: Sequence[str], *, env: Mapping[str, str], stdout: int, **_: Any) -> ForkedPopen:
-        return ForkedPopen(server, command[2:], env=env, stdout=stdout)  # what follows `python -m`
+        return ForkedPopen(shared(), command[2:], env=env, stdout=stdout)  # what follows `python -m`
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(processes, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": popen}))
         yield
-    server.close()
