@@ -20,6 +20,7 @@ from psyche_core.verification.challenge import (
     Stage,
     advance,
     refusal,
+    without,
 )
 from psyche_core.verification.drawing import Drawn
 from psyche_core.verification.words import Word
@@ -40,6 +41,11 @@ def began(challenge: Challenge, words: Sequence[Sequence[Word]] = (), members: f
     height = challenge.since + 1 + challenge.awaits_words(challenge.since + 1)
     given = tuple(tuple(one) for one in words)
     return RoundBegan(height=height, seed=bytes([height]) * 32, words=given, elected=4, quorum=3, members=members)
+
+
+def later(challenge: Challenge) -> RoundBegan:
+    """The round after the next: the last that waits for a root has ended."""
+    return replace(began(challenge), height=challenge.since + 2)
 
 
 def play(challenge: Challenge, *events: Event) -> Challenge:
@@ -127,12 +133,37 @@ def test_two_tie_breakers_that_agree_decide(
 
 
 def test_silence_is_a_strike_at_each_stage() -> None:
-    assert verdict(play(FRESH, began(FRESH))) == VERIFIER_SILENT
+    assert verdict(play(FRESH, began(FRESH), later(FRESH))) == VERIFIER_SILENT
     reveal = at_reveal()
     assert verdict(after(reveal, NO_TRAINER, NO_TRAINER, NO_TRAINER)) == TRAINER_SILENT
     assert verdict(after(reveal, NO_JUDGE, NO_JUDGE, NO_JUDGE)) == VERIFIER_SILENT
     both = (Outcome.SILENCE, frozenset({TRAINER, VERIFIER}), True, False)
     assert verdict(after(reveal, NEITHER, NEITHER, NEITHER)) == both
+
+
+def test_a_root_may_come_in_the_second_round_and_a_complaint_too() -> None:
+    waiting = play(FRESH, began(FRESH))
+    assert waiting == FRESH
+    assert play(waiting, ROOT, later(FRESH)).stage is Stage.REVEAL
+    assert play(waiting, Complained(VERIFIER), later(FRESH)).stage is Stage.SIGNS
+
+
+def test_where_too_few_witnesses_stated_a_missing_root_is_no_strike() -> None:
+    assert verdict(play(FRESH, replace(later(FRESH), quorate=False))) == UNDECIDED
+    tie = after(at_reveal(), FAILED, FAILED, FAILED)
+    assert verdict(play(tie, replace(later(tie), quorate=False))) == UNDECIDED
+    assert verdict(play(tie, later(tie))) == (Outcome.UNDECIDED, frozenset(tie.judges), False, True)
+
+
+def test_an_ejected_trainer_is_not_judged_and_its_verifier_is_paid() -> None:
+    found = without(at_reveal(), frozenset({TRAINER}))
+    assert verdict(found) == (Outcome.UNDECIDED, NOBODY, False, False)
+    assert found.verdict is not None
+    assert found.verdict.paid == {VERIFIER}
+    assert verdict(without(at_reveal(), frozenset({VERIFIER}))) == UNDECIDED
+    tie = at_tie_reveal()
+    left = without(tie, frozenset({VERIFIER, tie.judges[0]}))
+    assert (left.stage, left.judges) == (Stage.TIE_REVEAL, tie.judges[1:])
 
 
 def test_a_verifier_without_signs_complains_and_the_witnesses_settle_it() -> None:
@@ -143,7 +174,7 @@ def test_a_verifier_without_signs_complains_and_the_witnesses_settle_it() -> Non
     again = after(signs, PASSED, PASSED, NO_TRAINER)
     assert (again.stage, again.expected) == (Stage.RECOMMIT, (VERIFIER,))
     assert refusal(again, Complained(VERIFIER)) == "slot 5 has nothing to complain of in stage RECOMMIT"
-    assert verdict(play(again, began(again))) == VERIFIER_SILENT
+    assert verdict(play(again, began(again), later(again))) == VERIFIER_SILENT
     found = play(again, ROOT)
     assert play(found, began(found)).stage is Stage.REVEAL
 
@@ -161,7 +192,8 @@ def test_tie_breakers_that_are_silent_get_a_strike_and_the_others_decide() -> No
     found = after(at_reveal(), FAILED, FAILED, FAILED)
     first, second, third = found.judges
     found = play(found, *[Committed(judge, bytes(32)) for judge in (first, second)])
-    found = play(found, began(found))
+    assert play(found, began(found)) == found, "it has a second round"
+    found = play(found, later(found))
     assert found.judges == (first, second)
     found = play(found, began(found, [(FAILED, FAILED)] * 3))
     assert verdict(found) == (Outcome.GUILTY, frozenset({TRAINER, third}), True, False)
@@ -212,7 +244,7 @@ def test_events_that_do_not_count_say_why() -> None:
     assert refusal(reveal, replace(late, height=reveal.since)) == "the stage began with round 12, so round 12 does not end it"
     assert refusal(reveal, replace(late, words=((PASSED, PASSED),))) == "a statement has 1 words about the challenge"
     assert refusal(reveal, replace(late, elected=2)) == "expected a quorum of at least half of the elected, got 3 of 2 and 3"
-    closed = play(FRESH, began(FRESH))
+    closed = play(FRESH, later(FRESH))
     assert refusal(closed, began(closed)) == "the challenge is closed"
 
 
