@@ -12,8 +12,9 @@ A challenge is drawn when a round begins, and each stage begins with a round:
 
 Roots and complaints are commands to the coordinator, so a stage that waits for them ends when the next round begins; if a root is
 still missing then, it is waited for during one round more (`ROOT_ROUNDS`): rounds are as short as the fastest members make them,
-and who recomputes has more to do than who trains. What is given to the witnesses in SIGNS, REVEAL and TIE_REVEAL is attested in the round after, as results are: each statement of that
-round has a word (`words`) about each judge, and the stage ends when these statements are complete.
+and who recomputes has more to do than who trains. What is given to the witnesses in SIGNS, REVEAL and TIE_REVEAL is attested in
+the round after, as results are: each statement of that round has a word (`words`) about each judge, and the stage ends when these
+statements are complete.
 
 At most f of n elected witnesses lie, see `coordinator.round.witness.tolerated`. Of more than f equal words at least one is an
 honest witness's, and honest witnesses agree, because what is opened is bound by roots. So f + 1 words that the check failed

@@ -6,7 +6,7 @@ When round h begins, all results of round h - 2 are decided. Then, in this order
 2. verdicts change the standings of those they are about; the second strike ejects;
 3. challenges about the accepted shares of round h - 2 are drawn. Watched members are challenged in any case (`drawing`).
 
-At most `MOST_OPEN` challenges are open, so that a state is bounded: which ones are drawn beyond, and not opened, is drawn, too. An
+At most `MOST_OPEN` challenges are open, so that a state is bounded; where more are drawn, chance decides which are opened. An
 epoch begins and ends without any: who cheats in an epoch's last rounds is not challenged for these.
 """
 
@@ -155,6 +155,8 @@ def _events(state: EpochVerification, begun: NewRound) -> list[RoundBegan]:
 def ejected_slots(standings: Sequence[Standing]) -> frozenset[int]:
     """The slots whose strikes eject them."""
     return frozenset(slot for slot, standing in enumerate(standings) if standing.ejected)
+
+
 def _judge(standings: list[Standing], challenge: Challenge, verdict: Verdict, height: int) -> None:
     trainer = challenge.drawn.trainer
     for slot in {trainer, *verdict.strikes}:

@@ -73,6 +73,15 @@ def leaf_hash(signs: bytes, opened: bytes) -> bytes:
     return _hash(b"psyche/delta-leaf/1", signs, opened)
 
 
+def committed_root(root: bytes, signer: bytes) -> bytes:
+    """What who recomputed tells the coordinator: H("psyche/committed-root/1" · signer · root), 32 bytes.
+
+    root: over the chunks of its gradient. signer: its own, 32 bytes. Commitments are public before the chunks are opened. So who
+    repeats another one's commitment, and then what that one opens, has committed to nothing of its own.
+    """
+    return _hash(b"psyche/committed-root/1", signer, root)
+
+
 def gradient_leaf(elements: bytes) -> bytes:
     """A leaf of a recomputed gradient. elements: float32 [size], little-endian."""
     return _hash(b"psyche/gradient-leaf/1", elements)

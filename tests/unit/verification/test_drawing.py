@@ -75,9 +75,7 @@ def test_the_share_is_exact_in_the_mean_and_alike_for_all() -> None:
 
 
 def test_where_there_is_room_for_few_each_share_is_as_likely() -> None:
-    drawn = [
-        challenges(seed(number), height=1, shares=range(8), members=range(8), percent=100, most=3) for number in range(2000)
-    ]
+    drawn = [challenges(seed(number), height=1, shares=range(8), members=range(8), percent=100, most=3) for number in range(2000)]
     assert {len(one) for one in drawn} == {3}
     counted = Counter(one.trainer for round_ in drawn for one in round_)
     assert max(counted.values()) < 1.25 * min(counted.values())

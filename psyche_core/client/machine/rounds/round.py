@@ -97,7 +97,7 @@ class RoundRecord:
             epoch=epoch,
             round=playing,
             shares=assignment.shares(state, playing) if playing.batches else {},
-            trainers=committee.trainer_slots(state, playing),
+            trainers=committee.trainer_slots(playing),
             witnesses=committee.witness_slots(state, playing),
         )
 
