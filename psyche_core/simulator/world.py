@@ -61,6 +61,7 @@ class World:
 
     member: the class of its members; tests use one that they can interfere with. all_lost_in: the epoch in which all honest
     members lost memory and disk at once, None without one. false_offers: generation and step of models that liars offered.
+    verified: whether shares are checked. faked: step and member of shares that cheats have not trained.
     """
 
     member: type[Node] = Node
@@ -74,6 +75,8 @@ class World:
         self.mark: int = script.seed
         self.stored: dict[str, tuple[object, int]] = {}
         self.train_seconds: float = script.shape.train_seconds
+        self.verified: bool = script.shape.verification_percent > 0
+        self.faked: set[tuple[int, int]] = set()
         self.index_of: dict[bytes, int] = {identity_of(index).p2p: index for index in range(script.clients)}
         liars = script.liars
         honest = frozenset(identity_of(index).signer for index in range(script.clients) if index not in liars)
@@ -85,6 +88,8 @@ class World:
         self.replicas: ReplicaChecker = ReplicaChecker(
             lambda: self.coordinator.sample_tracker, initial=self.new_replica().snapshot(), liars=liars
         )
+        self.coordinator.trained_again = self.replicas.trained_again
+        self.coordinator.counts = self.counts
         self.progress: ProgressChecker = ProgressChecker(bound=longest_stall(script), excused_until=script.excused_until)
         self.network: Network = Network(self.clock, self.stream("network"), seconds=script.shape.link_seconds, counts=self.counts)
         state = new_state(RUN_ID, coordinator_config(script), MODEL, now=START_TIME, instance=INSTANCE)
@@ -266,6 +271,9 @@ class World:
         assert stop is not None
         if node.liar:
             return
+        if node.identity.signer in self.coordinator.ejected_for_strikes:
+            node.left = True  # measured, not forbidden: see CHEATS
+            return
 
         if not stop.success and self._excused(node):
             self.counts["excused at the end"] += 1
@@ -283,6 +291,11 @@ class World:
         ) from error
 
     # ------------------------------------------------------------------------------------ what the others ask
+
+    def node_of(self, state: CoordinatorState, slot: int) -> Node | None:
+        """The member with this slot of the state's epoch; None if it is no simulated one."""
+        index = self.index_of.get(state.epoch.clients[slot].id.p2p)
+        return None if index is None else self.nodes[index]
 
     def _has_announced(self, signer: bytes, place: tuple[int, int]) -> bool:
         return member_with(signer, self.script.clients) in self.announced.announcers(place)

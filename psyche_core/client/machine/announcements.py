@@ -12,6 +12,7 @@ from psyche_core.client.machine.epoch import ENTERABLE, PLAYING, EpochNotes
 from psyche_core.client.machine.rounds.round import NO_DIGEST, RoundRecord, statement_about
 from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.commands import HealthCheck, WarmupWitness, Witness
+from psyche_core.coordinator.lifecycle.challenges import awaits_commitment
 from psyche_core.coordinator.round import witness
 from psyche_core.coordinator.state import MAX_REJOINS, CoordinatorState
 from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessMetadata
@@ -87,6 +88,7 @@ def in_round(
     actions: list[Action] = []
     before = notes.records.get(record.height - 1)
     trained = record.own_done or record.nearly_done or notes.slot not in record.shares
+    trained = trained and (notes.slot not in record.round.recomputing or not awaits_commitment(state, notes.slot))
     ready = trained and record.digest != NO_DIGEST
     if not record.finished_sent and ready and _holds_results(before, record, notes, healthy=healthy, now=now):
         record.finished_sent = True

@@ -29,6 +29,7 @@ from psyche_core.verification.words import Word, decode_words
 
 _SEED = b"psyche/verification-seed/1"
 _OPENED = (Stage.REVEAL, Stage.TIE_REVEAL)
+_COMMITTING = (Stage.COMMIT, Stage.RECOMMIT, Stage.TIE_COMMIT)
 
 
 @lru_cache(maxsize=CACHE_SIZE)
@@ -59,6 +60,17 @@ def challenge_of(state: CoordinatorState, stored: OpenChallenge) -> Challenge:
         seed=NO_SEED if began is None else drawing_seed(began.seed),
         judges=stored.judges,
         strikes=frozenset(stored.struck),
+    )
+
+
+def awaits_commitment(state: CoordinatorState, slot: int) -> bool:
+    """Whether a slot is to recompute a share, and has neither committed nor complained yet."""
+    return any(
+        stored.stage in _COMMITTING
+        and not (stored.stage is Stage.COMMIT and stored.complained)
+        and slot in challenge_of(state, stored).expected
+        and all(root.slot != slot for root in stored.roots)
+        for stored in state.epoch.challenges
     )
 
 

@@ -6,13 +6,15 @@ Its work is in `worker`, its life as a process in `process`.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.replica.resync_state import MAX_ATTEMPTS
-from psyche_core.coordinator.commands import Equivocation, Withdraw
+from psyche_core.coordinator.commands import Equivocation, Withdraw, Witness
 from psyche_core.simulator.members.keys import INSTANCE, key_of, with_real_signatures
+from psyche_core.simulator.members.verifying import Verifying
 from psyche_core.simulator.members.worker import Worker, described, manifest_of, offer_of
 from psyche_core.simulator.replicas.replica import Payload, Replica
 from psyche_core.simulator.run_result import InvariantViolation
@@ -35,6 +37,9 @@ class Node(Worker):
         self.repeated_payload: Payload | None = None
         self.downlinks: list[float] = []
         self._withheld: dict[bytes, frozenset[int]] = {}
+        self.verifying: Verifying | None = (
+            Verifying(world, self, rng=world.stream(f"verification {index}")) if world.verified else None
+        )
 
     # ------------------------------------------------------------------------------------ actions
 
@@ -76,10 +81,22 @@ class Node(Worker):
             self.joined: bool = False
         elif isinstance(command, Equivocation):
             command = with_real_signatures(command)
+        elif isinstance(command, Witness) and self.verifying is not None:
+            words = self.verifying.with_words(command.statement)
+            command = replace(command, statement=replace(command.statement, words=words))
         if self.lies:
             self._world.lies.send(self, command)
         else:
             self._world.server.submit(self, command)
+
+    def _state_seen(self) -> None:
+        if self.verifying is not None and self.stop is None and self.running and self.machine.state is not None:
+            self.verifying.state_seen(self.machine.state)
+
+    def _forget(self, *, disk: bool) -> None:
+        super()._forget(disk=disk)
+        if self.verifying is not None:
+            self.verifying.forget()
 
     def _set_peers(self, action: act.SetPeers) -> None:
         known = self._world.index_of

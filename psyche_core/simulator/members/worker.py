@@ -70,7 +70,8 @@ class Worker(Process):
         self.snapshots: dict[bytes, tuple[int, int, object]] = {}
         self.expired_before: int = 0
         self.training: Durations = Durations()
-        self._speed = 0.7 + 0.6 * rng.random()
+        self.speed: float = 0.7 + 0.6 * rng.random()
+        self.trained_steps: set[int] = set()
         self._journal_rounds = journal_rounds(world.stream("journals"), world.stream(f"journal {index}"))
         self.disk: Disk = Disk(rounds=self._journal_rounds)
         self._trained = 0
@@ -84,6 +85,7 @@ class Worker(Process):
             self.disk = Disk(rounds=self._journal_rounds)
         self.payloads, self.snapshots = {}, {}
         self.expired_before = 0
+        self.trained_steps = set()
 
     def _expire(self, action: act.Expire) -> None:
         before = self.expired_before = max(self.expired_before, action.before)
@@ -101,7 +103,7 @@ class Worker(Process):
 
     def _work(self, action: act.Work) -> None:
         kind = action.__class__
-        seconds = self._world.train_seconds * self._speed if kind is act.Train else SECONDS[kind]
+        seconds = self._world.train_seconds * self.speed if kind is act.Train else SECONDS[kind]
         if self.slowed:
             self.counts["slow"] += 1
         seconds *= max(self.slowed, default=1.0) * (0.5 + self._rng.random())
@@ -260,6 +262,8 @@ class Worker(Process):
 
     def _train(self, work: act.Train) -> ev.Event:
         self._trained += 1
+        if self._world.verified:
+            self._note_trained(work)
         if work.generation != self._generation:
             self._order, self._generation = StepOrder(self.name), work.generation
         self._order.trains(work.step)
@@ -279,6 +283,13 @@ class Worker(Process):
             payload,
         )  # as stores do: equal results of an older round shorten nothing
         return ev.Trained(work.height, 2.0, 64 * len(work.share), 0.5, payload_hash, payload.size)
+
+    def _note_trained(self, work: act.Train) -> None:
+        """Note that the delta of this step is here, and whether a cheat has trained its share: what it sends looks the same."""
+        fakes = "untrained" in self.lies or ("half-untrained" in self.lies and self._rng.random() < 0.5)
+        (self._world.faked.add if fakes else self._world.faked.discard)((work.step, self.index))
+        self.counts["faked shares"] += fakes
+        self.trained_steps.add(work.step)
 
     def _apply(self, work: act.Apply, lineage: int) -> ev.Event:
         missing = [item for item in work.payload_hashes if item not in self.payloads]
