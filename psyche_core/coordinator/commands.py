@@ -279,7 +279,8 @@ class ChallengesDrawn:
 class ChallengeClosed:
     """A challenge about the share of slot `trainer` of round `height` has ended.
 
-    outcome: name of an `Outcome` of psyche_core.verification.challenge. strikes: slots that get one. paid: slots for which it
+    outcome: name of an `Outcome` of psyche_core.verification.challenge. strikes: slots that get one. missed: slots that were to
+    judge and were silent. paid: slots for which it
     counts as an accepted round. requeued: whether the share's samples, which everybody applied, are trained again.
     """
 
@@ -289,6 +290,7 @@ class ChallengeClosed:
     verifier: int
     outcome: str
     strikes: tuple[int, ...]
+    missed: tuple[int, ...]
     paid: tuple[int, ...]
     requeued: bool
 

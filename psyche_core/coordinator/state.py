@@ -167,9 +167,9 @@ class OpenChallenge:
     """A challenge about the accepted share of a slot that has no verdict yet (protocol section 7).
 
     The fields are those of `psyche_core.verification.challenge.Challenge`. height: round of the share. trainer, verifier: slots.
-    share: its intervals; none if its samples are assigned again, or counted as lost, whatever the verdict is. since: round with
-    which the stage began. roots: ascending by slot. judges: slots of the tie-breakers, ascending. struck: slots that get a strike
-    in any case, ascending.
+    share: its intervals; none once a proof against the trainer has decided about them: then it ends without a verdict. since:
+    round with which the stage began. roots: ascending by slot. judges: slots of the tie-breakers, ascending. missed: slots of
+    others that were to break the tie and were silent, ascending.
     """
 
     height: int
@@ -181,7 +181,7 @@ class OpenChallenge:
     complained: bool = False
     roots: tuple[Root, ...] = ()
     judges: tuple[int, ...] = ()
-    struck: tuple[int, ...] = ()
+    missed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ def _check_challenge(one: OpenChallenge, at: str, *, clients: int, current: int)
     _expect(apart, at, "a trainer, a verifier and tie-breakers that are others", (one.trainer, *asked))
     _expect(one.height + 2 <= one.since <= current, f"{at}.since", "a later round, by two at least", one.since)
     _expect(one.stage is not Stage.CLOSED, f"{at}.stage", "an open challenge", one.stage)
-    for name, slots in (("judges", one.judges), ("struck", one.struck)):
+    for name, slots in (("judges", one.judges), ("missed", one.missed)):
         _check_slots(slots, clients, at=f"{at}.{name}")
         _expect(len(slots) <= TIE_BREAKERS, f"{at}.{name}", f"at most {TIE_BREAKERS}", len(slots))
     _check_slots(tuple(root.slot for root in one.roots), clients, at=f"{at}.roots")

@@ -52,6 +52,9 @@ RECOVERY = 15.0
 KEPT_SECONDS = 300.0
 """Virtual seconds for which the server's older states are kept, if they are needed."""
 
+EJECTED_SECONDS = 10.0
+"""Virtual seconds until the user of a member that was ejected for strikes starts it again."""
+
 RETURN_SECONDS = 15.0
 """Virtual seconds that a member may need to return after a fault; a run that ends meanwhile may end without it."""
 
@@ -147,6 +150,11 @@ class World:
         if not late:
             node.boot()
         return node
+
+    def _boot_ejected(self, node: Node) -> None:
+        """Its user starts it again, until an epoch begins in which it is a member."""
+        if not node.running and not self.server.finished:
+            node.boot(disk=True)
 
     def _boot_late(self, node: Node) -> None:
         if not node.running and node.stop is None and not self.server.finished:
@@ -271,8 +279,8 @@ class World:
         assert stop is not None
         if node.liar:
             return
-        if node.identity.signer in self.coordinator.ejected_for_strikes:
-            node.left = True  # measured, not forbidden: see CHEATS
+        if not stop.success and node.identity.signer in self.coordinator.ejected_for_strikes:
+            self.clock.after(EJECTED_SECONDS, self._boot_ejected, node)  # measured, not forbidden: see CHEATS
             return
 
         if not stop.success and self._excused(node):

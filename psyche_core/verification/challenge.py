@@ -18,11 +18,16 @@ statements are complete.
 
 At most f of n elected witnesses lie, see `coordinator.round.witness.tolerated`. Of more than f equal words at least one is an
 honest witness's, and honest witnesses agree, because what is opened is bound by roots. So f + 1 words that the check failed
-lead to a tie-break. Who must give something and has not given it to half of the elected witnesses is *silent*, which is a
-strike. Two tie-breakers that agree decide: the trainer is guilty, or the verifier accused it falsely. Where too few witnesses
-stated, or their words decide nothing, nobody gets a strike, and the trainer is challenged again. Who leaves while something is
-expected of it is silent like anybody else: otherwise a cheat would leave whenever it is challenged. Only where too few witnesses
-stated in the last round of a stage nobody's missing root is a strike: then the coordinator was hard to reach for all.
+lead to a tie-break. Who must give something and has not given it to half of the elected witnesses is *silent*. A silent
+trainer gets a strike: who does not show its work has not done it. A silent verifier or tie-breaker has *missed* a duty: it is
+not paid for a round in which it trained nothing, and the trainer is challenged again, by another verifier. So nobody gains by
+that silence, and a slow member, or one that has died, is not ejected for it. Only who complained of missing signs, and says
+nothing once all witnesses have them, gets a strike: each complaint costs all of them these signs.
+
+Two tie-breakers that agree decide: the trainer is guilty, or the verifier accused it falsely. Where too few witnesses stated, or
+their words decide nothing, nobody gets a strike, and the trainer is challenged again. Who leaves while something is expected of
+it is silent like anybody else: otherwise a cheat would leave whenever it is challenged. Where too few witnesses stated in the
+last round of a stage a missing root counts against nobody: then the coordinator was hard to reach for all.
 
 Nothing here knows a clock, messages or an optimizer. An event that does not count changes nothing; `refusal` says why.
 """
@@ -76,13 +81,15 @@ _BY_COMMAND = (Stage.COMMIT, Stage.RECOMMIT, Stage.TIE_COMMIT)
 class Verdict:
     """The end of a challenge.
 
-    strikes: slots that get one. requeue: whether the share's samples are trained again. high: whether the trainer passed with a
-    score above the median threshold (`standing`). watch: whether the trainer is challenged again, though it got no strike. paid:
-    slots that did what a challenge asks of verifiers and tie-breakers; it counts like an accepted share.
+    strikes: slots that get one. missed: slots that missed a duty. requeue: whether the share's samples are trained again. high:
+    whether the trainer passed with a score above the median threshold (`standing`). watch: whether the trainer is challenged
+    again, though it got no strike. paid: slots that did what a challenge asks of verifiers and tie-breakers; it counts like an
+    accepted share.
     """
 
     outcome: Outcome
     strikes: frozenset[int] = frozenset()
+    missed: frozenset[int] = frozenset()
     requeue: bool = False
     high: bool = False
     watch: bool = False
@@ -132,7 +139,7 @@ class Challenge:
 
     height: round of the share. drawn: trainer and verifier. since: height of the round with which the stage began. stage: of
     `Stage`. roots: (slot, root), ascending. complained: whether the verifier complained. seed: of 32 bytes, from which the opened
-    chunks are drawn. judges: tie-breakers that still count, ascending. strikes: given so far, for silence. verdict: None until
+    chunks are drawn. judges: tie-breakers that still count, ascending. missed: others that were silent. verdict: None until
     CLOSED.
     """
 
@@ -144,7 +151,7 @@ class Challenge:
     complained: bool = False
     seed: bytes = NO_SEED
     judges: tuple[int, ...] = ()
-    strikes: frozenset[int] = frozenset()
+    missed: frozenset[int] = frozenset()
     verdict: Verdict | None = None
 
     def __post_init__(self) -> None:
@@ -259,7 +266,9 @@ def _round_began(challenge: Challenge, event: RoundBegan) -> Challenge:
         return _entered(challenge, Stage.SIGNS, event)
     if not event.quorate:
         return _closed(challenge, Outcome.UNDECIDED, watch=True)
-    return _closed(challenge, Outcome.SILENCE, {challenge.drawn.verifier}, watch=True)
+    if challenge.stage is Stage.RECOMMIT:
+        return _closed(challenge, Outcome.SILENCE, {challenge.drawn.verifier}, watch=True)
+    return _closed(challenge, Outcome.SILENCE, missed={challenge.drawn.verifier}, watch=True)
 
 
 def _after_words(challenge: Challenge, event: RoundBegan) -> Challenge:
@@ -274,13 +283,18 @@ def _after_words(challenge: Challenge, event: RoundBegan) -> Challenge:
             return _entered(challenge, Stage.RECOMMIT, event)
         case Stage.REVEAL:
             if silent:
-                guilty = challenge.drawn.trainer in silent
-                return _closed(challenge, Outcome.SILENCE, silent, requeue=guilty, watch=not guilty)
+                return _after_silence(challenge, silent)
             return _after_check(challenge, event)
         case _:
-            if challenge.drawn.trainer in silent:  # judges' silence is a strike all the same
-                return _closed(challenge, Outcome.SILENCE, silent, requeue=True)
+            if challenge.drawn.trainer in silent:
+                return _after_silence(challenge, silent)
             return _after_tie(challenge, event, silent=silent)
+
+
+def _after_silence(challenge: Challenge, silent: frozenset[int]) -> Challenge:
+    strikes = silent & {challenge.drawn.trainer}
+    requeue = bool(strikes)
+    return _closed(challenge, Outcome.SILENCE, strikes, missed=silent - strikes, requeue=requeue, watch=not requeue)
 
 
 def _silent(challenge: Challenge, event: RoundBegan) -> frozenset[int]:
@@ -322,7 +336,7 @@ def _is_high(event: RoundBegan) -> bool:
 
 def _after_tie_commit(challenge: Challenge, event: RoundBegan) -> Challenge:
     silent = frozenset(judge for judge in challenge.judges if not challenge.committed(judge))
-    challenge = _without_judges(challenge, silent, struck=event.quorate)
+    challenge = _without_judges(challenge, silent, counts=event.quorate)
     if len(challenge.judges) < AGREEING:
         return _closed(challenge, Outcome.UNDECIDED, watch=True)
     return _entered(challenge, Stage.TIE_REVEAL, event, seed=event.seed)
@@ -339,9 +353,9 @@ def _after_tie(challenge: Challenge, event: RoundBegan, *, silent: frozenset[int
     return _closed(challenge, Outcome.UNDECIDED, watch=True)
 
 
-def _without_judges(challenge: Challenge, silent: frozenset[int], *, struck: bool = True) -> Challenge:
+def _without_judges(challenge: Challenge, silent: frozenset[int], *, counts: bool = True) -> Challenge:
     judges = tuple(slot for slot in challenge.judges if slot not in silent)
-    return replace(challenge, judges=judges, strikes=challenge.strikes | silent if struck else challenge.strikes)
+    return replace(challenge, judges=judges, missed=challenge.missed | silent if counts else challenge.missed)
 
 
 def without(challenge: Challenge, ejected: frozenset[int]) -> Challenge:
@@ -354,7 +368,7 @@ def without(challenge: Challenge, ejected: frozenset[int]) -> Challenge:
     left = replace(
         challenge,
         judges=tuple(judge for judge in challenge.judges if judge not in ejected),
-        strikes=challenge.strikes - ejected,
+        missed=challenge.missed - ejected,
     )
     if trainer in ejected or (verifier in ejected and not judging):
         return _closed(left, Outcome.UNDECIDED, watch=trainer not in ejected, unpaid=ejected)
@@ -370,13 +384,14 @@ def _closed(
     outcome: Outcome,
     strikes: Collection[int] = (),
     *,
+    missed: Collection[int] = (),
     requeue: bool = False,
     high: bool = False,
     watch: bool = False,
     unpaid: frozenset[int] = frozenset(),
 ) -> Challenge:
-    struck = challenge.strikes.union(strikes)
-    did = {challenge.drawn.verifier, *challenge.judges} - struck - unpaid
+    struck, silent = frozenset(strikes), challenge.missed.union(missed)
+    did = {challenge.drawn.verifier, *challenge.judges} - struck - silent - unpaid
     paid = frozenset(slot for slot in did if challenge.committed(slot))
-    verdict = Verdict(outcome=outcome, strikes=struck, requeue=requeue, high=high, watch=watch, paid=paid)
+    verdict = Verdict(outcome=outcome, strikes=struck, missed=silent, requeue=requeue, high=high, watch=watch, paid=paid)
     return replace(challenge, stage=Stage.CLOSED, verdict=verdict)

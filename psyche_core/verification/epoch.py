@@ -39,7 +39,7 @@ class NewRound:
     height: of that round, from 0. seed: 32 bytes that nobody knew before. shares: slots whose share of round `height - 2` was
     accepted and whose delta follows from the one before (`drawing.challenges`). members: healthy slots. statements: the words of
     each statement of the round before, for `due` of that round. elected, quorum: numbers of witnesses of the round before.
-    quorate: whether a quorum stated in it.
+    quorate: whether a quorum stated in it. dropped: challenges, by round and trainer, that end without a verdict.
     """
 
     height: int
@@ -50,6 +50,7 @@ class NewRound:
     elected: int = 0
     quorum: int = 0
     quorate: bool = True
+    dropped: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,11 @@ def advanced(state: EpochVerification, begun: NewRound) -> tuple[EpochVerificati
     Who is ejected by a verdict takes no further part: what it was to judge is undecided, and nothing more is asked of it. Raises
     ValueError if a statement has not the words that are due.
     """
-    changed = [advance(one, event) for one, event in zip(state.open, _events(state, begun), strict=True)]
+    changed = [
+        advance(one, event)
+        for one, event in zip(state.open, _events(state, begun), strict=True)
+        if (one.height, one.drawn.trainer) not in begun.dropped
+    ]
     standings = list(state.standings)
     closed: list[Closed] = []
     for one in changed:

@@ -107,7 +107,24 @@ class ModelOffer:
     description_bytes: int = 0
 
 
-Message = Result | Finished | ModelDigest | ModelWanted | ModelOffer
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The sender shows its part in a stage of a challenge, and serves it as a blob (protocol section 7).
+
+    height, seed: of the round with which the stage began. about, trainer: round and slot of the challenged share. payload_hash,
+    payload_bytes: SHA-256 and length of the part: signs of a delta with hashes of its chunks, or opened chunks with proofs.
+    """
+
+    epoch: int
+    height: int
+    seed: int
+    about: int
+    trainer: int
+    payload_hash: bytes
+    payload_bytes: int
+
+
+Message = Result | Finished | ModelDigest | ModelWanted | ModelOffer | Opening
 
 
 @lru_cache(maxsize=2048)  # needed when a result is announced, and again when it is checked
@@ -185,6 +202,9 @@ def seal(key: SecretKey, run: bytes, message: Message) -> bytes:
         case ModelOffer():
             manifest = [message.manifest_hash, message.manifest_bytes]
             body = [5, message.epoch, message.step, message.seed, *manifest, message.description_hash, message.description_bytes]
+        case Opening():
+            part = [message.payload_hash, message.payload_bytes]
+            body = [6, message.epoch, message.height, message.seed, message.about, message.trainer, *part]
 
     encoded = encode(body)
     return encode([VERSION, key.public, encoded, key.sign(_ENVELOPE, run, encoded)])
@@ -252,6 +272,16 @@ def _message(fields: Any) -> Message:
                 _number(manifest_bytes, 40),
                 _bytes(description_hash, 32),
                 _number(description_bytes, 40),
+            )
+        case [6, epoch, height, seed, about, trainer, payload_hash, payload_bytes]:
+            return Opening(
+                _number(epoch, 32),
+                _number(height, 32),
+                _number(seed, 64),
+                _number(about, 32),
+                _number(trainer, 16),
+                _bytes(payload_hash, 32),
+                _number(payload_bytes, 40),
             )
         case _:
             message = "unknown message kind or wrong number of fields"

@@ -52,6 +52,10 @@ def work_done(client: MachineState, event: ev.WorkDone, *, sign: Callable[[bytes
             _payloads_lost(client, event)
         case ev.WorkFailed():
             _work_failed(client, event)
+        case ev.Recomputed():
+            _recomputed(client, event.place, event.root)
+        case ev.RecomputeFailed():
+            _recompute_failed(client, event)
         case ev.SnapshotFailed():
             client.snapshot_offers.failed(event.step)  # already reported, and nobody waits for it
         case _:
@@ -162,6 +166,8 @@ def _work_failed(client: MachineState, event: ev.WorkFailed) -> None:
     work = event.work
     if isinstance(work, act.Train):
         _train_failed(client, ev.TrainFailed(work.height, event.reason))
+    elif isinstance(work, act.Recompute):
+        _recompute_failed(client, ev.RecomputeFailed(work.place, event.reason))
     elif isinstance(work, act.TakeSnapshot):
         client.snapshot_offers.failed(work.step)
         client.notify(telemetry.Problem("error", event.reason))
@@ -177,6 +183,16 @@ def _train_failed(client: MachineState, event: ev.TrainFailed) -> None:
     if client.notes is not None and event.height in client.notes.records:
         client.notes.records[event.height].own_done = True
     client.notify(telemetry.Problem("warning" if event.passing else "error", event.reason))
+
+
+def _recomputed(client: MachineState, place: act.StagePlace, root: bytes | None) -> None:
+    if client.notes is not None:
+        client.notes.duties.recomputed(place, root)
+
+
+def _recompute_failed(client: MachineState, event: ev.RecomputeFailed) -> None:
+    _recomputed(client, event.place, None)
+    client.notify(telemetry.Problem("error", event.reason))
 
 
 def _applied(client: MachineState, event: ev.Applied) -> None:

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from psyche_core.coordinator.commands import ChallengeClosed, ChallengesDrawn, Event, Outcome, VerifierCommit
 from psyche_core.coordinator.membership.exits import ejected, share_voided
+from psyche_core.coordinator.membership.missed_duties import with_missed_duties
 from psyche_core.coordinator.phases import active_round
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.committee import CACHE_SIZE, witness_slots
@@ -29,7 +30,6 @@ from psyche_core.verification.words import Word, decode_words
 
 _SEED = b"psyche/verification-seed/1"
 _OPENED = (Stage.REVEAL, Stage.TIE_REVEAL)
-_COMMITTING = (Stage.COMMIT, Stage.RECOMMIT, Stage.TIE_COMMIT)
 
 
 @lru_cache(maxsize=CACHE_SIZE)
@@ -59,18 +59,7 @@ def challenge_of(state: CoordinatorState, stored: OpenChallenge) -> Challenge:
         complained=stored.complained,
         seed=NO_SEED if began is None else drawing_seed(began.seed),
         judges=stored.judges,
-        strikes=frozenset(stored.struck),
-    )
-
-
-def awaits_commitment(state: CoordinatorState, slot: int) -> bool:
-    """Whether a slot is to recompute a share, and has neither committed nor complained yet."""
-    return any(
-        stored.stage in _COMMITTING
-        and not (stored.stage is Stage.COMMIT and stored.complained)
-        and slot in challenge_of(state, stored).expected
-        and all(root.slot != slot for root in stored.roots)
-        for stored in state.epoch.challenges
+        missed=frozenset(stored.missed),
     )
 
 
@@ -140,7 +129,8 @@ def challenges_advanced(state: CoordinatorState, ended: Round, now: int, *, seed
 
     seed: u64, of the round that begins. now: unix seconds. Samples of a convicted share go back to the queue, though everybody
     has applied its result: they are trained again. Who did its part is paid as for an accepted share. Who gets a second strike
-    is ejected, and its share of the ended round, which is not decided, is void.
+    is ejected, and its share of the ended round, which is not decided, is void. A duty missed by who judges counts like that of
+    a witness (F16).
     """
     if not state.epoch.challenges:
         return state, ()
@@ -148,7 +138,9 @@ def challenges_advanced(state: CoordinatorState, ended: Round, now: int, *, seed
     verification, closed = advanced(verification_of(state), _new_round(state, ended, seed=seed))
     share_of = {(one.height, one.trainer): one.share for one in state.epoch.challenges}
     events: list[Event] = []
+    missed: list[int] = []
     for one in closed:
+        missed += one.verdict.missed
         state, event = _judged(state, one, share_of[one.challenge.height, one.challenge.drawn.trainer])
         events.append(event)
     clients = tuple(
@@ -157,6 +149,9 @@ def challenges_advanced(state: CoordinatorState, ended: Round, now: int, *, seed
     )  # fmt: skip
     challenges = tuple(_stored(one, share_of[one.height, one.drawn.trainer]) for one in verification.open)
     state = replace(state, epoch=replace(state.epoch, clients=clients, challenges=challenges))
+    for slot in sorted(missed):
+        if state.epoch.clients[slot].state is ClientState.Healthy:
+            state = with_missed_duties(state, frozenset({slot}))
     for slot, client in enumerate(clients):
         if client.standing.ejected and client.state is not ClientState.Ejected:
             state, left = _ejected_for_strikes(state, slot, ended, now)
@@ -180,6 +175,7 @@ def _judged(state: CoordinatorState, closed: Closed, share: tuple[BatchId, ...])
         verifier=challenge.drawn.verifier,
         outcome=verdict.outcome.name,
         strikes=tuple(sorted(verdict.strikes)),
+        missed=tuple(sorted(verdict.missed)),
         paid=tuple(sorted(verdict.paid)),
         requeued=bool(again),
     )
@@ -257,6 +253,7 @@ def _new_round(state: CoordinatorState, ended: Round, *, seed: int) -> NewRound:
         elected=elected,
         quorum=needed,
         quorate=len(ended.statements) >= max(needed, 1),
+        dropped=frozenset((one.height, one.trainer) for one in state.epoch.challenges if not one.share),
     )
 
 
@@ -276,5 +273,5 @@ def _stored(challenge: Challenge, share: Collection[BatchId]) -> OpenChallenge:
         complained=challenge.complained,
         roots=tuple(Root(slot, commitment) for slot, commitment in challenge.roots),
         judges=challenge.judges,
-        struck=tuple(sorted(challenge.strikes)),
+        missed=tuple(sorted(challenge.missed)),
     )

@@ -82,16 +82,32 @@ class Node(Worker):
         elif isinstance(command, Equivocation):
             command = with_real_signatures(command)
         elif isinstance(command, Witness) and self.verifying is not None:
-            words = self.verifying.with_words(command.statement)
-            command = replace(command, statement=replace(command.statement, words=words))
+            command = replace(command, statement=replace(command.statement, words=self.verifying.words(command.statement)))
         if self.lies:
             self._world.lies.send(self, command)
         else:
             self._world.server.submit(self, command)
 
-    def _state_seen(self) -> None:
-        if self.verifying is not None and self.stop is None and self.running and self.machine.state is not None:
-            self.verifying.state_seen(self.machine.state)
+    def _show_part(self, action: act.ShowPart) -> None:
+        if self.verifying is not None:
+            self.verifying.show(action)
+
+    def _fetch_part(self, action: act.FetchPart) -> None:
+        if self.verifying is not None:
+            self.verifying.fetch(action)
+
+    def _check_parts(self, action: act.CheckParts) -> None:
+        if self.verifying is not None:
+            self.verifying.check(action)
+
+    def _recompute(self, work: act.Recompute) -> ev.Event:
+        assert self.verifying is not None
+        return self.verifying.recomputed(work)
+
+    def _expire(self, action: act.Expire) -> None:
+        super()._expire(action)
+        if self.verifying is not None:
+            self.verifying.expire(action.before)
 
     def _forget(self, *, disk: bool) -> None:
         super()._forget(disk=disk)

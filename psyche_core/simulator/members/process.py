@@ -181,12 +181,6 @@ class Process(Actions[None]):
 
         for action in actions:
             self.carry_out(action)
-        if world.verified and event.__class__ is ev.StateSeen:
-            self._state_seen()
-
-    @abstractmethod
-    def _state_seen(self) -> None:
-        """The machine has handled a newer state of a run whose shares are checked."""
 
     def join_command(self) -> Join:
         """The command with which this member joins."""

@@ -1,170 +1,128 @@
-"""What a simulated member does about challenged shares: it recomputes, commits, opens its chunks and says words.
+"""What a simulated member's surroundings do for challenges of shares: show, fetch and compare parts, in virtual time.
 
-All of it takes virtual time. There is no gradient in a simulated run. What an honest check would find is known: a share was trained or not, and who judged it
-recomputed it or not. So words follow from that, and from whose part has reached the witness. Cheats are liars of their own kind,
-`script.CHEATS`. Runs without verification have no such object.
+Its machine decides, as in a real client. There is no gradient in a simulated run. What an honest check would find is known: a
+share was trained or not, and who judged it recomputed it or not. Cheats are liars of their own kind, `script.CHEATS`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 from typing import TYPE_CHECKING
 
-from psyche_core.coordinator.commands import VerifierCommit
-from psyche_core.coordinator.lifecycle.challenges import challenge_of, words_due
-from psyche_core.coordinator.state import CoordinatorState, OpenChallenge
-from psyche_core.types import RunState, WitnessStatement
+from psyche_core.client.machine import actions as act
+from psyche_core.client.machine import events as ev
+from psyche_core.types import WitnessStatement
 from psyche_core.verification.challenge import Challenge, Stage
 from psyche_core.verification.words import Word, encode_words
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from psyche_core.simulator.members.node import Node
     from psyche_core.simulator.world import World
 
-_RECOMPUTE = (Stage.COMMIT, Stage.RECOMMIT, Stage.TIE_COMMIT)
-
 CHECK_SECONDS = 0.05
-"""Seconds to read a part, or to prove 16 chunks."""
+"""Seconds to prepare a part, or to compare two."""
 
-Place = tuple[int, int, int, int]
-"""A stage of a challenge: seed of the epoch, round and slot of the share, and the round with which the stage began."""
+PART_BYTES = 4096
+FETCH_TIMEOUT = 3.0
+"""Seconds until a fetch of a part gives up."""
+
+SIGNS = (Stage.COMMIT, Stage.SIGNS, Stage.TIE_COMMIT)
+"""Stages in which signs are shown; in the others chunks are opened."""
 
 
 class Verifying:
-    """The duties of one member. rng: its own random stream."""
+    """The parts of one member. served: those that others may fetch, and their tags. rng: its own random stream."""
 
     def __init__(self, world: World, node: Node, *, rng: random.Random) -> None:
         self._world = world
         self._node = node
         self._rng = rng
-        self._begun: set[tuple[Place, str]] = set()
-        self._recomputed: set[Place] = set()
-        self._sent: set[tuple[Place, int]] = set()
-        self.given: dict[Place, float] = {}
+        self.served: dict[bytes, int] = {}
 
     def forget(self) -> None:
-        """The process has ended: what it had recomputed, and its deltas, are gone."""
-        self._begun, self._recomputed, self._sent, self.given = set(), set(), set(), {}
+        """The process has ended: its deltas, and what it had recomputed, are gone."""
+        self.served = {}
 
-    def state_seen(self, state: CoordinatorState) -> None:
-        """Do what open challenges ask of us in a state that our machine has seen."""
-        slot = state.slot_of(self._node.identity)
-        if slot is None or state.run_state not in (RunState.RoundTrain, RunState.RoundWitness):
-            return
+    def expire(self, before: int) -> None:
+        """Forget parts with older tags."""
+        self.served = {known: tag for known, tag in self.served.items() if tag >= before}
 
-        for stored in state.epoch.challenges:
-            challenge = challenge_of(state, stored)
-            place = place_of(state, stored)
-            if slot == stored.trainer and (stored.stage is Stage.COMMIT or slot in challenge.expected):
-                self._once(place, "give", CHECK_SECONDS, self._give_as_trainer, place, step_of(state, stored))
-            elif slot in challenge.expected and stored.stage in _RECOMPUTE:
-                self._recompute(state, stored, challenge, place=place, slot=slot)
-            elif slot in challenge.expected:
-                self._once(place, "give", CHECK_SECONDS, self._give_as_judge, place)
+    def show(self, action: act.ShowPart) -> None:
+        """Prepare a part. Who did not train the share in this process has no delta to show."""
+        self._after(CHECK_SECONDS, self._shown, action)
 
-    def _once(self, place: Place, duty: str, seconds: float, call: object, *arguments: object) -> None:
-        if (place, duty) not in self._begun:
-            self._begun.add((place, duty))
-            self._after(seconds, call, *arguments)
-
-    def _after(self, seconds: float, call: object, *arguments: object) -> None:
-        seconds *= (0.5 + self._rng.random()) * max(self._node.slowed, default=1.0)
-        self._world.clock.after(seconds, self._call, self._node.incarnation, call, arguments)
-
-    def _call(self, incarnation: int, call: object, arguments: tuple[object, ...]) -> None:
-        if incarnation != self._node.incarnation or not self._node.running:
-            return
-        if self._node.paused:
-            self._world.clock.after(0.2, self._call, incarnation, call, arguments)
-            return
-
-        call(*arguments)  # type: ignore[operator]  # a method of ours
-
-    # ------------------------------------------------------------------------------------ giving
-
-    def _give_as_trainer(self, place: Place, step: int) -> None:
-        """Signs, or opened chunks; a process that began after it had trained the share has no delta to show."""
-        if "no-reveal" in self._node.lies:
+    def _shown(self, action: act.ShowPart) -> ev.Event:
+        node, challenge = self._node, action.challenge
+        is_trainer = action.slot == challenge.drawn.trainer
+        if is_trainer and "no-reveal" in node.lies:
             self._world.counts["no-reveal"] += 1
-        elif step in self._node.trained_steps:
-            self.given[place] = self._world.clock.now
+            return ev.PartFailed(action.place, "it does not want to")
+        if is_trainer and action.step not in node.trained_steps:
+            self._world.counts["deltas lost"] += 1
+            return ev.PartFailed(action.place, "an earlier process trained the share")
 
-    def _give_as_judge(self, place: Place) -> None:
-        self.given[place] = self._world.clock.now
+        kind = "signs" if challenge.stage in SIGNS else f"chunks of {action.slot} since {action.place.since}"
+        place = (challenge.height, challenge.drawn.trainer, self._world.server.state.epoch.seed)
+        part = hashlib.sha256(repr((kind, place)).encode()).digest()
+        self.served[part] = max(action.tag, self.served.get(part, 0))
+        return ev.PartReady(action.place, part, PART_BYTES)
 
-    # ------------------------------------------------------------------------------------ recomputing
+    def fetch(self, action: act.FetchPart) -> None:
+        """Fetch a part from the first source that has it."""
+        network, index = self._world.network, self._node.index
+        for key in action.sources:
+            source = self._world.nodes[self._world.index_of[key]]
+            served = source.verifying is not None and action.payload_hash in source.verifying.served
+            if served and source.running and not network.is_cut(source.index, index) and not network.is_cut(index, source.index):
+                seconds = (
+                    network.delay(index, source.index) + network.delay(source.index, index) + self._node.seconds_to_receive()
+                )
+                self._after(seconds, self._fetched, action)
+                return
+        self._after(FETCH_TIMEOUT, lambda failed: ev.PartMissing(failed.payload_hash), action)
 
-    def _recompute(
-        self, state: CoordinatorState, stored: OpenChallenge, challenge: Challenge, *, place: Place, slot: int
-    ) -> None:
-        if self._node.machine.masters_at is None or challenge.committed(slot):
-            return
-        self._once(place, "recompute", self._world.train_seconds * self._node.speed, self._recomputed_now, place)
-        if place in self._recomputed:
-            self._commit(state, stored, place=place)
+    def _fetched(self, action: act.FetchPart) -> ev.Event:
+        self.served[action.payload_hash] = action.tag
+        return ev.PartFetched(action.payload_hash)
 
-    def _recomputed_now(self, place: Place) -> None:
-        self._recomputed.add(place)
-        state = self._node.machine.state
-        stored = None if state is None else next((one for one in state.epoch.challenges if place_of(state, one) == place), None)
-        if state is not None and stored is not None:
-            self._commit(state, stored, place=place)
+    def check(self, action: act.CheckParts) -> None:
+        """Compare two parts."""
+        self._after(CHECK_SECONDS, self._checked, action)
 
-    def _commit(self, state: CoordinatorState, stored: OpenChallenge, *, place: Place) -> None:
-        current = state.current_round
-        if current is None or (place, current.seed) in self._sent:
-            return
+    def _checked(self, action: act.CheckParts) -> ev.Event:
+        state, challenge = self._node.machine.state, action.challenge
+        if state is None or challenge.stage is Stage.SIGNS:
+            return ev.PartsChecked(action.place, action.judge, Word.PASSED)
 
-        self._sent.add((place, current.seed))
-        trainer = self._world.node_of(state, stored.trainer)
-        lacks = stored.stage is Stage.COMMIT and (trainer is None or not self.has(place, trainer))
-        root = None if lacks else self._rng.randbytes(32)
-        self._world.counts["complaints" if lacks else "commitments"] += 1
-        command = VerifierCommit(
-            self._node.identity, state.progress.epoch, current.seed, stored.height, stored.trainer, root
-        )  # fmt: skip
-        self._world.server.submit(self._node, command)
+        trainer, judge = (self._world.node_of(state, slot) for slot in (challenge.drawn.trainer, action.judge))
+        faked = trainer is None or (action.step, trainer.index) in self._world.faked
+        passes = not faked and judge is not None and not _judges_falsely(judge, challenge, action.judge)
+        return ev.PartsChecked(action.place, action.judge, Word.PASSED if passes else Word.FAILED)
 
-    # ------------------------------------------------------------------------------------ saying
+    def recomputed(self, work: act.Recompute) -> ev.Event:
+        """The root of a gradient."""
+        self._world.counts["recomputed shares"] += 1
+        return ev.Recomputed(work.place, self._rng.randbytes(32))
 
-    def has(self, place: Place, giver: Node) -> bool:
-        """Whether another member's part of this stage has reached us."""
-        if giver is self._node:
-            return place in self.given
+    def words(self, statement: WitnessStatement) -> bytes:
+        """What our statement says, by a liar perhaps something else than its machine."""
+        if "false-words" not in self._node.lies or not statement.words:
+            return statement.words
 
-        since = giver.verifying.given.get(place) if giver.verifying is not None else None
-        if since is None or self._world.network.is_cut(giver.index, self._node.index):
-            return False
-        return since + self._world.network.delay(giver.index, self._node.index) + CHECK_SECONDS <= self._world.clock.now
+        self._world.counts["false-words"] += 1
+        count = 2 * len(statement.words) - (statement.words[-1] >> 4 == 0)
+        return encode_words([self._rng.choice(list(Word)) for _ in range(count)])
 
-    def with_words(self, statement: WitnessStatement) -> bytes:
-        """The words of our statement about the current round."""
-        state = self._node.machine.state
-        if state is None or state.current_round is None or state.current_round.height != statement.height:
-            return b""
+    def _after(self, seconds: float, answer: Callable[..., ev.Event], action: object) -> None:
+        seconds *= (0.5 + self._rng.random()) * max(self._node.slowed, default=1.0)
+        self._world.clock.after(seconds, self._answer, self._node.incarnation, answer, action)
 
-        due = words_due(state)
-        if "false-words" in self._node.lies:
-            self._world.counts["false-words"] += 1
-            return encode_words([self._rng.choice(list(Word)) for _ in due])
-        return encode_words([self._word(state, challenge, judge) for challenge, judge in due])
-
-    def _word(self, state: CoordinatorState, challenge: Challenge, judge: int) -> Word:
-        place = (state.epoch.seed, challenge.height, challenge.drawn.trainer, challenge.since)
-        trainer, other = self._world.node_of(state, challenge.drawn.trainer), self._world.node_of(state, judge)
-        has_trainers = trainer is not None and self.has(place, trainer)
-        if challenge.stage is Stage.SIGNS:
-            return Word.PASSED if has_trainers else Word.TRAINER_MISSING
-
-        has_judges = other is not None and self.has(place, other)
-        if trainer is None or other is None or not (has_trainers and has_judges):
-            missing = {(False, False): Word.BOTH_MISSING, (False, True): Word.TRAINER_MISSING}
-            return missing.get((has_trainers, has_judges), Word.JUDGE_MISSING)
-
-        current = state.current_round
-        step = challenge.height if current is None else current.step - (current.height - challenge.height)
-        truly = (step, trainer.index) not in self._world.faked and not _judges_falsely(other, challenge, judge)
-        return Word.PASSED if truly else Word.FAILED
+    def _answer(self, incarnation: int, answer: Callable[..., ev.Event], action: object) -> None:
+        if incarnation == self._node.incarnation:
+            self._node.receive(incarnation, answer(action))
 
 
 def _judges_falsely(node: Node, challenge: Challenge, judge: int) -> bool:
@@ -173,15 +131,3 @@ def _judges_falsely(node: Node, challenge: Challenge, judge: int) -> bool:
         return bool({"blind-verifier", "lying-verifier"} & set(node.lies))
 
     return "lying-tie-breaker" in node.lies
-
-
-def place_of(state: CoordinatorState, stored: OpenChallenge) -> Place:
-    """The present stage of an open challenge."""
-    return (state.epoch.seed, stored.height, stored.trainer, stored.since)
-
-
-def step_of(state: CoordinatorState, stored: OpenChallenge) -> int:
-    """The step of a challenged share: within an epoch each round has its own."""
-    current = state.current_round
-    assert current is not None
-    return current.step - (current.height - stored.height)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
+from abc import abstractmethod
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, assert_never
@@ -103,7 +104,8 @@ class Worker(Process):
 
     def _work(self, action: act.Work) -> None:
         kind = action.__class__
-        seconds = self._world.train_seconds * self.speed if kind is act.Train else SECONDS[kind]
+        trains = kind in (act.Train, act.Recompute)
+        seconds = self._world.train_seconds * self.speed if trains else SECONDS[kind]
         if self.slowed:
             self.counts["slow"] += 1
         seconds *= max(self.slowed, default=1.0) * (0.5 + self._rng.random())
@@ -147,6 +149,8 @@ class Worker(Process):
                 return self._take_snapshot(work)
             case act.FetchModel():
                 return self._fetch_model(work, lineage)
+            case act.Recompute():
+                return self._recompute(work)
             case _:
                 assert_never(work)
 
@@ -283,6 +287,10 @@ class Worker(Process):
             payload,
         )  # as stores do: equal results of an older round shorten nothing
         return ev.Trained(work.height, 2.0, 64 * len(work.share), 0.5, payload_hash, payload.size)
+
+    @abstractmethod
+    def _recompute(self, work: act.Recompute) -> ev.Event:
+        """The answer to recomputing another member's share."""
 
     def _note_trained(self, work: act.Train) -> None:
         """Note that the delta of this step is here, and whether a cheat has trained its share: what it sends looks the same."""

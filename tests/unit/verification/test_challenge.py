@@ -91,7 +91,7 @@ def verdict(challenge: Challenge) -> tuple[Outcome, frozenset[int], bool, bool]:
 
 UNDECIDED = (Outcome.UNDECIDED, NOBODY, False, True)
 TRAINER_SILENT = (Outcome.SILENCE, frozenset({TRAINER}), True, False)
-VERIFIER_SILENT = (Outcome.SILENCE, frozenset({VERIFIER}), False, True)
+VERIFIER_SILENT = (Outcome.SILENCE, NOBODY, False, True)
 
 
 def test_who_trained_passes_and_its_verifier_is_paid() -> None:
@@ -127,18 +127,25 @@ def test_two_tie_breakers_that_agree_decide(
     missing = frozenset(judge for judge, word in zip(judges, words, strict=True) if not word.judge_gave)
     found = play(found, began(found, [words] * 3))
     outcome, strikes, requeue, watch = expected
-    assert verdict(found) == (outcome, strikes | missing, requeue, watch)
+    assert verdict(found) == (outcome, strikes, requeue, watch)
     assert found.verdict is not None
+    assert found.verdict.missed == missing
     assert found.verdict.paid == {VERIFIER, *judges} - missing - strikes
 
 
-def test_silence_is_a_strike_at_each_stage() -> None:
-    assert verdict(play(FRESH, began(FRESH), later(FRESH))) == VERIFIER_SILENT
+def missed(challenge: Challenge) -> frozenset[int]:
+    assert challenge.verdict is not None
+    return challenge.verdict.missed
+
+
+def test_silence_is_a_strike_for_trainers_and_a_missed_duty_for_verifiers() -> None:
+    silent = play(FRESH, began(FRESH), later(FRESH))
+    assert (verdict(silent), missed(silent)) == (VERIFIER_SILENT, {VERIFIER})
     reveal = at_reveal()
     assert verdict(after(reveal, NO_TRAINER, NO_TRAINER, NO_TRAINER)) == TRAINER_SILENT
     assert verdict(after(reveal, NO_JUDGE, NO_JUDGE, NO_JUDGE)) == VERIFIER_SILENT
-    both = (Outcome.SILENCE, frozenset({TRAINER, VERIFIER}), True, False)
-    assert verdict(after(reveal, NEITHER, NEITHER, NEITHER)) == both
+    both = after(reveal, NEITHER, NEITHER, NEITHER)
+    assert (verdict(both), missed(both)) == (TRAINER_SILENT, {VERIFIER})
 
 
 def test_a_root_may_come_in_the_second_round_and_a_complaint_too() -> None:
@@ -152,7 +159,9 @@ def test_where_too_few_witnesses_stated_a_missing_root_is_no_strike() -> None:
     assert verdict(play(FRESH, replace(later(FRESH), quorate=False))) == UNDECIDED
     tie = after(at_reveal(), FAILED, FAILED, FAILED)
     assert verdict(play(tie, replace(later(tie), quorate=False))) == UNDECIDED
-    assert verdict(play(tie, later(tie))) == (Outcome.UNDECIDED, frozenset(tie.judges), False, True)
+    assert missed(play(tie, replace(later(tie), quorate=False))) == NOBODY
+    late = play(tie, later(tie))
+    assert (verdict(late), missed(late)) == (UNDECIDED, frozenset(tie.judges))
 
 
 def test_an_ejected_trainer_is_not_judged_and_its_verifier_is_paid() -> None:
@@ -174,7 +183,7 @@ def test_a_verifier_without_signs_complains_and_the_witnesses_settle_it() -> Non
     again = after(signs, PASSED, PASSED, NO_TRAINER)
     assert (again.stage, again.expected) == (Stage.RECOMMIT, (VERIFIER,))
     assert refusal(again, Complained(VERIFIER)) == "slot 5 has nothing to complain of in stage RECOMMIT"
-    assert verdict(play(again, began(again), later(again))) == VERIFIER_SILENT
+    assert verdict(play(again, began(again), later(again))) == (Outcome.SILENCE, frozenset({VERIFIER}), False, True)
     found = play(again, ROOT)
     assert play(found, began(found)).stage is Stage.REVEAL
 
@@ -188,7 +197,7 @@ def test_who_gives_to_a_minority_of_witnesses_has_given_nothing() -> None:
     assert verdict(after(at_reveal(), FAILED, NO_TRAINER, NO_TRAINER)) == TRAINER_SILENT
 
 
-def test_tie_breakers_that_are_silent_get_a_strike_and_the_others_decide() -> None:
+def test_tie_breakers_that_are_silent_miss_a_duty_and_the_others_decide() -> None:
     found = after(at_reveal(), FAILED, FAILED, FAILED)
     first, second, third = found.judges
     found = play(found, *[Committed(judge, bytes(32)) for judge in (first, second)])
@@ -196,7 +205,8 @@ def test_tie_breakers_that_are_silent_get_a_strike_and_the_others_decide() -> No
     found = play(found, later(found))
     assert found.judges == (first, second)
     found = play(found, began(found, [(FAILED, FAILED)] * 3))
-    assert verdict(found) == (Outcome.GUILTY, frozenset({TRAINER, third}), True, False)
+    assert verdict(found) == (Outcome.GUILTY, frozenset({TRAINER}), True, False)
+    assert missed(found) == {third}
 
 
 def test_a_trainer_that_is_silent_in_the_tie_break_gets_the_strike() -> None:
@@ -289,7 +299,7 @@ def test_any_events_in_any_order_keep_the_rules(events: list[Event]) -> None:
         if following.verdict is not None:
             asked = {TRAINER, VERIFIER, *challenge.judges}
             assert following.verdict.strikes | following.verdict.paid <= asked
-            assert not following.verdict.strikes & following.verdict.paid
+            assert not (following.verdict.strikes | following.verdict.missed) & following.verdict.paid
         challenge = following
 
 
