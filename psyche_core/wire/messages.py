@@ -36,7 +36,9 @@ class Result:
     """A trainer announces the result of its share of a round.
 
     seed: of the round. payload_hash: SHA-256 of the payload, under which peers fetch it as a blob. payload_bytes: its length.
-    commitment: 32 bytes, see `commitment_hash`. signature: the trainer's signature of the commitment, 64 bytes.
+    commitment: 32 bytes, see `commitment_hash`. signature: the trainer's signature of the commitment, 64 bytes. roots: of the
+    trainer's delta with this round's contribution and of the one without, 64 bytes (protocol section 7); in runs without
+    verification nothing.
     """
 
     epoch: int
@@ -48,6 +50,12 @@ class Result:
     payload_bytes: int
     commitment: bytes
     signature: bytes
+    roots: bytes = b""
+
+    @property
+    def committed_hash(self) -> bytes:
+        """What the commitment covers of the result: see `result_hash`."""
+        return result_hash(self.payload_hash, self.roots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +135,14 @@ class Opening:
 Message = Result | Finished | ModelDigest | ModelWanted | ModelOffer | Opening
 
 
+def result_hash(payload_hash: bytes, roots: bytes) -> bytes:
+    """Return what a commitment covers of a result, 32 bytes: the hash of the payload, and the deltas' roots if there are any.
+
+    One hash in both cases, so that a proof of equivocation has the same form, and a chain need not know roots.
+    """
+    return payload_hash if not roots else hashlib.sha256(b"psyche/result/1" + payload_hash + roots).digest()
+
+
 @lru_cache(maxsize=2048)  # needed when a result is announced, and again when it is checked
 def commitment_hash(
     run: bytes, *, epoch: int, step: int, seed: int, share: tuple[BatchId, ...], trainer: bytes, payload_hash: bytes
@@ -134,8 +150,9 @@ def commitment_hash(
     """Return the 32-byte commitment of a result (protocol F7).
 
     run: the run's instance. seed: of the round (u64). trainer: the signer of the trainer's identity (32 bytes). payload_hash:
-    SHA-256 of the payload. The seed is included because a coordinator that was restored from an older state starts other rounds
-    with the same epoch and step. A commitment from a discarded round must not count for the round that replaces it.
+    SHA-256 of the payload, or `result_hash`. The seed is included because a coordinator that was restored from an older state
+    starts other rounds with the same epoch and step. A commitment from a discarded round must not count for the round that
+    replaces it.
     """
     fields = ["psyche/commitment/2", run, epoch, step, seed, [[b.first, b.last] for b in share], trainer, payload_hash]
     return hashlib.sha256(encode(fields)).digest()
@@ -192,6 +209,7 @@ def seal(key: SecretKey, run: bytes, message: Message) -> bytes:
                 message.payload_bytes,
                 message.commitment,
                 message.signature,
+                *([message.roots] if message.roots else []),
             ]
         case Finished():
             body = [2, message.epoch, message.height, message.seed]
@@ -241,7 +259,9 @@ def _message(fields: Any) -> Message:
         raise WireError(message)
 
     match fields:
-        case [1, epoch, height, step, seed, [*share], payload_hash, payload_bytes, commitment, signature]:
+        case [1, epoch, height, step, seed, [*share], payload_hash, payload_bytes, commitment, signature, *roots] if (
+            len(roots) <= 1
+        ):
             if not 1 <= len(share) <= MAX_SHARE_INTERVALS:
                 message = f"a share has 1..{MAX_SHARE_INTERVALS} intervals, got {len(share)}"
                 raise WireError(message)
@@ -256,6 +276,7 @@ def _message(fields: Any) -> Message:
                 _number(payload_bytes, 40),
                 _bytes(commitment, 32),
                 _bytes(signature, 64),
+                _bytes(roots[0], 64) if roots else b"",
             )
         case [2, epoch, height, seed]:
             return Finished(_number(epoch, 32), _number(height, 32), _number(seed, 64))

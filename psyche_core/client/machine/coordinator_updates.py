@@ -40,6 +40,7 @@ def receive_state(client: MachineState, state: CoordinatorState) -> None:
     """Handle a newer state."""
     previous, client.state = client.state, state
     client.results.instance = state.instance
+    client.results.with_roots = state.config.verification_percent > 0
     if previous is not None and previous.instance != state.instance:
         client.stop(_ANOTHER_RUN, success=False)
         return

@@ -92,7 +92,7 @@ class SourceMissing:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Our share is trained and its payload published under its hash."""
+    """Our share is trained and its payload published under its hash. roots: see `Result`; nothing without verification."""
 
     height: int
     loss: float
@@ -100,6 +100,7 @@ class Trained:
     seconds: float
     payload_hash: bytes
     payload_bytes: int
+    roots: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from psyche_core.client.machine.state import MachineState
 from psyche_core.coordinator.commands import Checkpoint, EpochDigest, Equivocation, WarmupWitness, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry import events as telemetry
-from psyche_core.wire.messages import ModelDigest, ModelOffer, Result
+from psyche_core.wire.messages import ModelDigest, ModelOffer, Result, result_hash
 
 
 def work_done(client: MachineState, event: ev.WorkDone, *, sign: Callable[[bytes], bytes]) -> None:
@@ -138,9 +138,10 @@ def _trained(client: MachineState, event: ev.Trained, *, sign: Callable[[bytes],
     client.finish_estimator.training_finished(notes.tag(event.height), now=client.now)
     step, share, size = record.round.step, record.shares[notes.slot], event.payload_bytes
     client.notify(telemetry.StepTrained(notes.number, step, event.loss, event.tokens, event.seconds, size))
-    commitment = client.results.commitment(record, share=share, trainer=client.identity.signer, payload_hash=event.payload_hash)
+    covered = result_hash(event.payload_hash, event.roots)
+    commitment = client.results.commitment(record, share=share, trainer=client.identity.signer, payload_hash=covered)
     about = (notes.number, event.height, step, record.round.seed)
-    result = Result(*about, share, event.payload_hash, size, commitment, sign(commitment))
+    result = Result(*about, share, event.payload_hash, size, commitment, sign(commitment), event.roots)
     record.add(notes.slot, result)
     payload_checked(client, event.payload_hash, valid=True, tag=notes.tag(event.height))
     client.emit(act.Broadcast(result, notes.tag(event.height)))

@@ -60,6 +60,13 @@ def test_other_faults_break_nothing_in_runs_that_are_checked(kind: str) -> None:
     assert any(name.startswith("challenges ") for name in result.counts)
 
 
+def test_two_results_with_roots_of_deltas_are_still_proof_of_equivocation() -> None:
+    script = generate(1, kinds=("two-results",))
+    result = run_script(replace(script, shape=replace(script.shape, verification_percent=30)))
+    assert result.failure is None
+    assert 1 <= result.counts["two-results"] <= result.epochs, "it is ejected for the first of each epoch"
+
+
 def test_who_recomputes_trains_nothing_and_the_samples_of_the_guilty_are_trained_again() -> None:
     """`no-sample-skipped` and `no-sample-in-two-places` are checked after every command; here they have something to find."""
     world = World(cheat_script("untrained", seed=2, steps=40, percent=50))
