@@ -32,6 +32,9 @@ MAX_DEPTH = 28
 """Most siblings of a proof."""
 
 HASH_BYTES = 32
+NO_DELTA = bytes(HASH_BYTES)
+"""Stands for the root of a delta that is zero: of a member that begins, or has taken the others' model."""
+
 _HEADER = struct.Struct("<BII")
 MAX_PROOF_BYTES = _HEADER.size + MAX_DEPTH * HASH_BYTES
 """Longest proof on the wire, in bytes."""

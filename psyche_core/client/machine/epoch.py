@@ -235,6 +235,14 @@ class EpochNotes:
         result = None if record is None or slot not in record.accepted else record.decided_result(slot)
         return result if isinstance(result, Result) else None
 
+    def previous_result(self, height: int, slot: int) -> Result | None:
+        """The slot's last result before a round; None if it was not accepted, or is of a round that we do not know.
+
+        After a refused one a delta does not follow from what its trainer committed to.
+        """
+        before = [record.height for record in self.records.values() if record.height < height and slot in record.shares]
+        return self.accepted_result(max(before), slot) if before else None
+
     def tag(self, height: int) -> int:
         """Transport tag of one of our rounds."""
         return round_tag(self.number, height)

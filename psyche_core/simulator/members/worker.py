@@ -26,6 +26,7 @@ from psyche_core.simulator.replicas.replica import Payload, Replica, StepOrder
 from psyche_core.simulator.run_result import InvariantViolation
 from psyche_core.simulator.sample_tracker import bits
 from psyche_core.types import Decision
+from psyche_core.verification.merkle import NO_DELTA
 from psyche_core.wire.messages import ModelOffer
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Worker(Process):
         self.training: Durations = Durations()
         self.speed: float = 0.7 + 0.6 * rng.random()
         self.trained_steps: set[int] = set()
+        self._delta_root: bytes = NO_DELTA
         self._journal_rounds = journal_rounds(world.stream("journals"), world.stream(f"journal {index}"))
         self.disk: Disk = Disk(rounds=self._journal_rounds)
         self._trained = 0
@@ -87,6 +89,7 @@ class Worker(Process):
         self.payloads, self.snapshots = {}, {}
         self.expired_before = 0
         self.trained_steps = set()
+        self._delta_root = NO_DELTA
 
     def _expire(self, action: act.Expire) -> None:
         before = self.expired_before = max(self.expired_before, action.before)
@@ -286,7 +289,7 @@ class Worker(Process):
             max(known, work.tag),
             payload,
         )  # as stores do: equal results of an older round shorten nothing
-        roots = 2 * payload_hash if self._world.verified else b""  # nothing here looks into them
+        roots = self._roots(work) if self._world.verified else b""
         return ev.Trained(work.height, 2.0, 64 * len(work.share), 0.5, payload_hash, payload.size, roots)
 
     @abstractmethod
@@ -299,6 +302,11 @@ class Worker(Process):
         (self._world.faked.add if fakes else self._world.faked.discard)((work.step, self.index))
         self.counts["faked shares"] += fakes
         self.trained_steps.add(work.step)
+
+    def _roots(self, work: act.Train) -> bytes:
+        """Roots of the delta with this contribution, and of the one before; nothing here looks into them."""
+        before, self._delta_root = self._delta_root, hashlib.sha256(self._delta_root + work.step.to_bytes(8, "little")).digest()
+        return self._delta_root + before
 
     def _apply(self, work: act.Apply, lineage: int) -> ev.Event:
         missing = [item for item in work.payload_hashes if item not in self.payloads]
@@ -380,6 +388,7 @@ class Worker(Process):
             self.counts["models built from others"] += 1
             self.replica = self._world.new_replica()
         self._order = StepOrder(self.name)
+        self._delta_root = NO_DELTA
         self.replica.restore(masters)
         self.corrupted = False
         self._base(work)

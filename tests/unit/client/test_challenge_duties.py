@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -29,12 +29,15 @@ TAG = 99
 class Members:
     """Eight members' duties around a run that is played; what one shows is announced to all, and fetches succeed.
 
-    silent: members that show nothing. cheats: trainers whose parts do not fit. now: seconds.
+    silent: members that show nothing. cheats: trainers whose parts do not fit. before: everybody's last
+    result; result: the challenged one. now: seconds.
     """
 
     run: Play
     silent: frozenset[int] = frozenset()
     cheats: frozenset[int] = frozenset()
+    before: Result | None = None
+    result: Result = RESULT
     now: float = 0.0
     duties: list[Duties] = field(default_factory=lambda: [Duties() for _ in range(8)])
     done: list[tuple[int, act.Action]] = field(default_factory=list)
@@ -47,7 +50,7 @@ class Members:
         """All members do what is due until nothing is."""
         for _ in range(6):
             for slot, own in enumerate(self.duties):
-                own.follow(self.state, lambda height, trainer: RESULT, now=self.now)
+                own.follow(self.state, lambda *_: self.result, lambda *_: self.before, now=self.now)
                 clients = tuple(client.id for client in self.state.epoch.clients)
                 todo = own.actions(self.state, slot, identity=clients[slot], clients=clients, tag=TAG, now=self.now)
                 work = own.next_recompute(self.state, slot, tag=TAG)
@@ -123,6 +126,25 @@ def test_a_commitment_is_bound_to_who_commits() -> None:
     party.play(4)
     (slot, sent) = party.did(act.Send)[0]
     assert sent.command.commitment == committed_root(bytes([slot]) * 32, party.state.epoch.clients[slot].id.signer)
+
+
+@pytest.mark.parametrize(("before", "follows"), [(bytes(32), True), (b"x" * 32, True), (b"r" * 32, False)])
+def test_a_result_goes_on_from_the_delta_of_the_last_one_or_from_zero(before: bytes, follows: bool) -> None:
+    party = members()
+    party.play(2)
+    own, last = Duties(), replace(RESULT, roots=b"x" * 32 + bytes(32))
+    own.follow(party.state, lambda *_: replace(RESULT, roots=b"a" * 32 + before), lambda *_: last, now=0.0)
+    assert {duty.follows for duty in own.open.values()} == {follows}
+
+
+def test_a_trainer_whose_result_follows_from_nothing_counts_as_silent() -> None:
+    party = members(before=replace(RESULT, roots=b"x" * 64))
+    party.result = replace(RESULT, roots=b"r" * 64)
+    party.play(6)
+    assert "PASSED" not in {outcome for _, outcome, _ in closed(party)}
+    silent = [(trainer, strikes) for trainer, outcome, strikes in closed(party) if outcome == "SILENCE"]
+    assert silent
+    assert all(strikes == (trainer,) for trainer, strikes in silent)
 
 
 def test_only_the_verifier_fetches_signs_and_all_witnesses_fetch_opened_chunks() -> None:

@@ -22,7 +22,7 @@ def update(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> 
     if not state.epoch.challenges and not duties.open:
         return
 
-    duties.follow(state, notes.accepted_result, now=client.now)
+    duties.follow(state, notes.accepted_result, notes.previous_result, now=client.now)
     if notes.slot is None or notes.slot not in client.healthy or state.run_state not in PLAYING:
         return
 

@@ -25,7 +25,7 @@ from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState, OpenChallenge, Round
 from psyche_core.types import MAX_WITNESSES, NodeIdentity
 from psyche_core.verification.challenge import Challenge, Stage
-from psyche_core.verification.merkle import committed_root
+from psyche_core.verification.merkle import HASH_BYTES, NO_DELTA, committed_root
 from psyche_core.verification.words import Word, encode_words
 from psyche_core.wire.messages import Opening, Result
 
@@ -42,7 +42,7 @@ PATIENCE_PART = 3
 """A verifier waits for signs for one part in this many of the longest training time; then it complains."""
 
 ResultOf = Callable[[int, int], Result | None]
-"""(round, slot) -> the accepted result that everybody applied, None where it is not known here."""
+"""(round, slot) -> an accepted result that everybody applied, None where it is not known here."""
 
 COMMITTING = (Stage.COMMIT, Stage.RECOMMIT, Stage.TIE_COMMIT)
 _ATTESTED = (Stage.SIGNS, Stage.REVEAL, Stage.TIE_REVEAL)
@@ -63,13 +63,15 @@ class Part:
 class Duty:
     """What we know and have done about one challenge.
 
-    result: the accepted result that is checked, None if we never saw it. step: of the share. since: round with which the present
-    stage began, and opened_at when we saw that. signs: hash of the trainer's signs that are here. shown: our part of the stage
-    was asked for. started, failed: recomputing was, or has failed. root: of our gradient, 32 bytes. sent_in: seed of the round in
-    which we last told the coordinator. checking, words: by judge.
+    result: the accepted result that is checked, None if we never saw it. follows: whether the delta that it names as the one
+    before is the one that its trainer committed to last, or zero; if not, whatever the trainer shows fits nothing. step: of the
+    share. since: round with which the present stage began, and opened_at when we saw that. signs: hash of the trainer's signs
+    that are here. shown: our part of the stage was asked for. started, failed: recomputing was, or has failed. root: of our
+    gradient, 32 bytes. sent_in: seed of the round in which we last told the coordinator. checking, words: by judge.
     """
 
     result: Result | None
+    follows: bool
     step: int
     since: int = -1
     opened_at: float = 0.0
@@ -97,8 +99,8 @@ class Duties:
     open: dict[tuple[int, int], Duty] = field(default_factory=dict)
     parts: dict[tuple[StagePlace, int], Part] = field(default_factory=dict)
 
-    def follow(self, state: CoordinatorState, results: ResultOf, *, now: float) -> None:
-        """Take in a state's challenges. results: of a share, by round and slot."""
+    def follow(self, state: CoordinatorState, results: ResultOf, before: ResultOf, *, now: float) -> None:
+        """Take in a state's challenges. results: of a share. before: a slot's last result before a round."""
         current = state.current_round
         stored = {(one.height, one.trainer): one for one in state.epoch.challenges}
         self.open = {place: duty for place, duty in self.open.items() if place in stored}
@@ -109,7 +111,8 @@ class Duties:
             duty = self.open.get(place)
             if duty is None:
                 step = current.step - (current.height - one.height)  # within an epoch each round has its own
-                duty = self.open[place] = Duty(results(*place), step)
+                result = results(*place)
+                duty = self.open[place] = Duty(result, _follows(result, before(*place)), step)
             if duty.since != one.since:
                 duty.enter(one.since, now)
         self.parts = {key: part for key, part in self.parts.items() if key[0].since > current.height - KEPT_ROUNDS}
@@ -246,7 +249,7 @@ class Duties:
         for judge in challenge.judged if duty.result is not None else ():
             judges = self.parts.get((place, judge))
             complete = challenge.stage is Stage.SIGNS or (judges is not None and judges.held)
-            if trainers is not None and trainers.held and complete and judge not in duty.checking:
+            if duty.follows and trainers is not None and trainers.held and complete and judge not in duty.checking:
                 duty.checking.add(judge)
                 opened = b"" if judges is None or challenge.stage is Stage.SIGNS else judges.payload_hash
                 assert duty.result is not None
@@ -282,7 +285,7 @@ class Duties:
             return duty.words[judge]
 
         trainers, judges = (self.parts.get((place, slot)) for slot in (challenge.drawn.trainer, judge))
-        lacks_trainers = trainers is None or not trainers.held
+        lacks_trainers = trainers is None or not trainers.held or not duty.follows
         lacks_judges = challenge.stage is not Stage.SIGNS and (judges is None or not judges.held)
         if lacks_trainers:
             return Word.BOTH_MISSING if lacks_judges else Word.TRAINER_MISSING
@@ -306,6 +309,14 @@ def givers(challenge: Challenge) -> tuple[int, ...]:
             return (trainer, *challenge.judges)
         case _:
             return ()
+
+
+def _follows(result: Result | None, before: Result | None) -> bool:
+    """Whether a result goes on from the delta that its trainer committed to last, as far as we know that one."""
+    if result is None or before is None:
+        return True
+
+    return result.roots[HASH_BYTES:] in (before.roots[:HASH_BYTES], NO_DELTA)
 
 
 def _must_commit(challenge: Challenge, slot: int) -> bool:
