@@ -98,11 +98,11 @@ def main() -> None:
         scripts = [cheat_script(kind, seed=seed, steps=ROUNDS, percent=options.percent) for seed in range(options.runs)]
         found[kind or "honest"] = figures(scripts)
         if not options.json:
-            print(f"{kind or 'honest':18} {found[kind or 'honest'].as_json()}", flush=True)  # noqa: T201
+            print(f"{kind or 'honest':18} {found[kind or 'honest'].as_json()}", flush=True)
     exact = ejected_within(WITHIN, rate=options.percent / 100, strike=1.0)
     if options.json or options.faults:
         plain = {kind: one.as_json() for kind, one in found.items()}
-        print(json.dumps({"percent": options.percent, "within": WITHIN, "exact_full_cheat": exact, "cheats": plain}))  # noqa: T201
+        print(json.dumps({"percent": options.percent, "within": WITHIN, "exact_full_cheat": exact, "cheats": plain}))
 
 
 if __name__ == "__main__":
