@@ -198,9 +198,8 @@ def with_challenges_drawn(state: CoordinatorState, *, height: int, seed: int) ->
 
     assigned = shares(state, judged)
     challengeable = _challengeable(state, judged)
-    begun = NewRound(
-        height=height, seed=drawing_seed(seed), shares=challengeable, members=frozenset(state.healthy_slots)
-    )  # fmt: skip
+    judges = _present_since(state, judged)
+    begun = NewRound(height=height, seed=drawing_seed(seed), shares=challengeable, members=judges)
     known = {(one.height, one.trainer): one for one in state.epoch.challenges}
     verification = with_drawn(verification_of(state), begun)
     challenges, drawn = [], []
@@ -222,6 +221,11 @@ def recomputing_slots(state: CoordinatorState) -> tuple[int, ...]:
         return ()
 
     return tuple(sorted(verification_of(state).recomputing() & set(state.healthy_slots)))
+
+
+def _present_since(state: CoordinatorState, played: Round) -> frozenset[int]:
+    """Return the healthy slots that took part in a stored round: who came since may lack results that it would have to check."""
+    return frozenset(state.healthy_slots) & frozenset(played.slots)
 
 
 def _challengeable(state: CoordinatorState, judged: Round) -> frozenset[int]:
@@ -248,7 +252,7 @@ def _new_round(state: CoordinatorState, ended: Round, *, seed: int) -> NewRound:
         height=ended.height + 1,
         seed=drawing_seed(seed),
         shares=(),
-        members=frozenset(state.healthy_slots),
+        members=_present_since(state, state.epoch.rounds[0]),
         statements=_words_said(state, ended),
         elected=elected,
         quorum=needed,

@@ -395,3 +395,21 @@ def test_two_lying_witnesses_of_eight_convict_nobody_and_save_no_cheat(started: 
     assert struck <= {2}
     closed = [event for event in run.seen_events(ChallengeClosed) if event.trainer == 2]
     assert all(event.outcome != "PASSED" for event in closed)
+
+
+def test_who_came_back_since_verifies_nothing_that_it_may_lack(play: Any) -> None:
+    run = play(8, verification_percent=50, **LONG)
+    run.play_round()
+    run.withdraw(6)
+    run.play_round()
+    run.come_back(6)
+    for _ in range(3):
+        assert all(one.verifier != 6 for one in run.state.epoch.challenges), f"round {run.round.height}"
+        commit_all(run)
+        run.play_round()
+    for _ in range(12):
+        if any(one.verifier == 6 for one in run.state.epoch.challenges):
+            break
+        commit_all(run)
+        run.play_round()
+    assert any(one.verifier == 6 for one in run.state.epoch.challenges)

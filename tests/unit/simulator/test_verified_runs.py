@@ -14,11 +14,13 @@ from psyche_core.simulator.world import World, run_script
 EJECTED = ("untrained", "blind-verifier", "lying-verifier", "no-reveal")
 
 
-def test_honest_runs_check_a_tenth_of_the_shares_and_give_no_strike() -> None:
-    result = run_script(cheat_script("", seed=1, steps=60))
+@pytest.mark.parametrize("seed", [1, 2])
+def test_honest_runs_check_a_tenth_of_the_shares_and_give_no_strike(seed: int) -> None:
+    result = run_script(cheat_script("", seed=seed, steps=60))
     assert result.failure is None
     assert result.steps == 60
     assert 25 <= result.counts["challenges PASSED"] <= 70
+    assert {name for name in result.counts if name.startswith("challenges ")} == {"challenges PASSED"}
     assert not any("strike" in name or name.startswith("refused") for name in result.counts)
 
 
