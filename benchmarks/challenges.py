@@ -30,7 +30,10 @@ MEMBERS = 8
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one kind of runs. ejected: rounds in which the cheat went, by run. honest: honest members ejected; strikes: theirs."""
+    """Of one kind of runs. ejected: rounds in which the cheat went, by run. honest: honest members ejected; strikes: theirs.
+
+    step_seconds: virtual seconds of a step, the median of all runs' medians.
+    """
 
     runs: int
     broken: int
@@ -38,6 +41,7 @@ class Figures:
     honest: int
     strikes: int
     challenges: int
+    step_seconds: float
 
     def as_json(self) -> dict[str, object]:
         """As in the JSON output. Shares are of runs, but of honest members where that is said."""
@@ -51,6 +55,7 @@ class Figures:
             "honest_members_ejected_at_most_95": upper_bound(self.honest, self.runs * (MEMBERS - 1)),
             "strikes_of_honest_members": self.strikes,
             "challenges": self.challenges,
+            "step_seconds": self.step_seconds,
         }
 
 
@@ -67,6 +72,7 @@ def figures(scripts: list[Script]) -> Figures:
         honest=counts["honest members ejected for strikes"],
         strikes=counts["strikes of honest members"],
         challenges=sum(count for name, count in counts.items() if name.startswith("challenges ")),
+        step_seconds=statistics.median(result.step_seconds for result in results),
     )
 
 

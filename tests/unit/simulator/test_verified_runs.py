@@ -62,6 +62,15 @@ def test_other_faults_break_nothing_in_runs_that_are_checked(kind: str) -> None:
     assert any(name.startswith("challenges ") for name in result.counts)
 
 
+def test_invented_commitments_are_refused_and_counted_and_invented_parts_harm_nobody() -> None:
+    base = cheat_script("", seed=5, steps=60, percent=30)
+    result = run_script(replace(base, faults=(Fault(kind="garbage", start=0.0, nodes=(2,)),)))
+    assert result.failure is None
+    assert result.counts["refused InvalidCommit"] > 20
+    assert "strikes of honest members" not in result.counts
+    assert "honest members ejected for strikes" not in result.counts
+
+
 def test_two_results_with_roots_of_deltas_are_still_proof_of_equivocation() -> None:
     script = generate(1, kinds=("two-results",))
     result = run_script(replace(script, shape=replace(script.shape, verification_percent=30)))
