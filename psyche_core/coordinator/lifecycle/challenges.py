@@ -160,14 +160,19 @@ def challenges_advanced(state: CoordinatorState, ended: Round, now: int, *, seed
 
 
 def _judged(state: CoordinatorState, closed: Closed, share: tuple[BatchId, ...]) -> tuple[CoordinatorState, ChallengeClosed]:
-    """Return the state with the verdict's samples in the queue and its payments, and the event."""
+    """Return the state with the verdict's samples in the queue and its payments, and the event.
+
+    A share whose samples are trained again does not count for its trainer any more.
+    """
     challenge, verdict = closed.challenge, closed.verdict
     again = share if verdict.requeue else ()
     queue, lost = added(state.requeue, again)
-    clients = tuple(
-        replace(client, accepted_rounds=client.accepted_rounds + (slot in verdict.paid))
-        for slot, client in enumerate(state.epoch.clients)
-    )  # fmt: skip
+    clients = list(state.epoch.clients)
+    for slot in verdict.paid:
+        clients[slot] = replace(clients[slot], accepted_rounds=clients[slot].accepted_rounds + 1)
+    if again:
+        trainer = clients[challenge.drawn.trainer]
+        clients[challenge.drawn.trainer] = replace(trainer, accepted_rounds=max(trainer.accepted_rounds - 1, 0))
     event = ChallengeClosed(
         epoch=state.progress.epoch,
         height=challenge.height,
@@ -179,7 +184,7 @@ def _judged(state: CoordinatorState, closed: Closed, share: tuple[BatchId, ...])
         paid=tuple(sorted(verdict.paid)),
         requeued=bool(again),
     )
-    epoch = replace(state.epoch, clients=clients)
+    epoch = replace(state.epoch, clients=tuple(clients))
     return replace(state, epoch=epoch, requeue=queue, lost_samples=state.lost_samples + lost), event
 
 

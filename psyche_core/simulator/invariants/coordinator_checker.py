@@ -146,7 +146,7 @@ class CoordinatorChecker:
             change = now.accepted_rounds - was.accepted_rounds
             if now.state is ClientState.Ejected and now.standing.ejected:
                 self._ejected_for_strikes(now)
-            if change not in ((-1, 0) if evidence else range(2 + verified)) or now.rejoins > MAX_REJOINS:
+            if change not in ((-1, 0) if evidence else range(-verified, 2 + verified)) or now.rejoins > MAX_REJOINS:
                 raise InvariantViolation("slots-count-soundly", f"slot {slot} went {was} -> {now}")
             if now.state is ClientState.Ejected and now.id.signer in self._honest and not now.standing.ejected:
                 raise InvariantViolation("no-honest-member-ejected", f"the honest member of slot {slot} was ejected")

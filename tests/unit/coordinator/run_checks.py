@@ -67,8 +67,8 @@ def check_same_epoch(state: CoordinatorState, before: CoordinatorState) -> None:
     assert (state.epoch.seed, state.epoch.rates) == (before.epoch.seed, before.epoch.rates)
     for client, old in zip(state.epoch.clients, before.epoch.clients, strict=True):
         fewer = 1 if client.state is ClientState.Ejected else 0  # a share that turned out to be void
-        verified = len(before.epoch.challenges)  # each may be paid as an accepted round
-        assert old.accepted_rounds - fewer <= client.accepted_rounds <= old.accepted_rounds + 1 + verified
+        verified = len(before.epoch.challenges)  # each may be paid as an accepted round, or takes one back
+        assert old.accepted_rounds - fewer - verified <= client.accepted_rounds <= old.accepted_rounds + 1 + verified
         assert client.standing.strikes >= old.standing.strikes
         assert client.state is ClientState.Ejected or not client.standing.ejected
         assert old.rejoins <= client.rejoins <= MAX_REJOINS

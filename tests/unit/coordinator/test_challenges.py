@@ -146,6 +146,9 @@ def test_a_cheat_gets_a_strike_its_samples_are_trained_again_and_the_second_ejec
     guilty = [event for event in run.seen_events(ChallengeClosed) if event.outcome == "GUILTY"]
     assert [(event.trainer, event.strikes, event.requeued) for event in guilty] == [(3, (3,), True)] * 2
     assert all(len(event.paid) == 4 for event in guilty), "the verifier and three tie-breakers"
+    accepted = sum(3 in event.accepted for event in run.seen_events(RoundSettled))
+    verified = sum(3 in event.paid for event in run.seen_events(ChallengeClosed))
+    assert client.accepted_rounds == accepted + verified - 2, "the two do not count"
     assert all(other.standing.strikes == 0 for slot, other in enumerate(run.state.epoch.clients) if slot != 3)
     ended = run.state.epoch.rounds[-2]
     assert ended.voided == ((3,) if 3 in run.shares(ended.height) else ())
