@@ -257,6 +257,17 @@ def test_givers_are_members_of_the_challenge(stage: Stage) -> None:
     assert seen or stage in (Stage.CLOSED, Stage.SIGNS, Stage.RECOMMIT)
 
 
+def test_who_was_dropped_still_shows_what_it_has_trained_and_does_nothing_else() -> None:
+    party = members()
+    party.play(2)
+    clients = tuple(client.id for client in party.state.epoch.clients)
+    for slot, own in enumerate(party.duties):
+        own.follow(party.state, lambda *_: RESULT, lambda *_: None, now=0.0)
+        due = own.actions(party.state, slot, identity=clients[slot], clients=clients, tag=TAG, now=1e9, healthy=False)
+        assert {type(action) for action in due} <= {act.ShowPart}
+        assert len(due) == sum(one.trainer == slot for one in party.state.epoch.challenges)
+
+
 OPENINGS = st.builds(
     Opening, st.just(0), st.integers(0, 6), st.just(0), st.integers(0, 6), st.integers(0, 9), st.binary(min_size=32, max_size=32),
     st.integers(0, 2**40 - 1),

@@ -23,13 +23,15 @@ def update(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> 
         return
 
     duties.follow(state, notes.accepted_result, notes.previous_result, now=client.now)
-    if notes.slot is None or notes.slot not in client.healthy or state.run_state not in PLAYING:
+    if notes.slot is None or state.run_state not in PLAYING:
         return
 
     tag = notes.tag(notes.newest + KEPT_ROUNDS)
-    client.emit(
-        *duties.actions(state, notes.slot, identity=client.identity, clients=notes.clients, tag=tag, now=client.now)
+    healthy = notes.slot in client.healthy
+    due = duties.actions(
+        state, notes.slot, identity=client.identity, clients=notes.clients, tag=tag, now=client.now, healthy=healthy
     )  # fmt: skip
+    client.emit(*due)
 
 
 def part_handled(client: MachineState, event: PartEvent) -> None:

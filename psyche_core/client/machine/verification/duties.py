@@ -175,8 +175,12 @@ class Duties:
         clients: tuple[NodeIdentity, ...],
         tag: int,
         now: float,
+        healthy: bool = True,
     ) -> list[Action]:
-        """Everything that is due now but recomputing. slot: ours. tag: under which blobs are kept."""
+        """Everything that is due now but recomputing. slot: ours. tag: under which blobs are kept.
+
+        healthy: whether we take part now. Who does not still shows what it has trained: else it would get a strike for it.
+        """
         current = state.current_round
         if current is None:
             return []
@@ -187,6 +191,9 @@ class Duties:
             if slot in givers(challenge) and not duty.shown:
                 duty.shown = True
                 found.append(ShowPart(place, challenge, duty.step, slot, tag))
+            if not healthy:
+                continue
+
             witnessing = challenge.stage in _ATTESTED and _may_witness(state, current, challenge, slot)
             if witnessing or (_must_commit(challenge, slot) and duty.signs is None):
                 found += self._fetches(challenge, clients=clients, tag=tag, now=now)
