@@ -97,7 +97,7 @@ def opening(place: act.StagePlace, payload_hash: bytes) -> Opening:
 
 
 def members(percent: int = 30, **options: Any) -> Members:
-    size = {"global_batch_size_start": 16, "global_batch_size_end": 16}
+    size: dict[str, Any] = {"global_batch_size_start": 16, "global_batch_size_end": 16}
     run = Play(make_state(verification_percent=percent, rounds_per_epoch=60, **size)).start(8)
     return Members(run, **options)
 

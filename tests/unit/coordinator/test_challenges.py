@@ -330,7 +330,8 @@ def test_a_state_with_challenges_travels_and_is_bounded(play: Any) -> None:
 def test_challenges_that_rounds_cannot_advance_are_not_read(play: Any, change: dict[str, Any], sentence: str) -> None:
     run = play_rounds(play(8, verification_percent=50, **LONG), 2)
     one: OpenChallenge = run.state.epoch.challenges[0]
-    changed = replace(one, **{name: one.trainer if value == "trainer" else value for name, value in change.items()})
+    fields: dict[str, Any] = {name: one.trainer if value == "trainer" else value for name, value in change.items()}
+    changed = replace(one, **fields)
     wrong = replace(run.state, epoch=replace(run.state.epoch, challenges=(changed, *run.state.epoch.challenges[1:])))
     with pytest.raises(WireError, match=sentence):
         from_plain(to_plain(wrong))

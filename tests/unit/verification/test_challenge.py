@@ -140,12 +140,14 @@ def missed(challenge: Challenge) -> frozenset[int]:
 
 def test_silence_is_a_strike_for_trainers_and_a_missed_duty_for_verifiers() -> None:
     silent = play(FRESH, began(FRESH), later(FRESH))
-    assert (verdict(silent), missed(silent)) == (VERIFIER_SILENT, {VERIFIER})
+    assert verdict(silent) == VERIFIER_SILENT
+    assert missed(silent) == {VERIFIER}
     reveal = at_reveal()
     assert verdict(after(reveal, NO_TRAINER, NO_TRAINER, NO_TRAINER)) == TRAINER_SILENT
     assert verdict(after(reveal, NO_JUDGE, NO_JUDGE, NO_JUDGE)) == VERIFIER_SILENT
     both = after(reveal, NEITHER, NEITHER, NEITHER)
-    assert (verdict(both), missed(both)) == (TRAINER_SILENT, {VERIFIER})
+    assert verdict(both) == TRAINER_SILENT
+    assert missed(both) == {VERIFIER}
 
 
 def test_a_root_may_come_in_the_second_round_and_a_complaint_too() -> None:
