@@ -10,7 +10,7 @@ What is measured:
     compute_units           most units of each instruction of all programs over all cases, nobody verifying. An instruction has
                             200,000 unless its transaction asks for more. Torn runs are among the cases: queues full of scraps
                             with gaps between them; and no election was drawn before
-    compute_units_verifying the same with verification_percent = 10
+    compute_units_verifying the same with verification_percent = 10; empty until the program draws challenges
     image_bytes             of the canonical image; rent_sol: what both accounts of a run hold while it exists, and give back
     read_bytes_per_member_epoch   and three figures more of what a member reads of such an epoch: see `solana_reading`
     transactions_per_round  that the coordinator needs: the statements of the witnesses, when all of them speak
@@ -90,8 +90,8 @@ def measure(rounds: int) -> dict[str, object]:
     found = compute_units()
     without = {**most(found["accounts"]), **most(found[CALM.format(percent=0)])}
     torn = most(found[TORN.format(percent=0)])
-    torn_verifying = most(found[TORN.format(percent=10)])
-    calm = most(found[CALM.format(percent=10)])
+    torn_verifying = most(found.get(TORN.format(percent=10), {}))
+    calm = most(found.get(CALM.format(percent=10), {}))
     chain = CoordinatorSvm(members=1)
     rent = sum(chain.svm.minimum_balance_for_rent_exemption(size) for size in (ACCOUNT_BYTES, INSTANCE_BYTES))
     played = {f"{clients} clients": play(rounds, clients) for clients in (3, MAX_CLIENTS)}

@@ -20,6 +20,9 @@ MAX_SAMPLES = 2**63 - 1
 MAX_WITNESSES = 32
 """Most witnesses elected, and statements stored, in one round."""
 
+MAX_WORDS_BYTES = 192
+"""Most bytes of `WitnessStatement.words`: three words of four bits about each of 128 challenges."""
+
 
 class RunState(IntEnum):
     """The coordinator's phases, with the numbers of the reference implementation."""
@@ -140,6 +143,7 @@ class WitnessStatement:
         broadcast_bloom: 320 bytes (2560 bits, 8 keys derived from the seed of round `height`) over the accepted commitments.
         merkle_root: root over the accepted commitments sorted by (batch, hash); 32 zero bytes if there are none.
         model_digest: full digest of the master weights during the round, after its updates were applied (protocol section 5).
+        words: what the witness says about opened challenges, see `psyche_core.verification.words`; nothing where none are due.
     """
 
     epoch: int
@@ -149,6 +153,7 @@ class WitnessStatement:
     broadcast_bloom: bytes
     merkle_root: bytes
     model_digest: bytes
+    words: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
     python tools/compiled_engine.py        compile it, or find it compiled; print the folder to put first in sys.path
 
-The protocol's engine (`ENGINE`: coordinator, client machine, simulator, wire format, types) is copied,
+The protocol's engine (`ENGINE`: coordinator, client machine, simulator, verification, wire format, types) is copied,
 compiled there with mypyc and gcc (minutes), and kept for the next call. A run then takes about half the processor time.
 
 The copy differs from the source in this, and nothing of it may change what a run does:
@@ -44,7 +44,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / "build" / "compiled-engine"
 ENTRIES = ("psyche_core.simulator.world", "psyche_core.simulator.parallel_runs")
-ENGINE = ("psyche_core.client", "psyche_core.coordinator", "psyche_core.simulator", "psyche_core.wire", "psyche_core.types")
+ENGINE = (
+    "psyche_core.client",
+    "psyche_core.coordinator",
+    "psyche_core.simulator",
+    "psyche_core.verification",
+    "psyche_core.wire",
+    "psyche_core.types",
+)
 INTERPRETED = ("psyche_core.simulator.parallel_runs",)
 """Modules of the engine that stay Python: processes exchange its dataclasses, and compiled ones cannot be pickled."""
 

@@ -43,12 +43,18 @@ class Actions(ABC, Generic[Outcome]):
                 return self._set_peers(action)
             case act.Join():
                 return self._join(action)
-            case act.Load() | act.CloseEpoch() | act.TakeSnapshot() | act.FetchModel():
+            case act.Load() | act.CloseEpoch() | act.TakeSnapshot() | act.FetchModel() | act.Recompute():
                 return self._work(action)
             case act.Stop():
                 return self._stop(action)
             case act.StoreModel():
                 return self._store_model(action)
+            case act.ShowPart():
+                return self._show_part(action)
+            case act.FetchPart():
+                return self._fetch_part(action)
+            case act.CheckParts():
+                return self._check_parts(action)
             case _:
                 assert_never(action)
 
@@ -91,6 +97,18 @@ class Actions(ABC, Generic[Outcome]):
     @abstractmethod
     def _store_model(self, action: act.StoreModel) -> Outcome:
         """Put a saved checkpoint into the store."""
+
+    @abstractmethod
+    def _show_part(self, action: act.ShowPart) -> Outcome:
+        """Prepare and serve our part in a stage of a challenge."""
+
+    @abstractmethod
+    def _fetch_part(self, action: act.FetchPart) -> Outcome:
+        """Fetch another member's part."""
+
+    @abstractmethod
+    def _check_parts(self, action: act.CheckParts) -> Outcome:
+        """Compare what trainer and judge opened."""
 
     @abstractmethod
     def _work(self, action: act.Work) -> Outcome:

@@ -94,8 +94,8 @@ def unfinished_problems(config: CoordinatorConfig) -> Iterator[str]:
     """
     if config.verification_percent > 0:
         yield (
-            f"config.verification_percent = {config.verification_percent}: must be 0: nobody recomputes results yet, and the "
-            "members elected to verify would get no data to train on"
+            f"config.verification_percent = {config.verification_percent}: must be 0: nobody recomputes results yet, so each "
+            "challenged share would count as not trained"
         )
 
 

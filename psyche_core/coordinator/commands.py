@@ -119,6 +119,23 @@ class Equivocation:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifierCommit:
+    """Who recomputes the share of slot `trainer` of round `height` commits to its gradient (protocol section 7).
+
+    commitment: 32 bytes, see `psyche_core.verification.merkle.committed_root`; None from the verifier if the trainer has not
+    given it the signs of its delta. seed: u64, of the round in which this is sent: a coordinator that was restored from an older
+    state plays rounds again, and what belongs to a forgotten one does not count.
+    """
+
+    sender: NodeIdentity
+    epoch: int
+    seed: int
+    height: int
+    trainer: int
+    commitment: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
 class SetFutureEpochRates:
     """The run's owner sets what later epochs pay, in points (u64). None keeps the present rate. Allowed in every state."""
 
@@ -170,6 +187,7 @@ Command = (
     | Witness
     | HealthCheck
     | Equivocation
+    | VerifierCommit
     | EpochDigest
     | Checkpoint
     | Pause
@@ -249,6 +267,35 @@ class ShareVoided:
 
 
 @dataclass(frozen=True, slots=True)
+class ChallengesDrawn:
+    """Accepted shares of round `height` are challenged. drawn: pairs (trainer, verifier) of slots."""
+
+    epoch: int
+    height: int
+    drawn: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChallengeClosed:
+    """A challenge about the share of slot `trainer` of round `height` has ended.
+
+    outcome: name of an `Outcome` of psyche_core.verification.challenge. strikes: slots that get one. missed: slots that were to
+    judge and were silent. paid: slots for which it
+    counts as an accepted round. requeued: whether the share's samples, which everybody applied, are trained again.
+    """
+
+    epoch: int
+    height: int
+    trainer: int
+    verifier: int
+    outcome: str
+    strikes: tuple[int, ...]
+    missed: tuple[int, ...]
+    paid: tuple[int, ...]
+    requeued: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CooldownStarted:
     """The epoch's rounds are over. reason: name of the EndReason, or `Abandoned` without a healthy client or a statement."""
 
@@ -314,6 +361,8 @@ Event = (
     | ClientsExited
     | ClientsReturned
     | ShareVoided
+    | ChallengesDrawn
+    | ChallengeClosed
     | CooldownStarted
     | RewardsShared
     | EpochEnded

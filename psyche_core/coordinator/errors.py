@@ -31,6 +31,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "ProgressSanityCheckFailed": "the step, the first sample or the epoch from which the run is to go on is out of range",
         "InvalidSettlement": "the signer has no balance, or is in the epoch or pending and may still earn or be slashed",
         "NothingDue": "a tick came before anything was due; only a chain refuses that, where ticks cost a fee",
+        "InvalidCommit": "the sender has nothing to commit to about this share in this round, or has committed before",
     }
 )
 """The meaning of each name, in one line."""

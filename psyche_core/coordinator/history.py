@@ -67,10 +67,10 @@ def _end_at(state: CoordinatorState, step: int, *, digest: bytes, history: bytes
 def history_with_statement(history: bytes, said: WitnessStatement) -> bytes:
     """Return the history (32 bytes) once a statement is stored.
 
-    SHA-256 over a tag, the history so far, and the statement as the canonical image stores it.
+    SHA-256 over a tag, the history so far, and the statement as the canonical image stores it, with its words, if any, last.
     """
     head = struct.pack("<IIHxx", said.epoch, said.height, said.index)
-    parts = (_STATED, history, head, said.participants, said.broadcast_bloom, said.merkle_root, said.model_digest)
+    parts = (_STATED, history, head, said.participants, said.broadcast_bloom, said.merkle_root, said.model_digest, said.words)
     return hashlib.sha256(b"".join(parts)).digest()
 
 

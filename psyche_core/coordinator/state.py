@@ -13,6 +13,8 @@ from enum import IntEnum
 
 from psyche_core.config.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.types import BatchId, ClientState, NodeIdentity, RunState, WitnessStatement
+from psyche_core.verification.challenge import Stage
+from psyche_core.verification.standing import Standing
 
 STORED_ROUNDS = 4
 
@@ -40,6 +42,9 @@ MAX_ENDS = 4
 MAX_END_INTERVALS = 64
 """Maximum number of queued intervals that are kept with an epoch end."""
 
+MAX_CHALLENGED_INTERVALS = 8
+"""Most intervals of a share that can be challenged: the state keeps them, because who recomputes the share needs them."""
+
 NO_DIGEST = bytes(32)
 """Stands for an unknown digest."""
 
@@ -63,7 +68,7 @@ class Client:
     of rounds of this epoch in which its result was accepted (F12). rejoins: how often it returned in this epoch, at most
     MAX_REJOINS. missed: score of the duties that it missed (F16), at most MOST_MISSED. lost_rounds: bit h % LOST_ROUND_BITS is
     set if its share of round h is counted as lost (F7). end_digest: full digest (32 bytes) of its master weights at this epoch's
-    end (F18), NO_DIGEST until it reported one.
+    end (F18), NO_DIGEST until it reported one. standing: strikes and scores of its checked shares (protocol section 7).
     """
 
     id: NodeIdentity
@@ -74,6 +79,7 @@ class Client:
     missed: int = 0
     lost_rounds: int = 0
     end_digest: bytes = NO_DIGEST
+    standing: Standing = Standing()  # noqa: RUF009  # frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +137,9 @@ class Round:
     the next step that will be trained. seed: u64 drawn when it started. slots: healthy slots when it started, ascending;
     assignment and elections use them. batches: the intervals to train, requeued ones first; empty in the drain round.
     statements: those sent in this round; they are about round `height - 1`. drain: whether this is the drain round. voided:
-    slots, ascending, whose share of this round is void because they signed several results for it (F7). history: see
-    CoordinatorState, up to the step whose results are in everybody's masters during this round.
+    slots, ascending, whose share of this round is void because they signed several results for it (F7), or were ejected before it
+    was decided. history: see CoordinatorState, up to the step whose results are in everybody's masters during this round.
+    recomputing: slots, ascending, that recompute a challenged share in this round and get no samples (protocol section 7).
     """
 
     height: int
@@ -144,6 +151,37 @@ class Round:
     drain: bool = False
     voided: tuple[int, ...] = ()
     history: bytes = NO_DIGEST
+    recomputing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A slot's commitment (32 bytes) to the gradient that it recomputed, see `psyche_core.verification.merkle.committed_root`."""
+
+    slot: int
+    commitment: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenChallenge:
+    """A challenge about the accepted share of a slot that has no verdict yet (protocol section 7).
+
+    The fields are those of `psyche_core.verification.challenge.Challenge`. height: round of the share. trainer, verifier: slots.
+    share: its intervals; none once a proof against the trainer has decided about them: then it ends without a verdict. since:
+    round with which the stage began. roots: ascending by slot. judges: slots of the tie-breakers, ascending. missed: slots of
+    others that were to break the tie and were silent, ascending.
+    """
+
+    height: int
+    trainer: int
+    verifier: int
+    since: int
+    share: tuple[BatchId, ...]
+    stage: Stage = Stage.COMMIT
+    complained: bool = False
+    roots: tuple[Root, ...] = ()
+    judges: tuple[int, ...] = ()
+    missed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +196,7 @@ class Epoch:
     that they cannot. seed: u64 drawn at its start, used to elect the checkpointers (F9). rates: what it pays, fixed at its start.
     repeats: number of warmups in a row that began again for members that had joined meanwhile, at most MAX_REPEATED_WARMUPS.
     unplayed: True while no round of it has begun. Until then `rounds` are those of the last epoch that had rounds, so that a
-    client that missed the end of that epoch can still read it.
+    client that missed the end of that epoch can still read it. challenges: open ones, ascending by round, then by trainer.
     """
 
     clients: tuple[Client, ...] = ()
@@ -176,6 +214,7 @@ class Epoch:
     rates: EpochRates = field(default_factory=EpochRates)
     unplayed: bool = False
     repeats: int = 0
+    challenges: tuple[OpenChallenge, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from psyche_core.coordinator import commands
 from psyche_core.coordinator.checkpoints import checkpoint
 from psyche_core.coordinator.commands import Command, EpochEnded, Event, Outcome
 from psyche_core.coordinator.history import epoch_digest, moved_to, went_back
+from psyche_core.coordinator.lifecycle.challenges import verifier_commit
 from psyche_core.coordinator.lifecycle.epochs import finish_run, finished, tick_cooldown, tick_waiting
 from psyche_core.coordinator.lifecycle.rounds import tick_round
 from psyche_core.coordinator.lifecycle.statements import warmup_witness, witness
@@ -56,6 +57,8 @@ def apply(state: CoordinatorState, command: Command, now: int, seed: int) -> tup
             return health_check(state, command, now)
         case commands.Equivocation():
             return equivocation(state, command, now)
+        case commands.VerifierCommit():
+            return verifier_commit(state, command), ()
         case commands.EpochDigest():
             return epoch_digest(state, command)
         case commands.Checkpoint():

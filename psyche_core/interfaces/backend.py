@@ -27,6 +27,7 @@ from psyche_core.coordinator.commands import (
     Settle,
     Tick,
     UpdateConfig,
+    VerifierCommit,
     WarmupWitness,
     Withdraw,
     Witness,
@@ -55,7 +56,7 @@ class StateUpdate:
         return tuple(dict.fromkeys((*self.state.model.relays, *self.relays)))
 
 
-ClientCommand = Withdraw | WarmupWitness | Witness | HealthCheck | Equivocation | EpochDigest | Checkpoint
+ClientCommand = Withdraw | WarmupWitness | Witness | HealthCheck | Equivocation | VerifierCommit | EpochDigest | Checkpoint
 """The commands that clients may send, besides joining."""
 
 

@@ -17,13 +17,14 @@ from psyche_core.coordinator.commands import (
     Equivocation,
     HealthCheck,
     SignedResult,
+    VerifierCommit,
     WarmupWitness,
     Withdraw,
     Witness,
 )
 from psyche_core.errors import WireError
 from psyche_core.interfaces.backend import ClientCommand
-from psyche_core.types import MAX_CLIENTS, NodeIdentity, WitnessMetadata, WitnessStatement
+from psyche_core.types import MAX_CLIENTS, MAX_WORDS_BYTES, NodeIdentity, WitnessMetadata, WitnessStatement
 
 
 def encode_command(command: ClientCommand) -> list[Any]:
@@ -35,6 +36,8 @@ def encode_command(command: ClientCommand) -> list[Any]:
             return [2, epoch, index, model_digest]
         case Witness(_, s, metadata):
             statement = [s.epoch, s.height, s.index, s.participants, s.broadcast_bloom, s.merkle_root, s.model_digest]
+            if s.words:  # without verification a statement has the bytes that it had before
+                statement.append(s.words)
             figures = None
             if metadata is not None:
                 figures = [metadata.step, *map(float, (metadata.tokens_per_sec, metadata.bandwidth_per_sec, metadata.loss))]
@@ -48,6 +51,8 @@ def encode_command(command: ClientCommand) -> list[Any]:
             return [6, epoch, height, index, *halves]
         case EpochDigest(_, epoch, index, digest):
             return [7, epoch, index, digest]
+        case VerifierCommit(_, epoch, seed, height, trainer, commitment):
+            return [8, epoch, seed, height, trainer, commitment]
 
 
 def decode_command(plain: list[Any], sender: NodeIdentity) -> ClientCommand:
@@ -73,6 +78,10 @@ def decode_command(plain: list[Any], sender: NodeIdentity) -> ClientCommand:
             return Equivocation(sender, epoch, height, index, _signed_result(first), _signed_result(second))
         case [7, int() as epoch, int() as index, bytes() as digest] if _are_u32(epoch, index) and len(digest) == 32:
             return EpochDigest(sender, epoch, index, digest)
+        case [8, int() as epoch, int() as seed, int() as height, int() as trainer, commitment] if (
+            _are_u32(epoch, height, trainer) and _is_u64(seed) and _is_commitment(commitment)
+        ):
+            return VerifierCommit(sender, epoch, seed, height, trainer, commitment)
         case _:
             message = "not a command clients may give, or one with fields of a wrong type or range"
             raise WireError(message)
@@ -88,10 +97,22 @@ def _statement(plain: list[Any]) -> WitnessStatement:
             bytes() as bloom,
             bytes() as root,
             bytes() as digest,
+            *words,
         ] if _are_u32(epoch, height, index) and [len(seen), len(bloom), len(root), len(digest)] == [32, 320, 32, 32]:
-            return WitnessStatement(epoch, height, index, seen, bloom, root, digest)
+            return WitnessStatement(epoch, height, index, seen, bloom, root, digest, _words(words))
         case _:
             message = "a witness statement has fields of a wrong type or length"
+            raise WireError(message)
+
+
+def _words(plain: list[Any]) -> bytes:
+    match plain:
+        case []:
+            return b""
+        case [bytes() as words] if 1 <= len(words) <= MAX_WORDS_BYTES:
+            return words
+        case _:
+            message = f"words about challenges have 1 to {MAX_WORDS_BYTES} bytes, or are left out"
             raise WireError(message)
 
 
@@ -117,6 +138,14 @@ def _metadata(plain: Any) -> WitnessMetadata:
 
 def _is_u32(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**32
+
+
+def _is_u64(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**64
+
+
+def _is_commitment(value: Any) -> bool:
+    return value is None or (type(value) is bytes and len(value) == 32)
 
 
 def _are_u32(*values: Any) -> bool:

@@ -115,6 +115,24 @@ def lone_liar(kind: str, *, members: int, seed: int, steps: int = LONE_STEPS) ->
     return Script(seed=seed, clients=members, rounds=steps, shape=shape, faults=(fault,))
 
 
+def cheat_script(kind: str, *, seed: int, members: int = 8, steps: int = LONE_STEPS, percent: int = 10) -> Script:
+    """A run of one long epoch whose shares are checked, with one member that cheats in this way, or none for the kind ""."""
+    shape = Shape(
+        min_clients=max(members - 2, 1),
+        init_min_clients=members,
+        batch_start=3 * members,
+        batch_end=3 * members,
+        rounds_per_epoch=steps,
+        epoch_time=36_000,
+        max_round_train_time=6,
+        round_witness_time=3,
+        train_seconds=0.5,
+        verification_percent=percent,
+    )
+    faults = (Fault(kind=kind, start=0.0, nodes=(seed % members,)),) if kind else ()
+    return Script(seed=seed, clients=members, rounds=steps, shape=shape, faults=faults)
+
+
 def _some_kinds(rng: random.Random, kinds: list[str]) -> list[str]:
     return rng.sample(kinds, rng.randint(1, min(MAX_KINDS, len(kinds)))) if kinds else []
 

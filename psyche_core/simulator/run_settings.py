@@ -33,7 +33,7 @@ def coordinator_config(script: Script) -> CoordinatorConfig:
         witness_nodes=shape.witness_nodes,
         global_batch_size_start=shape.batch_start,
         global_batch_size_end=shape.batch_end,
-        verification_percent=0,
+        verification_percent=shape.verification_percent,
         waiting_for_members_extra_time=shape.extra_time,
         rounds_per_epoch=shape.rounds_per_epoch,
         restart_from_checkpoint=shape.restart_from_checkpoint,

@@ -181,6 +181,13 @@ class SampleTracker:
         # Nobody knows whether the result of a lost share can be found, so both are right, but all must do the same.
         self.accepted[(before.height, before.step)] = without if voided else [*known, *without]
 
+    def trained_again(self, samples: int) -> None:
+        """Accepted samples of a convicted member's share are in the queue again, and may be accepted once more."""
+        if samples & ~self._accepted_ever:
+            raise InvariantViolation("only-accepted-shares-are-challenged", "a convicted share was never accepted")
+
+        self._accepted_ever &= ~samples
+
     def balance(self, state: CoordinatorState) -> None:
         """Each sample assigned so far is accepted, queued again, in a round not settled yet, or counted as lost."""
         waiting, in_progress = bits(state.requeue), self._in_progress(state)

@@ -66,7 +66,18 @@ LIES = (
     "old-signatures",
     *SLOWING_LIES,
 )
-NO_EXCUSE = (*LIES, "slow-downlink")
+CHEATS = (
+    "untrained",
+    "half-untrained",
+    "blind-verifier",
+    "lying-verifier",
+    "lying-tie-breaker",
+    "no-reveal",
+    "false-words",
+)
+"""Lies about the work itself, in runs whose shares are checked (`Shape.verification_percent`); never drawn for other runs."""
+
+NO_EXCUSE = (*LIES, *CHEATS, "slow-downlink")
 """Faults in which honest members must still lose nothing and make progress: lies of others, and slow home connections."""
 
 KINDS = (*NODE_FAULTS, *NETWORK_FAULTS, *SERVER_FAULTS, *LIES)
@@ -123,6 +134,7 @@ class Shape:
     restart_from_checkpoint: bool = False
     train_seconds: float = 0.5
     link_seconds: float = 0.03
+    verification_percent: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +152,7 @@ class Script:
     @property
     def liars(self) -> frozenset[int]:
         """Members that lie at some time; no invariant is required of them."""
-        return frozenset(node for fault in self.faults if fault.kind in LIES for node in fault.nodes)
+        return frozenset(node for fault in self.faults if fault.kind in (*LIES, *CHEATS) for node in fault.nodes)
 
     @property
     def excused_until(self) -> float:
@@ -199,8 +211,11 @@ def _check(script: Script) -> None:
         message = f"expected 1 to 64 clients and at least one round, got {script.clients} and {script.rounds}"
         raise ValueError(message)
     for fault in script.faults:
-        if fault.kind not in KINDS:
+        if fault.kind not in (*KINDS, *CHEATS):
             message = f"{fault.kind!r} is no kind of fault; there are {', '.join(KINDS)}"
+            raise ValueError(message)
+        if fault.kind in CHEATS and not script.shape.verification_percent:
+            message = f"{fault.kind!r} is a cheat of runs with verification_percent > 0"
             raise ValueError(message)
         if fault.start < 0 or fault.duration < 0 or not all(SERVER <= node < script.clients for node in fault.nodes):
             message = f"times must not be negative and nodes below {script.clients}, got {fault}"

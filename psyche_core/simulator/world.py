@@ -52,6 +52,9 @@ RECOVERY = 15.0
 KEPT_SECONDS = 300.0
 """Virtual seconds for which the server's older states are kept, if they are needed."""
 
+EJECTED_SECONDS = 10.0
+"""Virtual seconds until the user of a member that was ejected for strikes starts it again."""
+
 RETURN_SECONDS = 15.0
 """Virtual seconds that a member may need to return after a fault; a run that ends meanwhile may end without it."""
 
@@ -61,6 +64,7 @@ class World:
 
     member: the class of its members; tests use one that they can interfere with. all_lost_in: the epoch in which all honest
     members lost memory and disk at once, None without one. false_offers: generation and step of models that liars offered.
+    verified: whether shares are checked. faked: step and member of shares that cheats have not trained.
     """
 
     member: type[Node] = Node
@@ -74,6 +78,8 @@ class World:
         self.mark: int = script.seed
         self.stored: dict[str, tuple[object, int]] = {}
         self.train_seconds: float = script.shape.train_seconds
+        self.verified: bool = script.shape.verification_percent > 0
+        self.faked: set[tuple[int, int]] = set()
         self.index_of: dict[bytes, int] = {identity_of(index).p2p: index for index in range(script.clients)}
         liars = script.liars
         honest = frozenset(identity_of(index).signer for index in range(script.clients) if index not in liars)
@@ -85,6 +91,8 @@ class World:
         self.replicas: ReplicaChecker = ReplicaChecker(
             lambda: self.coordinator.sample_tracker, initial=self.new_replica().snapshot(), liars=liars
         )
+        self.coordinator.trained_again = self.replicas.trained_again
+        self.coordinator.counts = self.counts
         self.progress: ProgressChecker = ProgressChecker(bound=longest_stall(script), excused_until=script.excused_until)
         self.network: Network = Network(self.clock, self.stream("network"), seconds=script.shape.link_seconds, counts=self.counts)
         state = new_state(RUN_ID, coordinator_config(script), MODEL, now=START_TIME, instance=INSTANCE)
@@ -142,6 +150,11 @@ class World:
         if not late:
             node.boot()
         return node
+
+    def _boot_ejected(self, node: Node) -> None:
+        """Its user starts it again, until an epoch begins in which it is a member."""
+        if not node.running and not self.server.finished:
+            node.boot(disk=True)
 
     def _boot_late(self, node: Node) -> None:
         if not node.running and node.stop is None and not self.server.finished:
@@ -266,6 +279,9 @@ class World:
         assert stop is not None
         if node.liar:
             return
+        if not stop.success and node.identity.signer in self.coordinator.ejected_for_strikes:
+            self.clock.after(EJECTED_SECONDS, self._boot_ejected, node)  # measured, not forbidden: see CHEATS
+            return
 
         if not stop.success and self._excused(node):
             self.counts["excused at the end"] += 1
@@ -283,6 +299,11 @@ class World:
         ) from error
 
     # ------------------------------------------------------------------------------------ what the others ask
+
+    def node_of(self, state: CoordinatorState, slot: int) -> Node | None:
+        """The member with this slot of the state's epoch; None if it is no simulated one."""
+        index = self.index_of.get(state.epoch.clients[slot].id.p2p)
+        return None if index is None else self.nodes[index]
 
     def _has_announced(self, signer: bytes, place: tuple[int, int]) -> bool:
         return member_with(signer, self.script.clients) in self.announced.announcers(place)

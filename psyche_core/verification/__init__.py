@@ -6,5 +6,5 @@ compares opened chunks with a recomputed gradient, `words` are what witnesses sa
 its draw to its verdict, `standing` what verdicts mean for a member, and `chances` how soon a cheat is ejected. No module knows an
 optimizer: chunks are rows of numbers, payloads are positions and signs. `opening`, `overlap` and `replay` use numpy; the others
 compute with integers and bytes, so that replicas agree. `epoch` holds the open challenges and the standings of an epoch.
-docs/explanation/verification.md explains all of it. The protocol does not use this package yet.
+docs/explanation/verification.md explains all of it, docs/explanation/protocol.md says in section 7 how rounds use it.
 """

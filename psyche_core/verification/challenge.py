@@ -10,16 +10,24 @@ A challenge is drawn when a round begins, and each stage begins with a round:
     TIE_REVEAL  other chunks are drawn; trainer and tie-breakers open theirs
     CLOSED      there is a verdict
 
-Roots and complaints are commands to the coordinator, so a stage that waits for them ends when the next round begins. What is
-given to the witnesses in SIGNS, REVEAL and TIE_REVEAL is attested in the round after, as results are: each statement of that
-round has a word (`words`) about each judge, and the stage ends when these statements are complete.
+Roots and complaints are commands to the coordinator, so a stage that waits for them ends when the next round begins; if a root is
+still missing then, it is waited for during one round more (`ROOT_ROUNDS`): rounds are as short as the fastest members make them,
+and who recomputes has more to do than who trains. What is given to the witnesses in SIGNS, REVEAL and TIE_REVEAL is attested in
+the round after, as results are: each statement of that round has a word (`words`) about each judge, and the stage ends when these
+statements are complete.
 
 At most f of n elected witnesses lie, see `coordinator.round.witness.tolerated`. Of more than f equal words at least one is an
 honest witness's, and honest witnesses agree, because what is opened is bound by roots. So f + 1 words that the check failed
-lead to a tie-break. Who must give something and has not given it to half of the elected witnesses is *silent*, which is a
-strike. Two tie-breakers that agree decide: the trainer is guilty, or the verifier accused it falsely. Where too few witnesses
-stated, or their words decide nothing, nobody gets a strike, and the trainer is challenged again. Who leaves while something is
-expected of it is silent like anybody else: otherwise a cheat would leave whenever it is challenged.
+lead to a tie-break. Who must give something and has not given it to half of the elected witnesses is *silent*. A silent
+trainer gets a strike: who does not show its work has not done it. A silent verifier or tie-breaker has *missed* a duty: it is
+not paid for a round in which it trained nothing, and the trainer is challenged again, by another verifier. So nobody gains by
+that silence, and a slow member, or one that has died, is not ejected for it. Only who complained of missing signs, and says
+nothing once all witnesses have them, gets a strike: each complaint costs all of them these signs.
+
+Two tie-breakers that agree decide: the trainer is guilty, or the verifier accused it falsely. Where too few witnesses stated, or
+their words decide nothing, nobody gets a strike, and the trainer is challenged again. Who leaves while something is expected of
+it is silent like anybody else: otherwise a cheat would leave whenever it is challenged. Where too few witnesses stated in the
+last round of a stage a missing root counts against nobody: then the coordinator was hard to reach for all.
 
 Nothing here knows a clock, messages or an optimizer. An event that does not count changes nothing; `refusal` says why.
 """
@@ -59,6 +67,9 @@ class Outcome(IntEnum):
 AGREEING = 2
 """So many tie-breakers that agree decide."""
 
+ROOT_ROUNDS = 2
+"""Rounds during which a root is waited for. A stage in which all have committed ends after the first."""
+
 NO_SEED = bytes(32)
 """The seed of a challenge whose chunks are not drawn yet."""
 
@@ -70,13 +81,15 @@ _BY_COMMAND = (Stage.COMMIT, Stage.RECOMMIT, Stage.TIE_COMMIT)
 class Verdict:
     """The end of a challenge.
 
-    strikes: slots that get one. requeue: whether the share's samples are trained again. high: whether the trainer passed with a
-    score above the median threshold (`standing`). watch: whether the trainer is challenged again, though it got no strike. paid:
-    slots that did what a challenge asks of verifiers and tie-breakers; it counts like an accepted share.
+    strikes: slots that get one. missed: slots that missed a duty. requeue: whether the share's samples are trained again. high:
+    whether the trainer passed with a score above the median threshold (`standing`). watch: whether the trainer is challenged
+    again, though it got no strike. paid: slots that did what a challenge asks of verifiers and tie-breakers; it counts like an
+    accepted share.
     """
 
     outcome: Outcome
     strikes: frozenset[int] = frozenset()
+    missed: frozenset[int] = frozenset()
     requeue: bool = False
     high: bool = False
     watch: bool = False
@@ -105,7 +118,7 @@ class RoundBegan:
     height: of that round. seed: 32 bytes that nobody knew before. words: of each statement of the round before, one word for each
     of the challenge's `judged`; empty unless these were due in that round (`awaits_words`). elected: number of witnesses elected
     in it. quorum: number of statements needed among them (F5), so that elected - quorum of them may lie. members: slots that may
-    break a tie.
+    break a tie. quorate: whether so many stated in the round before, about whatever; if not, who is silent may be innocent.
     """
 
     height: int
@@ -114,6 +127,7 @@ class RoundBegan:
     elected: int = 0
     quorum: int = 0
     members: frozenset[int] = frozenset()
+    quorate: bool = True
 
 
 Event = Committed | Complained | RoundBegan
@@ -125,7 +139,7 @@ class Challenge:
 
     height: round of the share. drawn: trainer and verifier. since: height of the round with which the stage began. stage: of
     `Stage`. roots: (slot, root), ascending. complained: whether the verifier complained. seed: of 32 bytes, from which the opened
-    chunks are drawn. judges: tie-breakers that still count, ascending. strikes: given so far, for silence. verdict: None until
+    chunks are drawn. judges: tie-breakers that still count, ascending. missed: others that were silent. verdict: None until
     CLOSED.
     """
 
@@ -137,7 +151,7 @@ class Challenge:
     complained: bool = False
     seed: bytes = NO_SEED
     judges: tuple[int, ...] = ()
-    strikes: frozenset[int] = frozenset()
+    missed: frozenset[int] = frozenset()
     verdict: Verdict | None = None
 
     def __post_init__(self) -> None:
@@ -240,13 +254,21 @@ def _round_began(challenge: Challenge, event: RoundBegan) -> Challenge:
     if challenge.stage in _ATTESTED:
         return challenge if event.height < challenge.since + 2 else _after_words(challenge, event)
 
+    complained = challenge.complained and challenge.stage is Stage.COMMIT
+    missing = not complained and not all(challenge.committed(slot) for slot in challenge.expected)
+    if missing and event.height < challenge.since + ROOT_ROUNDS:
+        return challenge
     if challenge.stage is Stage.TIE_COMMIT:
         return _after_tie_commit(challenge, event)
     if challenge.committed(challenge.drawn.verifier):
         return _entered(challenge, Stage.REVEAL, event, seed=event.seed)
-    if challenge.complained and challenge.stage is Stage.COMMIT:
+    if complained:
         return _entered(challenge, Stage.SIGNS, event)
-    return _closed(challenge, Outcome.SILENCE, {challenge.drawn.verifier}, watch=True)
+    if not event.quorate:
+        return _closed(challenge, Outcome.UNDECIDED, watch=True)
+    if challenge.stage is Stage.RECOMMIT:
+        return _closed(challenge, Outcome.SILENCE, {challenge.drawn.verifier}, watch=True)
+    return _closed(challenge, Outcome.SILENCE, missed={challenge.drawn.verifier}, watch=True)
 
 
 def _after_words(challenge: Challenge, event: RoundBegan) -> Challenge:
@@ -261,13 +283,18 @@ def _after_words(challenge: Challenge, event: RoundBegan) -> Challenge:
             return _entered(challenge, Stage.RECOMMIT, event)
         case Stage.REVEAL:
             if silent:
-                guilty = challenge.drawn.trainer in silent
-                return _closed(challenge, Outcome.SILENCE, silent, requeue=guilty, watch=not guilty)
+                return _after_silence(challenge, silent)
             return _after_check(challenge, event)
         case _:
-            if challenge.drawn.trainer in silent:  # judges' silence is a strike all the same
-                return _closed(challenge, Outcome.SILENCE, silent, requeue=True)
+            if challenge.drawn.trainer in silent:
+                return _after_silence(challenge, silent)
             return _after_tie(challenge, event, silent=silent)
+
+
+def _after_silence(challenge: Challenge, silent: frozenset[int]) -> Challenge:
+    strikes = silent & {challenge.drawn.trainer}
+    requeue = bool(strikes)
+    return _closed(challenge, Outcome.SILENCE, strikes, missed=silent - strikes, requeue=requeue, watch=not requeue)
 
 
 def _silent(challenge: Challenge, event: RoundBegan) -> frozenset[int]:
@@ -309,7 +336,7 @@ def _is_high(event: RoundBegan) -> bool:
 
 def _after_tie_commit(challenge: Challenge, event: RoundBegan) -> Challenge:
     silent = frozenset(judge for judge in challenge.judges if not challenge.committed(judge))
-    challenge = _without_judges(challenge, silent)
+    challenge = _without_judges(challenge, silent, counts=event.quorate)
     if len(challenge.judges) < AGREEING:
         return _closed(challenge, Outcome.UNDECIDED, watch=True)
     return _entered(challenge, Stage.TIE_REVEAL, event, seed=event.seed)
@@ -326,9 +353,26 @@ def _after_tie(challenge: Challenge, event: RoundBegan, *, silent: frozenset[int
     return _closed(challenge, Outcome.UNDECIDED, watch=True)
 
 
-def _without_judges(challenge: Challenge, silent: frozenset[int]) -> Challenge:
+def _without_judges(challenge: Challenge, silent: frozenset[int], *, counts: bool = True) -> Challenge:
     judges = tuple(slot for slot in challenge.judges if slot not in silent)
-    return replace(challenge, judges=judges, strikes=challenge.strikes | silent)
+    return replace(challenge, judges=judges, missed=challenge.missed | silent if counts else challenge.missed)
+
+
+def without(challenge: Challenge, ejected: frozenset[int]) -> Challenge:
+    """The challenge once these slots are ejected: about an ejected trainer there is nothing left to decide.
+
+    An ejected verifier has nothing to commit to any more; in a tie-break it is not needed. Who did its part is paid.
+    """
+    judging = challenge.stage in (Stage.TIE_COMMIT, Stage.TIE_REVEAL)
+    trainer, verifier = challenge.drawn.trainer, challenge.drawn.verifier
+    left = replace(
+        challenge,
+        judges=tuple(judge for judge in challenge.judges if judge not in ejected),
+        missed=challenge.missed - ejected,
+    )
+    if trainer in ejected or (verifier in ejected and not judging):
+        return _closed(left, Outcome.UNDECIDED, watch=trainer not in ejected, unpaid=ejected)
+    return left
 
 
 def _entered(challenge: Challenge, stage: Stage, event: RoundBegan, *, seed: bytes = NO_SEED) -> Challenge:
@@ -340,12 +384,14 @@ def _closed(
     outcome: Outcome,
     strikes: Collection[int] = (),
     *,
+    missed: Collection[int] = (),
     requeue: bool = False,
     high: bool = False,
     watch: bool = False,
+    unpaid: frozenset[int] = frozenset(),
 ) -> Challenge:
-    struck = challenge.strikes.union(strikes)
-    did = {challenge.drawn.verifier, *challenge.judges} - struck
+    struck, silent = frozenset(strikes), challenge.missed.union(missed)
+    did = {challenge.drawn.verifier, *challenge.judges} - struck - silent - unpaid
     paid = frozenset(slot for slot in did if challenge.committed(slot))
-    verdict = Verdict(outcome=outcome, strikes=struck, requeue=requeue, high=high, watch=watch, paid=paid)
+    verdict = Verdict(outcome=outcome, strikes=struck, missed=silent, requeue=requeue, high=high, watch=watch, paid=paid)
     return replace(challenge, stage=Stage.CLOSED, verdict=verdict)

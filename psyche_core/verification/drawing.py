@@ -90,13 +90,14 @@ def challenges(
     members: Collection[int],
     percent: int,
     watched: Collection[int] = (),
+    most: int | None = None,
 ) -> tuple[Drawn, ...]:
     """The challenges about the accepted shares of round `height`, ascending.
 
     shares: slots with an accepted share that may be challenged; whose result was rejected in one of the two rounds before is not
     among them, because its delta does not follow from its last. members: slots that can recompute. percent: 0 to 100 of the
-    shares. watched: slots that are challenged anyway. Nobody recomputes more than one share, nor its own; if there are too few
-    members, the last drawn challenges fall away.
+    shares. watched: slots that are challenged anyway. most: so many challenges at most, None for no limit. Nobody recomputes more
+    than one share, nor its own; if there are too few members, or too many challenges, the last drawn ones fall away.
     """
     if not 0 <= percent <= 100:
         message = f"a percentage is 0 to 100, got {percent}"
@@ -113,10 +114,10 @@ def challenges(
     extra = tuple(slot for slot in order if slot in set(watched) and slot not in drawn)
     drawn |= {extra[place] for place in distinct(seed, b"watched" + label, count=MOST_WATCHED, below=max(1, len(extra))) if extra}
     free = list(_shuffled(sorted(set(members)), seed, b"verifiers" + label))
-    found = []
+    found: list[Drawn] = []
     for trainer in _shuffled(sorted(drawn), seed, b"order" + label):
         verifier = next((slot for slot in free if slot != trainer), None)
-        if verifier is not None:
+        if verifier is not None and (most is None or len(found) < most):
             free.remove(verifier)
             found.append(Drawn(trainer, verifier))
     return tuple(sorted(found))

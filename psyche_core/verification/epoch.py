@@ -6,8 +6,8 @@ When round h begins, all results of round h - 2 are decided. Then, in this order
 2. verdicts change the standings of those they are about; the second strike ejects;
 3. challenges about the accepted shares of round h - 2 are drawn. Watched members are challenged in any case (`drawing`).
 
-At most `MOST_OPEN` challenges are open, so that a state is bounded: what is drawn beyond is not opened. An epoch begins and ends
-without any: who cheats in an epoch's last rounds is not challenged for these.
+At most `MOST_OPEN` challenges are open, so that a state is bounded; where more are drawn, chance decides which are opened. An
+epoch begins and ends without any: who cheats in an epoch's last rounds is not challenged for these.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from psyche_core.verification.challenge import Challenge, Outcome, RoundBegan, Stage, Verdict, advance
+from psyche_core.verification.challenge import Challenge, RoundBegan, Stage, Verdict, advance, without
 from psyche_core.verification.drawing import challenges as drawn_challenges
 from psyche_core.verification.standing import Standing, after_verdict
 from psyche_core.verification.words import Word
 
-MOST_OPEN = 64
-"""Most open challenges of a run."""
+MOST_OPEN = 128
+"""Most open challenges of a run: of 256 members at 10 %, some 26 a round are, for three to seven rounds each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class NewRound:
     height: of that round, from 0. seed: 32 bytes that nobody knew before. shares: slots whose share of round `height - 2` was
     accepted and whose delta follows from the one before (`drawing.challenges`). members: healthy slots. statements: the words of
     each statement of the round before, for `due` of that round. elected, quorum: numbers of witnesses of the round before.
+    quorate: whether a quorum stated in it. dropped: challenges, by round and trainer, that end without a verdict.
     """
 
     height: int
@@ -48,6 +49,8 @@ class NewRound:
     statements: tuple[tuple[Word, ...], ...] = ()
     elected: int = 0
     quorum: int = 0
+    quorate: bool = True
+    dropped: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +70,9 @@ class EpochVerification:
         return tuple((one, judge) for one in self.open if one.awaits_words(height) for judge in one.judged)
 
     def recomputing(self) -> frozenset[int]:
-        """The slots that recompute a share in the present round. They get no samples in it."""
+        """The slots that recompute a share in the round that has just begun. They get no samples in it."""
         stages = {Stage.COMMIT, Stage.RECOMMIT, Stage.TIE_COMMIT}
-        return frozenset(slot for one in self.open if one.stage in stages for slot in one.expected)
+        return frozenset(slot for one in self.open if one.stage in stages for slot in one.expected if not one.committed(slot))
 
     def find(self, height: int, trainer: int) -> Challenge | None:
         """The open challenge about this share, None if there is none."""
@@ -89,52 +92,74 @@ def new_epoch(*, percent: int, slots: int) -> EpochVerification:
 
 
 def round_began(state: EpochVerification, begun: NewRound) -> tuple[EpochVerification, tuple[Closed, ...]]:
-    """The state once a round has begun, and the challenges that it ended, in order.
+    """The state once a round has begun, and the challenges that it ended, in order: `advanced`, then `with_drawn`.
+
+    Raises ValueError if a statement has not the words that are due.
+    """
+    state, closed = advanced(state, begun)
+    return with_drawn(state, begun), closed
+
+
+def advanced(state: EpochVerification, begun: NewRound) -> tuple[EpochVerification, tuple[Closed, ...]]:
+    """The state once the round before has ended, and the challenges that this ended, in order.
 
     Who is ejected by a verdict takes no further part: what it was to judge is undecided, and nothing more is asked of it. Raises
     ValueError if a statement has not the words that are due.
     """
-    advanced = [advance(one, _event(state, one, begun)) for one in state.open]
+    changed = [
+        advance(one, event)
+        for one, event in zip(state.open, _events(state, begun), strict=True)
+        if (one.height, one.drawn.trainer) not in begun.dropped
+    ]
     standings = list(state.standings)
     closed: list[Closed] = []
-    for one in advanced:
+    for one in changed:
         if one.verdict is not None:
             _judge(standings, one, one.verdict, begun.height)
             closed.append(Closed(one, one.verdict))
-    ejected = frozenset(slot for slot, standing in enumerate(standings) if standing.ejected)
+    ejected = ejected_slots(standings)
     still_open = []
-    for one in advanced:
+    for one in changed:
         if one.verdict is None:
-            left = _without(one, ejected)
+            left = without(one, ejected)
             if left.verdict is None:
                 still_open.append(left)
             else:
                 _judge(standings, left, left.verdict, begun.height)
                 closed.append(Closed(left, left.verdict))
-    state = replace(state, standings=tuple(standings), open=tuple(still_open))
-    return replace(state, open=_with_drawn(state, begun, ejected)), tuple(closed)
+    return replace(state, standings=tuple(standings), open=tuple(still_open)), tuple(closed)
 
 
-def _event(state: EpochVerification, challenge: Challenge, begun: NewRound) -> RoundBegan:
+def _events(state: EpochVerification, begun: NewRound) -> list[RoundBegan]:
+    """What the begin of the round is for each open challenge."""
     due = state.due(begun.height - 1)
     if any(len(words) != len(due) for words in begun.statements):
         message = f"each statement of round {begun.height - 1} has {len(due)} words about challenges"
         raise ValueError(message)
 
-    places = [place for place, (one, _) in enumerate(due) if one is challenge]
-    words = tuple(tuple(statement[place] for place in places) for statement in begun.statements) if places else ()
-    return RoundBegan(
-        height=begun.height,
-        seed=begun.seed,
-        words=words,
-        elected=begun.elected,
-        quorum=begun.quorum,
-        members=begun.members - frozenset(_ejected(state)),
-    )
+    members = begun.members - ejected_slots(state.standings)
+    events, place = [], 0
+    for one in state.open:
+        count = len(one.judged) if one.awaits_words(begun.height - 1) else 0
+        words = tuple(statement[place : place + count] for statement in begun.statements) if count else ()
+        place += count
+        events.append(
+            RoundBegan(
+                height=begun.height,
+                seed=begun.seed,
+                words=words,
+                elected=begun.elected,
+                quorum=begun.quorum,
+                members=members,
+                quorate=begun.quorate,
+            )
+        )
+    return events
 
 
-def _ejected(state: EpochVerification) -> list[int]:
-    return [slot for slot, standing in enumerate(state.standings) if standing.ejected]
+def ejected_slots(standings: Sequence[Standing]) -> frozenset[int]:
+    """The slots whose strikes eject them."""
+    return frozenset(slot for slot, standing in enumerate(standings) if standing.ejected)
 
 
 def _judge(standings: list[Standing], challenge: Challenge, verdict: Verdict, height: int) -> None:
@@ -143,23 +168,13 @@ def _judge(standings: list[Standing], challenge: Challenge, verdict: Verdict, he
         standings[slot] = after_verdict(standings[slot], verdict, height, slot=slot, trainer=trainer)
 
 
-def _without(challenge: Challenge, ejected: frozenset[int]) -> Challenge:
-    """The challenge without the ejected: about an ejected trainer there is nothing left to decide."""
-    trainer, verifier = challenge.drawn.trainer, challenge.drawn.verifier
-    judging = challenge.stage in (Stage.TIE_COMMIT, Stage.TIE_REVEAL)
-    if trainer in ejected or (verifier in ejected and not judging):
-        verdict = Verdict(outcome=Outcome.UNDECIDED, strikes=challenge.strikes - ejected, watch=trainer not in ejected)
-        return replace(challenge, stage=Stage.CLOSED, verdict=verdict)
-
-    return replace(challenge, judges=tuple(judge for judge in challenge.judges if judge not in ejected))
-
-
-def _with_drawn(state: EpochVerification, begun: NewRound, ejected: frozenset[int]) -> tuple[Challenge, ...]:
-    """The open challenges with those drawn about the shares of round `height - 2`."""
+def with_drawn(state: EpochVerification, begun: NewRound) -> EpochVerification:
+    """The state with challenges about the shares of round `height - 2`, of which `height` is the round that begins."""
     height = begun.height - 2
+    ejected = ejected_slots(state.standings)
     shares = frozenset(begun.shares) - ejected
     if height < 0 or state.percent == 0 or not shares:
-        return state.open
+        return state
 
     drawn = drawn_challenges(
         begun.seed,
@@ -168,12 +183,9 @@ def _with_drawn(state: EpochVerification, begun: NewRound, ejected: frozenset[in
         members=begun.members - ejected - state.recomputing(),
         percent=state.percent,
         watched=_watched(state.standings, height),
+        most=MOST_OPEN - len(state.open),
     )
-    room = drawn[: MOST_OPEN - len(state.open)]
-    return (
-        *state.open,
-        *[Challenge(height=height, drawn=one, since=begun.height) for one in room],
-    )  # fmt: skip
+    return replace(state, open=(*state.open, *[Challenge(height=height, drawn=one, since=begun.height) for one in drawn]))
 
 
 def _watched(standings: Sequence[Standing], height: int) -> tuple[int, ...]:

@@ -32,6 +32,9 @@ MAX_DEPTH = 28
 """Most siblings of a proof."""
 
 HASH_BYTES = 32
+NO_DELTA = bytes(HASH_BYTES)
+"""Stands for the root of a delta that is zero: of a member that begins, or has taken the others' model."""
+
 _HEADER = struct.Struct("<BII")
 MAX_PROOF_BYTES = _HEADER.size + MAX_DEPTH * HASH_BYTES
 """Longest proof on the wire, in bytes."""
@@ -71,6 +74,15 @@ def leaf_hash(signs: bytes, opened: bytes) -> bytes:
         raise ValueError(message)
 
     return _hash(b"psyche/delta-leaf/1", signs, opened)
+
+
+def committed_root(root: bytes, signer: bytes) -> bytes:
+    """What who recomputed tells the coordinator: H("psyche/committed-root/1" · signer · root), 32 bytes.
+
+    root: over the chunks of its gradient. signer: its own, 32 bytes. Commitments are public before the chunks are opened. So who
+    repeats another one's commitment, and then what that one opens, has committed to nothing of its own.
+    """
+    return _hash(b"psyche/committed-root/1", signer, root)
 
 
 def gradient_leaf(elements: bytes) -> bytes:

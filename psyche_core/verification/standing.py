@@ -26,12 +26,12 @@ MEDIAN_OF = 5
 class Standing:
     """A member's record of this epoch.
 
-    strikes: so far. watched_until: last round (height) in which it is challenged in any case, -1 for none. high: of its last
-    passed challenges as a trainer, whether the score was above the rule's median threshold, oldest first.
+    strikes: so far. watched_before: its shares of rounds below this height are challenged in any case, 0 for none. high: of its
+    last passed challenges as a trainer, whether the score was above the rule's median threshold, oldest first.
     """
 
     strikes: int = 0
-    watched_until: int = -1
+    watched_before: int = 0
     high: tuple[bool, ...] = ()
 
     @property
@@ -41,17 +41,17 @@ class Standing:
 
     def watched(self, height: int) -> bool:
         """Whether its share of this round is challenged in any case."""
-        return height <= self.watched_until and not self.ejected
+        return height < self.watched_before and not self.ejected
 
 
 def struck(standing: Standing, height: int) -> Standing:
     """The standing after a strike in round `height`. Remembered scores go: they have had their consequence."""
-    return Standing(standing.strikes + 1, max(standing.watched_until, height + WATCHED_ROUNDS), ())
+    return Standing(standing.strikes + 1, max(standing.watched_before, height + WATCHED_ROUNDS + 1), ())
 
 
 def watched_on(standing: Standing, height: int) -> Standing:
     """The standing after a challenge that decided nothing: it is challenged again in the next round whose shares are drawn."""
-    return replace(standing, watched_until=max(standing.watched_until, height))
+    return replace(standing, watched_before=max(standing.watched_before, height + 1))
 
 
 def scored(standing: Standing, height: int, *, high: bool) -> Standing:

@@ -36,7 +36,9 @@ class Result:
     """A trainer announces the result of its share of a round.
 
     seed: of the round. payload_hash: SHA-256 of the payload, under which peers fetch it as a blob. payload_bytes: its length.
-    commitment: 32 bytes, see `commitment_hash`. signature: the trainer's signature of the commitment, 64 bytes.
+    commitment: 32 bytes, see `commitment_hash`. signature: the trainer's signature of the commitment, 64 bytes. roots: of the
+    trainer's delta with this round's contribution and of the one without, 64 bytes (protocol section 7); in runs without
+    verification nothing.
     """
 
     epoch: int
@@ -48,6 +50,12 @@ class Result:
     payload_bytes: int
     commitment: bytes
     signature: bytes
+    roots: bytes = b""
+
+    @property
+    def committed_hash(self) -> bytes:
+        """What the commitment covers of the result: see `result_hash`."""
+        return result_hash(self.payload_hash, self.roots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +115,32 @@ class ModelOffer:
     description_bytes: int = 0
 
 
-Message = Result | Finished | ModelDigest | ModelWanted | ModelOffer
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The sender shows its part in a stage of a challenge, and serves it as a blob (protocol section 7).
+
+    height, seed: of the round with which the stage began. about, trainer: round and slot of the challenged share. payload_hash,
+    payload_bytes: SHA-256 and length of the part: signs of a delta with hashes of its chunks, or opened chunks with proofs.
+    """
+
+    epoch: int
+    height: int
+    seed: int
+    about: int
+    trainer: int
+    payload_hash: bytes
+    payload_bytes: int
+
+
+Message = Result | Finished | ModelDigest | ModelWanted | ModelOffer | Opening
+
+
+def result_hash(payload_hash: bytes, roots: bytes) -> bytes:
+    """Return what a commitment covers of a result, 32 bytes: the hash of the payload, and the deltas' roots if there are any.
+
+    One hash in both cases, so that a proof of equivocation has the same form, and a chain need not know roots.
+    """
+    return payload_hash if not roots else hashlib.sha256(b"psyche/result/1" + payload_hash + roots).digest()
 
 
 @lru_cache(maxsize=2048)  # needed when a result is announced, and again when it is checked
@@ -117,8 +150,9 @@ def commitment_hash(
     """Return the 32-byte commitment of a result (protocol F7).
 
     run: the run's instance. seed: of the round (u64). trainer: the signer of the trainer's identity (32 bytes). payload_hash:
-    SHA-256 of the payload. The seed is included because a coordinator that was restored from an older state starts other rounds
-    with the same epoch and step. A commitment from a discarded round must not count for the round that replaces it.
+    SHA-256 of the payload, or `result_hash`. The seed is included because a coordinator that was restored from an older state
+    starts other rounds with the same epoch and step. A commitment from a discarded round must not count for the round that
+    replaces it.
     """
     fields = ["psyche/commitment/2", run, epoch, step, seed, [[b.first, b.last] for b in share], trainer, payload_hash]
     return hashlib.sha256(encode(fields)).digest()
@@ -175,6 +209,7 @@ def seal(key: SecretKey, run: bytes, message: Message) -> bytes:
                 message.payload_bytes,
                 message.commitment,
                 message.signature,
+                *([message.roots] if message.roots else []),
             ]
         case Finished():
             body = [2, message.epoch, message.height, message.seed]
@@ -185,6 +220,9 @@ def seal(key: SecretKey, run: bytes, message: Message) -> bytes:
         case ModelOffer():
             manifest = [message.manifest_hash, message.manifest_bytes]
             body = [5, message.epoch, message.step, message.seed, *manifest, message.description_hash, message.description_bytes]
+        case Opening():
+            part = [message.payload_hash, message.payload_bytes]
+            body = [6, message.epoch, message.height, message.seed, message.about, message.trainer, *part]
 
     encoded = encode(body)
     return encode([VERSION, key.public, encoded, key.sign(_ENVELOPE, run, encoded)])
@@ -221,7 +259,9 @@ def _message(fields: Any) -> Message:
         raise WireError(message)
 
     match fields:
-        case [1, epoch, height, step, seed, [*share], payload_hash, payload_bytes, commitment, signature]:
+        case [1, epoch, height, step, seed, [*share], payload_hash, payload_bytes, commitment, signature, *roots] if (
+            len(roots) <= 1
+        ):
             if not 1 <= len(share) <= MAX_SHARE_INTERVALS:
                 message = f"a share has 1..{MAX_SHARE_INTERVALS} intervals, got {len(share)}"
                 raise WireError(message)
@@ -236,6 +276,7 @@ def _message(fields: Any) -> Message:
                 _number(payload_bytes, 40),
                 _bytes(commitment, 32),
                 _bytes(signature, 64),
+                _bytes(roots[0], 64) if roots else b"",
             )
         case [2, epoch, height, seed]:
             return Finished(_number(epoch, 32), _number(height, 32), _number(seed, 64))
@@ -252,6 +293,16 @@ def _message(fields: Any) -> Message:
                 _number(manifest_bytes, 40),
                 _bytes(description_hash, 32),
                 _number(description_bytes, 40),
+            )
+        case [6, epoch, height, seed, about, trainer, payload_hash, payload_bytes]:
+            return Opening(
+                _number(epoch, 32),
+                _number(height, 32),
+                _number(seed, 64),
+                _number(about, 32),
+                _number(trainer, 16),
+                _bytes(payload_hash, 32),
+                _number(payload_bytes, 40),
             )
         case _:
             message = "unknown message kind or wrong number of fields"

@@ -12,6 +12,7 @@ from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry.events import Event as ReportEvent
 from psyche_core.types import BatchId, Decision, NodeIdentity
+from psyche_core.verification.challenge import Challenge
 from psyche_core.wire.messages import Message, Result
 
 Share = tuple[BatchId, ...]
@@ -108,6 +109,61 @@ class StoreModel:
 
     epoch: int
     step: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StagePlace:
+    """A stage of a challenge: round (`about`) and slot of the challenged share, and the round with which the stage began."""
+
+    about: int
+    trainer: int
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShowPart:
+    """Prepare our part in a stage of a challenge and serve it as a blob until `tag` expires; answered by PartReady or PartFailed.
+
+    In COMMIT, SIGNS and TIE_COMMIT: the signs of the trainer's delta before the share, with hashes of its chunks. In REVEAL and
+    TIE_REVEAL: the drawn chunks, of the deltas if we are the trainer, else of the gradient that we recomputed. step: of the
+    share. slot: ours.
+    """
+
+    place: StagePlace
+    challenge: Challenge
+    step: int
+    slot: int
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPart:
+    """Fetch a part of a challenge and keep it until `tag` expires; answered by PartFetched or PartMissing.
+
+    sources: p2p keys. Nothing longer than the model allows is fetched: what our own table of parameters says, not the sender.
+    """
+
+    payload_hash: bytes
+    payload_bytes: int
+    sources: tuple[bytes, ...]
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckParts:
+    """Compare what a trainer opened with what a judge opened, without a model; answered by PartsChecked.
+
+    result: the checked share's. trainers, judges: hashes of their parts. In SIGNS there is only the trainer's: it is to fit its
+    root. Parts that do not fit what their givers committed to count as missing.
+    """
+
+    place: StagePlace
+    challenge: Challenge
+    step: int
+    judge: int
+    result: Result
+    trainers: bytes
+    judges: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +269,24 @@ class FetchModel:
     decision: Decision | None = None
 
 
-Work = Load | Train | Apply | Digest | CloseEpoch | TakeSnapshot | FetchModel
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """Work: the gradient of another member's share, at the weights it had; answered by Recomputed or RecomputeFailed.
+
+    The masters stay as they are. result: the checked one. signs: hash of the part with the signs of the trainer's delta, which
+    say where it computed. The gradient is kept until `tag` expires, to open chunks of it.
+    """
+
+    place: StagePlace
+    challenge: Challenge
+    share: Share
+    step: int
+    result: Result
+    signs: bytes
+    tag: int
+
+
+Work = Load | Train | Apply | Digest | CloseEpoch | TakeSnapshot | FetchModel | Recompute
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +316,9 @@ Action = (
     | Prefetch
     | SetTimer
     | StoreModel
+    | ShowPart
+    | FetchPart
+    | CheckParts
     | Work
     | Notify
     | Stop

@@ -5,7 +5,7 @@ Each function returns the actions that are due and marks them as sent in the epo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psyche_core.client.machine.actions import Action, Broadcast, KeepResults, KeptResult, Send
 from psyche_core.client.machine.epoch import ENTERABLE, PLAYING, EpochNotes
@@ -87,7 +87,8 @@ def in_round(
     actions: list[Action] = []
     before = notes.records.get(record.height - 1)
     trained = record.own_done or record.nearly_done or notes.slot not in record.shares
-    ready = trained and record.digest != NO_DIGEST
+    recomputing = notes.slot in record.round.recomputing and notes.duties.busy(state, notes.slot, now=now)
+    ready = trained and not recomputing and record.digest != NO_DIGEST
     if not record.finished_sent and ready and _holds_results(before, record, notes, healthy=healthy, now=now):
         record.finished_sent = True
         record.finished.setdefault(notes.slot, now)
@@ -98,6 +99,8 @@ def in_round(
         record.statement_sent = True
         actions += keep_verified(before, notes)
         statement = statement_about(before, playing=record, index=notes.slot)
+        if state.epoch.challenges:
+            statement = replace(statement, words=notes.duties.words(state))
         metadata = WitnessMetadata(record.round.step, figures.tokens_per_second, figures.bytes_per_second, figures.loss)
         actions.append(Send(Witness(identity, statement, metadata)))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from psyche_core.wire.messages import Finished, Message, Result
+from psyche_core.wire.messages import Finished, Message, Opening, Result
 
 MAX_EARLY_PER_SENDER = 24
 MAX_EARLY_SENDERS = 512
@@ -20,7 +20,7 @@ MAX_EARLY_EPOCHS = 3
 MAX_CHECKS = 3
 """How often the check of one payload may fail before we stop trying."""
 
-ABOUT_A_ROUND = (Result, Finished)
+ABOUT_A_ROUND = (Result, Finished, Opening)
 """Messages that belong to a round; the others belong to an epoch."""
 
 

@@ -31,12 +31,16 @@ _ANOTHER_RUN = (
     "one; if not, ask the owner first: the old run's checkpoints and journal stay on this disk"
 )
 _EJECTED = "the coordinator ejected this client: it was proven to have signed two results for one share"
+_STRIKES = (
+    "the coordinator ejected this client: checks of its shares, or its own checks of others' shares, failed twice in this epoch"
+)
 
 
 def receive_state(client: MachineState, state: CoordinatorState) -> None:
     """Handle a newer state."""
     previous, client.state = client.state, state
     client.results.instance = state.instance
+    client.results.with_roots = state.config.verification_percent > 0
     if previous is not None and previous.instance != state.instance:
         client.stop(_ANOTHER_RUN, success=False)
         return
@@ -156,7 +160,8 @@ def follow(client: MachineState, state: CoordinatorState) -> None:
     notes = client.notes
     if notes is not None and notes.slot is not None and notes.describes(state):
         if state.epoch.clients[notes.slot].state is ClientState.Ejected:
-            client.stop(_EJECTED, success=False)
+            strikes = state.epoch.clients[notes.slot].standing.ejected
+            client.stop(_STRIKES if strikes else _EJECTED, success=False)
             return
 
         _update_rounds(client, state, notes)

@@ -10,9 +10,10 @@ from psyche_core.client.machine.replica.resync_state import Resync
 from psyche_core.client.machine.replica.snapshot_offers import SnapshotRequests
 from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.rounds.waiting import Awaited, WaitingBudget, min_finished
+from psyche_core.client.machine.verification.duties import Duties
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import ClientState, NodeIdentity, RunState
-from psyche_core.wire.messages import Finished, Message, ModelDigest, Result
+from psyche_core.wire.messages import Finished, Message, ModelDigest, Opening, Result
 
 PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 """States in which rounds are played."""
@@ -44,7 +45,7 @@ def possible_tags(message: Message) -> tuple[int, int]:
     They follow from what it signed: the round, or at least the epoch. An honest member signs few messages that name no round.
     """
     match message:
-        case Result() | Finished():
+        case Result() | Finished() | Opening():
             tag = round_tag(message.epoch, message.height)
             return tag, tag
         case ModelDigest(ended=False):
@@ -81,7 +82,7 @@ class EpochNotes:
     reloaded: we looked on our disk for the model this epoch starts with; missing_reported_at: when we last told the coordinator
     that we cannot get it. loaded_stored: we loaded the stored checkpoint instead; stored_notified: people were told that it is a
     wrong one. waiting_notified: people were told that we take part from the next epoch on. own_offer: step and manifest of the
-    masters that we offered last.
+    masters that we offered last. duties: in challenges of shares.
     """
 
     key: tuple[int, int]
@@ -111,6 +112,7 @@ class EpochNotes:
     stored_notified: bool = False
     waiting_notified: bool = False
     own_offer: tuple[int, bytes] | None = None
+    duties: Duties = field(default_factory=Duties)
     slots: dict[bytes, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -226,6 +228,20 @@ class EpochNotes:
             record.applied = record.round.step <= step and not record.unattested
             record.waiting_since = None
             record.digest, record.digest_asked = bytes(32), False
+
+    def accepted_result(self, height: int, slot: int) -> Result | None:
+        """The accepted result of a share that everybody applied; None where we do not know it."""
+        record = self.records.get(height)
+        result = None if record is None or slot not in record.accepted else record.decided_result(slot)
+        return result if isinstance(result, Result) else None
+
+    def previous_result(self, height: int, slot: int) -> Result | None:
+        """The slot's last result before a round; None if it was not accepted, or is of a round that we do not know.
+
+        After a refused one a delta does not follow from what its trainer committed to.
+        """
+        before = [record.height for record in self.records.values() if record.height < height and slot in record.shares]
+        return self.accepted_result(max(before), slot) if before else None
 
     def tag(self, height: int) -> int:
         """Transport tag of one of our rounds."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from psyche_core.client.machine.actions import Work
+from psyche_core.client.machine.actions import StagePlace, Work
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.verification.words import Word
 from psyche_core.wire.messages import Message
 
 
@@ -91,7 +92,7 @@ class SourceMissing:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Our share is trained and its payload published under its hash."""
+    """Our share is trained and its payload published under its hash. roots: see `Result`; nothing without verification."""
 
     height: int
     loss: float
@@ -99,6 +100,7 @@ class Trained:
     seconds: float
     payload_hash: bytes
     payload_bytes: int
+    roots: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,62 @@ class WorkFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class PartReady:
+    """Our part in a stage of a challenge is served under its hash."""
+
+    place: StagePlace
+    payload_hash: bytes
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartFailed:
+    """We cannot show our part: an earlier process of ours trained the share, or something failed. reason: one sentence."""
+
+    place: StagePlace
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartFetched:
+    """A part of a challenge is here; its bytes have this hash."""
+
+    payload_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PartMissing:
+    """Nobody sent a part of a challenge in time, or it is longer than the model allows."""
+
+    payload_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PartsChecked:
+    """What is to be said about a judge of a challenge."""
+
+    place: StagePlace
+    judge: int
+    word: Word
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """The gradient of a challenged share. root: 32 bytes, over its chunks (`psyche_core.verification.merkle`)."""
+
+    place: StagePlace
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeFailed:
+    """A challenged share could not be recomputed; the masters are unchanged. reason: one sentence."""
+
+    place: StagePlace
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CommandAnswered:
     """A command was accepted (code None) or refused."""
 
@@ -234,7 +292,7 @@ class TimePassed:
     """Nothing happened for a moment."""
 
 
-WorkDone = (
+_OfEachRun = (
     ModelReady
     | SourceMissing
     | Trained
@@ -249,6 +307,7 @@ WorkDone = (
     | ModelFetchFailed
     | WorkFailed
 )
+WorkDone = _OfEachRun | Recomputed | RecomputeFailed
 """Answers to a piece of `Work`."""
 
 Event = (
@@ -259,11 +318,19 @@ Event = (
     | PayloadChecked
     | PayloadMissing
     | PayloadCheckFailed
-    | WorkDone
+    | _OfEachRun
     | ModelStored
     | StoreFailed
     | CommandAnswered
     | LeaveRequested
     | TimerExpired
     | TimePassed
+    | PartReady
+    | PartFailed
+    | PartFetched
+    | PartMissing
+    | PartsChecked
+    | Recomputed
+    | RecomputeFailed
 )
+"""New kinds come last: the simulator's marks of runs contain the number of each event's kind."""

@@ -23,6 +23,7 @@ from psyche_core.client.machine.rounds.results import ResultTracker, Verify
 from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.state import MachineState
 from psyche_core.client.machine.timeouts import Timeouts
+from psyche_core.client.machine.verification import challenged_shares
 from psyche_core.coordinator.checkpoints import OPEN
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import NodeIdentity, RunState
@@ -103,6 +104,7 @@ class ClientMachine:
             "offers": sum(map(len, notes.resync.offers.values())) if notes is not None else 0,
             "wanted_snapshots": sum(map(len, notes.snapshot_requests.requested.values())) if notes is not None else 0,
             "offered_snapshots": len(self._state.snapshot_offers.offered),
+            "openings": len(notes.duties.parts) if notes is not None else 0,
         }
 
     def handle(self, event: ev.Event, now: float) -> list[act.Action]:
@@ -156,6 +158,10 @@ class ClientMachine:
                 work_results.timer_expired(client, event)
             case ev.ModelReady() | ev.SourceMissing() | ev.Trained() | ev.TrainFailed() | ev.Applied() | ev.PayloadsLost():
                 work_results.work_done(client, event, sign=self._sign)
+            case ev.PartReady() | ev.PartFailed() | ev.PartFetched() | ev.PartMissing() | ev.PartsChecked():
+                challenged_shares.part_handled(client, event)
+            case ev.Recomputed() | ev.RecomputeFailed():
+                work_results.work_done(client, event, sign=self._sign)
             case ev.Digested() | ev.EpochClosed() | ev.SnapshotTaken() | ev.SnapshotFailed():
                 work_results.work_done(client, event, sign=self._sign)
             case ev.ModelFetched() | ev.ModelFetchFailed() | ev.WorkFailed():
@@ -183,6 +189,7 @@ def _advance(client: MachineState, state: CoordinatorState) -> None:
     if notes is not None and notes.slot is not None and (client.model_ready or client.source_missing) and described:
         resync.check_masters(client, state, notes)
         if client.stopped is None and client.model_ready:
+            challenged_shares.update(client, state, notes)
             _announce(client, state, notes)
     if client.stopped is not None:
         return

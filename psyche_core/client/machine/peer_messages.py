@@ -11,7 +11,7 @@ from psyche_core.client.machine.epoch import EpochNotes
 from psyche_core.client.machine.events import PayloadCheckFailed
 from psyche_core.client.machine.state import MachineState
 from psyche_core.telemetry import events as telemetry
-from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result
+from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Opening, Result
 
 
 def receive(client: MachineState, origin: bytes, message: Message) -> None:
@@ -38,6 +38,8 @@ def receive(client: MachineState, origin: bytes, message: Message) -> None:
             notes.snapshot_requests.add(slot, message.step, now=client.now)
         case ModelOffer():
             notes.resync.add_offer(slot, message)
+        case Opening():
+            notes.duties.announced(slot, message)
 
 
 def _is_current(notes: EpochNotes, message: Message) -> bool:

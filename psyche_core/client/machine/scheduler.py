@@ -1,7 +1,7 @@
 """Which piece of trainer work comes next, and what prevents it. Pure functions over what the client knows.
 
 The order: masters from others while ours cannot be used; masters for others that asked for exactly ours; settled results, oldest
-first; the digest of the masters; our share of the current round; the end of the epoch.
+first; the digest of the masters; a share that we recompute, or our share of the current round; the end of the epoch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from psyche_core.types import ClientState, RunState
 
 SNAPSHOT_ROUNDS = 8
 """Rounds a snapshot of our masters is offered for."""
+
+RECOMPUTED_ROUNDS = 4
+"""Rounds for which a recomputed gradient is kept: chunks of it are opened within the next two, or three after a complaint."""
 
 _PLURALITY_STATES = (RunState.Warmup, RunState.Finished)
 """States in which a plurality for a model is enough, because no further member can get it."""
@@ -196,6 +199,12 @@ def _round_work(record: RoundRecord, notes: EpochNotes, state: CoordinatorState)
     if not record.digest_asked:
         record.digest_asked = True
         return Digest(record.height)
+
+    if notes.slot in record.round.recomputing and notes.healthy(state):
+        assert notes.slot is not None
+        recompute = notes.duties.next_recompute(state, notes.slot, tag=notes.tag(record.height + RECOMPUTED_ROUNDS))
+        if recompute is not None:
+            return recompute
 
     fresh = record.height > notes.opened_at and not record.own_started and not _signed_earlier(record, notes)
     if share is not None and fresh and notes.healthy(state):

@@ -20,7 +20,7 @@ from psyche_core.client.machine.state import MachineState
 from psyche_core.coordinator.commands import Checkpoint, EpochDigest, Equivocation, WarmupWitness, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry import events as telemetry
-from psyche_core.wire.messages import ModelDigest, ModelOffer, Result
+from psyche_core.wire.messages import ModelDigest, ModelOffer, Result, result_hash
 
 
 def work_done(client: MachineState, event: ev.WorkDone, *, sign: Callable[[bytes], bytes]) -> None:
@@ -52,6 +52,10 @@ def work_done(client: MachineState, event: ev.WorkDone, *, sign: Callable[[bytes
             _payloads_lost(client, event)
         case ev.WorkFailed():
             _work_failed(client, event)
+        case ev.Recomputed():
+            _recomputed(client, event.place, event.root)
+        case ev.RecomputeFailed():
+            _recompute_failed(client, event)
         case ev.SnapshotFailed():
             client.snapshot_offers.failed(event.step)  # already reported, and nobody waits for it
         case _:
@@ -134,9 +138,10 @@ def _trained(client: MachineState, event: ev.Trained, *, sign: Callable[[bytes],
     client.finish_estimator.training_finished(notes.tag(event.height), now=client.now)
     step, share, size = record.round.step, record.shares[notes.slot], event.payload_bytes
     client.notify(telemetry.StepTrained(notes.number, step, event.loss, event.tokens, event.seconds, size))
-    commitment = client.results.commitment(record, share=share, trainer=client.identity.signer, payload_hash=event.payload_hash)
+    covered = result_hash(event.payload_hash, event.roots)
+    commitment = client.results.commitment(record, share=share, trainer=client.identity.signer, payload_hash=covered)
     about = (notes.number, event.height, step, record.round.seed)
-    result = Result(*about, share, event.payload_hash, size, commitment, sign(commitment))
+    result = Result(*about, share, event.payload_hash, size, commitment, sign(commitment), event.roots)
     record.add(notes.slot, result)
     payload_checked(client, event.payload_hash, valid=True, tag=notes.tag(event.height))
     client.emit(act.Broadcast(result, notes.tag(event.height)))
@@ -162,6 +167,8 @@ def _work_failed(client: MachineState, event: ev.WorkFailed) -> None:
     work = event.work
     if isinstance(work, act.Train):
         _train_failed(client, ev.TrainFailed(work.height, event.reason))
+    elif isinstance(work, act.Recompute):
+        _recompute_failed(client, ev.RecomputeFailed(work.place, event.reason))
     elif isinstance(work, act.TakeSnapshot):
         client.snapshot_offers.failed(work.step)
         client.notify(telemetry.Problem("error", event.reason))
@@ -177,6 +184,16 @@ def _train_failed(client: MachineState, event: ev.TrainFailed) -> None:
     if client.notes is not None and event.height in client.notes.records:
         client.notes.records[event.height].own_done = True
     client.notify(telemetry.Problem("warning" if event.passing else "error", event.reason))
+
+
+def _recomputed(client: MachineState, place: act.StagePlace, root: bytes | None) -> None:
+    if client.notes is not None:
+        client.notes.duties.recomputed(place, root)
+
+
+def _recompute_failed(client: MachineState, event: ev.RecomputeFailed) -> None:
+    _recomputed(client, event.place, None)
+    client.notify(telemetry.Problem("error", event.reason))
 
 
 def _applied(client: MachineState, event: ev.Applied) -> None:

@@ -41,12 +41,14 @@ from psyche_core.storage.model_stores.run_end import end_sentence
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import NodeIdentity, RunState
+from psyche_core.verification.words import Word
 from psyche_core.wire.messages import seal, sign_commitment
 from psyche_core.wire.signing import SecretKey
 
 logger: logging.Logger = logging.getLogger("psyche.client")
 
 WITHDRAW_TIMEOUT = 5.0
+NOT_YET = "this client cannot show what it has trained yet; runs whose shares are checked have no real clients"
 
 
 class ClientRuntime(Actions[Awaitable[None]]):
@@ -293,6 +295,15 @@ class ClientRuntime(Actions[Awaitable[None]]):
 
     async def _store_model(self, action: act.StoreModel) -> None:
         self._tasks.start_soon(self._store, action)
+
+    async def _show_part(self, action: act.ShowPart) -> None:
+        await self._queue.put(ev.PartFailed(action.place, NOT_YET))
+
+    async def _fetch_part(self, action: act.FetchPart) -> None:
+        await self._queue.put(ev.PartMissing(action.payload_hash))
+
+    async def _check_parts(self, action: act.CheckParts) -> None:
+        await self._queue.put(ev.PartsChecked(action.place, action.judge, Word.NOTHING))
 
     async def _work(self, action: act.Work) -> None:
         self._tasks.start_soon(self._do, action)

@@ -90,3 +90,5 @@ def not_done(work: act.Work) -> str:
             return f"the model after step {work.step} cannot be offered to others"
         case act.FetchModel():
             return f"the model after step {work.step} could not be had from others"
+        case act.Recompute():
+            return f"another member's share of step {work.step} was not recomputed"

@@ -186,6 +186,8 @@ class Worker:
                 return done
             case act.FetchModel():
                 return await self._build_and_fetch(work)
+            case act.Recompute():
+                return ev.RecomputeFailed(work.place, f"{not_done(work)}: this client cannot do that yet")
 
     async def prepare(self, state: CoordinatorState) -> None:
         """Open model and data before the run is joined, see `ResourcesOpener.prepare`."""

@@ -12,7 +12,7 @@ import re
 from itertools import pairwise
 
 from psyche_core.coordinator.canonical_image.kinds import FieldError, Path, dotted, expect_order, offset_of
-from psyche_core.coordinator.canonical_image.layout import HEADER, IMAGE, SIZE, VERSION
+from psyche_core.coordinator.canonical_image.layout import HEADER, IMAGE, NOT_STORED, SIZE, VERSION
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.errors import WireError
 from psyche_core.types import MAX_CLIENTS, BatchId, NodeIdentity
@@ -23,11 +23,27 @@ __all__ = ["SIZE", "VERSION", "decode", "encode", "offset"]
 def encode(state: CoordinatorState) -> bytes:
     """Return the image of a state, SIZE bytes.
 
-    Raises ValueError with one sentence if the state exceeds a capacity of the layout or if `apply` could not work with it.
+    Raises ValueError with one sentence if the state exceeds a capacity of the layout, if `apply` could not work with it, or if
+    it has challenges of shares, for which there is no place yet (`layout.NOT_STORED`).
     """
+    _refuse_verification(state)
     image = IMAGE.write(state)
     _check(state)
     return image
+
+
+def _refuse_verification(state: CoordinatorState) -> None:
+    epoch = state.epoch
+    statements = [statement for stored in epoch.rounds for statement in stored.statements]
+    for kind, values in (
+        ("Client", epoch.clients),
+        ("Epoch", [epoch]),
+        ("Round", epoch.rounds),
+        ("WitnessStatement", statements),
+    ):
+        for name, default in NOT_STORED[kind].items():
+            if any(getattr(value, name) != default for value in values):
+                raise FieldError("an image has no place for challenges of shares yet", "epoch", name)
 
 
 def decode(image: bytes) -> CoordinatorState:

@@ -8,7 +8,7 @@ invalid.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from psyche_core.config import run_config
@@ -54,6 +54,7 @@ from psyche_core.coordinator.state import (
 )
 from psyche_core.errors import ConfigError, WireError
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, BatchId, ClientState, NodeIdentity, RunState, WitnessStatement
+from psyche_core.verification.standing import Standing
 from psyche_core.wire import codec
 
 MAGIC = b"PsycheSt"
@@ -353,6 +354,14 @@ _STATE_FIELDS: Fields = [
     ("ends", List(END, MAX_ENDS), "signed epoch ends, ascending by step"),
     ("unready", List(UNREADY, MAX_UNREADY), "signers that were not ready when a warmup ended, oldest first, each once"),
 ]
+
+NOT_STORED: Mapping[str, Mapping[str, Any]] = {
+    "Client": {"standing": Standing()},
+    "Epoch": {"challenges": ()},
+    "Round": {"recomputing": ()},
+    "WitnessStatement": {"words": b""},
+}
+"""Fields of verification, by table, with the values that an image stands for. The program on chain has no challenges yet."""
 
 _OTHER_PROGRAM = "this is no image of a coordinator's state"
 _OTHER_VERSION = "update the older side"

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from psyche_core.coordinator.commands import CooldownStarted, Event, Outcome, RoundSettled, RoundStarted
 from psyche_core.coordinator.history import history_with_decision
+from psyche_core.coordinator.lifecycle.challenges import challenges_advanced, recomputing_slots, with_challenges_drawn
 from psyche_core.coordinator.lifecycle.round_timing import training_time_is_over, witness_time_is_over
 from psyche_core.coordinator.membership.missed_duties import (
     dropped_for_missing,
@@ -39,26 +40,32 @@ ABANDONED = "Abandoned"
 def start_round(state: CoordinatorState, now: int, *, seed: int, drain: bool = False) -> Outcome:
     """Begin a round with the slots that are healthy now (F10).
 
-    now: unix seconds. seed: u64 for the elections and the assignment. drain: True for the drain round, which gets no samples.
+    now: unix seconds. seed: u64 for the elections and the assignment. drain: True for the drain round, which gets no samples, and
+    in which no challenge is drawn.
     """
+    events: tuple[Event, ...] = ()
     batches: tuple[BatchId, ...] = ()
     if not drain:
         state, batches = _with_samples_taken(state)
     last = state.current_round
+    height = 0 if last is None else last.height + 1
+    if not drain:
+        state, events = with_challenges_drawn(state, height=height, seed=seed)
     started = Round(
-        height=0 if last is None else last.height + 1,
+        height=height,
         step=state.progress.step,
         seed=seed,
         slots=state.healthy_slots,
         batches=batches,
         drain=drain,
         history=state.history,
+        recomputing=recomputing_slots(state),
     )
     rounds = (started,) if last is None else (*state.epoch.rounds, started)[-STORED_ROUNDS:]
     epoch = replace(state.epoch, rounds=rounds, unplayed=False, repeats=0)
     state = replace(entered(state, RunState.RoundTrain, now), epoch=epoch)
     event = RoundStarted(epoch=state.progress.epoch, height=started.height, step=started.step, drain=drain)
-    return state, (event,)
+    return state, (*events, event)
 
 
 def _with_samples_taken(state: CoordinatorState) -> tuple[CoordinatorState, tuple[BatchId, ...]]:
@@ -96,8 +103,9 @@ def finish_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     state, events = _settled(state, before, unpaid=silent) if before is not None else (state, ())
     if before is not None:
         state = with_missed_duties(state, split_vote_trainers(state, before))
+    state, judged = challenges_advanced(state, current, now, seed=seed)
     state, dropped = dropped_for_missing(state, now)
-    events = (*events, *dropped)
+    events = (*events, *judged, *dropped)
     if not state.healthy_slots or not current.statements:
         state, cut = (state, ()) if current.drain else _settled(state, current)
         if before is None:
@@ -157,6 +165,10 @@ def _end_reason(state: CoordinatorState, finished: Round, now: int) -> EndReason
 
 
 def _start_cooldown(state: CoordinatorState, now: int, *, reason: str, events: tuple[Event, ...]) -> Outcome:
-    """Enter the cooldown. Rounds and statements stay stored, because clients still need them to apply the last trained round."""
+    """Enter the cooldown. Rounds and statements stay stored, because clients still need them to apply the last trained round.
+
+    Challenges that are open end without a verdict.
+    """
+    state = replace(state, epoch=replace(state.epoch, challenges=())) if state.epoch.challenges else state
     started = CooldownStarted(epoch=state.progress.epoch, reason=reason)
     return entered(state, RunState.Cooldown, now), (*events, started)

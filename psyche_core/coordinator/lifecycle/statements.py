@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from psyche_core.coordinator.commands import Outcome, StatementVoided, WarmupWitness, Witness
 from psyche_core.coordinator.history import history_with_statement
+from psyche_core.coordinator.lifecycle.challenges import words_problem
 from psyche_core.coordinator.lifecycle.round_timing import everybody_stated
 from psyche_core.coordinator.lifecycle.rounds import finish_round
 from psyche_core.coordinator.lifecycle.warmup import check_returning_model, reported_in_warmup, returned_in_warmup
@@ -128,6 +129,10 @@ def _check_statement(
         got = len(getattr(statement, name))
         if got != expected:
             raise CoordinatorError("InvalidWitness", f"{name} must be {expected} bytes, got {got}")
+
+    problem = words_problem(state, statement.words)
+    if problem is not None:
+        raise CoordinatorError("InvalidWitness", problem)
 
 
 def _claims_unassigned_slots(state: CoordinatorState, current: Round, statement: WitnessStatement) -> bool:

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from psyche_core.coordinator.commands import ClientsExited, Equivocation, Outcome, ShareVoided, SignedResult
-from psyche_core.coordinator.membership.exits import with_pending
+from psyche_core.coordinator.commands import Equivocation, Outcome, ShareVoided, SignedResult
+from psyche_core.coordinator.membership.exits import ejected, share_voided
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.requeue import added
 from psyche_core.coordinator.round.witness import accepted_slots, judge
@@ -52,8 +52,8 @@ def equivocation(state: CoordinatorState, command: Equivocation, now: int) -> Ou
     news = state.epoch.clients[command.index].state is not ClientState.Ejected
     after, events = _share_decided(state, command, round_)
     if news:
-        after, ejected = _ejected(_undecided_voided(after, command.index), command.index, now)
-        return after, (*ejected, *events)
+        after, left = ejected(_undecided_voided(after, command.index), command.index, now)
+        return after, (*left, *events)
     if after is state:
         raise CoordinatorError("InvalidEvidence", f"slot {command.index} is already ejected, and this changes nothing")
 
@@ -64,7 +64,7 @@ def _share_decided(state: CoordinatorState, command: Equivocation, round_: Round
     """Decide about the share; returns the same state object if nothing changes."""
     slot, current = command.index, state.current_round
     if state.run_state in _PLAYING and current is not None and current.height <= command.height + 1:
-        return _voided(state, round_, slot), ()
+        return share_voided(state, round_, slot), ()
     if slot not in accepted_slots(state, round_):
         return state, ()
 
@@ -80,14 +80,18 @@ def _share_decided(state: CoordinatorState, command: Equivocation, round_: Round
             lost -= total_samples(share)
     else:
         queue, lost = state.requeue, total_samples(share)
+    challenges = tuple(
+        replace(one, share=()) if (one.height, one.trainer) == (round_.height, slot) else one for one in state.epoch.challenges
+    )
+    clients = _uncredited(state, round_, slot, credited=not known_lost, lost=not verdict.void)
     state = replace(
         state,
-        epoch=replace(state.epoch, clients=_uncredited(state, round_, slot, credited=not known_lost, lost=not verdict.void)),
+        epoch=replace(state.epoch, clients=clients, challenges=challenges),
         requeue=queue,
         lost_samples=max(state.lost_samples + lost, 0),
     )
     event = ShareVoided(epoch=state.progress.epoch, height=round_.height, slot=slot, requeued=verdict.void)
-    return (_voided(state, round_, slot) if verdict.void else state), (event,)
+    return (share_voided(state, round_, slot) if verdict.void else state), (event,)
 
 
 def _uncredited(state: CoordinatorState, round_: Round, slot: int, *, credited: bool, lost: bool) -> tuple[Client, ...]:
@@ -116,14 +120,8 @@ def _undecided_voided(state: CoordinatorState, slot: int) -> CoordinatorState:
 
     for stored in state.epoch.rounds:
         if stored.height >= current.height - 1 and slot in shares(state, stored):
-            state = _voided(state, stored, slot)
+            state = share_voided(state, stored, slot)
     return state
-
-
-def _voided(state: CoordinatorState, round_: Round, slot: int) -> CoordinatorState:
-    marked = replace(round_, voided=tuple(sorted({*round_.voided, slot})))
-    rounds = tuple(marked if stored.height == round_.height else stored for stored in state.epoch.rounds)
-    return replace(state, epoch=replace(state.epoch, rounds=rounds))
 
 
 def _commitments(state: CoordinatorState, command: Equivocation, round_: Round) -> tuple[bytes, bytes]:
@@ -169,19 +167,3 @@ def _problem(state: CoordinatorState, command: Equivocation, round_: Round) -> s
             return f"the {name} result is not signed by slot {command.index} for its share of round {command.height}"
 
     return None
-
-
-def _ejected(state: CoordinatorState, slot: int, now: int) -> Outcome:
-    """Eject the slot, whatever its health was, and remove its member from the pending list."""
-    clients = list(state.epoch.clients)
-    clients[slot] = _as_ejected(clients[slot], height=0 if state.current_round is None else state.current_round.height)
-    signer = clients[slot].id.signer
-    state = replace(state, epoch=replace(state.epoch, clients=tuple(clients)))
-    state = with_pending(state, tuple(member for member in state.pending if member.signer != signer), now)
-    return state, (ClientsExited(epoch=state.progress.epoch, slots=(slot,)),)
-
-
-def _as_ejected(client: Client, *, height: int) -> Client:
-    """Return the client as ejected. If it had already left, exited_height keeps the round in which it left."""
-    left_before = client.state is not ClientState.Healthy
-    return replace(client, state=ClientState.Ejected, exited_height=client.exited_height if left_before else height)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-from psyche_core.coordinator.round.committee import CACHE_SIZE, trainers
+from psyche_core.coordinator.round.committee import CACHE_SIZE, trainer_slots
 from psyche_core.coordinator.round.shuffle import deterministic_shuffle
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.types import BatchId, total_samples
@@ -31,19 +31,18 @@ def split(first: int, total: int, parts: int) -> list[tuple[int, int]]:
     return intervals
 
 
-def shares(state: CoordinatorState, round_: Round) -> Mapping[int, tuple[BatchId, ...]]:
+def shares(state: CoordinatorState, round_: Round) -> Mapping[int, tuple[BatchId, ...]]:  # noqa: ARG001  # as of all of a round
     """Map each slot to its intervals in this round.
 
-    Slots without samples are left out. This happens when there are more trainers than samples, and in a drain round.
+    Slots without samples are left out: those that recompute a challenged share, and others when there are more trainers than
+    samples, and in a drain round.
     """
-    return _shares(round_.slots, round_.seed, state.config.verification_percent, round_.batches)
+    return _shares(trainer_slots(round_), round_.seed, round_.batches)
 
 
 @lru_cache(maxsize=CACHE_SIZE)
-def _shares(
-    slots: tuple[int, ...], seed: int, verification_percent: int, batches: tuple[BatchId, ...]
-) -> Mapping[int, tuple[BatchId, ...]]:
-    order = deterministic_shuffle(trainers(slots, seed, verification_percent), seed)
+def _shares(trainers: tuple[int, ...], seed: int, batches: tuple[BatchId, ...]) -> Mapping[int, tuple[BatchId, ...]]:
+    order = deterministic_shuffle(trainers, seed)
     ranges = split(0, total_samples(batches), len(order))
     return MappingProxyType(
         {slot: tuple(_slice(batches, first, last)) for slot, (first, last) in zip(order, ranges, strict=False)}

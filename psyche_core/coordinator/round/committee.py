@@ -1,6 +1,7 @@
-"""Elections: who trains, verifies and witnesses in a round, drawn from the round's seed.
+"""Elections: who witnesses in a round, drawn from the round's seed; and who trains in it.
 
-The election is the same as in the reference implementation. It runs over the ranks in `Round.slots`, the slots that were healthy
+The election is the same as in the reference implementation. Only who verifies is not elected as there: a challenge names its
+verifier (`lifecycle.challenges`), and all others train. It runs over the ranks in `Round.slots`, the slots that were healthy
 when the round began, so clients that leave later do not change anybody's role (F4). If fewer than `witness_nodes` slots are left,
 all of them are witnesses. Elections are pure functions of small values. They are called at every command, so the most recent
 results are cached. Numbers with which no election is possible raise CoordinatorError.
@@ -122,9 +123,9 @@ def witness_slots(state: CoordinatorState, round_: Round) -> tuple[int, ...]:
     return witnesses(round_.slots, round_.seed, state.config.witness_nodes or MAX_WITNESSES)
 
 
-def trainer_slots(state: CoordinatorState, round_: Round) -> tuple[int, ...]:
+def trainer_slots(round_: Round) -> tuple[int, ...]:
     """Return the slots that train in a round, ascending. A drain round also has trainers, although they get no samples."""
-    return trainers(round_.slots, round_.seed, state.config.verification_percent)
+    return tuple([slot for slot in round_.slots if slot not in round_.recomputing]) if round_.recomputing else round_.slots
 
 
 @lru_cache(maxsize=CACHE_SIZE)
@@ -139,19 +140,6 @@ def witnesses(slots: tuple[int, ...], seed: int, at_most: int) -> tuple[int, ...
     """Return the slots that witness, ascending. No draw is needed if all slots witness."""
     elected = slots if at_most >= len(slots) else drawn_order(slots, seed)[:at_most]
     return tuple(sorted(elected))
-
-
-@lru_cache(maxsize=CACHE_SIZE)
-def trainers(slots: tuple[int, ...], seed: int, verification_percent: int) -> tuple[int, ...]:
-    """Return the slots that train, ascending. Raises CoordinatorError (InvalidCommitteeSelection)."""
-    draw = CommitteeSelection(
-        tie_breaker_nodes=0,
-        witness_nodes=0,
-        verification_percent=verification_percent,
-        total_nodes=len(slots),
-        seed=seed,
-    )
-    return tuple(slots[rank] for rank in draw.members(Committee.Trainer))
 
 
 def is_witness(state: CoordinatorState, round_: Round, slot: int) -> bool:

@@ -128,7 +128,10 @@ def choose_commitment(state: CoordinatorState, round_: Round, slot: int, candida
 
 @lru_cache(maxsize=_CACHED_STATEMENTS)
 def statements_digest(statements: tuple[WitnessStatement, ...]) -> bytes:
-    """Return SHA-256 over a round's statements as canonical CBOR, ascending by slot. Journals store this digest."""
+    """Return SHA-256 over a round's statements as canonical CBOR, ascending by slot. Journals store this digest.
+
+    A statement with words about challenges has them as an eighth field.
+    """
     fields = [
         [
             statement.epoch,
@@ -138,6 +141,7 @@ def statements_digest(statements: tuple[WitnessStatement, ...]) -> bytes:
             statement.broadcast_bloom,
             statement.merkle_root,
             statement.model_digest,
+            *([statement.words] if statement.words else []),
         ]
         for statement in sorted(statements, key=lambda statement: statement.index)
     ]

@@ -23,7 +23,7 @@ from psyche_core.simulator.members.keys import (
 from psyche_core.simulator.members.node import Node
 from psyche_core.simulator.replicas.replica import EMPTY_RESULT, empty_payload
 from psyche_core.simulator.server import Server
-from psyche_core.wire.messages import Result
+from psyche_core.wire.messages import Result, result_hash
 
 REPLAY_EVERY = 1.0
 """Mean seconds between two pieces of evidence from earlier runs, per liar."""
@@ -120,7 +120,7 @@ class Forgeries:
 
         epoch = state.progress.epoch
         received = self._received.get((epoch, played.height, victim.p2p), {})
-        halves = [SignedResult(result.payload_hash, result.signature) for result in received.values()][:2]
+        halves = [SignedResult(result.committed_hash, result.signature) for result in received.values()][:2]
         earlier = 0
         while len(halves) < 2:
             earlier += 1
@@ -131,7 +131,6 @@ class Forgeries:
 
 def with_payload(node: Node, server: Server, result: Result, payload_hash: bytes, *, honest_commitment: bool = True) -> Result:
     """The same announcement of another payload, signed."""
-    commitment = commitment_of(
-        server.state, result, trainer=node.identity.signer, payload_hash=payload_hash if honest_commitment else bytes(32)
-    )
+    covered = result_hash(payload_hash, result.roots) if honest_commitment else bytes(32)
+    commitment = commitment_of(server.state, result, trainer=node.identity.signer, payload_hash=covered)
     return replace(result, payload_hash=payload_hash, commitment=commitment, signature=signed_by(node.index, commitment))

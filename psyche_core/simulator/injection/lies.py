@@ -21,6 +21,7 @@ from psyche_core.coordinator.commands import (
     Equivocation,
     HealthCheck,
     SignedResult,
+    VerifierCommit,
     WarmupWitness,
     Withdraw,
     Witness,
@@ -37,7 +38,7 @@ from psyche_core.simulator.members.node import Node
 from psyche_core.simulator.network import Network
 from psyche_core.simulator.server import Server
 from psyche_core.types import BatchId, RunState, WitnessStatement, bitmap
-from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result
+from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Opening, Result
 
 INVENT_EVERY = {"garbage": 0.7, "flood": 0.6, "model-requests": 0.5}
 """Mean seconds between two invented messages of one liar."""
@@ -255,6 +256,19 @@ class Lies:
         node.broadcast(rng.choice(invented)(), tag + rng.choice((0, 0, 1, 60)))
         if rng.random() < 0.5:
             self._server.submit(node, self._invented_command(node, epoch, height))
+        if self._server.state.config.verification_percent:
+            self._invent_about_challenges(node, epoch, seed, tag)
+
+    def _invent_about_challenges(self, node: Node, epoch: int, seed: int, tag: int) -> None:
+        """A commitment or complaint that nobody asked for, and a part that does not exist: about open challenges, or none."""
+        rng, state = node.lying_rng, self._server.state
+        about = [(one.height, one.trainer, one.since) for one in state.epoch.challenges]
+        height, trainer, since = rng.choice(about or [(rng.randrange(9), rng.randrange(self._members), rng.randrange(9))])
+        root = rng.choice((None, rng.randbytes(32)))
+        self._server.submit(node, VerifierCommit(node.identity, epoch, seed, height, trainer, root))
+        opened = state.round_at(since)
+        of_stage = seed if opened is None else opened.seed
+        node.broadcast(Opening(epoch, since, of_stage, height, trainer, rng.randbytes(32), rng.getrandbits(20)), tag)
 
     def _invented_command(self, node: Node, epoch: int, height: int) -> Command:
         rng, identity = node.lying_rng, node.identity

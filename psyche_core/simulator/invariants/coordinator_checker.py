@@ -14,7 +14,7 @@ from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.committee import drawn_order, witness_slots
 from psyche_core.coordinator.state import MAX_REJOINS, STORED_ROUNDS, Client, CoordinatorState, Round
 from psyche_core.simulator.run_result import InvariantViolation
-from psyche_core.simulator.sample_tracker import SampleTracker
+from psyche_core.simulator.sample_tracker import SampleTracker, bits
 from psyche_core.types import MAX_WITNESSES, ClientState, RunState
 
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
@@ -22,6 +22,9 @@ _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 
 class CoordinatorChecker:
     """honest: signers of members that never lie. end_reasons: why epochs ended, in order.
+
+    ejected_for_strikes: signers that verdicts about shares ejected, with the round; honest ones among them are counted, because
+    no check promises that there is none. trained_again: told of samples of convicted shares, as bits. counts: of the run.
 
     announced: whether a signer announced a result of the round with this height and step, with its own key. no_excuse: honest
     members suffer nothing but the lies of others, so all their work must count. is_straggler: whether the member with this
@@ -42,6 +45,9 @@ class CoordinatorChecker:
         self._announced = announced
         self._is_straggler = is_straggler
         self._no_excuse = no_excuse
+        self.ejected_for_strikes: dict[bytes, int] = {}
+        self.trained_again: Callable[[int], None] = lambda _samples: None
+        self.counts: Counter[str] = Counter()
         self._worked: Counter[int] = Counter()
 
     def restored(self, state: CoordinatorState, tracker: SampleTracker) -> None:
@@ -72,6 +78,8 @@ class CoordinatorChecker:
             self._epoch(old, new, command)
         for event in events:
             self._event(event, new)
+            if isinstance(event, commands.ChallengeClosed):
+                self._judged(event, old)
         if events or new.progress is not old.progress or new.requeue is not old.requeue:
             self.sample_tracker.balance(new)
         if new.accounts is not old.accounts:
@@ -85,7 +93,8 @@ class CoordinatorChecker:
             return
 
         if after.clients is not before.clients:
-            self._slots(before.clients, after.clients, evidence=isinstance(command, commands.Equivocation))
+            evidence = isinstance(command, commands.Equivocation)
+            self._slots(before.clients, after.clients, evidence=evidence, verified=len(before.challenges))
         if after.rounds is not before.rounds:
             _rounds(new, () if before.unplayed else before.rounds)
             self._voided(before.rounds, new)
@@ -95,12 +104,35 @@ class CoordinatorChecker:
         known = {stored.height: stored.voided for stored in before}
         for stored in new.epoch.rounds:
             for slot in stored.voided if stored.voided != known.get(stored.height) else ():
-                if new.epoch.clients[slot].id.signer in self._honest:
+                if new.epoch.clients[slot].id.signer in self._honest and not new.epoch.clients[slot].standing.ejected:
                     raise InvariantViolation(
                         "no-honest-share-voided", f"the share of the honest member of slot {slot} was made void"
                     )
 
-    def _slots(self, before: tuple[Client, ...], after: tuple[Client, ...], *, evidence: bool) -> None:
+    def _judged(self, event: commands.ChallengeClosed, old: CoordinatorState) -> None:
+        """A verdict: count it, and expect the samples of a convicted share again."""
+        self.counts[f"challenges {event.outcome}"] += 1
+        for slot in event.strikes:
+            honest = old.epoch.clients[slot].id.signer in self._honest
+            self.counts["strikes of honest members" if honest else "strikes of cheats"] += 1
+        if event.requeued:
+            place = (event.height, event.trainer)
+            samples = bits(
+                batch for one in old.epoch.challenges if (one.height, one.trainer) == place for batch in one.share
+            )  # fmt: skip
+            self.sample_tracker.trained_again(samples)
+            self.trained_again(samples)
+
+    def _ejected_for_strikes(self, client: Client) -> None:
+        signer = client.id.signer
+        if signer not in self.ejected_for_strikes:
+            self.ejected_for_strikes[signer] = client.exited_height
+            honest = signer in self._honest
+            self.counts["honest members ejected for strikes" if honest else "cheats ejected for strikes"] += 1
+            if not honest:
+                self.counts["round in which a cheat was ejected"] = client.exited_height
+
+    def _slots(self, before: tuple[Client, ...], after: tuple[Client, ...], *, evidence: bool, verified: int) -> None:
         if [client.id.signer for client in before] != [client.id.signer for client in after]:
             sentence = f"slots were {[str(c.id) for c in before]} and are {[str(c.id) for c in after]}"
             raise InvariantViolation("slots-never-move", sentence)
@@ -112,9 +144,11 @@ class CoordinatorChecker:
             if was.state is ClientState.Ejected and now.state is not ClientState.Ejected:
                 raise InvariantViolation("ejected-stays-ejected", f"slot {slot} was ejected and is {now.state.name}")
             change = now.accepted_rounds - was.accepted_rounds
-            if change not in ((-1, 0) if evidence else (0, 1)) or now.rejoins > MAX_REJOINS:
+            if now.state is ClientState.Ejected and now.standing.ejected:
+                self._ejected_for_strikes(now)
+            if change not in ((-1, 0) if evidence else range(-verified, 2 + verified)) or now.rejoins > MAX_REJOINS:
                 raise InvariantViolation("slots-count-soundly", f"slot {slot} went {was} -> {now}")
-            if now.state is ClientState.Ejected and now.id.signer in self._honest:
+            if now.state is ClientState.Ejected and now.id.signer in self._honest and not now.standing.ejected:
                 raise InvariantViolation("no-honest-member-ejected", f"the honest member of slot {slot} was ejected")
             dropped = now.state is ClientState.Dropped and was.state is not ClientState.Dropped
             if dropped and self._no_excuse and now.id.signer in self._honest and not self._is_straggler(now.id.signer):

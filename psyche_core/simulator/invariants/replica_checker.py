@@ -108,6 +108,12 @@ class ReplicaChecker:
         if payloads or (lineage, step) not in self._masters_after:
             self._masters_after[(lineage, step)] = masters
 
+    def trained_again(self, samples: int) -> None:
+        """Applied samples of a convicted member's share are assigned again: they may be applied once more."""
+        self._taken = {
+            place: taken & ~samples if place[0] == self.lineage else taken for place, taken in self._taken.items()
+        }  # fmt: skip
+
     def _check_divided(
         self, name: str, other: str, place: Place, *, payloads: tuple[tuple[Payload, ...], tuple[Payload, ...]]
     ) -> None:

@@ -6,13 +6,15 @@ Its work is in `worker`, its life as a process in `process`.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.replica.resync_state import MAX_ATTEMPTS
-from psyche_core.coordinator.commands import Equivocation, Withdraw
+from psyche_core.coordinator.commands import Equivocation, Withdraw, Witness
 from psyche_core.simulator.members.keys import INSTANCE, key_of, with_real_signatures
+from psyche_core.simulator.members.verifying import Verifying
 from psyche_core.simulator.members.worker import Worker, described, manifest_of, offer_of
 from psyche_core.simulator.replicas.replica import Payload, Replica
 from psyche_core.simulator.run_result import InvariantViolation
@@ -35,6 +37,9 @@ class Node(Worker):
         self.repeated_payload: Payload | None = None
         self.downlinks: list[float] = []
         self._withheld: dict[bytes, frozenset[int]] = {}
+        self.verifying: Verifying | None = (
+            Verifying(world, self, rng=world.stream(f"verification {index}")) if world.verified else None
+        )
 
     # ------------------------------------------------------------------------------------ actions
 
@@ -76,10 +81,38 @@ class Node(Worker):
             self.joined: bool = False
         elif isinstance(command, Equivocation):
             command = with_real_signatures(command)
+        elif isinstance(command, Witness) and self.verifying is not None:
+            command = replace(command, statement=replace(command.statement, words=self.verifying.words(command.statement)))
         if self.lies:
             self._world.lies.send(self, command)
         else:
             self._world.server.submit(self, command)
+
+    def _show_part(self, action: act.ShowPart) -> None:
+        if self.verifying is not None:
+            self.verifying.show(action)
+
+    def _fetch_part(self, action: act.FetchPart) -> None:
+        if self.verifying is not None:
+            self.verifying.fetch(action)
+
+    def _check_parts(self, action: act.CheckParts) -> None:
+        if self.verifying is not None:
+            self.verifying.check(action)
+
+    def _recompute(self, work: act.Recompute) -> ev.Event:
+        assert self.verifying is not None
+        return self.verifying.recomputed(work)
+
+    def _expire(self, action: act.Expire) -> None:
+        super()._expire(action)
+        if self.verifying is not None:
+            self.verifying.expire(action.before)
+
+    def _forget(self, *, disk: bool) -> None:
+        super()._forget(disk=disk)
+        if self.verifying is not None:
+            self.verifying.forget()
 
     def _set_peers(self, action: act.SetPeers) -> None:
         known = self._world.index_of

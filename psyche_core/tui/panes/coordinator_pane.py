@@ -71,7 +71,7 @@ def slot_rows(state: CoordinatorState, *, own: str) -> list[Row]:
     now = None if state.run_state is RunState.WaitingForMembers else state.current_round
     before = None if now is None else state.round_at(now.height - 1)
     elected = () if now is None else _witnesses(state, now)
-    trainers = () if now is None else _trainers(state, now)
+    trainers = () if now is None else committee.trainer_slots(now)
     stated = {} if now is None else {statement.index: statement for statement in now.statements}
     seen = [int.from_bytes(statement.participants, "little") for statement in stated.values()]
     shared = {} if before is None else shares(state, before)
@@ -97,12 +97,5 @@ def slot_rows(state: CoordinatorState, *, own: str) -> list[Row]:
 def _witnesses(state: CoordinatorState, played: Round) -> tuple[int, ...]:
     try:
         return committee.witness_slots(state, played)
-    except CoordinatorError:
-        return ()
-
-
-def _trainers(state: CoordinatorState, played: Round) -> tuple[int, ...]:
-    try:
-        return committee.trainer_slots(state, played)
     except CoordinatorError:
         return ()

@@ -11,11 +11,15 @@ from psyche_core.coordinator.state import (
     EndReason,
     Epoch,
     EpochRates,
+    OpenChallenge,
     Progress,
+    Root,
     Round,
 )
 from psyche_core.errors import WireError
 from psyche_core.types import BatchId, ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
+from psyche_core.verification.challenge import Stage
+from psyche_core.verification.standing import Standing
 from psyche_core.wire.codec import decode, encode
 from tests.fuzz.mutation import change_cbor as mutate
 from tests.fuzz.targets.run_file import LOCAL_TESTNET
@@ -39,10 +43,26 @@ def rich_state() -> CoordinatorState:
         run_state=RunState.RoundWitness,
         progress=Progress(epoch=3, step=40, data_index=960),
         epoch=Epoch(
-            clients=tuple(Client(member, state) for member, state in zip(members, ClientState, strict=True)),
+            clients=tuple(
+                Client(member, state, standing=Standing(1, 18, (True, False)))
+                for member, state in zip(members, ClientState, strict=True)
+            ),
             rounds=(
                 Round(7, 38, 1, (0, 1, 2), (BatchId(0, 7), BatchId(912, 927))),
-                Round(8, 39, 2**64 - 1, (0, 1), (BatchId(928, 951),), (statement,)),
+                Round(8, 39, 2**64 - 1, (0, 1), (BatchId(928, 951),), (statement,), recomputing=(1,)),
+            ),
+            challenges=(
+                OpenChallenge(
+                    height=5,
+                    trainer=2,
+                    verifier=0,
+                    since=7,
+                    share=(BatchId(96, 103),),
+                    stage=Stage.TIE_COMMIT,
+                    roots=(Root(0, b"r" * 32),),
+                    judges=(1, 3),
+                ),
+                OpenChallenge(height=6, trainer=0, verifier=1, since=8, share=(BatchId(600, 607),), complained=True),
             ),
             start_step=31,
             start_time=1_700_000_000,

@@ -10,6 +10,7 @@ from psyche_core.wire.messages import (
     ModelDigest,
     ModelOffer,
     ModelWanted,
+    Opening,
     Result,
     seal,
     unseal,
@@ -32,6 +33,8 @@ MESSAGES: tuple[Message, ...] = (
     ModelDigest(7, True, b"d" * 32, 2**64 - 1),
     ModelWanted(3, 0, 5),
     ModelOffer(3, 9, 2**64 - 1, b"m" * 32, 12_345),
+    Opening(3, 9, 2**64 - 1, 6, 255, b"p" * 32, 65_536),
+    Result(1, 2, 3, 5, (BatchId(0, 7),), b"h" * 32, 2**30, b"c" * 32, b"s" * 64, b"r" * 64),
 )
 _SEALED = {seal(KEY, RUN, message): message for message in MESSAGES}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from psyche_backend_tcp.protocol import (
     ClientMessage,
     CommandRequest,
@@ -12,7 +14,16 @@ from psyche_backend_tcp.protocol import (
     encode_client,
 )
 from psyche_core.config.run_config import Choice
-from psyche_core.coordinator.commands import Checkpoint, Equivocation, HealthCheck, SignedResult, WarmupWitness, Withdraw, Witness
+from psyche_core.coordinator.commands import (
+    Checkpoint,
+    Equivocation,
+    HealthCheck,
+    SignedResult,
+    VerifierCommit,
+    WarmupWitness,
+    Withdraw,
+    Witness,
+)
 from psyche_core.errors import WireError
 from psyche_core.interfaces.backend import ClientCommand
 from psyche_core.interfaces.command_codec import decode_command, encode_command
@@ -35,6 +46,9 @@ def seeds() -> list[bytes]:
         WarmupWitness(_SENDER, 1, 2, b"d" * 32),
         Witness(_SENDER, statement, WitnessMetadata(1, 2.0, 3.5, 1e-3)),
         Witness(_SENDER, statement, None),
+        Witness(_SENDER, replace(statement, words=b"\x21\x03"), None),
+        VerifierCommit(_SENDER, 1, 2**64 - 1, 3, 255, b"r" * 32),
+        VerifierCommit(_SENDER, 1, 2, 3, 4, None),
         HealthCheck(_SENDER, (0, 255)),
         Equivocation(_SENDER, 1, 2, 3, SignedResult(b"h" * 32, b"s" * 64), SignedResult(b"g" * 32, b"t" * 64)),
         Checkpoint(_SENDER, Choice("Hub", {"repo_id": "a/b"})),

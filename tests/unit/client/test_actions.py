@@ -16,6 +16,7 @@ from psyche_core.simulator.members.node import Node
 METHOD = {
     act.Join: "_join", act.Send: "_send", act.SetPeers: "_set_peers", act.Broadcast: "_broadcast", act.Expire: "_expire",
     act.FetchPayload: "_fetch_payload", act.KeepResults: "_keep_results", act.Prefetch: "_prefetch", act.SetTimer: "_set_timer",
+    act.ShowPart: "_show_part", act.FetchPart: "_fetch_part", act.CheckParts: "_check_parts",
     act.StoreModel: "_store_model", act.Notify: "_notify", act.Stop: "_stop", **dict.fromkeys(get_args(act.Work), "_work"),
 }  # fmt: skip
 

@@ -50,7 +50,7 @@ def test_a_first_sample_near_the_end_of_the_numbers_is_refused() -> None:
 
 
 def test_nobody_verifies_yet_so_a_run_file_asks_nobody_to() -> None:
-    """The coordinator itself knows verifiers, as on a chain; a run that had some would leave half of its members without data."""
+    """The coordinator challenges shares; real clients can show and check nothing, so each challenge would be a strike."""
     (sentence,) = refusal(changed(("verification_percent = 0", "verification_percent = 1")))
 
     assert sentence.startswith("config.verification_percent = 1: must be 0: nobody recomputes results yet")

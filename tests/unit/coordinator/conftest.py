@@ -13,6 +13,7 @@ import pytest
 from psyche_core.config.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.coordinator import apply, new_state
 from psyche_core.coordinator.commands import (
+    ChallengeClosed,
     Command,
     EpochDigest,
     Equivocation,
@@ -23,12 +24,14 @@ from psyche_core.coordinator.commands import (
     ShareVoided,
     SignedResult,
     Tick,
+    VerifierCommit,
     WarmupWitness,
     WentBack,
     Withdraw,
     Witness,
 )
 from psyche_core.coordinator.history import held_digest, signed_digests
+from psyche_core.coordinator.lifecycle.challenges import words_due
 from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.bloom_filter import BroadcastBloom
 from psyche_core.coordinator.round.committee import witness_slots
@@ -37,6 +40,8 @@ from psyche_core.coordinator.round.shuffle import Lcg
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState, EpochEnd
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import BatchId, NodeIdentity, RunState, WitnessStatement, bitmap
+from psyche_core.verification.challenge import Challenge
+from psyche_core.verification.words import Word, encode_words
 from psyche_core.wire.messages import commitment_hash, sign_commitment, sign_join
 from psyche_core.wire.signing import SecretKey
 from tests.unit.coordinator.run_checks import check, end_without_digest
@@ -106,8 +111,16 @@ def make_state(*, now: int = 1000, model: dict[str, Any] | None = None, **config
     return new_state("test-run", table, ModelConfig.model_validate({"LLM": llm}), now=now, instance=INSTANCE)
 
 
+def passed(_witness: int, _challenge: Challenge, _judge: int) -> Word:
+    """What a witness says of a challenged share by default."""
+    return Word.PASSED
+
+
 class Play:
-    """A run in virtual time. Every accepted command is followed by a check of what must always hold."""
+    """A run in virtual time. Every accepted command is followed by a check of what must always hold.
+
+    say: what a witness says about a judge of an opened challenge.
+    """
 
     def __init__(self, state: CoordinatorState) -> None:
         self.state = state
@@ -119,6 +132,7 @@ class Play:
         self.lost: set[tuple[int, int, int]] = set()
         self.applied_by: dict[EpochEnd, list[BatchId]] = {end_without_digest(state.stored): []}
         self._seeds = Lcg(2026)
+        self.say: Callable[[int, Challenge, int], Word] = passed
 
     def do(self, command: Command, *, after: int = 0) -> list[Event]:
         """Apply a command `after` seconds later; the events it caused."""
@@ -143,6 +157,11 @@ class Play:
                         self.applied.remove(batch)
                 assert event.requeued or key not in self.lost, "a share is lost twice"
                 (self.lost.discard if event.requeued else self.lost.add)(key)
+            if isinstance(event, ChallengeClosed) and event.requeued:
+                place = (event.height, event.trainer)
+                (share,) = [one.share for one in before.epoch.challenges if (one.height, one.trainer) == place]
+                for batch in share:
+                    self.applied.remove(batch)
             if isinstance(event, RewardsShared):
                 self.note_paid(before, event)
             if isinstance(event, WentBack):
@@ -274,6 +293,7 @@ class Play:
             broadcast_bloom=bloom.to_bytes(),
             merkle_root=merkle_root(sorted(commitment(seen_slot, self.round.height - 1) for seen_slot in slots)),
             model_digest=bytes(32),
+            words=encode_words([self.say(slot, *due) for due in words_due(self.state)]),
         )
         return Witness(sender=self.state.epoch.clients[slot].id, statement=replace(fields, **changes))
 
@@ -287,6 +307,11 @@ class Play:
                 break
             events += self.do(self.statement(slot, seen=seen, model_digest=digest))
         return events
+
+    def commit(self, slot: int, height: int, trainer: int, commitment: bytes | None = b"r" * 32) -> VerifierCommit:
+        """What this slot commits to about the share of a trainer; None is a complaint."""
+        sender = self.state.epoch.clients[slot].id
+        return VerifierCommit(sender, self.state.progress.epoch, self.round.seed, height, trainer, commitment)
 
     def signed(self, slot: int, height: int, payload: str, **changes: Any) -> SignedResult:
         """What this slot signs when it announces a payload for its share of a round."""

@@ -10,6 +10,7 @@ from psyche_core.coordinator.commands import (
     EpochEnded,
 )
 from psyche_core.coordinator.rewards import signers_without_account
+from psyche_core.coordinator.round.assignment import shares
 from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, NO_DIGEST, CoordinatorState, EpochEnd
 from psyche_core.types import BatchId, ClientState, RunState
@@ -51,6 +52,7 @@ def check(play: Play, before: CoordinatorState) -> None:
     if state.epoch.start_time == before.epoch.start_time and before.epoch.clients:
         check_same_epoch(state, before)
     check_members(state)
+    check_challenges(state)
     check_history(state)
     check_progress(play, before)
     assert {account.signer: (account.earned, account.slashed) for account in state.accounts} == play.paid
@@ -65,7 +67,10 @@ def check_same_epoch(state: CoordinatorState, before: CoordinatorState) -> None:
     assert (state.epoch.seed, state.epoch.rates) == (before.epoch.seed, before.epoch.rates)
     for client, old in zip(state.epoch.clients, before.epoch.clients, strict=True):
         fewer = 1 if client.state is ClientState.Ejected else 0  # a share that turned out to be void
-        assert old.accepted_rounds - fewer <= client.accepted_rounds <= old.accepted_rounds + 1
+        verified = len(before.epoch.challenges)  # each may be paid as an accepted round, or takes one back
+        assert old.accepted_rounds - fewer - verified <= client.accepted_rounds <= old.accepted_rounds + 1 + verified
+        assert client.standing.strikes >= old.standing.strikes
+        assert client.state is ClientState.Ejected or not client.standing.ejected
         assert old.rejoins <= client.rejoins <= MAX_REJOINS
         if old.state is ClientState.Ejected:
             assert client.state is ClientState.Ejected
@@ -92,6 +97,19 @@ def check_members(state: CoordinatorState) -> None:
     assert len(holders) + len(signers_without_account(state)) <= MAX_ACCOUNTS
     ready = state.epoch.ready
     assert list(ready) == sorted(set(ready))
+
+
+def check_challenges(state: CoordinatorState) -> None:
+    """Challenges are open while rounds are played; who recomputes has no share; the challenged are others than the judges."""
+    open_ones = state.epoch.challenges
+    assert not open_ones or state.run_state in (RunState.RoundTrain, RunState.RoundWitness)
+    assert [(one.height, one.trainer) for one in open_ones] == sorted({(one.height, one.trainer) for one in open_ones})
+    for stored in state.epoch.rounds:
+        assert not set(stored.recomputing) & shares(state, stored).keys()
+        assert set(stored.recomputing) <= set(stored.slots)
+    for one in open_ones:
+        assert one.trainer not in (one.verifier, *one.judges)
+        assert not state.epoch.clients[one.trainer].standing.ejected
 
 
 def check_history(state: CoordinatorState) -> None:

@@ -15,7 +15,7 @@ from psyche_core.coordinator.round.committee import CommitteeSelection, witness_
 from psyche_core.coordinator.state import Round
 from psyche_core.types import BatchId, bitmap
 
-REMEMBERING = [committee.drawn_order, committee.trainers, assignment._shares, bloom_filter.bloom_keys, bloom_filter.filter_of]
+REMEMBERING = [committee.drawn_order, committee.witnesses, assignment._shares, bloom_filter.bloom_keys, bloom_filter.filter_of]
 
 
 @pytest.mark.parametrize("function", REMEMBERING, ids=lambda function: function.__name__)
@@ -35,23 +35,26 @@ _slots = st.sets(st.integers(0, 255), min_size=1, max_size=40).map(lambda slots:
 
 
 @settings(deadline=None)
-@given(_slots, st.integers(0, 2**64 - 1), st.integers(0, 32), st.integers(0, 100), st.integers(1, 99))
+@given(_slots, st.integers(0, 2**64 - 1), st.integers(0, 32), st.sets(st.integers(0, 255), max_size=9), st.integers(1, 99))
 def test_what_is_remembered_is_what_is_computed(
-    bare_state: Any, slots: tuple[int, ...], seed: int, witness_nodes: int, percent: int, samples: int
+    bare_state: Any, slots: tuple[int, ...], seed: int, witness_nodes: int, verifiers: set[int], samples: int
 ) -> None:
-    changes = {"witness_nodes": witness_nodes, "verification_percent": percent}
-    state = replace(bare_state, config=bare_state.config.model_copy(update=changes))
-    played = Round(height=0, step=1, seed=seed, slots=slots, batches=(BatchId(7, 6 + samples),))
+    state = replace(bare_state, config=bare_state.config.model_copy(update={"witness_nodes": witness_nodes}))
+    recomputing = tuple(sorted(verifiers & set(slots)))
+    batches = (BatchId(7, 6 + samples),)
+    played = Round(height=0, step=1, seed=seed, slots=slots, batches=batches, recomputing=recomputing)
     for _ in range(2):
         draw = CommitteeSelection(
             tie_breaker_nodes=0,
             witness_nodes=min(witness_nodes, len(slots)),
-            verification_percent=percent,
+            verification_percent=0,
             total_nodes=len(slots),
             seed=seed,
         )
         assert witness_slots(state, played) == tuple(sorted(slots[rank] for rank in draw.witnesses()))
-        fresh = assignment._shares.__wrapped__(slots, seed, percent, played.batches)
+        trainers = tuple(slot for slot in slots if slot not in verifiers)
+        fresh = assignment._shares.__wrapped__(trainers, seed, played.batches)
+        assert fresh.keys() <= set(trainers)
         assert assignment.shares(state, played) == fresh
         assert list(assignment.shares(state, played)) == list(fresh)
     committee.drawn_order.cache_clear()

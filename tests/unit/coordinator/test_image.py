@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from psyche_core.config.rules import MAX_TABLES_BYTES
 from psyche_core.config.run_config import Choice, CoordinatorConfig, ModelConfig
 from psyche_core.coordinator import commands
 from psyche_core.coordinator.canonical_image import SIZE, decode, encode
-from psyche_core.coordinator.canonical_image.layout import CHECKPOINT_KINDS
+from psyche_core.coordinator.canonical_image.layout import CHECKPOINT_KINDS, NOT_STORED
 from psyche_core.coordinator.round.requeue import MAX_INTERVALS
 from psyche_core.coordinator.state import (
     MAX_ACCOUNTS,
@@ -30,12 +30,14 @@ from psyche_core.coordinator.state import (
     EndReason,
     Epoch,
     EpochRates,
+    OpenChallenge,
     Progress,
     Round,
     Unready,
 )
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, ClientState, NodeIdentity, RunState, WitnessStatement
+from psyche_core.verification.standing import Standing
 from tests.unit.coordinator.image_states import (
     CONFIG_BITS,
     FULL,
@@ -75,7 +77,27 @@ def test_no_field_of_the_states_built_by_hand_has_its_default(sizes: dict[str, i
         if getattr(value, field.name) == field.default
         or (field.default_factory is not MISSING and getattr(value, field.name) == field.default_factory())
     }
-    assert same == ({"Epoch.unplayed"} if sizes == SMALL else {"CoordinatorState.from_checkpoint"})
+    not_stored = {f"{table}.{name}" for table, names in NOT_STORED.items() for name in names} - {"WitnessStatement.words"}
+    assert same == not_stored | ({"Epoch.unplayed"} if sizes == SMALL else {"CoordinatorState.from_checkpoint"})
+
+
+@pytest.mark.parametrize("change", ["standing", "challenges", "recomputing", "words"])
+def test_a_state_with_challenges_has_no_image(change: str) -> None:
+    state = synthetic(**SMALL)
+    epoch = state.epoch
+    first = epoch.rounds[0]
+    match change:
+        case "standing":
+            epoch = replace(epoch, clients=(replace(epoch.clients[0], standing=Standing(1)), *epoch.clients[1:]))
+        case "challenges":
+            epoch = replace(epoch, challenges=(OpenChallenge(height=3, trainer=0, verifier=1, since=5, share=()),))
+        case "recomputing":
+            epoch = replace(epoch, rounds=(replace(first, recomputing=(1,)), *epoch.rounds[1:]))
+        case _:
+            spoken = replace(first.statements[0], words=b"\1")
+            epoch = replace(epoch, rounds=(replace(first, statements=(spoken, *first.statements[1:])), *epoch.rounds[1:]))
+    with pytest.raises(ValueError, match=f"epoch.{change}: an image has no place for challenges"):
+        encode(replace(state, epoch=epoch))
 
 
 def test_states_reached_by_random_commands_round_trip(play: Any, members: Any, joins: Any) -> None:

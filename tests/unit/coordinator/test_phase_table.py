@@ -25,6 +25,7 @@ from psyche_core.coordinator.commands import (
     SignedResult,
     Tick,
     UpdateConfig,
+    VerifierCommit,
     WarmupWitness,
     Withdraw,
     Witness,
@@ -103,6 +104,9 @@ class Scene:
                 return HealthCheck(identity[0], (5,))
             case "Equivocation":
                 return self.evidence if playing else Equivocation(identity[0], 0, 0, 3, HALF, HALF)
+            case "VerifierCommit":
+                seed = run.round.seed if playing else 0
+                return VerifierCommit(identity[0], run.state.progress.epoch, seed, 0, 1, bytes(32))
             case "EpochDigest":
                 ended = run.state.progress.epoch - (run.state.run_state is not RunState.Cooldown)
                 return EpochDigest(identity[0], max(ended, 0), 0, b"\1" * 32)
@@ -144,6 +148,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "Witness": (_H, _P, _P, OK, OK, _P, _H, _H),
     "HealthCheck": (_H, _P, _P, OK, OK, OK, _H, _H),
     "Equivocation": (_H, _P, _P, OK, OK, OK, _H, _H),
+    "VerifierCommit": (_H, _P, _P, "InvalidCommit", "InvalidCommit", _P, _H, _H),  # no share is challenged
     "EpochDigest": (_P, OK, _P, _P, _P, OK, OK, OK),
     "Checkpoint": (_P, "InvalidCheckpoint", _P, _P, _P, "InvalidCheckpoint", OK, "InvalidCheckpoint"),  # no end is signed
     "Pause": (_H, OK, OK, OK, OK, OK, _H, _H),
@@ -159,6 +164,7 @@ STRANGER: dict[str, tuple[str, ...]] = {
     "Witness": (_H, _P, _P, "InvalidWitness", "InvalidWitness", _P, _H, _H),
     "HealthCheck": (_H, _P, _P, *["InvalidHealthCheck"] * 3, _H, _H),
     "Equivocation": (_H, _P, _P, *["InvalidEvidence"] * 3, _H, _H),
+    "VerifierCommit": (_H, _P, _P, *["InvalidCommit"] * 2, _P, _H, _H),
     "EpochDigest": (_P, "InvalidWitness", _P, _P, _P, *["InvalidWitness"] * 3),
     "Checkpoint": (_P, "InvalidCheckpoint", _P, _P, _P, *["InvalidCheckpoint"] * 3),
 }

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 from psyche_core.coordinator import apply
 from psyche_core.coordinator.commands import Join, SetFutureEpochRates, Tick, WarmupWitness, Withdraw
+from psyche_core.coordinator.lifecycle.challenges import challenge_of
 from psyche_core.coordinator.serialization import from_plain, to_plain
 from psyche_core.coordinator.state import MAX_ACCOUNTS, CoordinatorState, EpochRates
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.types import NodeIdentity
+from psyche_core.verification.challenge import Stage
+from psyche_core.verification.words import Word
 from psyche_core.wire import codec
 
 
@@ -51,9 +54,31 @@ def rich(unstarted: Any) -> Any:
     return state
 
 
-def test_round_trip_through_canonical_cbor(rich: Any) -> None:
-    data = codec.encode(to_plain(rich))
-    assert from_plain(codec.decode(data, max_bytes=1 << 20)) == rich
+@pytest.fixture(scope="module")
+def challenged(unstarted: Any) -> Any:
+    """A state with challenges in several stages, strikes and words."""
+    size = {"global_batch_size_start": 16, "global_batch_size_end": 16}
+    run = unstarted(rounds_per_epoch=40, verification_percent=40, **size).start(8)
+    run.say = lambda witness, challenge, judge: Word.FAILED if challenge.drawn.trainer == 3 else Word.PASSED
+    for _ in range(30):
+        for one in run.state.epoch.challenges:
+            for slot in challenge_of(run.state, one).expected:
+                if one.stage in (Stage.COMMIT, Stage.TIE_COMMIT) and all(root.slot != slot for root in one.roots):
+                    run.do(run.commit(slot, one.height, one.trainer))
+        run.do(run.statement(0))
+        stages = {one.stage for one in run.state.epoch.challenges}
+        if run.state.epoch.clients[3].standing.strikes and len(stages) >= 3 and run.round.statements[0].words:
+            break
+        run.play_round()
+    assert run.state.epoch.challenges
+    assert any(one.roots for one in run.state.epoch.challenges)
+    return run.state
+
+
+def test_round_trip_through_canonical_cbor(rich: Any, challenged: Any) -> None:
+    for state in (rich, challenged):
+        data = codec.encode(to_plain(state))
+        assert from_plain(codec.decode(data, max_bytes=1 << 20)) == state
 
 
 def test_a_full_state_fits_the_limits_of_the_codec(started: Any) -> None:
@@ -93,8 +118,8 @@ _junk: st.SearchStrategy[Any] = st.sampled_from(
 
 @settings(deadline=None)
 @given(st.data())
-def test_a_change_anywhere_is_read_as_written_or_refused(rich: Any, data: Any) -> None:
-    plain = to_plain(rich)
+def test_a_change_anywhere_is_read_as_written_or_refused(rich: Any, challenged: Any, data: Any) -> None:
+    plain = to_plain(data.draw(st.sampled_from([rich, challenged])))
     path = data.draw(st.sampled_from(paths(plain)))
     wrong = changed(plain, path, data.draw(_junk))
     try:

@@ -21,12 +21,16 @@ from psyche_core.config.run_config import Choice
 from psyche_core.coordinator import apply, commands
 from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.errors import NAMES
+from psyche_core.coordinator.lifecycle.challenges import challenge_of, words_due
 from psyche_core.coordinator.lifecycle.round_timing import everybody_stated
-from psyche_core.coordinator.round.witness import accepted_slots
+from psyche_core.coordinator.round.witness import accepted_slots, split_vote_slots
 from psyche_core.coordinator.serialization import from_plain, to_plain
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import ClientState, RunState, bitmap
+from psyche_core.verification.challenge import Challenge, Stage
+from psyche_core.verification.words import Word
 from psyche_core.wire.messages import sign_join
+from tests.unit.coordinator.conftest import member
 
 PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 LIMITS = {
@@ -255,7 +259,7 @@ def machine(play: Any, members: Any, joins: Any, secrets: Any, happened: set[str
             unseen = sorted(set(self.run.shares(height - 2)) - accepted_slots(state, judged))
             refusals = {self.send(commands.HealthCheck(client.id, tuple(unseen))) for client in state.epoch.clients}
             if unseen and None in refusals:
-                for slot in unseen:
+                for slot in sorted(set(unseen) - split_vote_slots(state, judged)):  # these only miss a duty (F16)
                     client = self.run.state.epoch.clients[slot]
                     assert client.state is not ClientState.Healthy or client.rejoins > 0
 
@@ -296,6 +300,7 @@ def machine(play: Any, members: Any, joins: Any, secrets: Any, happened: set[str
 
         def teardown(self) -> None:
             happened.update(type(event).__name__ for event in self.run.events)
+            happened.update(event.outcome for event in self.run.seen_events(commands.ChallengeClosed))
             happened.update(
                 "back to the checkpoint" for event in self.run.seen_events(commands.WentBack) if event.from_checkpoint
             )
@@ -324,6 +329,81 @@ def machine(play: Any, members: Any, joins: Any, secrets: Any, happened: set[str
                 assert after.run_state is not RunState.Warmup
 
     return Commands
+
+
+def checking_machine(base: Any) -> Any:
+    """The same run with challenged shares: commitments of anybody, in any round; one slot of six lies with its words."""
+
+    class Checked(base):  # type: ignore[misc]  # made at run time
+        def __init__(self) -> None:
+            super().__init__()
+            self.liar, self.lie, self.cheats, self.blind = 0, Word.FAILED, {1}, 2
+            self.run.say = self.word
+
+        def word(self, witness: int, challenge: Challenge, judge: int) -> Word:
+            if witness == self.liar:
+                return self.lie
+            return Word.FAILED if challenge.drawn.trainer in self.cheats or judge == self.blind else Word.PASSED
+
+        @initialize(rounds=st.integers(8, 16), cheat=st.integers(0, 5), blind=st.integers(0, 5))
+        def begin_checked(self, rounds: int, cheat: int, blind: int) -> None:
+            """Many runs begin with members that have been convicted, or accused others falsely."""
+            self.cheats, self.blind = {cheat}, blind
+            self.verify(rounds, set(), complain=False)
+
+        @rule(liar=st.integers(0, 5), lie=st.sampled_from(Word), cheats=st.sets(st.integers(0, 5), max_size=2))
+        def lie_so(self, liar: int, lie: Word, cheats: set[int]) -> None:
+            self.liar, self.lie, self.cheats, self.blind = liar, lie, cheats, 5 - liar
+
+        @rule(rounds=st.integers(4, 16), silent=st.sets(st.integers(0, 5), max_size=1), complain=st.booleans())
+        def verify(self, rounds: int, silent: set[int], complain: bool) -> None:
+            """Who is asked commits, or complains first; then the witnesses state."""
+            for _ in range(rounds):
+                for one in self.run.state.epoch.challenges:
+                    for slot in sorted(set(challenge_of(self.run.state, one).expected) - silent):
+                        complaint = complain and one.stage is Stage.COMMIT
+                        refusal = self.send(self.run.commit(slot, one.height, one.trainer, None if complaint else bytes(32)))
+                        assert refusal in (None, "InvalidCommit")
+                self.go_on(1, 6, set())
+
+        @precondition(lambda self: self.playing)
+        @rule(
+            sender=st.integers(0, 6),
+            height=st.integers(0, 5),
+            trainer=st.integers(0, 6),
+            commitment=st.sampled_from([None, b"", bytes(32)]),
+            late=st.booleans(),
+        )
+        def commit_anything(self, sender: int, height: int, trainer: int, commitment: bytes | None, late: bool) -> None:
+            state = self.run.state
+            seed = self.run.round.seed - late
+            told = commands.VerifierCommit(member(sender), state.progress.epoch, seed % 2**64, height, trainer, commitment)
+            if self.send(told) is None:
+                assert any((one.height, one.trainer) == (height, trainer) for one in state.epoch.challenges)
+
+        @precondition(lambda self: self.playing)
+        @rule(slot=st.integers(0, 5), words=st.sampled_from([b"", b"\1", b"\x33", bytes(2)]))
+        def odd_words(self, slot: int, words: bytes) -> None:
+            if slot in self.slots:
+                due = (len(words_due(self.run.state)) + 1) // 2
+                refusal = self.send(self.run.statement(slot, words=words))
+                assert refusal is not None or len(words) == due
+
+    return Checked
+
+
+def test_random_commands_with_challenged_shares(play: Any, members: Any, joins: Any, secrets: Any) -> None:
+    happened: set[str] = set()
+    config = {"verification_percent": 40, "total_steps": 60, "rounds_per_epoch": 16, "global_batch_size_end": 24}
+    base = machine(play, members, joins, secrets, happened, **{**config, "restart_from_checkpoint": True})
+    run_state_machine_as_test(
+        checking_machine(base),
+        settings=settings(
+            max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HypothesisCheck), derandomize=True
+        ),
+    )
+    assert {"ChallengesDrawn", "ChallengeClosed", "InvalidCommit"} <= happened
+    assert {"PASSED", "GUILTY", "FALSE_ACCUSATION", "SILENCE", "UNDECIDED"} <= happened
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["the owner decides", "back to the checkpoint by itself"])

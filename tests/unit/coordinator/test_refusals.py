@@ -108,6 +108,7 @@ def test_witness(play: Any, members: Any) -> None:
         run.statement(run.elected[0], broadcast_bloom=bytes(128)),
         run.statement(run.elected[0], merkle_root=b""),
         run.statement(run.elected[0], model_digest=bytes(33)),
+        run.statement(run.elected[0], words=b"\1"),
     ]
     for command in wrong:
         run.refused(command, "InvalidWitness")

@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_core.config.run_config import Choice
-from psyche_core.coordinator.commands import Checkpoint, Equivocation, HealthCheck, SignedResult, WarmupWitness, Withdraw, Witness
+from psyche_core.coordinator.commands import (
+    Checkpoint,
+    Equivocation,
+    HealthCheck,
+    SignedResult,
+    VerifierCommit,
+    WarmupWitness,
+    Withdraw,
+    Witness,
+)
 from psyche_core.errors import WireError
 from psyche_core.interfaces.backend import ClientCommand
 from psyche_core.interfaces.command_codec import decode_command, encode_command
@@ -34,6 +43,7 @@ COMMANDS: st.SearchStrategy[ClientCommand] = st.one_of(
             st.binary(min_size=320, max_size=320),
             st.binary(min_size=32, max_size=32),
             st.binary(min_size=32, max_size=32),
+            st.binary(max_size=192),
         ),
         st.none() | st.builds(WitnessMetadata, U32, FINITE, FINITE, FINITE),
     ),
@@ -44,6 +54,15 @@ COMMANDS: st.SearchStrategy[ClientCommand] = st.one_of(
         U32,
         U32,
         *[st.builds(SignedResult, st.binary(min_size=32, max_size=32), st.binary(min_size=64, max_size=64))] * 2,
+    ),
+    st.builds(
+        VerifierCommit,
+        st.just(SENDER),
+        U32,
+        st.integers(0, 2**64 - 1),
+        U32,
+        U32,
+        st.none() | st.binary(min_size=32, max_size=32),
     ),
     st.builds(HealthCheck, st.just(SENDER), st.lists(st.integers(0, 255), max_size=256).map(tuple)),
     st.builds(
@@ -71,7 +90,9 @@ def test_a_command_with_one_field_of_another_kind_is_refused(command: ClientComm
     if len(plain) == 1:
         return
     place = data.draw(st.integers(1, len(plain) - 1))
-    if isinstance(command, Checkpoint):
+    if isinstance(command, VerifierCommit) and place in (2, 5):  # a seed may be larger, a complaint is None
+        plain[place] = data.draw(st.sampled_from([True, -1, 2**64, "", b"", 0.5, [True]]))
+    elif isinstance(command, Checkpoint):
         plain[place] = data.draw(st.sampled_from([True, -1, 0.5, b"", [True], {"Hub": 7}]))
     elif isinstance(command, Witness) and place == 2:
         plain[place] = [1, 2, 3, 4]
@@ -87,3 +108,12 @@ def test_a_command_with_one_field_of_another_kind_is_refused(command: ClientComm
 def test_other_lists_are_no_commands(plain: list[Any]) -> None:
     with pytest.raises(WireError):
         decode_command(plain, SENDER)
+
+
+def test_a_statement_without_words_has_the_bytes_that_it_had_before() -> None:
+    statement = WitnessStatement(1, 2, 3, bytes(32), bytes(320), bytes(32), bytes(32))
+    plain = encode_command(Witness(SENDER, statement))
+    assert len(plain[1]) == 7
+    for words in ([b""], [b"x" * 193], [7], [b"x", b"y"]):
+        with pytest.raises(WireError, match="words about challenges"):
+            decode_command([3, [*plain[1], *words], None], SENDER)

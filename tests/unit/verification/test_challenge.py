@@ -20,6 +20,7 @@ from psyche_core.verification.challenge import (
     Stage,
     advance,
     refusal,
+    without,
 )
 from psyche_core.verification.drawing import Drawn
 from psyche_core.verification.words import Word
@@ -40,6 +41,11 @@ def began(challenge: Challenge, words: Sequence[Sequence[Word]] = (), members: f
     height = challenge.since + 1 + challenge.awaits_words(challenge.since + 1)
     given = tuple(tuple(one) for one in words)
     return RoundBegan(height=height, seed=bytes([height]) * 32, words=given, elected=4, quorum=3, members=members)
+
+
+def later(challenge: Challenge) -> RoundBegan:
+    """The round after the next: the last that waits for a root has ended."""
+    return replace(began(challenge), height=challenge.since + 2)
 
 
 def play(challenge: Challenge, *events: Event) -> Challenge:
@@ -85,7 +91,7 @@ def verdict(challenge: Challenge) -> tuple[Outcome, frozenset[int], bool, bool]:
 
 UNDECIDED = (Outcome.UNDECIDED, NOBODY, False, True)
 TRAINER_SILENT = (Outcome.SILENCE, frozenset({TRAINER}), True, False)
-VERIFIER_SILENT = (Outcome.SILENCE, frozenset({VERIFIER}), False, True)
+VERIFIER_SILENT = (Outcome.SILENCE, NOBODY, False, True)
 
 
 def test_who_trained_passes_and_its_verifier_is_paid() -> None:
@@ -121,18 +127,54 @@ def test_two_tie_breakers_that_agree_decide(
     missing = frozenset(judge for judge, word in zip(judges, words, strict=True) if not word.judge_gave)
     found = play(found, began(found, [words] * 3))
     outcome, strikes, requeue, watch = expected
-    assert verdict(found) == (outcome, strikes | missing, requeue, watch)
+    assert verdict(found) == (outcome, strikes, requeue, watch)
     assert found.verdict is not None
+    assert found.verdict.missed == missing
     assert found.verdict.paid == {VERIFIER, *judges} - missing - strikes
 
 
-def test_silence_is_a_strike_at_each_stage() -> None:
-    assert verdict(play(FRESH, began(FRESH))) == VERIFIER_SILENT
+def missed(challenge: Challenge) -> frozenset[int]:
+    assert challenge.verdict is not None
+    return challenge.verdict.missed
+
+
+def test_silence_is_a_strike_for_trainers_and_a_missed_duty_for_verifiers() -> None:
+    silent = play(FRESH, began(FRESH), later(FRESH))
+    assert verdict(silent) == VERIFIER_SILENT
+    assert missed(silent) == {VERIFIER}
     reveal = at_reveal()
     assert verdict(after(reveal, NO_TRAINER, NO_TRAINER, NO_TRAINER)) == TRAINER_SILENT
     assert verdict(after(reveal, NO_JUDGE, NO_JUDGE, NO_JUDGE)) == VERIFIER_SILENT
-    both = (Outcome.SILENCE, frozenset({TRAINER, VERIFIER}), True, False)
-    assert verdict(after(reveal, NEITHER, NEITHER, NEITHER)) == both
+    both = after(reveal, NEITHER, NEITHER, NEITHER)
+    assert verdict(both) == TRAINER_SILENT
+    assert missed(both) == {VERIFIER}
+
+
+def test_a_root_may_come_in_the_second_round_and_a_complaint_too() -> None:
+    waiting = play(FRESH, began(FRESH))
+    assert waiting == FRESH
+    assert play(waiting, ROOT, later(FRESH)).stage is Stage.REVEAL
+    assert play(waiting, Complained(VERIFIER), later(FRESH)).stage is Stage.SIGNS
+
+
+def test_where_too_few_witnesses_stated_a_missing_root_is_no_strike() -> None:
+    assert verdict(play(FRESH, replace(later(FRESH), quorate=False))) == UNDECIDED
+    tie = after(at_reveal(), FAILED, FAILED, FAILED)
+    assert verdict(play(tie, replace(later(tie), quorate=False))) == UNDECIDED
+    assert missed(play(tie, replace(later(tie), quorate=False))) == NOBODY
+    late = play(tie, later(tie))
+    assert (verdict(late), missed(late)) == (UNDECIDED, frozenset(tie.judges))
+
+
+def test_an_ejected_trainer_is_not_judged_and_its_verifier_is_paid() -> None:
+    found = without(at_reveal(), frozenset({TRAINER}))
+    assert verdict(found) == (Outcome.UNDECIDED, NOBODY, False, False)
+    assert found.verdict is not None
+    assert found.verdict.paid == {VERIFIER}
+    assert verdict(without(at_reveal(), frozenset({VERIFIER}))) == UNDECIDED
+    tie = at_tie_reveal()
+    left = without(tie, frozenset({VERIFIER, tie.judges[0]}))
+    assert (left.stage, left.judges) == (Stage.TIE_REVEAL, tie.judges[1:])
 
 
 def test_a_verifier_without_signs_complains_and_the_witnesses_settle_it() -> None:
@@ -143,7 +185,7 @@ def test_a_verifier_without_signs_complains_and_the_witnesses_settle_it() -> Non
     again = after(signs, PASSED, PASSED, NO_TRAINER)
     assert (again.stage, again.expected) == (Stage.RECOMMIT, (VERIFIER,))
     assert refusal(again, Complained(VERIFIER)) == "slot 5 has nothing to complain of in stage RECOMMIT"
-    assert verdict(play(again, began(again))) == VERIFIER_SILENT
+    assert verdict(play(again, began(again), later(again))) == (Outcome.SILENCE, frozenset({VERIFIER}), False, True)
     found = play(again, ROOT)
     assert play(found, began(found)).stage is Stage.REVEAL
 
@@ -157,14 +199,16 @@ def test_who_gives_to_a_minority_of_witnesses_has_given_nothing() -> None:
     assert verdict(after(at_reveal(), FAILED, NO_TRAINER, NO_TRAINER)) == TRAINER_SILENT
 
 
-def test_tie_breakers_that_are_silent_get_a_strike_and_the_others_decide() -> None:
+def test_tie_breakers_that_are_silent_miss_a_duty_and_the_others_decide() -> None:
     found = after(at_reveal(), FAILED, FAILED, FAILED)
     first, second, third = found.judges
     found = play(found, *[Committed(judge, bytes(32)) for judge in (first, second)])
-    found = play(found, began(found))
+    assert play(found, began(found)) == found, "it has a second round"
+    found = play(found, later(found))
     assert found.judges == (first, second)
     found = play(found, began(found, [(FAILED, FAILED)] * 3))
-    assert verdict(found) == (Outcome.GUILTY, frozenset({TRAINER, third}), True, False)
+    assert verdict(found) == (Outcome.GUILTY, frozenset({TRAINER}), True, False)
+    assert missed(found) == {third}
 
 
 def test_a_trainer_that_is_silent_in_the_tie_break_gets_the_strike() -> None:
@@ -212,7 +256,7 @@ def test_events_that_do_not_count_say_why() -> None:
     assert refusal(reveal, replace(late, height=reveal.since)) == "the stage began with round 12, so round 12 does not end it"
     assert refusal(reveal, replace(late, words=((PASSED, PASSED),))) == "a statement has 1 words about the challenge"
     assert refusal(reveal, replace(late, elected=2)) == "expected a quorum of at least half of the elected, got 3 of 2 and 3"
-    closed = play(FRESH, began(FRESH))
+    closed = play(FRESH, later(FRESH))
     assert refusal(closed, began(closed)) == "the challenge is closed"
 
 
@@ -257,7 +301,7 @@ def test_any_events_in_any_order_keep_the_rules(events: list[Event]) -> None:
         if following.verdict is not None:
             asked = {TRAINER, VERIFIER, *challenge.judges}
             assert following.verdict.strikes | following.verdict.paid <= asked
-            assert not following.verdict.strikes & following.verdict.paid
+            assert not (following.verdict.strikes | following.verdict.missed) & following.verdict.paid
         challenge = following
 
 

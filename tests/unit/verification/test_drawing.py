@@ -74,6 +74,13 @@ def test_the_share_is_exact_in_the_mean_and_alike_for_all() -> None:
         assert max(counted.values()) < 1.25 * min(counted.values())
 
 
+def test_where_there_is_room_for_few_each_share_is_as_likely() -> None:
+    drawn = [challenges(seed(number), height=1, shares=range(8), members=range(8), percent=100, most=3) for number in range(2000)]
+    assert {len(one) for one in drawn} == {3}
+    counted = Counter(one.trainer for round_ in drawn for one in round_)
+    assert max(counted.values()) < 1.25 * min(counted.values())
+
+
 def test_with_all_shares_challenged_each_of_two_verifies_the_other() -> None:
     assert challenges(bytes(32), height=1, shares={3, 9}, members={3, 9}, percent=100) in (
         (Drawn(3, 9), Drawn(9, 3)),

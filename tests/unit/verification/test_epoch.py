@@ -160,7 +160,7 @@ def test_a_state_is_bounded_and_words_have_one_order() -> None:
         committed = committed.replaced(advance(one, Committed(one.drawn.verifier, bytes(32))))
     reveal, _ = round_began(committed, NewRound(height=3, seed=b"\x01" * 32, shares=(), members=everybody))
     assert [judge for _, judge in reveal.due(4)] == [one.drawn.verifier for one in state.open]
-    with pytest.raises(ValueError, match="64 words"):
+    with pytest.raises(ValueError, match=f"{MOST_OPEN} words"):
         round_began(reveal, NewRound(height=5, seed=bytes(32), shares=(), members=everybody, statements=((Word.PASSED,),)))
 
 

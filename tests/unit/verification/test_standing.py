@@ -28,7 +28,7 @@ def test_a_score_that_is_a_little_too_high_for_long_is_a_strike() -> None:
     for height, high in enumerate([True, True, False, False, True]):
         assert standing.strikes == 0
         standing = scored(standing, height, high=high)
-    assert (standing.strikes, standing.high, standing.watched_until) == (1, (), 14)
+    assert (standing.strikes, standing.high, standing.watched_before) == (1, (), 15)
 
 
 @given(st.lists(st.booleans(), max_size=60))
@@ -52,10 +52,10 @@ CHECKED, OTHER = 4, 5
     [
         (Verdict(outcome=Outcome.PASSED, high=True), Standing(high=(True,)), Standing()),
         (Verdict(outcome=Outcome.PASSED), Standing(high=(False,)), Standing()),
-        (Verdict(outcome=Outcome.GUILTY, strikes=frozenset({CHECKED})), Standing(1, 30), Standing()),
-        (Verdict(outcome=Outcome.FALSE_ACCUSATION, strikes=frozenset({OTHER})), Standing(), Standing(1, 30)),
-        (Verdict(outcome=Outcome.UNDECIDED, watch=True), Standing(0, 20), Standing()),
-        (Verdict(outcome=Outcome.SILENCE, strikes=frozenset({OTHER}), watch=True), Standing(0, 20), Standing(1, 30)),
+        (Verdict(outcome=Outcome.GUILTY, strikes=frozenset({CHECKED})), Standing(1, 31), Standing()),
+        (Verdict(outcome=Outcome.FALSE_ACCUSATION, strikes=frozenset({OTHER})), Standing(), Standing(1, 31)),
+        (Verdict(outcome=Outcome.UNDECIDED, watch=True), Standing(0, 21), Standing()),
+        (Verdict(outcome=Outcome.SILENCE, strikes=frozenset({OTHER}), watch=True), Standing(0, 21), Standing(1, 31)),
     ],
 )
 def test_what_a_verdict_means_for_trainer_and_others(verdict: Verdict, trainer: Standing, other: Standing) -> None:

@@ -18,9 +18,11 @@ from psyche_core.wire.messages import (
     ModelDigest,
     ModelOffer,
     ModelWanted,
+    Opening,
     Result,
     commitment_hash,
     commitment_is_signed,
+    result_hash,
     seal,
     sign_commitment,
     unseal,
@@ -52,7 +54,9 @@ messages: st.SearchStrategy[Message] = st.one_of(
         sizes,
         digests,
         st.binary(min_size=64, max_size=64),
+        st.sampled_from([b"", bytes(64), b"r" * 64]),
     ),
+    st.builds(Opening, small, small, seeds, small, st.integers(0, 2**16 - 1), digests, sizes),
 )
 
 
@@ -156,3 +160,13 @@ def test_a_commitment_signature_binds_the_trainer_and_the_run() -> None:
     assert not commitment_is_signed(result, run=RUN, p2p=OTHER.public)
     assert not commitment_is_signed(result, run=bytes(32), p2p=KEY.public)
     assert not commitment_is_signed(replace(result, commitment=bytes(32)), run=RUN, p2p=KEY.public)
+
+
+def test_roots_of_deltas_are_covered_by_the_commitment_and_change_no_byte_where_there_are_none() -> None:
+    assert result_hash(b"p" * 32, b"") == b"p" * 32
+    assert len({result_hash(b"p" * 32, roots) for roots in (b"", bytes(64), b"r" * 64)}) == 3
+    result = Result(1, 0, 2, 7, (BatchId(0, 3),), b"p" * 32, 10, b"c" * 32, b"s" * 64)
+    body = decode(decode(seal(KEY, RUN, result), max_bytes=1000)[2], max_bytes=1000)
+    assert len(body) == 10
+    with_roots = decode(decode(seal(KEY, RUN, replace(result, roots=b"r" * 64)), max_bytes=1000)[2], max_bytes=1000)
+    assert with_roots == [*body, b"r" * 64]

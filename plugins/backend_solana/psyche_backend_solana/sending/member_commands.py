@@ -43,6 +43,10 @@ def instructions_of(run: Run, command: ClientCommand, *, state: CoordinatorState
             return _proof(run, command, user, state=state)
         case commands.EpochDigest(_, epoch, index, digest):
             return (coordinator.epoch_digest(run, user=user, epoch=epoch, index=index, digest=digest),)
+        case commands.VerifierCommit():
+            raise CommandRefused(
+                "InvalidCommit", "the program on the chain draws no challenges, so nothing is to be committed to"
+            )
 
 
 def wants_tick(state: CoordinatorState, command: ClientCommand, now: int) -> bool:

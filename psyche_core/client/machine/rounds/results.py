@@ -32,12 +32,13 @@ Verify = Callable[[Result, bytes], bool]
 class ResultTracker:
     """Checks and fetches results for one client.
 
-    instance: of the run, known from its first state. max_payload_bytes: None until our model is open; nothing is fetched
-    before.
+    instance: of the run, known from its first state. with_roots: whether the run's results have roots of deltas.
+    max_payload_bytes: None until our model is open; nothing is fetched before.
     """
 
     def __init__(self, identity: NodeIdentity, *, verify: Verify | None) -> None:
         self.instance: bytes = bytes(32)
+        self.with_roots: bool = False
         self.max_payload_bytes: int | None = None
         self._identity = identity
         self._verify = verify or self._signed
@@ -46,7 +47,7 @@ class ResultTracker:
         return commitment_is_signed(result, run=self.instance, p2p=p2p)
 
     def commitment(self, record: RoundRecord, *, share: Share, trainer: bytes, payload_hash: bytes) -> bytes:
-        """The commitment of a share's result. trainer: the signer half of its identity."""
+        """The commitment of a share's result. trainer: the signer half of its identity. payload_hash: or `result_hash`."""
         return commitment_hash(
             self.instance,
             epoch=record.epoch,
@@ -62,9 +63,11 @@ class ResultTracker:
         record = notes.records[result.height]
         if record.shares.get(slot) != result.share or result.step != record.round.step:
             return []
+        if bool(result.roots) != self.with_roots:
+            return []
 
         client = notes.clients[slot]
-        expected = self.commitment(record, share=result.share, trainer=client.signer, payload_hash=result.payload_hash)
+        expected = self.commitment(record, share=result.share, trainer=client.signer, payload_hash=result.committed_hash)
         if expected != result.commitment or not self._verify(result, client.p2p):
             return []
 
@@ -82,10 +85,10 @@ class ResultTracker:
     def _proof(self, notes: EpochNotes, record: RoundRecord, *, slot: int, result: Result, now: float) -> list[Action]:
         """Evidence against a trainer that signed two results for one share; returned once."""
         first = next(iter(record.candidates[slot].values()))
-        if slot in record.evidence or first.payload_hash == result.payload_hash or slot == notes.slot:
+        if slot in record.evidence or first.committed_hash == result.committed_hash or slot == notes.slot:
             return []
 
-        halves = [SignedResult(half.payload_hash, half.signature) for half in (first, result)]
+        halves = [SignedResult(half.committed_hash, half.signature) for half in (first, result)]
         evidence = Equivocation(self._identity, notes.number, record.height, slot, halves[0], halves[1])
         record.evidence[slot] = Evidence(evidence, now)
         problem = f"client {notes.clients[slot].short} signed two results for step {result.step}; reported to the coordinator"

@@ -45,6 +45,7 @@ class Evidence:
 class RoundRecord:
     """Mutable notes about one round of the current epoch.
 
+    trainers: slots whose Finished is awaited: those that train, and those that recompute a share, which have work to do, too.
     candidates: results by slot and commitment; announced: commitments by payload hash and slot; verified: commitment by slot of
     the first valid payload that arrived. arrived: when the verified result of each slot did; kept: slots whose verified result
     is in our journal. finished: slots that sent Finished, and when it arrived; own_done_at: when our share was trained;
@@ -97,7 +98,7 @@ class RoundRecord:
             epoch=epoch,
             round=playing,
             shares=assignment.shares(state, playing) if playing.batches else {},
-            trainers=committee.trainer_slots(state, playing),
+            trainers=playing.slots,
             witnesses=committee.witness_slots(state, playing),
         )
 

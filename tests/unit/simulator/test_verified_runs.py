@@ -1,0 +1,102 @@
+"""Runs whose shares are checked: cheats go, honest members stay, and runs without verification are as they were."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from psyche_core.errors import UserError
+from psyche_core.simulator.generate import cheat_script, generate
+from psyche_core.simulator.script import CHEATS, KINDS, LIES, Fault, Script, from_json, from_plain, to_plain
+from psyche_core.simulator.world import World, run_script
+
+EJECTED = ("untrained", "blind-verifier", "lying-verifier", "no-reveal")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_honest_runs_check_a_tenth_of_the_shares_and_give_no_strike(seed: int) -> None:
+    result = run_script(cheat_script("", seed=seed, steps=60))
+    assert result.failure is None
+    assert result.steps == 60
+    assert 25 <= result.counts["challenges PASSED"] <= 70
+    assert {name for name in result.counts if name.startswith("challenges ")} == {"challenges PASSED"}
+    assert not any("strike" in name or name.startswith("refused") for name in result.counts)
+
+
+@pytest.mark.parametrize("kind", EJECTED)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_full_cheat_is_ejected_and_nobody_else(kind: str, seed: int) -> None:
+    result = run_script(cheat_script(kind, seed=seed, steps=100))
+    assert result.failure is None
+    assert result.counts["cheats ejected for strikes"] == 1
+    assert "honest members ejected for strikes" not in result.counts
+    assert result.counts["round in which a cheat was ejected"] < 100
+
+
+@pytest.mark.parametrize("kind", ["lying-tie-breaker", "false-words"])
+def test_lying_judges_and_witnesses_alone_harm_nobody(kind: str) -> None:
+    """With a cheat beside them: it goes, and of the honest members nobody does."""
+    base = cheat_script(kind, seed=4, steps=80)
+    liar = base.faults[0].nodes[0]
+    cheat = Fault(kind="untrained", start=0.0, nodes=((liar + 1) % 8,))
+    result = run_script(replace(base, faults=(*base.faults, cheat)))
+    assert result.failure is None
+    assert result.counts["cheats ejected for strikes"] >= 1
+    assert "honest members ejected for strikes" not in result.counts
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_states_and_commands_with_challenges_travel_as_bytes(seed: int) -> None:
+    result = run_script(replace(cheat_script("untrained", seed=seed, steps=30, percent=40), sealed=True))
+    assert result.failure is None
+    assert result.counts["challenges GUILTY"] >= 2
+
+
+@pytest.mark.parametrize("kind", ["restart", "drop", "older-state", "pause", "slow", "false-statements", "garbage"])
+def test_other_faults_break_nothing_in_runs_that_are_checked(kind: str) -> None:
+    script = generate(3, kinds=(kind,))
+    shape = replace(script.shape, verification_percent=40, rounds_per_epoch=12, epoch_time=600)
+    result = run_script(replace(script, shape=shape))
+    assert result.failure is None
+    assert any(name.startswith("challenges ") for name in result.counts)
+
+
+def test_invented_commitments_are_refused_and_counted_and_invented_parts_harm_nobody() -> None:
+    base = cheat_script("", seed=5, steps=60, percent=30)
+    result = run_script(replace(base, faults=(Fault(kind="garbage", start=0.0, nodes=(2,)),)))
+    assert result.failure is None
+    assert result.counts["refused InvalidCommit"] > 20
+    assert "strikes of honest members" not in result.counts
+    assert "honest members ejected for strikes" not in result.counts
+
+
+def test_two_results_with_roots_of_deltas_are_still_proof_of_equivocation() -> None:
+    script = generate(1, kinds=("two-results",))
+    result = run_script(replace(script, shape=replace(script.shape, verification_percent=30)))
+    assert result.failure is None
+    assert 1 <= result.counts["two-results"] <= result.epochs, "it is ejected for the first of each epoch"
+
+
+def test_who_recomputes_trains_nothing_and_the_samples_of_the_guilty_are_trained_again() -> None:
+    """`no-sample-skipped` and `no-sample-in-two-places` are checked after every command; here they have something to find."""
+    world = World(cheat_script("untrained", seed=2, steps=40, percent=50))
+    assert world.run().failure is None
+    assert world.counts["challenges GUILTY"] == 2
+    assert world.counts["faked shares"] > 2
+
+
+def test_cheats_belong_to_checked_runs_only_and_are_drawn_for_no_other() -> None:
+    assert not set(CHEATS) & {*KINDS, *LIES}
+    script = cheat_script("untrained", seed=7)
+    assert from_plain(to_plain(script)) == script
+    unchecked = replace(script, shape=replace(script.shape, verification_percent=0))
+    with pytest.raises(UserError, match="a cheat of runs with verification_percent > 0"):
+        from_plain(to_plain(unchecked))
+    assert from_json('{"seed": 1}') == Script(seed=1)
+
+
+def test_runs_without_verification_are_those_of_before() -> None:
+    """Marks of the code of before: every event of every machine, in its order and at its time."""
+    marks = {seed: run_script(generate(seed)).mark for seed in (1, 2, 200)}
+    assert marks == {1: 4553061138062058209, 2: 1495519614554415791, 200: 17790755551556140308}
