@@ -26,10 +26,9 @@ from psyche_core.simulator.generate import LONE_EVERY, generate, lone_liar
 from psyche_core.simulator.members.keys import INSTANCE, identity_of, key_of, signed_by, with_real_signatures
 from psyche_core.simulator.members.node import Node
 from psyche_core.simulator.members.owner import Owner
-from psyche_core.simulator.members.worker import EMPTY_RESULT
 from psyche_core.simulator.parallel_runs import RunOptions, one_run, run_seeds
 from psyche_core.simulator.replicas.announcement_log import AnnouncementLog
-from psyche_core.simulator.replicas.replica import Payload
+from psyche_core.simulator.replicas.replica import EMPTY_RESULT, Payload
 from psyche_core.simulator.run_result import SimFailure
 from psyche_core.simulator.sample_tracker import bits
 from psyche_core.simulator.script import KINDS, LIES, Fault, Script, from_json, from_plain, to_plain
