@@ -77,11 +77,14 @@ CHEATS = (
 )
 """Lies about the work itself, in runs whose shares are checked (`Shape.verification_percent`); never drawn for other runs."""
 
-NO_EXCUSE = (*LIES, *CHEATS, "slow-downlink")
+ALL_LIES = (*LIES, *CHEATS)
+NO_EXCUSE = (*ALL_LIES, "slow-downlink")
 """Faults in which honest members must still lose nothing and make progress: lies of others, and slow home connections."""
 
 KINDS = (*NODE_FAULTS, *NETWORK_FAULTS, *SERVER_FAULTS, *LIES)
 """All kinds of faults, by their name on the command line."""
+
+_KNOWN = (*KINDS, *CHEATS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +155,7 @@ class Script:
     @property
     def liars(self) -> frozenset[int]:
         """Members that lie at some time; no invariant is required of them."""
-        return frozenset(node for fault in self.faults if fault.kind in (*LIES, *CHEATS) for node in fault.nodes)
+        return frozenset(node for fault in self.faults if fault.kind in ALL_LIES for node in fault.nodes)
 
     @property
     def excused_until(self) -> float:
@@ -211,7 +214,7 @@ def _check(script: Script) -> None:
         message = f"expected 1 to 64 clients and at least one round, got {script.clients} and {script.rounds}"
         raise ValueError(message)
     for fault in script.faults:
-        if fault.kind not in (*KINDS, *CHEATS):
+        if fault.kind not in _KNOWN:
             message = f"{fault.kind!r} is no kind of fault; there are {', '.join(KINDS)}"
             raise ValueError(message)
         if fault.kind in CHEATS and not script.shape.verification_percent:

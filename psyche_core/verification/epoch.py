@@ -165,7 +165,8 @@ def ejected_slots(standings: Sequence[Standing]) -> frozenset[int]:
 def _judge(standings: list[Standing], challenge: Challenge, verdict: Verdict, height: int) -> None:
     trainer = challenge.drawn.trainer
     for slot in {trainer, *verdict.strikes}:
-        standings[slot] = after_verdict(standings[slot], verdict, height, slot=slot, trainer=trainer)
+        known = standings[slot]
+        standings[slot] = after_verdict(known, verdict, height, slot=slot, trainer=trainer, share=challenge.height)
 
 
 def with_drawn(state: EpochVerification, begun: NewRound) -> EpochVerification:

@@ -63,13 +63,23 @@ def scored(standing: Standing, height: int, *, high: bool) -> Standing:
     return replace(standing, high=last)
 
 
-def after_verdict(standing: Standing, verdict: Verdict, height: int, *, slot: int, trainer: int) -> Standing:
-    """The standing of a slot after a verdict. height: the round that begins. slot: whose it is. trainer: who was checked."""
+def after_verdict(standing: Standing, verdict: Verdict, height: int, *, slot: int, trainer: int, share: int) -> Standing:
+    """The standing of a slot after a verdict.
+
+    height: the round that begins. slot: whose it is. trainer: who was checked; share: round of the checked share. A process that
+    died cannot show any of the shares that it had trained. So silence about a share of before the last strike is no other strike.
+    """
     if slot in verdict.strikes:
-        return struck(standing, height)
+        known = verdict.outcome is Outcome.SILENCE and slot == trainer and share < _struck_at(standing)
+        return standing if known else struck(standing, height)
     if slot != trainer:
         return standing
     if verdict.watch:
         return watched_on(standing, height)
 
     return scored(standing, height, high=verdict.high) if verdict.outcome is Outcome.PASSED else standing
+
+
+def _struck_at(standing: Standing) -> int:
+    """The round with which the last strike came, 0 for none; later, if at all, only where that is more than ten rounds ago."""
+    return standing.watched_before - WATCHED_ROUNDS - 1 if standing.strikes else 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from psyche_core.coordinator.commands import Pause, Resume
 from psyche_core.simulator.members.owner import OWNER_DELAY
-from psyche_core.simulator.script import CHEATS, LIES, NETWORK_FAULTS, Fault
+from psyche_core.simulator.script import ALL_LIES, NETWORK_FAULTS, Fault
 from psyche_core.types import RunState
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Faults:
         else:
             for index in fault.nodes:
                 self._inject(fault, self._nodes[index])
-        if fault.kind in (*LIES, *CHEATS) and not fault.duration:
+        if fault.kind in ALL_LIES and not fault.duration:
             return
 
         self._clock.after(fault.duration, self._end, fault)
@@ -172,5 +172,5 @@ class Faults:
                 now = node.now
                 node.clock_rate = 1.0
                 node.clock_offset = now - self._clock.now
-            case kind if kind in LIES:
+            case kind if kind in ALL_LIES:
                 self._lies.end(node, kind)

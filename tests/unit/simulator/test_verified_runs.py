@@ -62,6 +62,14 @@ def test_other_faults_break_nothing_in_runs_that_are_checked(kind: str) -> None:
     assert any(name.startswith("challenges ") for name in result.counts)
 
 
+def test_a_cheat_may_stop_cheating() -> None:
+    base = cheat_script("untrained", seed=2, steps=30)
+    world = World(replace(base, faults=(replace(base.faults[0], duration=6.0),)))
+    assert world.run().failure is None
+    assert world.nodes[2].lies == []
+    assert 0 < world.counts["faked shares"] < 20
+
+
 def test_invented_commitments_are_refused_and_counted_and_invented_parts_harm_nobody() -> None:
     base = cheat_script("", seed=5, steps=60, percent=30)
     result = run_script(replace(base, faults=(Fault(kind="garbage", start=0.0, nodes=(2,)),)))

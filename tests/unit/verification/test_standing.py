@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -59,8 +60,20 @@ CHECKED, OTHER = 4, 5
     ],
 )
 def test_what_a_verdict_means_for_trainer_and_others(verdict: Verdict, trainer: Standing, other: Standing) -> None:
-    assert after_verdict(Standing(), verdict, 20, slot=CHECKED, trainer=CHECKED) == trainer
-    assert after_verdict(Standing(), verdict, 20, slot=OTHER, trainer=CHECKED) == other
+    assert after_verdict(Standing(), verdict, 20, slot=CHECKED, trainer=CHECKED, share=15) == trainer
+    assert after_verdict(Standing(), verdict, 20, slot=OTHER, trainer=CHECKED, share=15) == other
+
+
+@pytest.mark.parametrize(
+    ("outcome", "share", "strikes"),
+    [(Outcome.SILENCE, 19, 1), (Outcome.SILENCE, 20, 2), (Outcome.GUILTY, 19, 2)],
+)
+def test_one_death_is_one_strike_however_many_shares_it_leaves_unshown(outcome: Outcome, share: int, strikes: int) -> None:
+    once = struck(Standing(), 20)
+    again = Verdict(outcome=outcome, strikes=frozenset({CHECKED}), requeue=True)
+    assert after_verdict(once, again, 22, slot=CHECKED, trainer=CHECKED, share=share).strikes == strikes
+    other = after_verdict(once, replace(again, strikes=frozenset({OTHER})), 22, slot=OTHER, trainer=CHECKED, share=share)
+    assert other.strikes == 2, "for who judges it is not about its own share"
 
 
 @pytest.mark.parametrize(("rate", "strike"), [(0.1, 0.99), (0.3, 0.5), (1.0, 0.2)])
