@@ -100,6 +100,14 @@ class Node(Worker):
         if self.verifying is not None:
             self.verifying.check(action)
 
+    def _roots(self, work: act.Train) -> bytes:
+        return b"" if self.verifying is None else self.verifying.trained(work)
+
+    def _fetch_model(self, work: act.FetchModel, lineage: int) -> ev.Event:
+        if self.verifying is not None:
+            self.verifying.model_replaced()
+        return super()._fetch_model(work, lineage)
+
     def _recompute(self, work: act.Recompute) -> ev.Event:
         assert self.verifying is not None
         return self.verifying.recomputed(work)

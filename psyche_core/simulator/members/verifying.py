@@ -14,6 +14,7 @@ from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.types import WitnessStatement
 from psyche_core.verification.challenge import Challenge, Stage
+from psyche_core.verification.merkle import NO_DELTA
 from psyche_core.verification.words import Word, encode_words
 
 if TYPE_CHECKING:
@@ -41,10 +42,27 @@ class Verifying:
         self._node = node
         self._rng = rng
         self.served: dict[bytes, int] = {}
+        self._trained: set[int] = set()
+        self._delta_root: bytes = NO_DELTA
 
     def forget(self) -> None:
         """The process has ended: its deltas, and what it had recomputed, are gone."""
-        self.served = {}
+        self.served, self._trained = {}, set()
+        self.model_replaced()
+
+    def model_replaced(self) -> None:
+        """It takes the others' model: its delta is zero."""
+        self._delta_root = NO_DELTA
+
+    def trained(self, work: act.Train) -> bytes:
+        """Note whether a share was trained, since what a cheat sends looks the same. Returns the roots of both deltas."""
+        lies = self._node.lies
+        fakes = "untrained" in lies or ("half-untrained" in lies and self._rng.random() < 0.5)
+        (self._world.faked.add if fakes else self._world.faked.discard)((work.step, self._node.index))
+        self._world.counts["faked shares"] += fakes
+        self._trained.add(work.step)
+        before, self._delta_root = self._delta_root, hashlib.sha256(self._delta_root + work.step.to_bytes(8, "little")).digest()
+        return self._delta_root + before
 
     def expire(self, before: int) -> None:
         """Forget parts with older tags."""
@@ -60,7 +78,7 @@ class Verifying:
         if is_trainer and "no-reveal" in node.lies:
             self._world.counts["no-reveal"] += 1
             return ev.PartFailed(action.place, "it does not want to")
-        if is_trainer and action.step not in node.trained_steps:
+        if is_trainer and action.step not in self._trained:
             self._world.counts["deltas lost"] += 1
             return ev.PartFailed(action.place, "an earlier process trained the share")
 

@@ -26,7 +26,6 @@ from psyche_core.simulator.replicas.replica import Payload, Replica, StepOrder, 
 from psyche_core.simulator.run_result import InvariantViolation
 from psyche_core.simulator.sample_tracker import bits
 from psyche_core.types import Decision
-from psyche_core.verification.merkle import NO_DELTA
 from psyche_core.wire.messages import ModelOffer
 
 if TYPE_CHECKING:
@@ -70,8 +69,6 @@ class Worker(Process):
         self.expired_before: int = 0
         self.training: Durations = Durations()
         self.speed: float = 0.7 + 0.6 * rng.random()
-        self.trained_steps: set[int] = set()
-        self._delta_root: bytes = NO_DELTA
         self._journal_rounds = journal_rounds(world.stream("journals"), world.stream(f"journal {index}"))
         self.disk: Disk = Disk(rounds=self._journal_rounds)
         self._trained = 0
@@ -85,8 +82,6 @@ class Worker(Process):
             self.disk = Disk(rounds=self._journal_rounds)
         self.payloads, self.snapshots = {}, {}
         self.expired_before = 0
-        self.trained_steps = set()
-        self._delta_root = NO_DELTA
 
     def _expire(self, action: act.Expire) -> None:
         before = self.expired_before = max(self.expired_before, action.before)
@@ -104,8 +99,7 @@ class Worker(Process):
 
     def _work(self, action: act.Work) -> None:
         kind = action.__class__
-        trains = kind in (act.Train, act.Recompute)
-        seconds = self._world.train_seconds * self.speed if trains else SECONDS[kind]
+        seconds = self._world.train_seconds * self.speed if kind in (act.Train, act.Recompute) else SECONDS[kind]
         if self.slowed:
             self.counts["slow"] += 1
         seconds *= max(self.slowed, default=1.0) * (0.5 + self._rng.random())
@@ -266,8 +260,6 @@ class Worker(Process):
 
     def _train(self, work: act.Train) -> ev.Event:
         self._trained += 1
-        if self._world.verified:
-            self._note_trained(work)
         if work.generation != self._generation:
             self._order, self._generation = StepOrder(self.name), work.generation
         self._order.trains(work.step)
@@ -287,24 +279,15 @@ class Worker(Process):
             max(known, work.tag),
             payload,
         )  # as stores do: equal results of an older round shorten nothing
-        roots = self._roots(work) if self._world.verified else b""
-        return ev.Trained(work.height, 2.0, 64 * len(work.share), 0.5, payload_hash, payload.size, roots)
+        return ev.Trained(work.height, 2.0, 64 * len(work.share), 0.5, payload_hash, payload.size, self._roots(work))
 
     @abstractmethod
     def _recompute(self, work: act.Recompute) -> ev.Event:
         """The answer to recomputing another member's share."""
 
-    def _note_trained(self, work: act.Train) -> None:
-        """Note that the delta of this step is here, and whether a cheat has trained its share: what it sends looks the same."""
-        fakes = "untrained" in self.lies or ("half-untrained" in self.lies and self._rng.random() < 0.5)
-        (self._world.faked.add if fakes else self._world.faked.discard)((work.step, self.index))
-        self.counts["faked shares"] += fakes
-        self.trained_steps.add(work.step)
-
+    @abstractmethod
     def _roots(self, work: act.Train) -> bytes:
-        """Roots of the delta with this contribution, and of the one before; nothing here looks into them."""
-        before, self._delta_root = self._delta_root, hashlib.sha256(self._delta_root + work.step.to_bytes(8, "little")).digest()
-        return self._delta_root + before
+        """Roots of the deltas with this contribution and without; nothing in runs whose shares are not checked."""
 
     def _apply(self, work: act.Apply, lineage: int) -> ev.Event:
         missing = [item for item in work.payload_hashes if item not in self.payloads]
@@ -386,7 +369,6 @@ class Worker(Process):
             self.counts["models built from others"] += 1
             self.replica = self._world.new_replica()
         self._order = StepOrder(self.name)
-        self._delta_root = NO_DELTA
         self.replica.restore(masters)
         self.corrupted = False
         self._base(work)
