@@ -28,7 +28,7 @@ class LazyGroup(click.Group):
     def __init__(self, *args: Any, commands_by_path: Table, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._table = {name: entry for section in commands_by_path.values() for name, entry in section.items()}
-        self.sections = {heading: tuple(section) for heading, section in commands_by_path.items()}
+        self.sections: dict[str, tuple[str, ...]] = {heading: tuple(section) for heading, section in commands_by_path.items()}
 
     def summary(self, name: str) -> str:
         """The short help of a command, from the table."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from psyche_core.coordinator.commands import ChallengeClosed as ChallengeClosed
+from psyche_core.coordinator.commands import ChallengesDrawn as ChallengesDrawn
 from psyche_core.coordinator.commands import ClientsExited as ClientsExited
 from psyche_core.coordinator.commands import ClientsReturned as ClientsReturned
 from psyche_core.coordinator.commands import CooldownStarted as CooldownStarted

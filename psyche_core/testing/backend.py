@@ -26,7 +26,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, CommandRefused
 from psyche_core.interfaces.backend import Backend, StateUpdate
 from psyche_core.testing.conformance import Conformance
-from psyche_core.testing.contracts import CONTRACTS
+from psyche_core.testing.contracts import CONTRACTS, Contract
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.sentences import raises, shown
 from psyche_core.testing.small_run import START_TIME as START_TIME
@@ -85,7 +85,7 @@ class BackendConformance(Conformance):
         renewals: how often a member joins with a new address while another member does not read states.
     """
 
-    contract = CONTRACTS["backend"]
+    contract: ClassVar[Contract] = CONTRACTS["backend"]
     renewals: ClassVar[int] = 50
 
     def harness(self, state: CoordinatorState, keys: Sequence[SecretKey]) -> AbstractAsyncContextManager[BackendHarness]:

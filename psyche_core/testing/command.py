@@ -21,7 +21,7 @@ import click
 
 from psyche_core.hookspecs import CommandRegistration
 from psyche_core.testing.conformance import Conformance
-from psyche_core.testing.contracts import CONTRACTS
+from psyche_core.testing.contracts import CONTRACTS, Contract
 from psyche_core.testing.sentences import shown
 
 HEAVY = ("torch", "transformers", "numpy", "jax")
@@ -43,7 +43,7 @@ def leaves(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...]
 class CommandConformance(Conformance):
     """Inherit and set `registration` and `hooks`."""
 
-    contract = CONTRACTS["command"]
+    contract: ClassVar[Contract] = CONTRACTS["command"]
     registration: ClassVar[CommandRegistration]
     hooks: ClassVar[str]
 

@@ -14,7 +14,7 @@ fixture `source` to put `token_folder` there. A provider whose samples do not co
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import anyio.lowlevel
@@ -22,7 +22,7 @@ import anyio.lowlevel
 from psyche_core.errors import DataError
 from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.testing.conformance import Conformance
-from psyche_core.testing.contracts import CONTRACTS
+from psyche_core.testing.contracts import CONTRACTS, Contract
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.sentences import raises, shown
 from psyche_core.types import BatchId
@@ -42,7 +42,7 @@ class DataConformance(Conformance):
             sequence counts).
     """
 
-    contract = CONTRACTS["data"]
+    contract: ClassVar[Contract] = CONTRACTS["data"]
     sequence_length = 8
     token_size = 2
     file_sequences: tuple[int, ...] = (5, 1, 7)

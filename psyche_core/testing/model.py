@@ -23,7 +23,7 @@ from psyche_core.hookspecs import ModelContext
 from psyche_core.interfaces.data import IGNORED_LABEL, Samples
 from psyche_core.interfaces.model import Model
 from psyche_core.testing.conformance import Conformance
-from psyche_core.testing.contracts import CONTRACTS
+from psyche_core.testing.contracts import CONTRACTS, Contract
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.sentences import assert_close, difference, differences, raises, shown
 
@@ -37,7 +37,7 @@ class ModelConformance(Conformance):
         prepared_samples: whether the model supports labels and packed texts; a model that does not must reject them.
     """
 
-    contract = CONTRACTS["model"]
+    contract: ClassVar[Contract] = CONTRACTS["model"]
     config: ClassVar[Mapping[str, Any]]
     max_seq_len: ClassVar[int] = 16
     prepared_samples: ClassVar[bool] = False

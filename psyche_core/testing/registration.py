@@ -28,7 +28,7 @@ from psyche_core.plugins import PluginRecord, PluginRegistry, validate_settings
 from psyche_core.plugins.advice import Dependencies, settings_advice
 from psyche_core.testing.conformance import Conformance
 from psyche_core.testing.contexts import context_for
-from psyche_core.testing.contracts import REGISTRATION
+from psyche_core.testing.contracts import REGISTRATION, Contract
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.sentences import raises, shown
 
@@ -45,7 +45,7 @@ class RegistrationConformance(Conformance):
         heavy: modules that registering must not import.
     """
 
-    contract = REGISTRATION
+    contract: ClassVar[Contract] = REGISTRATION
     kind: ClassVar[str]
     name: ClassVar[str]
     heavy: ClassVar[tuple[str, ...]] = HEAVY

@@ -22,7 +22,7 @@ from psyche_core.errors import TransportError, UserError
 from psyche_core.hookspecs import RelayContext, RelayRegistration
 from psyche_core.interfaces.relay import Relay
 from psyche_core.testing.conformance import Conformance
-from psyche_core.testing.contracts import CONTRACTS
+from psyche_core.testing.contracts import CONTRACTS, Contract
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.ports import free_port
 from psyche_core.testing.sentences import raises, shown, within
@@ -34,7 +34,7 @@ TIMEOUT = 30.0
 class RelayConformance(Conformance):
     """Inherit, set `registration`, and override `connect`."""
 
-    contract = CONTRACTS["relay"]
+    contract: ClassVar[Contract] = CONTRACTS["relay"]
     registration: ClassVar[RelayRegistration]
 
     def connect(self, url: str, key: SecretKey) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:

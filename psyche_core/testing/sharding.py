@@ -31,7 +31,7 @@ from psyche_core.interfaces.sharding import Axes, RankGroup, ShardingEngine
 from psyche_core.models.sharding.controller import RankController
 from psyche_core.models.sharding.model import ShardedModel
 from psyche_core.testing.conformance import Conformance
-from psyche_core.testing.contracts import CONTRACTS
+from psyche_core.testing.contracts import CONTRACTS, Contract
 from psyche_core.testing.model import ModelConformance, gradients_of
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.one_rank import Alone as Alone
@@ -60,7 +60,7 @@ class ShardingConformance(Conformance):
         refused: configurations that it rejects for tensor parallelism.
     """
 
-    contract = CONTRACTS["sharding"]
+    contract: ClassVar[Contract] = CONTRACTS["sharding"]
     sharding: ClassVar[str]
     ranks: ClassVar[int] = 2
     degrees: ClassVar[tuple[Degree, ...] | None] = None

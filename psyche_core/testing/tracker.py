@@ -32,7 +32,7 @@ from psyche_core.hookspecs import TrackerContext, TrackerRegistration
 from psyche_core.interfaces.tracker import TrackedRun, Tracker
 from psyche_core.telemetry.metrics import METRICS, Sample
 from psyche_core.testing.conformance import Conformance
-from psyche_core.testing.contracts import CONTRACTS
+from psyche_core.testing.contracts import CONTRACTS, Contract
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.sentences import shown
 
@@ -58,7 +58,7 @@ def tracked(run_id: str = "first-light", member: str = "ab" * 32) -> TrackedRun:
 class TrackerConformance(Conformance):
     """Inherit, set `registration`, `hooks` and `heavy`, and override `settings` and `read`."""
 
-    contract = CONTRACTS["tracker"]
+    contract: ClassVar[Contract] = CONTRACTS["tracker"]
     registration: ClassVar[TrackerRegistration]
     hooks: ClassVar[str]
     heavy: ClassVar[tuple[str, ...]] = ()

@@ -68,7 +68,7 @@ class ForkServer:
     """
 
     def __init__(self, modules: Sequence[str], *, environment: Mapping[str, str], log: Path) -> None:
-        self.environment = dict(environment)
+        self.environment: dict[str, str] = dict(environment)
         self._modules = list(modules)
         self._log = log
         self._process: Process | None = None

@@ -22,7 +22,8 @@ def test_mypy_looks_into_every_folder() -> None:
     roots = [REPOSITORY / folder for folder in TOOLS["mypy"]["mypy_path"]]
     checked = {root / name.replace(".", "/") for name in TOOLS["mypy"]["packages"] for root in roots}
     tracked = subprocess.check_output(["git", "ls-files", "*.py"], cwd=REPOSITORY, text=True).split()
-    assert [name for name in tracked if checked.isdisjoint((REPOSITORY / name).parents)] == []
+    copies = [path for path in map(Path, tracked) if path.name == "hatch_build.py"]  # of tools/wheel_man_pages.py
+    assert [name for name in tracked if Path(name) not in copies and checked.isdisjoint((REPOSITORY / name).parents)] == []
 
 
 def test_mypy_finds_what_tests_import() -> None:

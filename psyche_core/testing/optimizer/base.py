@@ -10,7 +10,7 @@ import torch
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.testing.conformance import Conformance
-from psyche_core.testing.contracts import CONTRACTS
+from psyche_core.testing.contracts import CONTRACTS, Contract
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.optimizer.replicas import Replica, digest, shared
 from psyche_core.testing.sentences import assert_close, differences
@@ -20,7 +20,7 @@ from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
 class OptimizerTests(Conformance):
     """Tests of an optimizer, which a subclass makes; attributes as for `OptimizerConformance`."""
 
-    contract = CONTRACTS["optimizer"]
+    contract: ClassVar[Contract] = CONTRACTS["optimizer"]
     optional: ClassVar[Mapping[str, str]] = {
         "exact": "all members get the same bits, whatever their machines",
         "public-state": "state that follows from accepted payloads, which members share",

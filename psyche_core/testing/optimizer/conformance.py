@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from psyche_core.errors import NonFiniteError
+from psyche_core.testing.contracts import Contract
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.optimizer.base import OptimizerTests
 from psyche_core.testing.optimizer.inner_steps import InnerStepTests
@@ -27,7 +30,7 @@ class OptimizerConformance(StateTests, PayloadTests, ProcessTests, InnerStepTest
             optimizer documents it.
     """
 
-    contract = OptimizerTests.contract  # not that of ReplayTests
+    contract: ClassVar[Contract] = OptimizerTests.contract  # not that of ReplayTests
 
     def test_capabilities_are_those_that_were_declared(self) -> None:
         """So that optional tests are not left out because the optimizer lost a capability."""

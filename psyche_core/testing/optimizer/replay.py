@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from psyche_core.interfaces.replay import Replay
-from psyche_core.testing.contracts import REPLAY
+from psyche_core.testing.contracts import REPLAY, Contract
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.optimizer.base import OptimizerTests
 from psyche_core.testing.optimizer.replicas import Replica
@@ -18,7 +18,7 @@ from psyche_core.verification.replay import NOTHING_OPENED, Rule, chunk_scores, 
 class ReplayTests(OptimizerTests):
     """What a verifier is shown follows from what the optimizer did."""
 
-    contract = REPLAY
+    contract: ClassVar[Contract] = REPLAY
 
     def test_what_was_added_to_delta_is_the_gradient_s_contribution(self) -> None:
         """In each of several steps with accepted payloads; another gradient's contribution is told from it."""

@@ -14,7 +14,7 @@ import anyio.lowlevel
 from psyche_core.errors import WireError
 from psyche_core.interfaces.transport import Incoming, Opened, Transport
 from psyche_core.testing.conformance import Conformance
-from psyche_core.testing.contracts import CONTRACTS
+from psyche_core.testing.contracts import CONTRACTS, Contract
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.sentences import shown
 
@@ -111,7 +111,7 @@ class MeshTests(Conformance):
         timeout: seconds that a test waits for what must happen. After a first wait in vain the others wait shorter.
     """
 
-    contract = CONTRACTS["transport"]
+    contract: ClassVar[Contract] = CONTRACTS["transport"]
     optional: ClassVar[Mapping[str, str]] = {"checked-messages": "only what a member signed is delivered and passed on"}
     can_cut = False
     timeout: ClassVar[float] = TIMEOUT

@@ -76,13 +76,14 @@ async def test_without_the_fork_server_its_programs_go_on_and_others_are_started
     logs: Path, environment: Mapping[str, str], own_tokens: Path
 ) -> None:
     words = server_arguments(own_tokens)
+    others = set(children_of_ours())  # of other tests of this process
     async with Children(logs, forks(environment, logs)) as children:
         first = await children.start("first", words, environment=environment, forked=True)
         assert isinstance(first.process, ForkedProcess)
         async for _, event in first.events():
             if isinstance(event, Started):
                 break
-        (server,) = (process for process in children_of_ours() if process != first.process.pid)
+        (server,) = set(children_of_ours()) - others - {first.process.pid}
         os.kill(server, signal.SIGKILL)
         second = await children.start("second", ["--version"], environment=environment, forked=True)
         assert not isinstance(second.process, ForkedProcess)

@@ -61,7 +61,7 @@ class TableGroup(click.Group):
     def __init__(self, *args: Any, table: Mapping[str, Mapping[str, tuple[str, str]]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._table = {name: entry for section in table.values() for name, entry in section.items()}
-        self.sections = {heading: tuple(section) for heading, section in table.items()}
+        self.sections: dict[str, tuple[str, ...]] = {heading: tuple(section) for heading, section in table.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         """Names, sorted; imports nothing."""
