@@ -11,12 +11,13 @@ from psyche_core.interfaces.data import DataProvider
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.relay import Relay
-from psyche_core.interfaces.replay import ChunkGroup, Replay
+from psyche_core.interfaces.replay import AppliedStep, ChunkGroup, Replay
 from psyche_core.interfaces.sharding import Placement, RankGroup, ShardingEngine
 from psyche_core.interfaces.tracker import TrackedRun, Tracker
 from psyche_core.interfaces.transport import Incoming, Opened, PeerPath, Transport, TransportStats
 
 __all__ = [
+    "AppliedStep",
     "Backend",
     "BackendServer",
     "ChunkGroup",

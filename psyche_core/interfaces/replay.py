@@ -13,6 +13,7 @@ said otherwise, and copies. No numpy import here: they are opaque.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,8 +29,41 @@ class ChunkGroup:
     topk: int
 
 
+@dataclass(frozen=True, slots=True)
+class AppliedStep:
+    """What `Optimizer.apply` got: payloads of one step, in any order, and the learning rate."""
+
+    payloads: Sequence[bytes]
+    learning_rate: float
+
+
 class Replay(ABC):
-    """A view of one optimizer. Like it, it is synchronous and belongs to one thread; only `positions` may run in another."""
+    """A view of one optimizer. Like it, it is synchronous and belongs to one thread.
+
+    What depends on nothing but the parameter table and the settings may run in any thread: `groups`, `decay`, `verifiable`,
+    `largest_contribution`, `coefficients`, `elements`, `sent` and `positions`.
+
+    Where `verifiable` is True, others can check a share from its samples, its payload and opened chunks of delta. Then
+    `load_weights` and `largest_contribution` must be implemented.
+    """
+
+    @property
+    def verifiable(self) -> bool:
+        """Whether a contribution follows from gradients and settings alone, delta has a bound, and `apply` can be undone."""
+        return False
+
+    def largest_contribution(self, *, learning_rate: float) -> float:  # noqa: ARG002 - without a bound
+        """Upper bound of the L2 norm of what one `compress` adds to delta. Infinite where there is none."""
+        return math.inf
+
+    def load_weights(self, signs: Sequence[Any] | None, *, undone: Sequence[AppliedStep], learning_rate: float) -> None:
+        """Write the compute weights at which another replica trained. Masters, delta and payloads stay as they are.
+
+        signs: of that replica's delta, int8 [count, size] for each group, each -1, 0 or +1; None for a delta of zeros.
+        undone: steps that our masters include and its masters did not, the newest first. learning_rate: of its look-ahead. Exact
+        up to rounding. Raises PayloadRejected.
+        """
+        raise NotImplementedError
 
     @property
     @abstractmethod

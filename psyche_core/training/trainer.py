@@ -11,15 +11,19 @@ since. Everything is synchronous and must be called from ONE worker thread; only
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.interfaces.replay import AppliedStep, Replay
 from psyche_core.p2p.manifest import Manifest, Piece, Table
 from psyche_core.training import snapshot
 from psyche_core.training.checkpoints.private_state import load_private, save_private
@@ -141,8 +145,43 @@ class Trainer:
 
     def positions(self, payload: bytes) -> Any | None:
         """Positions of a checked payload's coefficients, see `interfaces.replay`; None if its optimizer cannot tell."""
-        replay = self._optimizer.replay
+        replay = self.replay
         return None if replay is None else replay.positions(payload)
+
+    @property
+    def replay(self) -> Replay | None:
+        """What verifiers must know of the optimizer, None if its training cannot be replayed."""
+        return self._optimizer.replay
+
+    def trained_after(self, step: int) -> int:
+        """The step whose results are the newest in the masters when a share of `step` is trained, 0 for none."""
+        return max(0, step - APPLY_DELAY)
+
+    def recompute(
+        self, step: int, samples: Samples, *, signs: Sequence[Any] | None, undone: Sequence[AppliedStep]
+    ) -> list[Any]:
+        """What another replica's training of a share added to its delta: float32 [chunks, size] for each group, numpy arrays.
+
+        step: of the share. signs: of its delta before, None if that was zero. undone: what our masters include and its masters
+        did not, the newest first. The masters stay; the next `train` loads its own weights again. Raises ValueError if the
+        optimizer cannot be verified, ModelError for samples that do not fit, PayloadRejected.
+        """
+        replay = self._optimizer.replay
+        if replay is None or not replay.verifiable or self._optimizer.inner_steps != 1:
+            message = "this optimizer's training cannot be recomputed"
+            raise ValueError(message)
+
+        replay.load_weights(signs, undone=undone, learning_rate=self._learning_rate(step - 1))
+        self._micro_batch.gradients(samples)
+        gradients = {name: tensor.grad for name, tensor in self._model.parameters.items() if tensor.grad is not None}
+        rows = [np.arange(group.count, dtype=np.int64) for group in replay.groups]
+        return replay.contribution(gradients, rows, learning_rate=self._learning_rate(step))
+
+    def largest_contribution(self, step: int) -> float:
+        """Upper bound of the L2 norm of what any step up to this one added to delta. Infinite where there is none."""
+        replay = self._optimizer.replay
+        rate = max(self._learning_rate(earlier) for earlier in range(1, step + 1))
+        return math.inf if replay is None else replay.largest_contribution(learning_rate=rate)
 
     def rate_of(self, step: int) -> float:
         """Return the learning rate that `apply` uses for the results of `step` if none is given."""

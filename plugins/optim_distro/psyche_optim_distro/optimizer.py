@@ -6,6 +6,9 @@ Per trained step s (from the reference implementation, with protocol section 4):
     load_lookahead      compute weights <- cast(masters - lr f sign(delta)); the masters do not change
     compress(s)         delta <- decay (delta - own results not subtracted yet) + lr g; payload = top-k of its DCT
 
+Only `compress` changes delta: a result that was settled is corrected for there. So the look-ahead is always that of the delta which
+the last `compress` left, and which others can check (protocol section 7), also after rounds without a share.
+
 f is the tensor's factor of the rate, and wd its weight decay (settings `rates`; 1 and the same for all without them). Delta has
 no f: a factor of a whole tensor changes neither delta's signs nor which coefficients of a chunk are the largest. With a second
 stage (settings `second_stage`), `apply` does not use the sign of the decoded mean, but what `clip` or `rmsprop` makes of it. With
@@ -35,16 +38,16 @@ from psyche_core.errors import NonFiniteError
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.parameters import check_private_state, replace_parameters
-from psyche_core.interfaces.replay import Replay
+from psyche_core.interfaces.replay import AppliedStep, Replay
 from psyche_optim_distro.backends.choice import compressor_for, updater_for
 from psyche_optim_distro.backends.torch import TorchCompressor
 from psyche_optim_distro.chunks.blocked_buffer import BlockedBuffer, JoinedMapping, PrefixedMapping
 from psyche_optim_distro.chunks.layout import build_layout
 from psyche_optim_distro.chunks.precision import Precision
-from psyche_optim_distro.chunks.rates import Rates, cut_by_rate, step_size
-from psyche_optim_distro.chunks.tiles import CPU_TILE_ELEMENTS, Part, Workspace, parts_of, tiles_of
-from psyche_optim_distro.chunks.transform import as_blocks
+from psyche_optim_distro.chunks.rates import Rates
+from psyche_optim_distro.chunks.tiles import Workspace, tiles_of
 from psyche_optim_distro.compress import add_sent, dct_bases
+from psyche_optim_distro.compute_weights import ComputeWeights
 from psyche_optim_distro.direction.clip import Clip
 from psyche_optim_distro.direction.rmsprop import RMSprop
 from psyche_optim_distro.payload import codec
@@ -97,11 +100,9 @@ class DistroOptimizer(Optimizer):
         self._max_payload_bytes = codec.max_payload_bytes(self._layout, values=self._values)
         self._vote_cache = VoteCache(limit=4 * self._layout.total // VOTE_CACHE_SHARE)
         self._basis = dct_bases(self._layout, self._device)
-        small = tiles_of(self._layout, self._device, elements=CPU_TILE_ELEMENTS // 2)  # float32 takes twice bfloat16's memory
         rates: Rates = {} if settings.rates is None else settings.rates.tensor_rates(shapes)
-        cuts = [cut for tile in small for cut in cut_by_rate(tile, self._layout, rates)]
-        self._lookahead_tiles = [(tile, parts_of(tile, self._layout), rate) for tile, rate in cuts]
         self._workspace = Workspace(self._device)
+        self._weights = ComputeWeights(self._layout, self._parameters, rates, workspace=self._workspace)
         self._compressor = compressor_for(
             self._layout, self._values, self._device, workspace=self._workspace, precision=precision, compiled=compiled
         )
@@ -126,6 +127,7 @@ class DistroOptimizer(Optimizer):
         self._delta = BlockedBuffer(self._flat_delta, self._layout)
         self._delta_bound = 0.0
         self._sent: dict[int, _Sent] = {}
+        self._corrections: list[tuple[_Sent, float]] = []
         self.load_parameters({name: parameter.detach() for name, parameter in self._parameters.items()})
 
     @property
@@ -146,7 +148,9 @@ class DistroOptimizer(Optimizer):
     @property
     def replay(self) -> Replay:
         """What a verifier needs to know, see `replay`."""
-        return DistroReplay(self._settings, self._layout, self._flat_delta, self._tables_of, self._preconditioner)
+        return DistroReplay(
+            self._settings, self._layout, self._flat_delta, self._tables_of, self._load_weights, self._preconditioner
+        )
 
     @property
     def masters(self) -> Mapping[str, Any]:
@@ -160,33 +164,26 @@ class DistroOptimizer(Optimizer):
 
     @property
     def delta(self) -> Mapping[str, Tensor]:
-        """Momentum and residual in one buffer, float32, by parameter name. Each access returns a copy; for figures and tests."""
-        return self._delta
+        """Momentum and residual in one buffer, float32, by parameter name: what the next `compress` begins with.
+
+        Each access returns a copy; for figures and tests.
+        """
+        return BlockedBuffer(self._corrected(), self._layout) if self._corrections else self._delta
 
     @property
     def momentum(self) -> Mapping[str, Tensor]:
         """Delta: momentum together with what was not sent yet, and what was sent and is not subtracted yet."""
-        return self._delta
+        return self.delta
 
     @torch.no_grad()
     def load_lookahead(self, *, learning_rate: float) -> None:
         """Write cast(masters - lr f sign(delta)) into the compute weights. Delta contains results that are not applied yet."""
-        for tile, parts, rate in self._lookahead_tiles:
-            own = slice(tile.start, tile.stop)
-            direction = torch.sign(self._flat_delta[own].view(tile.blocks), out=self._workspace.lend(0, tile.blocks))
-            ahead, masters = self._workspace.lend(1, tile.shape), self._flat_masters[own].view(tile.shape)
-            step = float(step_size(rate, learning_rate))
-            torch.sub(as_blocks(masters, tile.width), direction, alpha=step, out=as_blocks(ahead, tile.width))
-            ahead = ahead.view(-1)
-            for part in parts:
-                self._write(part, ahead[part.start - tile.start : part.stop - tile.start])
+        self._weights.write_ahead(self._flat_masters, self._flat_delta, learning_rate=learning_rate)
 
     @torch.no_grad()
     def load_masters(self) -> None:
         """Write cast(masters) into the compute weights."""
-        for _, parts, _ in self._lookahead_tiles:
-            for part in parts:
-                self._write(part, self._flat_masters[part.start : part.stop])
+        self._weights.write(self._flat_masters)
 
     @torch.no_grad()
     def compress(self, step: int, *, learning_rate: float) -> bytes:
@@ -202,6 +199,7 @@ class DistroOptimizer(Optimizer):
         gradients = self._flat_gradients()
         unsubtracted = [sent for sent in self._sent.values() if sent.subtracted is None]
         factor = self._clip_factor(gradients, unsubtracted, step, learning_rate)
+        self._correct()
         tables = CoefficientTables(self._layout, self._device, self._compressor.precision)
         earlier = [sent.tables for sent in unsubtracted]
         self._compressor.compress(
@@ -251,6 +249,7 @@ class DistroOptimizer(Optimizer):
         self._flat_delta.zero_()
         self._delta_bound = 0.0
         self._sent.clear()
+        self._corrections.clear()
         if self._preconditioner is not None:
             self._preconditioner.clear()
 
@@ -264,7 +263,7 @@ class DistroOptimizer(Optimizer):
 
     def private_state(self) -> Mapping[str, Any]:
         """Delta by parameter name, each with the prefix `delta.`, and the tensors of the preconditioner, if there is one."""
-        delta = PrefixedMapping("delta.", self._delta)
+        delta = PrefixedMapping("delta.", self.delta)
         return delta if self._preconditioner is None else JoinedMapping(delta, self._preconditioner.state)
 
     @torch.no_grad()
@@ -277,6 +276,14 @@ class DistroOptimizer(Optimizer):
             self._delta.replace(name, state[f"delta.{name}"])
         self._delta_bound = float(torch.linalg.vector_norm(self._flat_delta))
         self._sent.clear()
+        self._corrections.clear()
+
+    @torch.no_grad()
+    def _load_weights(self, direction: Tensor, undone: Sequence[AppliedStep], learning_rate: float) -> None:
+        """Write the compute weights of another replica. direction: of its look-ahead, int8 [layout.total], in blocked order."""
+        decay = self._settings.weight_decay or 0.0
+        masters = self._weights.masters_before(self._flat_masters, undone, updater=self._updater, weight_decay=decay)
+        self._weights.write_ahead(masters, direction, learning_rate=learning_rate)
 
     def _tables_of(self, step: int) -> CoefficientTables | None:
         """The coefficients of an own result that delta still contains."""
@@ -284,19 +291,35 @@ class DistroOptimizer(Optimizer):
         return sent.tables if sent is not None and sent.subtracted is None else None
 
     def _settle(self, step: int, *, accepted: bool) -> None:
-        """Correct delta by whether our result of `step` was accepted. Older results can no longer be accepted."""
+        """Note how delta is to be corrected by whether our result of `step` was accepted. Older ones can no longer be accepted.
+
+        Delta itself stays as the last `compress` left it: a verifier knows that one (protocol section 7), and so its look-ahead.
+        """
         for number in sorted(number for number in self._sent if number <= step):
             sent = self._sent.pop(number)
             taken = accepted and number == step
             if taken and sent.subtracted is None:
-                self._add_everywhere(sent, -1.0)
+                self._corrections.append((sent, -1.0))
             elif not taken and sent.subtracted is not None:
-                self._add_everywhere(sent, sent.subtracted)
+                self._corrections.append((sent, sent.subtracted))
 
-    def _add_everywhere(self, sent: _Sent, factor: float) -> None:
+    def _correct(self) -> None:
+        """Bring delta up to date with what was settled since the last `compress`."""
+        for sent, factor in self._corrections:
+            self._add_everywhere(self._flat_delta, sent, factor)
+            self._delta_bound += abs(factor) * sent.norm
+        self._corrections.clear()
+
+    def _corrected(self) -> Tensor:
+        """A copy of delta that is up to date."""
+        delta = self._flat_delta.clone()
+        for sent, factor in self._corrections:
+            self._add_everywhere(delta, sent, factor)
+        return delta
+
+    def _add_everywhere(self, delta: Tensor, sent: _Sent, factor: float) -> None:
         for tile in tiles_of(self._layout, self._device):
-            add_sent(self._flat_delta, tile, sent.tables, self._basis, factor=factor)
-        self._delta_bound += abs(factor) * sent.norm
+            add_sent(delta, tile, sent.tables, self._basis, factor=factor)
 
     def _flat_gradients(self) -> dict[str, Tensor]:
         """Gradients as flat tensors by name; parameters without a gradient are absent."""
@@ -323,15 +346,6 @@ class DistroOptimizer(Optimizer):
 
         self._delta_bound = bound
         return factor
-
-    def _write(self, part: Part, values: Tensor) -> None:
-        """Cast a part of a flat buffer into the model's compute weights."""
-        weights = self._parameters[part.name].data
-        if weights.is_contiguous():
-            weights.view(-1)[part.first : part.last].copy_(values)
-        else:
-            places = torch.arange(part.first, part.last, device=weights.device)
-            weights[torch.unravel_index(places, weights.shape)] = values.to(weights.dtype)
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a flat buffer by parameter name, ascending."""

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psyche_core.interfaces.replay import ChunkGroup, Replay
+from psyche_core.interfaces.replay import AppliedStep, ChunkGroup, Replay
 from psyche_optim_distro.chunks.layout import Group, Layout
 from psyche_optim_distro.chunks.transform import as_blocks, dct_basis, decode, encode
 from psyche_optim_distro.payload import codec
@@ -26,6 +26,8 @@ from psyche_optim_distro.settings import DistroSettings
 CLIP_EPSILON = 1e-6
 
 Rows = Sequence[NDArray[np.int64]]
+LoadWeights = Callable[[Tensor, Sequence[AppliedStep], float], None]
+"""See `Replay.load_weights`; the first argument is the direction of the look-ahead, int8 [layout.total], in blocked order."""
 
 
 def gradient_scale(norm: float, *, learning_rate: float, clip: float | None) -> float:
@@ -37,7 +39,8 @@ def gradient_scale(norm: float, *, learning_rate: float, clip: float | None) -> 
 class DistroReplay(Replay):
     """The view of one optimizer.
 
-    delta: its flat buffer, in blocked order. tables: of a step's result that is still in delta. preconditioner: its own, if any.
+    delta: its flat buffer, in blocked order. tables: of a step's result that is still in delta. load_weights: writes the compute
+    weights. preconditioner: its own, if any.
     """
 
     def __init__(
@@ -46,12 +49,14 @@ class DistroReplay(Replay):
         layout: Layout,
         delta: Tensor,
         tables: Callable[[int], CoefficientTables | None],
+        load_weights: LoadWeights,
         preconditioner: Preconditioner | None = None,
     ) -> None:
         self._settings = settings
         self._layout = layout
         self._delta = delta
         self._tables = tables
+        self._load_weights = load_weights
         self._preconditioner = preconditioner
 
     @property
@@ -63,6 +68,24 @@ class DistroReplay(Replay):
     def decay(self) -> float:
         """The setting `compression_decay`."""
         return self._settings.compression_decay
+
+    @property
+    def verifiable(self) -> bool:
+        """With clipping, and without `gradient_beta2` and the second stage `rmsprop`, which have a memory of their own."""
+        settings = self._settings
+        return bool(settings.clip_grad_norm) and settings.gradient_beta2 is None and settings.second_stage != "rmsprop"
+
+    def largest_contribution(self, *, learning_rate: float) -> float:
+        """The learning rate times the setting `clip_grad_norm`."""
+        return learning_rate * (self._settings.clip_grad_norm or math.inf)
+
+    @torch.no_grad()
+    def load_weights(self, signs: Sequence[Any] | None, *, undone: Sequence[AppliedStep], learning_rate: float) -> None:
+        """See `Replay.load_weights`. Needs twice the masters' memory while it runs."""
+        direction = torch.zeros(self._layout.total, dtype=torch.int8, device=self._delta.device)
+        for group, rows in self._with_groups(signs) if signs is not None else ():
+            direction[group.start : group.stop] = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int8)).view(-1)
+        self._load_weights(direction, undone, learning_rate)
 
     @torch.no_grad()
     def delta(self, rows: Rows) -> list[Any]:

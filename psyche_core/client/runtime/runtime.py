@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -41,14 +42,13 @@ from psyche_core.storage.model_stores.run_end import end_sentence
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import NodeIdentity, RunState
-from psyche_core.verification.words import Word
 from psyche_core.wire.messages import seal, sign_commitment
 from psyche_core.wire.signing import SecretKey
 
 logger: logging.Logger = logging.getLogger("psyche.client")
 
 WITHDRAW_TIMEOUT = 5.0
-NOT_YET = "this client cannot show what it has trained yet; runs whose shares are checked have no real clients"
+PartAction = TypeVar("PartAction")
 
 
 class ClientRuntime(Actions[Awaitable[None]]):
@@ -297,13 +297,13 @@ class ClientRuntime(Actions[Awaitable[None]]):
         self._tasks.start_soon(self._store, action)
 
     async def _show_part(self, action: act.ShowPart) -> None:
-        await self._queue.put(ev.PartFailed(action.place, NOT_YET))
+        self._tasks.start_soon(self._answer, self._worker.checks.show, action)
 
     async def _fetch_part(self, action: act.FetchPart) -> None:
-        await self._queue.put(ev.PartMissing(action.payload_hash))
+        self._tasks.start_soon(self._answer, self._worker.checks.fetch, action)
 
     async def _check_parts(self, action: act.CheckParts) -> None:
-        await self._queue.put(ev.PartsChecked(action.place, action.judge, Word.NOTHING))
+        self._tasks.start_soon(self._answer, self._worker.checks.check, action)
 
     async def _work(self, action: act.Work) -> None:
         self._tasks.start_soon(self._do, action)
@@ -317,7 +317,12 @@ class ClientRuntime(Actions[Awaitable[None]]):
         peers = {member.p2p: self._addresses.get(member.signer, b"") for member in self._members if member.p2p != ours}
         await self._transport.set_peers(peers)
 
+    async def _answer(self, carry_out: Callable[[PartAction], Awaitable[ev.Event]], action: PartAction) -> None:
+        self._worker.checks.follow(self.state)
+        await self._queue.put(await carry_out(action))
+
     async def _do(self, work: act.Work) -> None:
+        self._worker.checks.follow(self.state)
         try:
             done = await self._worker.do(work)
         except PsycheError as error:

@@ -21,14 +21,16 @@ from psyche_core.client.machine import events as ev
 from psyche_core.client.model_sync.described_snapshot import offer_described
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
+from psyche_core.client.runtime.checking.share_checker import ShareChecker
 from psyche_core.client.runtime.checkpointing import Checkpointer
 from psyche_core.client.runtime.model_lending import ModelLending
 from psyche_core.client.runtime.opening import ResourcesOpener, start_in
 from psyche_core.client.runtime.payloads import PayloadStore, check_own
-from psyche_core.client.runtime.read_ahead import ReadAhead
+from psyche_core.client.runtime.read_ahead import DATA_TIMEOUT, ReadAhead
 from psyche_core.client.runtime.reports.result_overlaps import ResultOverlapMeter
 from psyche_core.client.runtime.reports.step_figures import TrainedStep
 from psyche_core.client.runtime.resources import Resources, ResourcesRequest
+from psyche_core.client.runtime.sample_checks import read_samples
 from psyche_core.client.runtime.work_failures import WorkFailures, not_done
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import (
@@ -72,6 +74,7 @@ class Worker:
     is joined; None checks nothing. spare: lends the model to evaluations between two pieces of work.
 
     checkpoints: what is saved on this machine; `aclose` publishes what it has not published yet. failures: of our own work.
+    checks: our part in challenges of shares.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class Worker:
         self.checkpoints: Checkpointer = Checkpointer(report, explain=explain)
         self._reading = ReadAhead(explain=explain)
         self._overlaps = ResultOverlapMeter()
+        self.checks: ShareChecker = ShareChecker(transport, explain=explain)
         self._newest: TrainedStep | None = None
         self.failures: WorkFailures = WorkFailures()
 
@@ -182,12 +186,13 @@ class Worker:
                 self.checkpoints.masters_change()
                 done = await self._exchange.fetch(self.resources.trainer, work, run_id=self._run_id)
                 if isinstance(done, ev.ModelFetched):
+                    self.checks.masters_replaced(work.step)
                     await self.checkpoints.fetched(work)
                 return done
             case act.FetchModel():
                 return await self._build_and_fetch(work)
             case act.Recompute():
-                return ev.RecomputeFailed(work.place, f"{not_done(work)}: this client cannot do that yet")
+                return await self._recompute(work)
 
     async def prepare(self, state: CoordinatorState) -> None:
         """Open model and data before the run is joined, see `ResourcesOpener.prepare`."""
@@ -206,6 +211,8 @@ class Worker:
         if work.state.progress.step == 1:  # at later steps the run no longer uses these weights
             await self._validate(0)
         step, held = start_in(work.state, resources, digest)
+        known = 0 if step is None and work.state.progress.step == 1 else step
+        self.checks.use(resources.trainer, step=known, optimizer=resources.optimizer_name)
         return ev.ModelReady(digest, resources.trainer.max_payload_bytes, step, held, journalled=resources.journal is not None)
 
     def _take_run(self, state: CoordinatorState) -> None:
@@ -233,6 +240,7 @@ class Worker:
                 self._take_run(work.build)
                 self._exchange.model_replaced()
                 self.checkpoints.use(resources, run_id=self._run_id, instance=self._instance)
+                self.checks.use(resources.trainer, step=work.step, optimizer=resources.optimizer_name)
                 await self.checkpoints.fetched(work)
                 return ev.ModelReady(done.digest, resources.trainer.max_payload_bytes, work.step)
             reason = done.reason
@@ -249,9 +257,11 @@ class Worker:
             samples = await self._reading.samples(self.resources, work.share, sequence_length=self._sequence_length)
             if work.generation != self._generation:  # results of an abandoned history are never settled
                 await anyio.to_thread.run_sync(self.resources.trainer.forget)
+                self.checks.delta_forgotten()
                 self._generation = work.generation
             done = await anyio.to_thread.run_sync(self.resources.trainer.train, work.step, samples)
             await anyio.to_thread.run_sync(self.resources.observer.compressed, work.step)
+            roots = await self.checks.roots(work.step)
             if self.resources.training_delay:
                 await anyio.sleep(self.resources.training_delay)
         except RanksLost:
@@ -278,7 +288,22 @@ class Worker:
         self.resources.observer.trained(work.step, done.payload)
         payload_hash = await self._transport.publish(done.payload, tag=work.tag)
         self._payloads.put(payload_hash, done.payload, tag=work.tag)
-        return ev.Trained(work.height, loss, done.tokens, done.seconds, payload_hash, len(done.payload))
+        return ev.Trained(work.height, loss, done.tokens, done.seconds, payload_hash, len(done.payload), roots)
+
+    async def _recompute(self, work: act.Recompute) -> ev.Recomputed | ev.RecomputeFailed:
+        try:
+            self._exchange.check_usable()
+            samples = await read_samples(
+                self.resources.data,
+                work.share,
+                sequence_length=self._sequence_length,
+                name=self.resources.data_name,
+                timeout=DATA_TIMEOUT,
+            )
+        except (DataError, ModelError, TimeoutError) as error:
+            return ev.RecomputeFailed(work.place, f"{not_done(work)}: {str(error) or type(error).__name__}")
+
+        return await self.checks.recompute(work, samples)
 
     async def receive(self, payload_hash: bytes, payload: bytes, *, tag: int) -> ev.PayloadChecked | ev.PayloadCheckFailed:
         """Keep a fetched payload if it fits our parameter table; returns whether it does. Raises RanksLost.
@@ -316,6 +341,7 @@ class Worker:
     async def expire(self, before: int) -> None:
         """Drop payloads and snapshots with older tags."""
         self._payloads.expire(before)
+        self.checks.expire(before)
         try:
             await self._exchange.expire(before)
         except Exception as error:  # files that cannot be removed must not stop us
@@ -339,6 +365,7 @@ class Worker:
 
         self.checkpoints.masters_change()
         rate = await anyio.to_thread.run_sync(apply)
+        self.checks.applied(work, payloads, learning_rate=rate)
         await self.checkpoints.applied(work, learning_rate=rate)
         self.resources.observer.applied(work.step, payloads, self._report)
         self._overlaps.applied(work, payloads)

@@ -93,7 +93,8 @@ class ModelOpener:
             self._restorer.look_back(state)
         origin = self._find_model(request)
         trainer = self._build(state, origin.folder)
-        if origin.step is not None and self._settings.checkpoint_dir is not None:
+        checked = state.config.verification_percent > 0  # delta begins at zero, since an earlier one could not be shown
+        if origin.step is not None and self._settings.checkpoint_dir is not None and not checked:
             try:
                 trainer.load_private(private_path(self._settings.checkpoint_dir, state.run_id))
             except ModelError as error:

@@ -1,0 +1,160 @@
+"""The deltas of our last results, which others may ask us to show. In host memory: 4 bytes for each parameter and result.
+
+A share of round h is drawn when round h + 2 begins. So the deltas of the last few results are kept anyway, and those of a
+challenged share, and of the result before it, until its stages are over. Nothing survives the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psyche_core.interfaces.replay import Replay
+from psyche_core.verification.merkle import NO_DELTA, MerkleTree
+from psyche_core.verification.opening import OpenedChunk, delta_leaf, opened_half
+from psyche_core.verification.parts import ChunkShape, ChunkTable, encode_deltas, encode_no_delta, encode_signs
+
+KEPT_RESULTS = 5
+"""So many last results keep their delta: those of four rounds may be drawn or shown before a new one is added, and one before."""
+
+
+class DeltaLost(Exception):
+    """A delta that was asked for is not here. The message says why, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptDelta:
+    """A delta with a result's contribution.
+
+    groups: float32 [count, size] each. places, values: of what is taken off before the next result, by group: flat positions in
+    the group, ascending, and float32 numbers. before: step of the result before it, None if delta was zero.
+    """
+
+    step: int
+    before: int | None
+    groups: tuple[NDArray[np.float32], ...]
+    places: tuple[NDArray[np.int64], ...]
+    values: tuple[NDArray[np.float32], ...]
+    tree: MerkleTree
+
+    def taken(self, group: int, row: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Positions and values of what is taken off a chunk."""
+        size = self.groups[group].shape[1]
+        first, last = np.searchsorted(self.places[group], (row * size, (row + 1) * size))
+        return self.places[group][first:last] - row * size, self.values[group][first:last]
+
+    def opened(self, table: ChunkTable, numbers: Sequence[int]) -> list[OpenedChunk]:
+        """Some chunks, with their proofs."""
+        found = []
+        for number in numbers:
+            group, row = table.place_of(number)
+            found.append(OpenedChunk(number, self.groups[group][row], *self.taken(group, row), self.tree.proof(number)))
+        return found
+
+
+def table_of(replay: Replay) -> ChunkTable:
+    """The chunks of an optimizer."""
+    return ChunkTable(tuple(ChunkShape(group.count, group.size, group.topk) for group in replay.groups))
+
+
+def all_rows(replay: Replay) -> list[NDArray[np.int64]]:
+    """All rows of all groups."""
+    return [np.arange(group.count, dtype=np.int64) for group in replay.groups]
+
+
+class KeptDeltas:
+    """Deltas of one process. All methods may run in any thread."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._kept: dict[int, KeptDelta] = {}
+        self._pinned: dict[int, int] = {}
+        self._newest: int | None = None
+
+    def reset(self) -> None:
+        """Delta is zero from now on: a new model. Deltas of results before stay as they are."""
+        with self._changing:
+            self._newest = None
+
+    def commit(self, replay: Replay, step: int) -> bytes:
+        """Keep the delta of the result that was just compressed, and return its root and that of the one before, 64 bytes."""
+        rows = all_rows(replay)
+        groups = tuple(np.ascontiguousarray(group, dtype=np.float32) for group in replay.delta(rows))
+        places, values = [], []
+        for dense in replay.taken(step, rows):
+            flat = np.asarray(dense, dtype=np.float32).reshape(-1)
+            there = np.flatnonzero(flat)
+            places.append(there.astype(np.int64))
+            values.append(flat[there])
+        tree = _tree(groups, places, values)
+        with self._changing:
+            one = KeptDelta(step, self._newest, groups, tuple(places), tuple(values), tree)
+            earlier = None if self._newest is None else self._kept[self._newest]
+            self._kept[step], self._newest = one, step
+            self._drop()
+        return one.tree.root + (NO_DELTA if earlier is None else earlier.tree.root)
+
+    def pin(self, step: int, *, tag: int) -> None:
+        """Keep the delta of a challenged share, and the one before it, until `tag` expires."""
+        with self._changing:
+            one = self._kept.get(step)
+            for wanted in (step, None if one is None else one.before):
+                if wanted is not None and wanted in self._kept:
+                    self._pinned[wanted] = max(tag, self._pinned.get(wanted, tag))
+
+    def expire(self, before: int) -> None:
+        """Forget what was pinned with older tags."""
+        with self._changing:
+            self._pinned = {step: tag for step, tag in self._pinned.items() if tag >= before}
+            self._drop()
+
+    def signs(self, step: int) -> bytes:
+        """The part with the signs of the delta before the share of a step. Raises DeltaLost."""
+        earlier = self._before(self._of(step))
+        if earlier is None:
+            return encode_no_delta()
+
+        halves = [
+            opened_half(rows[row], *earlier.taken(group, row))
+            for group, rows in enumerate(earlier.groups)
+            for row in range(len(rows))
+        ]
+        return encode_signs(earlier.groups, halves)
+
+    def deltas(self, step: int, table: ChunkTable, *, numbers: Sequence[int]) -> bytes:
+        """The part with drawn chunks of the delta with the share of a step, and of the one before. Raises DeltaLost."""
+        one = self._of(step)
+        earlier = self._before(one)
+        return encode_deltas(one.opened(table, numbers), None if earlier is None else earlier.opened(table, numbers))
+
+    def _of(self, step: int) -> KeptDelta:
+        one = self._kept.get(step)
+        if one is None:
+            message = f"this client cannot show its share of step {step}: an earlier process trained it, or it was long ago"
+            raise DeltaLost(message)
+
+        return one
+
+    def _before(self, one: KeptDelta) -> KeptDelta | None:
+        return None if one.before is None else self._of(one.before)
+
+    def _drop(self) -> None:
+        recent = sorted(self._kept)[-KEPT_RESULTS:]
+        self._kept = {step: one for step, one in self._kept.items() if step in recent or step in self._pinned}
+
+
+def _tree(groups: Sequence[Any], places: Sequence[Any], values: Sequence[Any]) -> MerkleTree:
+    leaves: list[bytes] = []
+    for rows, own, numbers in zip(groups, places, values, strict=True):
+        size = rows.shape[1]
+        ends = np.searchsorted(own, np.arange(1, len(rows) + 1) * size)
+        first = 0
+        for row, last in enumerate(ends):
+            leaves.append(delta_leaf(rows[row], own[first:last] - row * size, numbers[first:last]))
+            first = int(last)
+    return MerkleTree(leaves)

@@ -1,0 +1,272 @@
+"""Carries out what the machine asks in challenges of shares: shows, fetches and compares parts, and recomputes.
+
+Nothing here decides anything. Where something fails, the answer says so; nothing raises but lost ranks and cancellation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import anyio.to_thread
+
+from psyche_core.client.machine import actions as act
+from psyche_core.client.machine import events as ev
+from psyche_core.client.runtime.checking.applied_steps import AppliedSteps
+from psyche_core.client.runtime.checking.comparing import Opened, compare
+from psyche_core.client.runtime.checking.kept_deltas import DeltaLost, KeptDeltas, table_of
+from psyche_core.client.runtime.checking.kept_gradients import KeptGradients
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import ModelError, RanksLost, TransportError, WireError
+from psyche_core.interfaces import Transport
+from psyche_core.interfaces.data import Samples
+from psyche_core.interfaces.replay import AppliedStep, Replay
+from psyche_core.verification.challenge import Stage
+from psyche_core.verification.merkle import HASH_BYTES
+from psyche_core.verification.parts import ChunkTable, decode_signs
+from psyche_core.verification.replay import Rule
+from psyche_core.verification.words import Word
+
+logger: logging.Logger = logging.getLogger("psyche.client")
+
+FETCH_TIMEOUT = 20.0
+"""Seconds until a fetch of a part ends; the machine asks again."""
+
+SIGNS_STAGES = (Stage.COMMIT, Stage.SIGNS, Stage.TIE_COMMIT)
+
+
+@runtime_checkable
+class CheckedTrainer(Protocol):
+    """What is needed of a trainer whose shares are checked; psyche_core.training.trainer.Trainer is one."""
+
+    @property
+    def replay(self) -> Replay | None:
+        """See Trainer.replay."""
+
+    def trained_after(self, step: int) -> int:
+        """See Trainer.trained_after."""
+
+    def recompute(
+        self, step: int, samples: Samples, *, signs: Sequence[Any] | None, undone: Sequence[AppliedStep]
+    ) -> list[Any]:
+        """See Trainer.recompute."""
+
+    def largest_contribution(self, step: int) -> float:
+        """See Trainer.largest_contribution."""
+
+
+class ShareChecker:
+    """Of one client.
+
+    transport: over which parts go. explain: one sentence about an unexpected exception. rule: thresholds of the run.
+    """
+
+    def __init__(self, transport: Transport, *, explain: Callable[[BaseException], str], rule: Rule | None = None) -> None:
+        self._transport = transport
+        self._explain = explain
+        self._rule = rule or Rule()
+        self._trainer: CheckedTrainer | None = None
+        self._replay: Replay | None = None
+        self._table = ChunkTable(())
+        self._state: CoordinatorState | None = None
+        self._deltas = KeptDeltas()
+        self._gradients = KeptGradients()
+        self._applied = AppliedSteps()
+        self._parts: dict[bytes, tuple[int, bytes]] = {}
+        self._signs: dict[tuple[int, int], tuple[int, bytes]] = {}
+
+    def follow(self, state: CoordinatorState) -> None:
+        """Take in the newest state."""
+        self._state = state
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the run's shares are checked."""
+        return self._state is not None and self._state.config.verification_percent > 0
+
+    def use(self, trainer: object, *, step: int | None, optimizer: str) -> None:
+        """Another model is in memory. step: of its masters, None if unknown. optimizer: name of its plugin in messages.
+
+        Raises ModelError if the run's shares are checked and those of this optimizer cannot be.
+        """
+        self._trainer = trainer if isinstance(trainer, CheckedTrainer) else None
+        self._replay = None if self._trainer is None else self._trainer.replay
+        self._table = ChunkTable(()) if self._replay is None else table_of(self._replay)
+        self.masters_replaced(step)
+        if self.wanted and (self._replay is None or not self._replay.verifiable):
+            message = (
+                f"this run checks shares (verification_percent), and what {optimizer} trains with these settings cannot be "
+                "recomputed by others; ask the run's owner to set verification_percent to 0 or to change the optimizer"
+            )
+            raise ModelError(message)
+
+    def masters_replaced(self, step: int | None) -> None:
+        """The masters are those after this step, taken from others or from disk, and delta is zero."""
+        self._applied.begin(step)
+        self._deltas.reset()
+
+    def delta_forgotten(self) -> None:
+        """Delta is zero, and the masters are the same."""
+        self._deltas.reset()
+
+    def applied(self, work: act.Apply, payloads: Sequence[bytes], *, learning_rate: float) -> None:
+        """A step was applied."""
+        if self.wanted:
+            self._applied.add(work.step, payloads, work.payload_hashes, learning_rate=learning_rate)
+
+    async def roots(self, step: int) -> bytes:
+        """Keep the delta of our new result, and return what its commitment covers: 64 bytes, nothing without verification."""
+        replay = self._replay
+        if not self.wanted or replay is None:
+            return b""
+
+        return await anyio.to_thread.run_sync(self._deltas.commit, replay, step)
+
+    def expire(self, before: int) -> None:
+        """Forget what has older tags."""
+        self._parts = {known: kept for known, kept in self._parts.items() if kept[0] >= before}
+        self._signs = {known: kept for known, kept in self._signs.items() if kept[0] >= before}
+        self._gradients.expire(before)
+        self._deltas.expire(before)
+
+    async def show(self, action: act.ShowPart) -> ev.PartReady | ev.PartFailed:
+        """Prepare our part and serve it."""
+        if action.slot == action.challenge.drawn.trainer:
+            self._deltas.pin(action.step, tag=action.tag)
+        try:
+            part = await anyio.to_thread.run_sync(self._own_part, action)
+            payload_hash = await self._transport.publish(part, tag=action.tag)
+        except DeltaLost as error:
+            return ev.PartFailed(action.place, str(error))
+        except Exception as error:
+            logger.debug("a part of a challenge could not be shown", exc_info=error)
+            return ev.PartFailed(action.place, f"what is challenged could not be shown: {self._explain(error)}")
+
+        self._parts[payload_hash] = (action.tag, part)
+        return ev.PartReady(action.place, payload_hash, len(part))
+
+    def _own_part(self, action: act.ShowPart) -> bytes:
+        challenge, place = action.challenge, action.place
+        if challenge.stage in SIGNS_STAGES:
+            return self._shown_signs(action)
+
+        numbers = challenge.opened(self._table.total)
+        if action.slot == challenge.drawn.trainer:
+            return self._deltas.deltas(action.step, self._table, numbers=numbers)
+
+        part = self._gradients.part(place, self._table, numbers=numbers)
+        if part is None:
+            message = f"this client no longer has the gradient of step {action.step} that it recomputed"
+            raise DeltaLost(message)
+        return part
+
+    def _shown_signs(self, action: act.ShowPart) -> bytes:
+        """Our own signs, or as a verifier those that its trainer showed us."""
+        if action.slot == action.challenge.drawn.trainer:
+            return self._deltas.signs(action.step)
+
+        _, shown = self._signs.get((action.place.about, action.place.trainer), (0, None))
+        if shown is None:
+            message = f"this client no longer has the signs with which it recomputed a share of step {action.step}"
+            raise DeltaLost(message)
+        return shown
+
+    async def fetch(self, action: act.FetchPart) -> ev.PartFetched | ev.PartMissing:
+        """Fetch another member's part. One that is longer than our own table allows is not fetched."""
+        limit = self._table.max_bytes
+        try:
+            if not 0 < action.payload_bytes <= limit:
+                message = f"a part of {action.payload_bytes} bytes is longer than this model's {limit}"
+                raise TransportError(message)
+            part = await self._transport.fetch(
+                action.payload_hash, sources=action.sources, max_bytes=limit, timeout=FETCH_TIMEOUT, tag=action.tag
+            )
+        except (TransportError, TimeoutError) as error:
+            logger.info("part %s of a challenge: %s", action.payload_hash[:4].hex(), error)
+        except Exception as error:
+            logger.debug("fetching a part of a challenge failed", exc_info=error)
+            logger.warning("part %s of a challenge: %s", action.payload_hash[:4].hex(), self._explain(error))
+        else:
+            self._parts[action.payload_hash] = (action.tag, part)
+            return ev.PartFetched(action.payload_hash)
+        return ev.PartMissing(action.payload_hash)
+
+    async def check(self, action: act.CheckParts) -> ev.PartsChecked:
+        """Compare what a trainer and a judge opened."""
+        word = Word.NOTHING
+        try:
+            word = await anyio.to_thread.run_sync(self._word, action)
+        except Exception as error:  # a mistake of ours, or of a plugin: we say nothing about anybody
+            logger.debug("comparing opened chunks failed", exc_info=error)
+            logger.warning("a share of step %d could not be checked: %s", action.step, self._explain(error))
+        return ev.PartsChecked(action.place, action.judge, word)
+
+    def _word(self, action: act.CheckParts) -> Word:
+        challenge, roots, replay, trainer = action.challenge, action.result.roots, self._replay, self._trainer
+        trainers, judges = self._bytes_of(action.trainers), self._bytes_of(action.judges)
+        if replay is None or trainer is None or trainers is None:
+            return Word.NOTHING
+        if challenge.stage is Stage.SIGNS:
+            return Word.PASSED if self._signs_fit(trainers, roots[HASH_BYTES:]) else Word.BOTH_MISSING
+
+        committed = dict(challenge.roots).get(action.judge)
+        if judges is None or committed is None or self._state is None:
+            return Word.NOTHING
+
+        found = compare(
+            replay,
+            self._table,
+            Opened(
+                numbers=challenge.opened(self._table.total),
+                roots=roots,
+                payload=self._applied.payload(action.step, action.result.payload_hash),
+                trainers=trainers,
+                judges=judges,
+                committed=committed,
+                signer=self._state.epoch.clients[action.judge].id.signer,
+                contribution=trainer.largest_contribution(action.step),
+                step=action.step,
+            ),
+            self._rule,
+        )
+        logger.debug("share of step %d, slot %d: %s", action.step, challenge.drawn.trainer, found)
+        return found.word
+
+    def _signs_fit(self, part: bytes, root: bytes) -> bool:
+        try:
+            decode_signs(part, self._table, root=root)
+        except WireError:
+            return False
+        return True
+
+    def _bytes_of(self, part_hash: bytes) -> bytes | None:
+        _, part = self._parts.get(part_hash, (0, None))
+        return part
+
+    async def recompute(self, work: act.Recompute, samples: Samples) -> ev.Recomputed | ev.RecomputeFailed:
+        """The gradient of another member's share. Raises RanksLost."""
+        trainer, part, place = self._trainer, self._bytes_of(work.signs), work.place
+        if trainer is None or part is None:
+            return ev.RecomputeFailed(place, "the signs of the trainer's delta are no longer here")
+
+        undone = self._applied.since(trainer.trained_after(work.step))
+        if undone is None:
+            return ev.RecomputeFailed(place, f"this client took the model from others after step {work.step} had begun")
+
+        def compute() -> bytes:
+            shown = decode_signs(part, self._table, root=work.result.roots[HASH_BYTES:])
+            signs = None if shown is None else shown.signs
+            groups = trainer.recompute(work.step, samples, signs=signs, undone=undone)
+            return self._gradients.add(place, groups, tag=work.tag)
+
+        try:
+            root = await anyio.to_thread.run_sync(compute)
+        except RanksLost:
+            raise
+        except Exception as error:
+            logger.debug("recomputing a share failed", exc_info=error)
+            return ev.RecomputeFailed(place, f"a share of step {work.step} was not recomputed: {self._explain(error)}")
+
+        self._signs[place.about, place.trainer] = (work.tag, part)
+        return ev.Recomputed(place, root)
