@@ -86,19 +86,6 @@ def config_problems(config: CoordinatorConfig) -> Iterator[str]:
             yield f"config.checkpointers.{place} = {shown(key)}: must be a key that is not in the list yet"
 
 
-def unfinished_problems(config: CoordinatorConfig) -> Iterator[str]:
-    """Yield sentences for settings that coordinators support but that are not allowed in run files yet.
-
-    These are not rules of `check_config`, because coordinators, also the one on a chain, follow the protocol: a run that was
-    started with such a configuration can still be read, paused and changed.
-    """
-    if config.verification_percent > 0:
-        yield (
-            f"config.verification_percent = {config.verification_percent}: must be 0: nobody recomputes results yet, so each "
-            "challenged share would count as not trained"
-        )
-
-
 def model_problems(model: ModelConfig) -> Iterator[str]:
     """Yield a sentence for each broken rule of `[model]`, in the reference's order."""
     llm = model.LLM

@@ -24,7 +24,6 @@ from psyche_core.config.rules import (
     config_problems,
     model_problems,
     progress_problems,
-    unfinished_problems,
 )
 from psyche_core.config.schema import (
     CHECKPOINTS,
@@ -160,9 +159,7 @@ def _broken_rules(plain: Mapping[str, Any]) -> Iterator[str]:
     model = _read_alone(ModelConfig, plain.get("model"))
     progress = _read_alone(ProgressConfig, plain.get("progress", {}))
     if config is not None:
-        unfinished = list(unfinished_problems(config))
-        yield from (problem for problem in config_problems(config) if not (unfinished and "verification_percent" in problem))
-        yield from unfinished
+        yield from config_problems(config)
     if model is not None:
         yield from model_problems(model)
     if progress is not None:

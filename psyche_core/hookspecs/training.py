@@ -35,14 +35,23 @@ class OptimizerContext:
     model: Model
 
 
+def _not_said(_: Any) -> str | None:
+    return "its plugin does not say that others can recompute it"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerRegistration:
-    """A decentralised optimizer. settings validates `model.LLM.optimizer.<Name>`."""
+    """A decentralised optimizer. settings validates `model.LLM.optimizer.<Name>`.
+
+    why_unverifiable: for validated settings, why others cannot recompute what is trained with them, as the end of a sentence;
+    None if they can, which `Replay.verifiable` says too. Runs with `verification_percent` above 0 refuse the others.
+    """
 
     name: str
     summary: str
     settings: type[BaseModel]
     create: Callable[[OptimizerContext], Optimizer]
+    why_unverifiable: Callable[[Any], str | None] = _not_said
     requires: Mapping[str, str] = field(default_factory=dict)
 
 

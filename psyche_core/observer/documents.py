@@ -195,6 +195,8 @@ def _member(member: MemberView) -> Document:
         "earned": member.earned,
         "slashed": member.slashed,
         "paid": member.paid,
+        "checks": member.checks,
+        "strikes": member.strikes,
         "overlap": None if member.overlap is None else _number(member.overlap[1]),
         "starts": member.starts,
         "problems": member.problems,

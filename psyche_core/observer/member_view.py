@@ -33,6 +33,7 @@ class MemberView:
     states, oldest first; the last one lasts. earned, slashed: points that the coordinator counts; None if unknown. paid: smallest
     units of the token that it was paid. starts: number of its processes. out_epoch: epoch from which it was dropped or ejected.
     overlap: (step, score) of its newest result that was compared, see `telemetry.ResultOverlaps`; None if none was.
+    checks: number of its shares that others recomputed and found trained. strikes: it got in such checks, over all epochs.
     heard: unix seconds of the newest event about it. changed: version of the newest change.
     """
 
@@ -56,6 +57,8 @@ class MemberView:
     starts: int = 0
     problems: int = 0
     overlap: tuple[int, float] | None = None
+    checks: int = 0
+    strikes: int = 0
     reported_rate: float | None = None
     heard: float = 0.0
     out_epoch: int | None = None
@@ -125,6 +128,8 @@ class MemberView:
         self.name = self.name or other.name
         self.spans = sorted([*other.spans, *self.spans], key=lambda span: span.since)
         self.paid += other.paid
+        self.checks += other.checks
+        self.strikes += other.strikes
         self.earned = other.earned if self.earned is None else self.earned
         self.slashed = other.slashed if self.slashed is None else self.slashed
         self.step = other.step if self.step is None else self.step

@@ -38,6 +38,8 @@ def news_level(event: Event) -> str | None:
     """`info`, `warning` or `error`; None for an event that is no news."""
     if isinstance(event, _SILENT) or (isinstance(event, telemetry.PhaseChanged) and event.phase in TRAINING_PHASES):
         return None
+    if isinstance(event, telemetry.ShareChecked):
+        return None if event.outcome == "passed" else "warning" if event.strikes else "info"
     if isinstance(event, telemetry.Problem):
         return event.level
     if isinstance(event, _ERRORS) or (isinstance(event, telemetry.Ended) and not event.success):

@@ -156,6 +156,8 @@ class RunView:
                     member.paid += event.units
                     self._touch(member, time)
                 self._list(Entry(time, "paid", event.units, event.member))
+            case telemetry.ShareChecked():
+                self._note_checked(time, event)
             case telemetry.Ended() if source == self._server:
                 self.ended = event
             case _:
@@ -245,6 +247,17 @@ class RunView:
             member.out_epoch = None
             member.enter("healthy", time)
         self._touch(member, time)
+
+    def _note_checked(self, time: float, event: telemetry.ShareChecked) -> None:
+        member = self._of_id(event.member)
+        if member is not None and event.outcome == "passed":
+            member.checks += 1
+            self._touch(member, time)
+        for name in event.strikes:
+            struck = self._of_id(name)
+            if struck is not None:
+                struck.strikes += 1
+                self._touch(struck, time)
 
     def _note_overlaps(self, time: float, event: telemetry.ResultOverlaps) -> None:
         """What a program whose events are read here says of all members' results; it makes nobody known."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from psyche_core.config.run_config import RunFile
 from psyche_core.config.sentences import validated
 from psyche_core.errors import ConfigError, PluginError, PluginMissing
-from psyche_core.hookspecs import Registration
+from psyche_core.hookspecs import OptimizerRegistration, Registration
 
 _BOUNDS = (
     "minimum",
@@ -50,6 +50,19 @@ def validate_settings(registration: Registration, settings: Mapping[str, Any] | 
     return validated(model, given, where=where)
 
 
+def _unverifiable(registration: OptimizerRegistration, settings: object, *, percent: int) -> list[str]:
+    """The problem of a run whose shares are to be checked though they cannot be, if there is one."""
+    why = registration.why_unverifiable(settings) if percent > 0 else None
+    if why is None:
+        return []
+
+    problem = (
+        f"config.verification_percent = {percent}: what {registration.name} trains with these settings cannot be checked: "
+        f"{why}; set it to 0 or change the optimizer's settings"
+    )
+    return [problem]
+
+
 def check_run_file_plugins(run_file: RunFile, registry: LoadsPlugins, *, elsewhere: bool = False) -> tuple[str, ...]:
     """Load the plugins that a run names and validate their settings. Raises ConfigError with every problem, one per line.
 
@@ -67,7 +80,9 @@ def check_run_file_plugins(run_file: RunFile, registry: LoadsPlugins, *, elsewhe
         try:
             registration = registry.load(kind, choice_name)
             if kind != "model":
-                validate_settings(registration, settings, where=f"{where}.{choice_name}")
+                settings = validate_settings(registration, settings, where=f"{where}.{choice_name}")
+            if isinstance(registration, OptimizerRegistration):
+                problems += _unverifiable(registration, settings, percent=run_file.config.verification_percent)
         except PluginMissing as error:
             told = f"{where} = {choice_name}: {error}"
             if elsewhere:

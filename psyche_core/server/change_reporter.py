@@ -1,11 +1,19 @@
-"""What a server reports of its coordinator's changes: phases, and members that left, were dropped or were ejected."""
+"""What a server reports of its coordinator's changes: phases, checked shares, members that left, were dropped or ejected."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from psyche_core.config.options.server import ServerSettings
-from psyche_core.coordinator.commands import ClientsExited, EpochSigned, Event, ModelLost, StatementVoided, WentBack
+from psyche_core.coordinator.commands import (
+    ChallengeClosed,
+    ClientsExited,
+    EpochSigned,
+    Event,
+    ModelLost,
+    StatementVoided,
+    WentBack,
+)
 from psyche_core.coordinator.state import Client, CoordinatorState
 from psyche_core.hookspecs import LaterKnown
 from psyche_core.sdk.run_events import phase_of
@@ -102,6 +110,8 @@ class ChangeReporter:
                 case StatementVoided():
                     member = state.epoch.clients[event.slot].id.short
                     self._report(telemetry.StatementVoided(event.epoch, event.height, member))
+                case ChallengeClosed():
+                    self._report(_checked(state, event))
 
     def _report_phase(self, state: CoordinatorState) -> None:
         changed = phase_of(state)
@@ -118,7 +128,7 @@ class ChangeReporter:
         if client.state is ClientState.Withdrawn and withdrawn is None:
             return telemetry.MemberWithdrew(epoch, member)
         if client.state is ClientState.Ejected:
-            return telemetry.MemberExited(epoch, member, "ejected")
+            return telemetry.MemberExited(epoch, member, "struck" if client.standing.ejected else "ejected")
         if withdrawn is not None:
             return telemetry.MemberExited(epoch, member, withdrawn)
 
@@ -138,6 +148,12 @@ class ChangeReporter:
 
         same_epoch = (begun.generation, begun.progress.epoch) == (state.generation, state.progress.epoch)
         return same_epoch and client.exited_height <= begun.current_round.height + telemetry.Dropped.ROUNDS_AFTER
+
+
+def _checked(state: CoordinatorState, event: ChallengeClosed) -> telemetry.ShareChecked:
+    trainer, verifier = (state.epoch.clients[slot].id.short for slot in (event.trainer, event.verifier))
+    strikes = tuple(state.epoch.clients[slot].id.short for slot in event.strikes)
+    return telemetry.ShareChecked(event.epoch, event.height, trainer, verifier, event.outcome.lower(), strikes)
 
 
 def _repeated(state: CoordinatorState) -> str:

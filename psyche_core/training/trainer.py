@@ -157,9 +157,7 @@ class Trainer:
         """The step whose results are the newest in the masters when a share of `step` is trained, 0 for none."""
         return max(0, step - APPLY_DELAY)
 
-    def recompute(
-        self, step: int, samples: Samples, *, signs: Sequence[Any] | None, undone: Sequence[AppliedStep]
-    ) -> list[Any]:
+    def recompute(self, step: int, samples: Samples, *, signs: Sequence[Any] | None, undone: Sequence[AppliedStep]) -> list[Any]:
         """What another replica's training of a share added to its delta: float32 [chunks, size] for each group, numpy arrays.
 
         step: of the share. signs: of its delta before, None if that was zero. undone: what our masters include and its masters

@@ -40,6 +40,8 @@ def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic
         elif isinstance(event, events.ResultOverlaps):
             now = frozenset(each.member for each in suspicious_overlaps(event))
             alike, sentence = now, None if now <= alike else describe(event)  # at each step otherwise
+        elif isinstance(event, events.ShareChecked) and event.outcome == "passed":
+            sentence = None  # in most rounds
         elif (
             isinstance(event, events.ModelSync)
             and event.pieces_done < event.pieces_total

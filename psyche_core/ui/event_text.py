@@ -40,9 +40,19 @@ _WHY_EXITED = {
     "interrupted": "dropped {} from this epoch: no result came from it in the round that was under way when this server was "
     "started again",
     "ejected": "ejected {}: it signed two different results for one share",
+    "struck": "ejected {}: checks of its work, or of what it said of others' work, failed twice in this epoch",
     "lost": "lost {}: its connection was lost, and it did not reconnect in time (--reconnect-seconds)",
     "not back": "not back yet after the server's start: {}, no longer a member until it joins again",
     "not allowed": "withdrew {}: its key is no longer in the list of allowed clients (--allow-list)",
+}
+
+
+_OUTCOMES = {
+    "passed": "was trained",
+    "guilty": "was not trained as it should; its samples are trained again",
+    "false_accusation": "was trained, although the verifier said that it was not",
+    "silence": "was not decided, because somebody did not show what it must",
+    "undecided": "was not decided",
 }
 
 
@@ -180,6 +190,8 @@ def _sentence(event: events.Event) -> str:
             return contested_model(event)
         case events.StatementVoided():
             return f"epoch {event.epoch}, round {event.height}: {event.member} attested results of members without a share"
+        case events.ShareChecked():
+            return _checked(event)
         case events.MemberWithdrew():
             return f"epoch {event.epoch}: {event.member} left the run cleanly"
         case events.MemberExited():
@@ -218,6 +230,12 @@ def _exited(event: events.MemberExited) -> str:
     """What happened to a member, as the server tells it."""
     known = _WHY_EXITED.get(event.why)
     return f"dropped {event.member}: {event.why}" if known is None else known.format(event.member)
+
+
+def _checked(event: events.ShareChecked) -> str:
+    outcome = _OUTCOMES.get(event.outcome, event.outcome)
+    about = f"epoch {event.epoch}, round {event.height}: the share of {event.member}, checked by {event.verifier}, {outcome}"
+    return about + (f"; a strike for {', '.join(event.strikes)}" if event.strikes else "")
 
 
 def suspicious_overlaps(event: events.ResultOverlaps) -> tuple[events.OverlapOfResult, ...]:

@@ -1,4 +1,4 @@
-"""Shares that are checked, with real optimizers, runtimes, deltas, gradients and proofs: honest members pass, cheats are ejected."""
+"""Shares that are checked, with real optimizers, runtimes, deltas and proofs: honest members pass, cheats are ejected."""
 
 from __future__ import annotations
 
@@ -104,9 +104,7 @@ class SendsOldResults(Member):
 class RecomputesNothing(Member):
     """A verifier that makes gradients up."""
 
-    def recompute(
-        self, step: int, samples: Samples, *, signs: Sequence[Any] | None, undone: Sequence[AppliedStep]
-    ) -> list[Any]:
+    def recompute(self, step: int, samples: Samples, *, signs: Sequence[Any] | None, undone: Sequence[AppliedStep]) -> list[Any]:
         honest = super().recompute(step, samples, signs=signs, undone=undone)
         return [-part for part in honest]
 
@@ -116,9 +114,7 @@ class Run:
 
     def __init__(self, trainers: Sequence[Member], *, rounds: int, percent: int) -> None:
         run = parse_run_file(RUN.format(rounds=rounds), source="checked")
-        config = run.config.model_copy(
-            update={"verification_percent": percent}
-        )
+        config = run.config.model_copy(update={"verification_percent": percent})
         self.events: list[Event] = []
         state = new_state(run.run_id, config, run.model, instance=bytes(32))
         self.coordinator = MemoryCoordinator(state, on_event=self._note)

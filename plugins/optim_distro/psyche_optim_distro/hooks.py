@@ -33,6 +33,7 @@ def psyche_register_optimizers() -> list[OptimizerRegistration]:
             summary="DisTrO: DCT chunks, top-k, one bit per coefficient, bit-exact on every replica",
             settings=DistroSettings,
             create=create,
+            why_unverifiable=DistroSettings.why_unverifiable,
         )
     ]
 

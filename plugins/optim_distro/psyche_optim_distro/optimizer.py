@@ -6,8 +6,8 @@ Per trained step s (from the reference implementation, with protocol section 4):
     load_lookahead      compute weights <- cast(masters - lr f sign(delta)); the masters do not change
     compress(s)         delta <- decay (delta - own results not subtracted yet) + lr g; payload = top-k of its DCT
 
-Only `compress` changes delta: a result that was settled is corrected for there. So the look-ahead is always that of the delta which
-the last `compress` left, and which others can check (protocol section 7), also after rounds without a share.
+Only `compress` changes delta: a result that was settled is corrected for there. So the look-ahead is always that of the delta
+which the last `compress` left, and which others can check (protocol section 7), also after rounds without a share.
 
 f is the tensor's factor of the rate, and wd its weight decay (settings `rates`; 1 and the same for all without them). Delta has
 no f: a factor of a whole tensor changes neither delta's signs nor which coefficients of a chunk are the largest. With a second

@@ -72,8 +72,7 @@ class DistroReplay(Replay):
     @property
     def verifiable(self) -> bool:
         """With clipping, and without `gradient_beta2` and the second stage `rmsprop`, which have a memory of their own."""
-        settings = self._settings
-        return bool(settings.clip_grad_norm) and settings.gradient_beta2 is None and settings.second_stage != "rmsprop"
+        return self._settings.why_unverifiable() is None
 
     def largest_contribution(self, *, learning_rate: float) -> float:
         """The learning rate times the setting `clip_grad_norm`."""

@@ -212,7 +212,7 @@ class Worker:
             await self._validate(0)
         step, held = start_in(work.state, resources, digest)
         known = 0 if step is None and work.state.progress.step == 1 else step
-        self.checks.use(resources.trainer, step=known, optimizer=resources.optimizer_name)
+        self.checks.use(resources.trainer, step=known)
         return ev.ModelReady(digest, resources.trainer.max_payload_bytes, step, held, journalled=resources.journal is not None)
 
     def _take_run(self, state: CoordinatorState) -> None:
@@ -240,7 +240,7 @@ class Worker:
                 self._take_run(work.build)
                 self._exchange.model_replaced()
                 self.checkpoints.use(resources, run_id=self._run_id, instance=self._instance)
-                self.checks.use(resources.trainer, step=work.step, optimizer=resources.optimizer_name)
+                self.checks.use(resources.trainer, step=work.step)
                 await self.checkpoints.fetched(work)
                 return ev.ModelReady(done.digest, resources.trainer.max_payload_bytes, work.step)
             reason = done.reason

@@ -26,7 +26,7 @@ from psyche_core.config.run_config import Choice, LLMConfig
 from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.coordinator.learning_rate import cold_start_bounds
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import ModelError
+from psyche_core.errors import ConfigError, ModelError
 from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as telemetry
@@ -94,6 +94,12 @@ class ModelOpener:
         origin = self._find_model(request)
         trainer = self._build(state, origin.folder)
         checked = state.config.verification_percent > 0  # delta begins at zero, since an earlier one could not be shown
+        if checked and (trainer.replay is None or not trainer.replay.verifiable):
+            message = (
+                f"this run checks shares (verification_percent), and what {state.model.LLM.optimizer.name} trains with its "
+                "settings cannot be recomputed by others; the run's owner has to set verification_percent to 0 or to change them"
+            )
+            raise ConfigError(message)
         if origin.step is not None and self._settings.checkpoint_dir is not None and not checked:
             try:
                 trainer.load_private(private_path(self._settings.checkpoint_dir, state.run_id))

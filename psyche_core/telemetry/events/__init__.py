@@ -14,6 +14,7 @@ from psyche_core.telemetry.events.membership import (
     MemberExited,
     MemberWithdrew,
     RewardPaid,
+    ShareChecked,
     StatementVoided,
     WaitsForEpoch,
     WitnessReported,
@@ -104,6 +105,7 @@ Event = (
     | JournalPublished
     | ModelSync
     | RewardPaid
+    | ShareChecked
     | EpochSigned
     | StateIsOlder
     | WentBack
@@ -156,6 +158,7 @@ __all__ = [
     "Resumed",
     "Resynced",
     "RewardPaid",
+    "ShareChecked",
     "RunContinued",
     "RunDescribed",
     "Started",

@@ -70,7 +70,7 @@ class MemberExited:
 
     why: `unready` (it was not ready when the first round began), `late` (it sent no result, or much later than all others),
     `interrupted` (so, in a round that was under way when the server was started again), `ejected` (it signed two different
-    results for one share), `lost` (its connection was lost for too long), `not back` (it has not connected since the server
+    results for one share), `struck` (ejected too: checks found twice that it had not done its work), `lost` (its connection was lost for too long), `not back` (it has not connected since the server
     continued the run), `not allowed` (its key is no longer in the list of allowed clients).
     """
 
@@ -90,6 +90,27 @@ class StatementVoided:
     epoch: int
     height: int
     member: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShareChecked:
+    """A challenge of a member's share has ended (`verification_percent`).
+
+    Attributes:
+        height: round of the share.
+        member: first digits of the key of who trained it.
+        verifier: of who recomputed it.
+        outcome: `passed`, `guilty` (it was not trained), `false_accusation` (it was, and the verifier said that it was not),
+            `silence` (somebody did not show what it must), `undecided`.
+        strikes: first digits of the keys of members that got a strike; the second in an epoch ejects.
+    """
+
+    epoch: int
+    height: int
+    member: str
+    verifier: str
+    outcome: str
+    strikes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

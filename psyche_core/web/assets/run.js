@@ -180,9 +180,12 @@ const COLUMNS = [
   ["sent", "Sent", "n rare"],
   ["received", "Received", "n rare"],
   ["overlap", "Alike", "n rare"],
+  ["checks", "Checked", "n rare"],
   ["earned", "Points", "n rare"],
 ];
 const ALIKE = "How much its newest result is like another of this step or of the last 20. Above 30 % it is worth a look; it proves nothing.";
+const CHECKED = "How many of its shares others recomputed and found trained, and its strikes. The second strike of an epoch ejects.";
+const checked = ({ checks, strikes }) => (strikes ? `${checks} · ${strikes} strike${strikes > 1 ? "s" : ""}` : checks ? count(checks) : "–");
 const share = (value) => (typeof value === "number" ? `${Math.round(100 * value)} %` : "–");
 const order = { by: "label", down: false };
 const drawn = new Map();
@@ -232,6 +235,7 @@ function members(head) {
       el("td", { class: "n rare", text: bytes(member.sent) }),
       el("td", { class: "n rare", text: bytes(member.received) }),
       el("td", { class: "n rare", title: ALIKE, text: share(member.overlap) }),
+      el("td", { class: "n rare", title: CHECKED, text: checked(member) }),
       el("td", { class: "n rare", text: member.earned ?? "–" }),
     );
     const focused = before?.row.contains(document.activeElement);

@@ -9,8 +9,8 @@
 
 Many requests may be in flight; their numbers increase, and chunks of several answers may be interleaved. The hello's facts
 contain the version, the form of the samples, and the limits of a request. A member of the epoch may read only the intervals of
-its own shares in the rounds that the coordinator stores. Everything else is refused with a code and a message. Only canonical
-frames are accepted: decode, then encode, gives the same bytes.
+its own shares in the rounds that the coordinator stores, and of challenged shares that it recomputes. Everything else is refused
+with a code and a message. Only canonical frames are accepted: decode, then encode, gives the same bytes.
 """
 
 from __future__ import annotations
@@ -231,6 +231,9 @@ def check_request(state: CoordinatorState, identity: NodeIdentity, batches: Sequ
         raise RequestRefused("TooLarge", f"one request is for at most {at_most} samples, got {total}")
 
     own = [interval for stored in state.epoch.rounds for interval in shares(state, stored).get(slot, ())]
+    for challenge in state.epoch.challenges:
+        if slot == challenge.verifier or slot in challenge.judges:
+            own += challenge.share
     for batch in batches:
         if not any(interval.first <= batch.first and batch.last <= interval.last for interval in own):
             raise RequestRefused(NOT_YOURS, f"{batch} is not part of your share of a round the coordinator knows")

@@ -118,6 +118,4 @@ def _by_group(table: ChunkTable, numbers: Sequence[int], arrays: Sequence[Any]) 
     found: list[list[Any]] = [[] for _ in table.groups]
     for number, array in zip(numbers, arrays, strict=True):
         found[table.place_of(number)[0]].append(array)
-    return [
-        np.array(own, dtype=np.float32).reshape(len(own), group.size) for group, own in zip(table.groups, found, strict=True)
-    ]
+    return [np.array(own, dtype=np.float32).reshape(len(own), group.size) for group, own in zip(table.groups, found, strict=True)]

@@ -18,7 +18,7 @@ from psyche_core.client.runtime.checking.comparing import Opened, compare
 from psyche_core.client.runtime.checking.kept_deltas import DeltaLost, KeptDeltas, table_of
 from psyche_core.client.runtime.checking.kept_gradients import KeptGradients
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import ModelError, RanksLost, TransportError, WireError
+from psyche_core.errors import RanksLost, TransportError, WireError
 from psyche_core.interfaces import Transport
 from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.replay import AppliedStep, Replay
@@ -47,9 +47,7 @@ class CheckedTrainer(Protocol):
     def trained_after(self, step: int) -> int:
         """See Trainer.trained_after."""
 
-    def recompute(
-        self, step: int, samples: Samples, *, signs: Sequence[Any] | None, undone: Sequence[AppliedStep]
-    ) -> list[Any]:
+    def recompute(self, step: int, samples: Samples, *, signs: Sequence[Any] | None, undone: Sequence[AppliedStep]) -> list[Any]:
         """See Trainer.recompute."""
 
     def largest_contribution(self, step: int) -> float:
@@ -85,21 +83,12 @@ class ShareChecker:
         """Whether the run's shares are checked."""
         return self._state is not None and self._state.config.verification_percent > 0
 
-    def use(self, trainer: object, *, step: int | None, optimizer: str) -> None:
-        """Another model is in memory. step: of its masters, None if unknown. optimizer: name of its plugin in messages.
-
-        Raises ModelError if the run's shares are checked and those of this optimizer cannot be.
-        """
+    def use(self, trainer: object, *, step: int | None) -> None:
+        """Another model is in memory. step: of its masters, None if unknown."""
         self._trainer = trainer if isinstance(trainer, CheckedTrainer) else None
         self._replay = None if self._trainer is None else self._trainer.replay
         self._table = ChunkTable(()) if self._replay is None else table_of(self._replay)
         self.masters_replaced(step)
-        if self.wanted and (self._replay is None or not self._replay.verifiable):
-            message = (
-                f"this run checks shares (verification_percent), and what {optimizer} trains with these settings cannot be "
-                "recomputed by others; ask the run's owner to set verification_percent to 0 or to change the optimizer"
-            )
-            raise ModelError(message)
 
     def masters_replaced(self, step: int | None) -> None:
         """The masters are those after this step, taken from others or from disk, and delta is zero."""
