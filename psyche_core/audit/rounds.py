@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
-from psyche_core.wire.messages import commitment_hash, is_commitment_of
+from psyche_core.wire.messages import commitment_hash, is_commitment_of, result_hash
 
 RATE_TOLERANCE: Final = 1e-12
 """Relative difference of two learning rates that counts as none: mathematical libraries differ in the last bit of a cosine."""
@@ -81,7 +81,7 @@ class RoundChecker:
             seed=stored.seed,
             share=stored.share,
             trainer=stored.signer,
-            payload_hash=stored.payload_hash,
+            payload_hash=result_hash(stored.payload_hash, stored.roots),
         )
         if commitment != stored.commitment:
             return "has a commitment that does not follow from its run, round, share, trainer and payload"

@@ -250,8 +250,8 @@ class RunView:
 
     def _note_checked(self, time: float, event: telemetry.ShareChecked) -> None:
         member = self._of_id(event.member)
-        if member is not None and event.outcome == "passed":
-            member.checks += 1
+        if member is not None:
+            member.checks += event.outcome == "passed"
             self._touch(member, time)
         for name in event.strikes:
             struck = self._of_id(name)

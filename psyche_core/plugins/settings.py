@@ -80,9 +80,9 @@ def check_run_file_plugins(run_file: RunFile, registry: LoadsPlugins, *, elsewhe
         try:
             registration = registry.load(kind, choice_name)
             if kind != "model":
-                settings = validate_settings(registration, settings, where=f"{where}.{choice_name}")
-            if isinstance(registration, OptimizerRegistration):
-                problems += _unverifiable(registration, settings, percent=run_file.config.verification_percent)
+                valid = validate_settings(registration, settings, where=f"{where}.{choice_name}")
+                if isinstance(registration, OptimizerRegistration):
+                    problems += _unverifiable(registration, valid, percent=run_file.config.verification_percent)
         except PluginMissing as error:
             told = f"{where} = {choice_name}: {error}"
             if elsewhere:

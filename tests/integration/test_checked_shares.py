@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import anyio
 import pytest
@@ -23,16 +21,11 @@ from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.commands import ChallengeClosed, Event
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.interfaces.data import Samples
-from psyche_core.interfaces.replay import AppliedStep
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
-from psyche_core.testing.toy_model import ToyModel, toy_samples
-from psyche_core.training.trainer import Trained, Trainer
 from psyche_core.types import ClientState, RunState
 from psyche_core.wire.signing import SecretKey
-from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.settings import DistroSettings
+from tests.integration.checked_members import Member, RecomputesNothing, SendsOldResults, TrainsOnOtherData
 
 RUN = """
 run_id = "checked"
@@ -62,51 +55,7 @@ checkpoint = {{ Hub = {{ repo_id = "model" }} }}
 lr_schedule = {{ Constant = {{ base_lr = 0.01, warmup_init_lr = 0.0, warmup_steps = 0 }} }}
 optimizer = {{ AdamW = {{ betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8 }} }}
 """
-SHAPES = {"a": (64, 48), "b": (48, 64), "norm": (48,)}
 MEMBERS = 5
-
-
-class Member(Trainer):
-    """A trainer of the toy model."""
-
-    def __init__(self) -> None:
-        model = ToyModel(SHAPES)
-        settings = DistroSettings(
-            compression_decay=0.99,
-            compression_topk=6,
-            compression_chunk=8,
-            quantize_1bit=True,
-            clip_grad_norm=1.0,
-            weight_decay=0.1,
-        )
-        optimizer = DistroOptimizer(settings, model)
-        super().__init__(model=model, optimizer=optimizer, learning_rate=lambda _: 0.01, micro_batch_size=4)
-
-
-class TrainsOnOtherData(Member):
-    """Its gradient is that of other samples."""
-
-    def train(self, step: int, samples: Samples) -> Trained:
-        return super().train(step, toy_samples(step, count=samples.count))
-
-
-class SendsOldResults(Member):
-    """It trains, and sends what it made of its first share."""
-
-    first: bytes = b""
-
-    def train(self, step: int, samples: Samples) -> Trained:
-        done = super().train(step, samples)
-        self.first = self.first or done.payload
-        return replace(done, payload=done.payload if step == 1 else self.first[:-1] + bytes([self.first[-1]]))
-
-
-class RecomputesNothing(Member):
-    """A verifier that makes gradients up."""
-
-    def recompute(self, step: int, samples: Samples, *, signs: Sequence[Any] | None, undone: Sequence[AppliedStep]) -> list[Any]:
-        honest = super().recompute(step, samples, signs=signs, undone=undone)
-        return [-part for part in honest]
 
 
 class Run:

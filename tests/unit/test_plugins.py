@@ -419,6 +419,16 @@ def test_a_run_file_of_third_party_plugins_is_accepted(mine: PluginRegistry) -> 
     assert {each.status for each in mine.list()} == {"ok"}
 
 
+def test_a_run_that_checks_shares_needs_an_optimizer_that_can_be_checked(mine: PluginRegistry) -> None:
+    text = RUN.replace("verification_percent = 0", "verification_percent = 10")
+    with pytest.raises(ConfigError) as raised:
+        check_run_file_plugins(parse_run_file(text, source="state.toml"), mine)
+    assert str(raised.value) == (
+        "config.verification_percent = 10: what Foo trains with these settings cannot be checked: its plugin does not say that "
+        "others can recompute it; set it to 0 or change the optimizer's settings"
+    )
+
+
 def test_a_plugin_that_only_others_need_is_no_problem_but_a_slip_is(mine: PluginRegistry) -> None:
     """The settings of those that are here are checked all the same."""
     elsewhere = parse_run_file(RUN.replace('"Mine"', '"Zebra"').replace('"Plain"', '{Server = "h:1"}'), source="state.toml")

@@ -23,7 +23,7 @@ from psyche_backend_tcp.data.provider import ServerData, ServerSettings
 from psyche_backend_tcp.limits import Limits
 from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.commands import Pause, UpdateConfig
-from psyche_core.coordinator.state import CoordinatorState, Progress
+from psyche_core.coordinator.state import CoordinatorState, OpenChallenge, Progress
 from psyche_core.errors import DataError, NothingForUs
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import IGNORED_LABEL, DataProvider, Samples
@@ -270,6 +270,14 @@ def test_who_may_read_what(keys: list[SecretKey]) -> None:
     assert refusal(state, share, limit=total_samples(share) - 1) == "TooLarge"
     assert refusal(state, [BatchId(share[0].first, share[-1].last + 1)]) == "NotYours"
     assert refusal(state, share, who=NodeIdentity(bytes(32), bytes(32))) == "NotInEpoch"
+    theirs = own(state, 1)
+    assert refusal(state, theirs) == "NotYours"
+    challenge = OpenChallenge(height=0, trainer=1, verifier=0, since=2, share=theirs)
+    check_request(replace(state, epoch=replace(state.epoch, challenges=(challenge,))), alice, theirs, at_most=10**6)
+    judging = replace(challenge, verifier=5, judges=(0, 7))
+    check_request(replace(state, epoch=replace(state.epoch, challenges=(judging,))), alice, theirs, at_most=10**6)
+    others = replace(challenge, verifier=5, judges=(7,))
+    assert refusal(replace(state, epoch=replace(state.epoch, challenges=(others,))), theirs) == "NotYours"
     withdrawn = replace(state.epoch.clients[0], state=ClientState.Withdrawn)
     state = replace(state, epoch=replace(state.epoch, clients=(withdrawn, state.epoch.clients[1])))
     assert refusal(state, share) == "NotInEpoch"

@@ -80,7 +80,7 @@ class TestDistroWithRateGroups(OptimizerConformance):
     capabilities = frozenset({"exact"})
 
     def make_optimizer(self, model: Model) -> Optimizer:
-        given = {"compression_topk": 4, "quantize_1bit": True, "weight_decay": 0.1, "rates": RATES}
+        given = {"compression_topk": 4, "quantize_1bit": True, "weight_decay": 0.1, "clip_grad_norm": 1.0, "rates": RATES}
         return DistroOptimizer(DistroSettings.model_validate(given), model)
 
 

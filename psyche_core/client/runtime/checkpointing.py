@@ -128,6 +128,7 @@ class Checkpointer:
                     signature=result.signature,
                     trainer=kept.trainer,
                     signer=kept.signer,
+                    roots=result.roots,
                 )
                 journal.add_result(stored, payloads.all((result.payload_hash,))[0])
 

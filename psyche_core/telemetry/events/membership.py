@@ -70,8 +70,9 @@ class MemberExited:
 
     why: `unready` (it was not ready when the first round began), `late` (it sent no result, or much later than all others),
     `interrupted` (so, in a round that was under way when the server was started again), `ejected` (it signed two different
-    results for one share), `struck` (ejected too: checks found twice that it had not done its work), `lost` (its connection was lost for too long), `not back` (it has not connected since the server
-    continued the run), `not allowed` (its key is no longer in the list of allowed clients).
+    results for one share), `struck` (ejected too: checks found twice that it had not done its work), `lost` (its connection was
+    lost for too long), `not back` (it has not connected since the server continued the run), `not allowed` (its key is no longer
+    in the list of allowed clients).
     """
 
     epoch: int

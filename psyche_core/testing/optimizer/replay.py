@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
 
-from psyche_core.interfaces.replay import Replay
+from psyche_core.interfaces.replay import AppliedStep, Replay
 from psyche_core.testing.contracts import REPLAY, Contract
 from psyche_core.testing.needs_pytest import pytest
 from psyche_core.testing.optimizer.base import OptimizerTests
-from psyche_core.testing.optimizer.replicas import Replica
+from psyche_core.testing.optimizer.replicas import Replica, digest
 from psyche_core.testing.sentences import raises, shown
 from psyche_core.verification.replay import NOTHING_OPENED, Rule, chunk_scores, claimed, mean_score, payload_agreement
 
@@ -112,6 +113,37 @@ class ReplayTests(OptimizerTests):
         assert not np.array_equal(ours, _replay(first).positions(other)), (
             "Replay.positions must be those of the payload, and another payload has the same ones"
         )
+
+    def test_the_weights_of_another_replica_are_found_again(self) -> None:
+        """Where `verifiable` is True: from signs of its delta and the steps since, long after it trained. Its own state stays."""
+        trainer, verifier = self.replica(), self.replica()
+        ours, theirs = _replay(verifier), _replay(trainer)
+        if not ours.verifiable:
+            pytest.skip("others cannot verify what this optimizer trains with these settings")
+        bound = ours.largest_contribution(learning_rate=self.learning_rate)
+        assert math.isfinite(bound), f"Replay.largest_contribution must be finite where verifiable is True, got {bound}"
+
+        applied: list[AppliedStep] = []
+        seen: list[tuple[int, list[Any], dict[str, Any]]] = []
+        for step in range(1, 7):
+            if step > 2:
+                applied.append(AppliedStep([trainer.sent[step - 2], verifier.sent[step - 2]], self.learning_rate))
+                for replica in (trainer, verifier):
+                    replica.optimizer.apply(step - 2, applied[-1].payloads, learning_rate=self.learning_rate, own_accepted=True)
+            signs = [np.sign(group).astype(np.int8) for group in theirs.delta(_rows(theirs))]
+            trainer.optimizer.load_lookahead(learning_rate=self.learning_rate)
+            seen.append((len(applied), signs, {name: one.detach().clone() for name, one in trainer.model.parameters.items()}))
+            for number, replica in enumerate((trainer, verifier)):
+                replica.train(step, data=10 * step + number, learning_rate=self.learning_rate)
+        before = digest(verifier.optimizer.masters)
+        for step, (count, signs, weights) in enumerate(seen, start=1):
+            ours.load_weights(None if step == 1 else signs, undone=applied[count:][::-1], learning_rate=self.learning_rate)
+            found = verifier.model.parameters
+            worst = max(float((found[name].detach() - one).abs().max()) for name, one in weights.items())
+            assert worst < 1e-5, (
+                f"Replay.load_weights must write the weights of another replica as it trained step {step}, got {worst:.3g} off"
+            )
+        assert digest(verifier.optimizer.masters) == before, "Replay.load_weights must not change the masters"
 
     def test_only_a_payload_that_waits_can_be_opened(self) -> None:
         """`taken` of a step that was never compressed raises ValueError."""

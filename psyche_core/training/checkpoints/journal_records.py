@@ -68,6 +68,7 @@ class StoredResult:
 
     seed: of the round (u64), 0 if unknown. commitment: 32 bytes. payload_hash: SHA-256 of the payload. signature: the trainer's
     signature of the commitment, 64 bytes. trainer: the trainer's p2p key, 32 bytes. signer: the signer of its identity, 32 bytes.
+    roots: of its deltas, 64 bytes, where the run checks shares, else nothing; the commitment covers them.
     """
 
     epoch: int
@@ -81,6 +82,7 @@ class StoredResult:
     signature: bytes
     trainer: bytes
     signer: bytes
+    roots: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,7 @@ def encode_record(record: Record) -> bytes:
             share = [[batch.first, batch.last] for batch in record.share]
             value = [record.epoch, record.height, record.step, record.seed, record.slot, share, record.commitment]
             value += [record.payload_hash, record.signature, record.trainer, record.signer]
+            value += [record.roots] if record.roots else []
         case AppliedRound():
             value = [
                 record.epoch,
@@ -177,7 +180,20 @@ def decode_record(kind: Kind, body: bytes) -> Record:
                 base_digest=_bytes(base_digest, 32),
                 base_history=_bytes(base_history, 32),
             )
-        case Kind.Result, [epoch, height, step, seed, slot, share, commitment, payload_hash, signature, trainer, signer]:
+        case Kind.Result, [
+            epoch,
+            height,
+            step,
+            seed,
+            slot,
+            share,
+            commitment,
+            payload_hash,
+            signature,
+            trainer,
+            signer,
+            *roots,
+        ] if len(roots) <= 1:
             return StoredResult(
                 epoch=_number(epoch, 2**32),
                 height=_number(height, 2**32),
@@ -190,6 +206,7 @@ def decode_record(kind: Kind, body: bytes) -> Record:
                 signature=_bytes(signature, 64),
                 trainer=_bytes(trainer, 32),
                 signer=_bytes(signer, 32),
+                roots=_bytes(roots[0], 64) if roots else b"",
             )
         case Kind.Applied, [epoch, height, step, float(learning_rate), [*results], statements, history]:
             if len(results) > MAX_CLIENTS or not learning_rate >= 0:

@@ -16,7 +16,7 @@ from psyche_core.config.run_config import Choice, load_run_file
 from psyche_core.coordinator.learning_rate import cold_start_factor, learning_rate
 from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
 from psyche_core.types import BatchId
-from psyche_core.wire.messages import commitment_hash, sign_commitment
+from psyche_core.wire.messages import commitment_hash, result_hash, sign_commitment
 from psyche_core.wire.signing import SecretKey
 
 INSTANCE = bytes(range(32))
@@ -25,12 +25,19 @@ RATE = 0.1
 
 
 def result(
-    step: int, slot: int, *, height: int | None = None, key: SecretKey | None = None, share: tuple[BatchId, ...] | None = None
+    step: int,
+    slot: int,
+    *,
+    height: int | None = None,
+    key: SecretKey | None = None,
+    share: tuple[BatchId, ...] | None = None,
+    roots: bytes = b"",
 ) -> StoredResult:
     key, signer = key or KEYS[slot], bytes((slot,)) * 32
     share = (BatchId(100 * step + 10 * slot, 100 * step + 10 * slot + 9),) if share is None else share
     payload_hash = hashlib.sha256(b"%d %d" % (step, slot)).digest()
-    commitment = commitment_hash(INSTANCE, epoch=1, step=step, seed=step, share=share, trainer=signer, payload_hash=payload_hash)
+    covered = result_hash(payload_hash, roots)
+    commitment = commitment_hash(INSTANCE, epoch=1, step=step, seed=step, share=share, trainer=signer, payload_hash=covered)
     return StoredResult(
         epoch=1,
         height=step - 1 if height is None else height,
@@ -43,6 +50,7 @@ def result(
         signature=sign_commitment(key, INSTANCE, commitment),
         trainer=key.public,
         signer=signer,
+        roots=roots,
     )
 
 
@@ -91,6 +99,13 @@ def test_a_result_that_breaks_a_rule_is_named(change: Callable[[StoredResult], S
     difference = found(played(good, bad), good, change(bad))
     assert difference.startswith(f"the result of slot 2, signed by {change(bad).trainer.hex()[:8]}, ")
     assert sentence in difference
+
+
+def test_a_commitment_of_a_run_that_checks_shares_covers_the_roots_of_deltas() -> None:
+    one = result(2, 0, roots=b"r" * 64)
+    assert found(played(one), one) == ""
+    for roots in (b"", b"s" * 64):
+        assert "has a commitment that does not follow from its run" in found(played(one), replace(one, roots=roots))
 
 
 def test_a_commitment_of_another_run_is_none_of_this_one() -> None:

@@ -24,7 +24,7 @@ from psyche_core.cli.program import _until_signal
 from psyche_core.config.options.loading import load_settings
 from psyche_core.config.options.server import ServerSettings
 from psyche_core.config.run_config import load_data_file
-from psyche_core.coordinator.commands import ClientsExited
+from psyche_core.coordinator.commands import ChallengeClosed, ClientsExited
 from psyche_core.coordinator.state import Client, Progress, Round
 from psyche_core.errors import ConfigError, IdentityError, UserError
 from psyche_core.interfaces.backend import OwnerControl
@@ -42,6 +42,7 @@ from psyche_core.telemetry.events import (
     MemberWithdrew,
     PhaseChanged,
     Problem,
+    ShareChecked,
     Started,
     Stopping,
     TokenFiles,
@@ -50,6 +51,7 @@ from psyche_core.telemetry.sinks import EventBus
 from psyche_core.testing.backend import small_state
 from psyche_core.types import ClientState, NodeIdentity, RunState
 from psyche_core.ui.event_text import describe
+from psyche_core.verification.standing import Standing
 from psyche_core.wire.signing import SecretKey
 
 
@@ -125,6 +127,23 @@ def test_who_leaves_in_order_is_not_called_lost(state: ClientState, withdrawn: s
     assert member.short in said[0]
     assert ("lost" in said[0]) == (withdrawn == "lost")
     assert "left the run cleanly" in said[-1] or not withdrawn, "the next time it is by itself that it leaves"
+
+
+def test_checked_shares_are_told_with_names_and_who_is_ejected_for_strikes_too() -> None:
+    told: list[Event] = []
+    reporter = ChangeReporter(EventBus(told.append), settings=settings(), trained=TrainedMembers())
+    one, two = NodeIdentity(b"a" * 32, b"b" * 32), NodeIdentity(b"c" * 32, b"d" * 32)
+    before = small_state(clients=1)
+    clients = (Client(one, ClientState.Ejected, standing=Standing(2)), Client(two))
+    closed = ChallengeClosed(
+        epoch=0, height=4, trainer=0, verifier=1, outcome="GUILTY", strikes=(0,), missed=(), paid=(1,), requeued=True
+    )
+    after = replace(before, epoch=replace(before.epoch, clients=clients, ready=(0, 1)))
+    reporter.report_change(after, (closed, ClientsExited(epoch=0, slots=(0,))))
+    assert told[-2:] == [
+        ShareChecked(0, 4, one.short, two.short, "guilty", (one.short,)),
+        MemberExited(0, one.short, "struck"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,31 @@ def test_who_was_dropped_takes_part_again_in_the_next_epoch() -> None:
     assert states(view)["client-1"] == "healthy"
 
 
+def test_checks_and_strikes_are_counted_for_their_members() -> None:
+    view = RunView()
+    for name in ("client-1", "client-2"):
+        view.handle(name, 0.0, telemetry.Started("client", IDS[name], "first-light", "x"))
+    one, two = (IDS[name][:8] for name in ("client-1", "client-2"))
+    for event in (
+        telemetry.ShareChecked(0, 1, one, two, "passed"),
+        telemetry.ShareChecked(0, 2, one, two, "passed"),
+        telemetry.ShareChecked(0, 3, one, two, "undecided"),
+        telemetry.ShareChecked(0, 4, one, two, "false_accusation", (two,)),
+        telemetry.ShareChecked(0, 5, "00000000", two, "guilty", ("00000000",)),
+    ):
+        view.handle("server", 1.0, event)
+    assert {member.name: (member.checks, member.strikes) for member in view.roster} == {
+        "client-1": (2, 0),
+        "client-2": (0, 1),
+        "": (0, 1),
+    }
+    assert [(news.level, news.text.partition(": ")[0]) for news in view.news if "share of" in news.text] == [
+        ("info", "epoch 0, round 3"),
+        ("warning", "epoch 0, round 4"),
+        ("warning", "epoch 0, round 5"),
+    ]
+
+
 def test_a_member_is_one_whether_its_file_or_the_server_is_heard_first() -> None:
     view = RunView()
     view.handle("server", 0.0, telemetry.Started("server", "ff" * 32, "first-light", "x"))
@@ -250,6 +275,15 @@ EVENTS = st.one_of(
     st.builds(telemetry.NetworkTotals, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 9)),
     st.builds(telemetry.EpochDigest, st.integers(0, 3), st.integers(0, 300), st.text(max_size=70)),
     st.builds(telemetry.PhaseChanged, st.text(max_size=9), st.integers(0, 3), st.integers(0, 300), st.integers(0, 9)),
+    st.builds(
+        telemetry.ShareChecked,
+        st.integers(0, 3),
+        st.integers(0, 9),
+        st.sampled_from(["", "a1b2c3d4", "12345678"]),
+        st.text(max_size=9),
+        st.sampled_from(["passed", "guilty", "x"]),
+        st.lists(st.text(max_size=9), max_size=3).map(tuple),
+    ),
     st.builds(telemetry.RewardPaid, st.sampled_from(["", "a1b2c3d4", "12345678"]), st.integers(0, 2**64 - 1)),
     st.builds(telemetry.WentBack, st.integers(0, 300), st.integers(0, 300), st.booleans()),
     st.builds(telemetry.Ended, st.text(max_size=20), st.booleans()),

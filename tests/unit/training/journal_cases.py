@@ -34,6 +34,7 @@ stored_results = st.builds(
     signature=st.binary(min_size=64, max_size=64),
     trainer=_hashes,
     signer=_hashes,
+    roots=st.sampled_from([0, 64]).flatmap(lambda size: st.binary(min_size=size, max_size=size)),
 )
 applied_rounds = st.builds(
     AppliedRound,

@@ -293,6 +293,21 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         telemetry.MemberExited(2, "3ae20e59", "ejected"),
         "warning: epoch 2: ejected 3ae20e59: it signed two different results for one share",
     ),
+    (
+        telemetry.MemberExited(2, "3ae20e59", "struck"),
+        "warning: epoch 2: ejected 3ae20e59: checks of its work, or of what it said of others' work, failed twice in this epoch",
+    ),
+    (
+        telemetry.ShareChecked(0, 5, "3ae20e59", "a1b2c3d4", "guilty", ("3ae20e59",)),
+        (
+            "epoch 0, round 5: the share of 3ae20e59, checked by a1b2c3d4, was not trained as it should; its samples are trained "
+            "again; a strike for 3ae20e59"
+        ),
+    ),
+    (
+        telemetry.ShareChecked(0, 5, "3ae20e59", "a1b2c3d4", "passed"),
+        "epoch 0, round 5: the share of 3ae20e59, checked by a1b2c3d4, was trained",
+    ),
     (telemetry.MemberExited(2, "3ae20e59", "{0.__class__}"), "warning: epoch 2: dropped 3ae20e59: {0.__class__}"),
     (
         telemetry.WitnessReported("3ae20e59", 7, 3.25, 5200.0, 9.0),
