@@ -30,8 +30,8 @@ from psyche_core.verification.words import Word
 
 logger: logging.Logger = logging.getLogger("psyche.client")
 
-FETCH_TIMEOUT = 20.0
-"""Seconds until a fetch of a part ends; the machine asks again."""
+FETCH_TIMEOUT = 60.0
+"""Seconds until a fetch of a part ends; the machine asks again. Signs are an eighth of a byte for each parameter."""
 
 SIGNS_STAGES = (Stage.COMMIT, Stage.SIGNS, Stage.TIE_COMMIT)
 
