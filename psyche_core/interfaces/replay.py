@@ -5,6 +5,9 @@ transform of each chunk (the transform may be the identity). Per step:
 
     delta <- decay (delta - what was taken off it) + contribution of the gradient;  payload = largest coefficients of delta
 
+A contribution may also depend on a memory of earlier gradients, one number of at least 0 for each element, such as their mean
+squares. It is committed to and opened like delta, so that others can compute it forth.
+
 psyche_core.verification compares such chunks; docs/explanation/verification.md explains the check. Chunks are numbered through
 all groups, group by group; the chunks of a group have one size. `rows` selects chunks: for each group an int64 array of places
 in it, and each method returns one array for each group, in the same order: [rows, size]. Arrays are numpy's, float32 unless
@@ -41,20 +44,50 @@ class Replay(ABC):
     """A view of one optimizer. Like it, it is synchronous and belongs to one thread.
 
     What depends on nothing but the parameter table and the settings may run in any thread: `groups`, `decay`, `verifiable`,
-    `largest_contribution`, `coefficients`, `elements`, `sent` and `positions`.
+    `has_memory`, `largest_contribution`, `usual_contribution`, `contribution_of`, `coefficients`, `elements`, `sent` and
+    `positions`.
 
-    Where `verifiable` is True, others can check a share from its samples, its payload and opened chunks of delta. Then
-    `load_weights` and `largest_contribution` must be implemented.
+    Where `verifiable` is True, others can check a share from its samples, its payload and opened chunks. Then `gradient`,
+    `contribution_of`, `load_weights` and `largest_contribution` must be implemented, and `memory` where there is one.
     """
 
     @property
     def verifiable(self) -> bool:
-        """Whether a contribution follows from gradients and settings alone, delta has a bound, and `apply` can be undone."""
+        """Whether others can compute a contribution, delta has a bound, and `apply` can be undone."""
         return False
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether contributions depend on a memory. Constant."""
+        return False
+
+    def memory(self, rows: Sequence[Any]) -> tuple[list[Any], int]:
+        """Chunks of the present memory, zero at first, and the number of gradients that it remembers."""
+        raise NotImplementedError
+
+    def gradient(self, gradients: Mapping[str, Any], rows: Sequence[Any]) -> list[Any]:
+        """What a contribution is made of, besides memory and learning rate: chunks of the gradients, clipped.
+
+        gradients: as for `contribution`.
+        """
+        raise NotImplementedError
+
+    def contribution_of(
+        self, gradient: Sequence[Any], *, memory: Sequence[Any] | None, count: int, learning_rate: float
+    ) -> tuple[list[Any], list[Any] | None]:
+        """The contribution of chunks that `gradient` gave, and their memory after it, float64; None where there is none.
+
+        memory: of the same chunks before, None where there is none. count: number of gradients that it remembers.
+        """
+        raise NotImplementedError
 
     def largest_contribution(self, *, learning_rate: float) -> float:  # noqa: ARG002 - without a bound
         """Upper bound of the L2 norm of what one `compress` adds to delta. Infinite where there is none."""
         return math.inf
+
+    def usual_contribution(self, *, learning_rate: float) -> float:
+        """About that norm in training, where the bound is much larger. It limits what rounding may excuse."""
+        return self.largest_contribution(learning_rate=learning_rate)
 
     def load_weights(self, signs: Sequence[Any] | None, *, undone: Sequence[AppliedStep], learning_rate: float) -> None:
         """Write the compute weights at which another replica trained. Masters, delta and payloads stay as they are.

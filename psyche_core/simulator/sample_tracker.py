@@ -29,7 +29,8 @@ class SampleTracker:
 
     accepted: by (height, step) of a round, its accepted samples, once per settled round; of_liars: those of them that are
     liars'. last: rounds settled when their epoch ended; evidence about them is accepted in the cooldown only. evidence_lost:
-    rounds stored when all members died at once, and with them the evidence that only they had. without_honest_quorum: rounds
+    rounds stored when all members died at once, and with them the evidence that only they had, or when a cooldown ended during
+    which nobody reached the coordinator. without_honest_quorum: rounds
     attested by a committee whose honest witnesses alone were no quorum, so that a liar could void any part of them. divisible:
     rounds with so few statements about a liar's accepted share that two of its results may both have votes enough.
     """
@@ -72,6 +73,10 @@ class SampleTracker:
 
     def all_died(self, state: CoordinatorState) -> None:
         """All members died at once: evidence about the stored rounds may be gone."""
+        self.evidence_unheard(state)
+
+    def evidence_unheard(self, state: CoordinatorState) -> None:
+        """Nobody can tell the coordinator what it should know of the stored rounds any more."""
         self.evidence_lost.update((stored.height, stored.step) for stored in state.epoch.rounds)
 
     def copy(self) -> SampleTracker:

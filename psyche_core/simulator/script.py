@@ -73,6 +73,7 @@ CHEATS = (
     "lying-verifier",
     "lying-tie-breaker",
     "no-reveal",
+    "wrong-signs",
     "false-words",
 )
 """Lies about the work itself, in runs whose shares are checked (`Shape.verification_percent`); never drawn for other runs."""

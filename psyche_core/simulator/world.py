@@ -20,6 +20,7 @@ from psyche_core.coordinator.state import MAX_REPEATED_WARMUPS, CoordinatorState
 from psyche_core.simulator.clock import Clock, StepTimes
 from psyche_core.simulator.injection.faults import Faults
 from psyche_core.simulator.injection.lies import Lies
+from psyche_core.simulator.invariants.cooldown_watch import CooldownWatch
 from psyche_core.simulator.invariants.coordinator_checker import CoordinatorChecker, attested_digests
 from psyche_core.simulator.invariants.replica_checker import ProgressChecker, ReplicaChecker
 from psyche_core.simulator.members.keys import INSTANCE, RUN_ID, identity_of, member_with
@@ -65,6 +66,7 @@ class World:
     member: the class of its members; tests use one that they can interfere with. all_lost_in: the epoch in which all honest
     members lost memory and disk at once, None without one. false_offers: generation and step of models that liars offered.
     verified: whether shares are checked. faked: step and member of shares that cheats have not trained.
+    wrong_signs: hashes of parts with signs that are not their trainer's.
     """
 
     member: type[Node] = Node
@@ -79,6 +81,7 @@ class World:
         self.stored: dict[str, tuple[object, int]] = {}
         self.train_seconds: float = script.shape.train_seconds
         self.verified: bool = script.shape.verification_percent > 0
+        self.wrong_signs: set[bytes] = set()
         self.faked: set[tuple[int, int]] = set()
         self.index_of: dict[bytes, int] = {identity_of(index).p2p: index for index in range(script.clients)}
         liars = script.liars
@@ -115,6 +118,7 @@ class World:
         self.lies: Lies = Lies(self.clock, self.server, network=self.network, members=script.clients, counts=self.counts)
         self.nodes: list[Node] = [self._node(index, liar=index in liars) for index in range(script.clients)]
         self._finished_at: float | None = None
+        self._cooldowns = CooldownWatch(self._somebody_reaches_it, self._evidence_unheard)
         self.all_lost_in: int | None = None
         self.false_offers: set[tuple[int, int]] = set()
         self.server.apply(RATES)
@@ -123,8 +127,9 @@ class World:
             self.clock.after(fault.start, faults.begin, fault)
 
     def _is_straggler(self, signer: bytes) -> bool:
-        """Whether a member's average training was so much longer than every other's that it is no longer waited for (F16).
+        """Whether a member's training was so much longer than every other's that it is no longer waited for (F16).
 
+        On average of the whole run, or lately: a member whose shares take longer than usual for a while is late in that while.
         Members that trained less than half as often, such as liars that were dropped early, are not compared.
         """
         trained = {identity_of(node.index).signer: node.training for node in self.nodes if node.training.count}
@@ -132,8 +137,12 @@ class World:
         if ours is None:
             return False
 
-        others = [their.mean for their in trained.values() if 2 * their.count >= ours.count]
-        return bool(others) and ours.mean > STRAGGLER_RATIO * max(others)
+        others = [their for their in trained.values() if 2 * their.count >= ours.count]
+        if not others:
+            return False
+
+        always = ours.mean > STRAGGLER_RATIO * max(their.mean for their in others)
+        return always or ours.newest_mean > STRAGGLER_RATIO * max(their.newest_mean for their in others)
 
     def stream(self, name: str) -> random.Random:
         """The random stream with this name."""
@@ -310,8 +319,18 @@ class World:
 
     def _changed(self, state: CoordinatorState, now: float) -> None:
         """The coordinator's phase or progress has changed. now: virtual seconds."""
+        self._cooldowns.changed(state)
         self.times.record(state, now)
         self.owner.state_changed(state)
+
+    def _somebody_reaches_it(self) -> bool:
+        """Whether an honest member that runs can tell the coordinator something now."""
+        now, honest = self.clock.now, self._honest()
+        return any(node.running and not self.network.was_cut(node.index, SERVER, since=now) for node in honest)
+
+    def _evidence_unheard(self, state: CoordinatorState) -> None:
+        self.counts["cooldowns without anybody"] += 1
+        self.coordinator.sample_tracker.evidence_unheard(state)
 
     def _went_back(self, lineage: int, before: CoordinatorState, state: CoordinatorState, *, of: int) -> None:
         """The coordinator continues from an older state or step; later decisions are forgotten. of: the lineage of that state."""

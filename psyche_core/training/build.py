@@ -62,14 +62,16 @@ def build_trainer(
     source: Path,
     compute: Compute | None = None,
     cold_start_bounds: Callable[[], tuple[int, int] | None] = lambda: None,
+    checked: bool = False,
 ) -> Trainer:
     """Build the trainer of a run. This reads the checkpoint and may take seconds, so call it in a worker thread.
 
     registry_load: returns the registration for (kind, name). source: folder with config.json and, unless the run starts from
     random weights, safetensors; the optimizer's public state is also taken from there. cold_start_bounds: returns
-    `schedule.cold_start_bounds` of the current epoch; called for every rate, in the trainer's thread. Raises ModelError,
-    ConfigError for wrong optimizer settings or a divided model with micro_batch_size `auto`, TypeError for a registration of the
-    wrong kind, and the errors of registry_load.
+    `schedule.cold_start_bounds` of the current epoch; called for every rate, in the trainer's thread. checked: whether others
+    check the run's shares. Raises ModelError, ConfigError for wrong optimizer settings, for those whose results cannot be checked,
+    or for a divided model with micro_batch_size `auto`, TypeError for a registration of the wrong kind, and the errors of
+    registry_load.
     """
     llm, compute = model_config.LLM, compute or Compute()
     if compute.parallelism is not None and compute.micro_batch_size == "auto":
@@ -78,6 +80,8 @@ def build_trainer(
     model = build_model(registry_load, llm, compute, run_id=run_id, source=source)
     try:
         optimizer = build_optimizer(registry_load, llm.optimizer, model)
+        if checked:
+            _expect_verifiable(optimizer, llm.optimizer.name)
         load_public_state(optimizer, source)
     except BaseException:
         model.close()
@@ -89,7 +93,18 @@ def build_trainer(
         learning_rate=_rates(llm, cold_start_bounds),
         micro_batch_size=find_micro_batch_size(model, sequence_length=llm.max_seq_len) if size == "auto" else size,
         notice=compute.notice,
+        checked=checked,
     )
+
+
+def _expect_verifiable(optimizer: Optimizer, name: str) -> None:
+    replay = optimizer.replay
+    if replay is None or not replay.verifiable:
+        message = (
+            f"this run checks shares (verification_percent), and what {name} trains with its settings cannot be recomputed by "
+            "others; the run's owner has to set verification_percent to 0 or to change them"
+        )
+        raise ConfigError(message)
 
 
 def model_seed(run_id: str) -> bytes:

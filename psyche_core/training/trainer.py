@@ -11,7 +11,6 @@ since. Everything is synchronous and must be called from ONE worker thread; only
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,7 +61,8 @@ class Trainer:
 
     learning_rate: returns the learning rate of a step, including the cold-start factor. micro_batch_size: sequences per forward
     pass; it changes memory and speed but not the result, except for rounding. It becomes smaller when memory runs out; then
-    notice is called with a sentence.
+    notice is called with a sentence. checked: whether others check the shares. Then private state is neither saved nor loaded:
+    nobody could show how it came about.
     """
 
     def __init__(
@@ -73,11 +73,13 @@ class Trainer:
         learning_rate: Callable[[int], float],
         micro_batch_size: int,
         notice: Notice = lambda _: None,
+        checked: bool = False,
     ) -> None:
         check_names(optimizer)
         self._model = model
         self._optimizer = optimizer
         self._learning_rate = learning_rate
+        self._checked = checked
         self._micro_batch = MicroBatch(model, size=micro_batch_size, notice=notice)
 
     @property
@@ -158,7 +160,9 @@ class Trainer:
         return max(0, step - APPLY_DELAY)
 
     def recompute(self, step: int, samples: Samples, *, signs: Sequence[Any] | None, undone: Sequence[AppliedStep]) -> list[Any]:
-        """What another replica's training of a share added to its delta: float32 [chunks, size] for each group, numpy arrays.
+        """What another replica's training of a share adds to its delta is made of this, see `Replay.gradient`.
+
+        Returns float32 [chunks, size] for each group, numpy arrays.
 
         step: of the share. signs: of its delta before, None if that was zero. undone: what our masters include and its masters
         did not, the newest first. The masters stay; the next `train` loads its own weights again. Raises ValueError if the
@@ -173,13 +177,11 @@ class Trainer:
         self._micro_batch.gradients(samples)
         gradients = {name: tensor.grad for name, tensor in self._model.parameters.items() if tensor.grad is not None}
         rows = [np.arange(group.count, dtype=np.int64) for group in replay.groups]
-        return replay.contribution(gradients, rows, learning_rate=self._learning_rate(step))
+        return replay.gradient(gradients, rows)
 
-    def largest_contribution(self, step: int) -> float:
-        """Upper bound of the L2 norm of what any step up to this one added to delta. Infinite where there is none."""
-        replay = self._optimizer.replay
-        rate = max(self._learning_rate(earlier) for earlier in range(1, step + 1))
-        return math.inf if replay is None else replay.largest_contribution(learning_rate=rate)
+    def trained_with(self, step: int) -> float:
+        """The learning rate with which a share of this step is compressed."""
+        return self._learning_rate(step)
 
     def rate_of(self, step: int) -> float:
         """Return the learning rate that `apply` uses for the results of `step` if none is given."""
@@ -238,7 +240,7 @@ class Trainer:
 
     def save_private(self, path: Path) -> None:
         """Write the private state of this replica's optimizer to a file, for its own next start. Raises ModelError."""
-        state = self._optimizer.private_state()
+        state = {} if self._checked else self._optimizer.private_state()
         if state:
             save_private(path, state, masters=self.full_digest())
 
@@ -247,7 +249,7 @@ class Trainer:
 
         Raises ModelError; then nothing has changed.
         """
-        state = load_private(path, masters=self.full_digest())
+        state = None if self._checked else load_private(path, masters=self.full_digest())
         if state is not None:
             self._optimizer.load_private_state(state)
         return state is not None

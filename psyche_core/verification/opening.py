@@ -6,10 +6,15 @@ A receiver knows its own table, so it knows how long everything must be before i
 
 little-endian; `size` is the receiver's own, and `taken` at most its top-k. Positions are ascending and below `size`: a chunk has
 one encoding. An opened gradient has no coefficients (taken = 0) and other hashes: no delta is a gradient.
+
+Of an optimizer with a memory of earlier gradients, that is committed to and opened, too. Then version is 2, `memory float32
+[size] · count u32` follows delta, and the half of a leaf that is opened is H("psyche/delta-memory/1" · that half · memory ·
+count).
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +36,9 @@ from psyche_core.verification.merkle import (
 )
 
 VERSION = 1
+MEMORY_VERSION = 2
 _HEADER = struct.Struct("<BII")
+_COUNT = struct.Struct("<I")
 
 Chunk = NDArray[np.float32]
 
@@ -41,27 +48,46 @@ def sign_bits(chunk: NDArray[np.floating[Any]]) -> bytes:
     return np.packbits(chunk < 0, bitorder="little").tobytes()
 
 
-def delta_leaf(delta: Chunk, positions: NDArray[np.integer[Any]], values: Chunk) -> bytes:
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """What an optimizer remembers of earlier gradients in a chunk.
+
+    values: float32 [size], at least 0. count: number of these gradients, u32.
+    """
+
+    values: Chunk
+    count: int
+
+
+def delta_leaf(delta: Chunk, positions: NDArray[np.integer[Any]], values: Chunk, memory: Memory | None = None) -> bytes:
     """The leaf of a chunk. delta: float32 [size]. positions, values: [taken], coefficients taken off; zeros are left out."""
-    return leaf_hash(signs_hash(sign_bits(delta)), opened_half(delta, positions, values))
+    return leaf_hash(signs_hash(sign_bits(delta)), opened_half(delta, positions, values, memory))
 
 
-def opened_half(delta: Chunk, positions: NDArray[np.integer[Any]], values: Chunk) -> bytes:
+def opened_half(delta: Chunk, positions: NDArray[np.integer[Any]], values: Chunk, memory: Memory | None = None) -> bytes:
     """The half of a leaf that a trainer shows of every chunk together with its signs, 32 bytes."""
     there = np.flatnonzero(values)
     order = there[np.argsort(positions[there], kind="stable")]
-    return opened_hash(_floats(delta), positions[order].astype("<u4").tobytes(), _floats(values[order]))
+    half = opened_hash(_floats(delta), positions[order].astype("<u4").tobytes(), _floats(values[order]))
+    if memory is None:
+        return half
+
+    return hashlib.sha256(b"psyche/delta-memory/1" + half + _memory_bytes(memory)).digest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedChunk:
-    """A chunk as it is opened. number: of the chunk. delta: float32 [size]. positions: int64 [taken]; values: float32 [taken]."""
+    """A chunk as it is opened. number: of the chunk. delta: float32 [size]. positions: int64 [taken]; values: float32 [taken].
+
+    memory: of an optimizer that has one.
+    """
 
     number: int
     delta: Chunk
     positions: NDArray[np.int64]
     values: Chunk
     proof: Proof
+    memory: Memory | None = None
 
     @property
     def taken(self) -> Chunk:
@@ -72,7 +98,7 @@ class OpenedChunk:
 
     def belongs(self, root: bytes, *, chunks: int) -> bool:
         """Whether a root over so many chunks of a delta has this one in its place."""
-        leaf = delta_leaf(self.delta, self.positions, self.values)
+        leaf = delta_leaf(self.delta, self.positions, self.values, self.memory)
         return self.proof.index == self.number and self.proof.proves(leaf, root, leaves=chunks)
 
     def is_gradient_of(self, root: bytes, *, chunks: int) -> bool:
@@ -82,21 +108,27 @@ class OpenedChunk:
 
     def encode(self) -> bytes:
         """The bytes on the wire."""
-        header = _HEADER.pack(VERSION, self.number, self.positions.size)
+        version = VERSION if self.memory is None else MEMORY_VERSION
+        header = _HEADER.pack(version, self.number, self.positions.size)
+        memory = b"" if self.memory is None else _memory_bytes(self.memory)
         positions = self.positions.astype("<u4").tobytes()
-        return b"".join((header, _floats(self.delta), positions, _floats(self.values), self.proof.encode()))
+        return b"".join((header, _floats(self.delta), memory, positions, _floats(self.values), self.proof.encode()))
 
 
-def decode_chunk(data: bytes, *, size: int, topk: int) -> OpenedChunk:
-    """Decode a chunk of our table. size: its elements. topk: most coefficients taken off it. Raises only WireError."""
-    if not _HEADER.size + 4 * size <= len(data) <= _HEADER.size + 4 * size + 8 * topk + MAX_PROOF_BYTES:
+def decode_chunk(data: bytes, *, size: int, topk: int, memory: bool = False) -> OpenedChunk:
+    """Decode a chunk of our table. size: its elements. topk: most coefficients taken off it. memory: whether it has one.
+
+    Raises only WireError.
+    """
+    end = _HEADER.size + 4 * size + (4 * size + _COUNT.size if memory else 0)
+    if not end <= len(data) <= end + 8 * topk + MAX_PROOF_BYTES:
         message = f"an opened chunk of {size} elements cannot have {len(data)} bytes"
         raise WireError(message)
 
+    expected = MEMORY_VERSION if memory else VERSION
     version, number, taken = _HEADER.unpack_from(data)
-    end = _HEADER.size + 4 * size
-    if version != VERSION or taken > topk or end + 8 * taken > len(data):
-        message = f"expected version {VERSION} and at most {topk} coefficients, got version {version} and {taken}"
+    if version != expected or taken > topk or end + 8 * taken > len(data):
+        message = f"expected version {expected} and at most {topk} coefficients, got version {version} and {taken}"
         raise WireError(message)
 
     proof = decode_proof(data[end + 8 * taken :])
@@ -107,7 +139,15 @@ def decode_chunk(data: bytes, *, size: int, topk: int) -> OpenedChunk:
         message = f"positions must be ascending and below {size}, and no coefficient zero"
         raise WireError(message)
 
-    return OpenedChunk(number, delta.astype(np.float32), positions, values.astype(np.float32), proof)
+    remembered = None
+    if memory:
+        found = np.frombuffer(data, "<f4", size, _HEADER.size + 4 * size).astype(np.float32)
+        if not (found >= 0).all():  # not a number is no more than zero either
+            message = "a memory of gradients holds no numbers below zero"
+            raise WireError(message)
+        remembered = Memory(found, *_COUNT.unpack_from(data, end - _COUNT.size))
+
+    return OpenedChunk(number, delta.astype(np.float32), positions, values.astype(np.float32), proof, remembered)
 
 
 def signs_fit(signs: Sequence[bytes], halves: Sequence[bytes], root: bytes) -> bool:
@@ -117,6 +157,10 @@ def signs_fit(signs: Sequence[bytes], halves: Sequence[bytes], root: bytes) -> b
 
     leaves = [leaf_hash(signs_hash(own), half) for own, half in zip(signs, halves, strict=True)]
     return MerkleTree(leaves).root == root
+
+
+def _memory_bytes(memory: Memory) -> bytes:
+    return _floats(memory.values) + _COUNT.pack(memory.count)
 
 
 def _floats(values: NDArray[np.floating[Any]]) -> bytes:

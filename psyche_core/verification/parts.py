@@ -50,9 +50,10 @@ class ChunkShape:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTable:
-    """The chunks of a model, group by group, in the order of their numbers."""
+    """The chunks of a model, group by group, in the order of their numbers. memory: whether deltas' chunks have a memory."""
 
     groups: tuple[ChunkShape, ...]
+    memory: bool = False
 
     @property
     def total(self) -> int:
@@ -98,7 +99,9 @@ class ChunkTable:
     @property
     def max_opened_bytes(self) -> int:
         """Longest part with opened chunks."""
-        longest = max((4 * group.size + 8 * group.topk for group in self.groups), default=0) + _CHUNK_HEADER + MAX_PROOF_BYTES
+        floats = 2 if self.memory else 1
+        longest = max((4 * floats * group.size + 8 * group.topk for group in self.groups), default=0)
+        longest += _CHUNK_HEADER + _LENGTH.size + MAX_PROOF_BYTES
         return _KIND.size + HASH_BYTES + 2 * CHUNKS * (_LENGTH.size + longest)
 
     @property
@@ -200,7 +203,7 @@ def decode_deltas(data: bytes, table: ChunkTable, *, numbers: Sequence[int], roo
     after_root, before_root = roots[:HASH_BYTES], roots[HASH_BYTES:]
     twice = before_root != NO_DELTA
     _expect(_kind(data), _DELTAS)
-    found = _decoded(data[_KIND.size :], table, [*numbers, *(numbers if twice else ())])
+    found = _decoded(data[_KIND.size :], table, [*numbers, *(numbers if twice else ())], memory=table.memory)
     after, before = found[: len(numbers)], found[len(numbers) :]
     belong = all(chunk.belongs(after_root, chunks=table.total) for chunk in after)
     if not belong or not all(chunk.belongs(before_root, chunks=table.total) for chunk in before):
@@ -236,7 +239,7 @@ def _encoded(chunks: Sequence[OpenedChunk]) -> bytes:
     return b"".join(itertools.chain.from_iterable((_LENGTH.pack(len(part)), part) for part in parts))
 
 
-def _decoded(data: bytes, table: ChunkTable, numbers: Sequence[int]) -> tuple[OpenedChunk, ...]:
+def _decoded(data: bytes, table: ChunkTable, numbers: Sequence[int], *, memory: bool = False) -> tuple[OpenedChunk, ...]:
     found: list[OpenedChunk] = []
     at = 0
     for number in numbers:
@@ -247,7 +250,7 @@ def _decoded(data: bytes, table: ChunkTable, numbers: Sequence[int]) -> tuple[Op
         (length,) = _LENGTH.unpack_from(data, at)
         at += _LENGTH.size
         shape = table.shape_of(number)
-        chunk = decode_chunk(data[at : at + length], size=shape.size, topk=shape.topk)
+        chunk = decode_chunk(data[at : at + length], size=shape.size, topk=shape.topk, memory=memory)
         at += length
         if chunk.number != number:
             message = f"expected chunk {number}, got chunk {chunk.number}"

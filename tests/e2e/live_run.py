@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import shlex
 import signal
 import statistics
@@ -323,7 +322,6 @@ def live_run(
     """A function that makes a small run with keys of its state.toml changed and starts its server; all is killed at the end.
 
     server: options of the server. inside: a command that runs it. host: address it listens on. optimizer: instead of DisTrO.
-    without: keys of state.toml that are taken out.
     """
     runs: list[LiveRun] = []
 
@@ -333,7 +331,6 @@ def live_run(
         inside: Sequence[object] = (),
         host: str = "127.0.0.1",
         optimizer: str = "Distro",
-        without: Sequence[str] = (),
         **changes: object,
     ) -> LiveRun:
         config = local_testnet(**{**run_keys, **changes})
@@ -341,9 +338,6 @@ def live_run(
         model.write_text(json.dumps(json.loads(model.read_text()) | TINY))
         state = config / "state.toml"
         text = state.read_text().replace('Server = "127.0.0.1:', f'Server = "{host}:')
-        for key in without:
-            text, found = re.subn(rf"^{key} = .*\n", "", text, flags=re.MULTILINE)
-            assert found, f"{state} has no key {key}"
         state.write_text(text.replace("[model.LLM.optimizer.Distro", f"[model.LLM.optimizer.{optimizer}"))
         run = LiveRun(config, port=free_port(), host=host, forks=fork_server)
         runs.append(run)

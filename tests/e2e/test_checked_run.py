@@ -29,7 +29,7 @@ KEYS = {
 
 
 def played(live_run: StartRun, kind: str) -> LiveRun:
-    run = live_run(without=["gradient_beta2"], **KEYS)
+    run = live_run(**KEYS)
     for name in HONEST:
         run.start_client(name)
     run.start_client("cheat", inside=() if kind == "honest" else (sys.executable, CHEATING, kind))

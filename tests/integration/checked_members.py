@@ -17,9 +17,12 @@ SHAPES = {"a": (64, 48), "b": (48, 64), "norm": (48,)}
 
 
 class Member(Trainer):
-    """A trainer of the toy model. compiled: whether numba may be used."""
+    """A trainer of the toy model.
 
-    def __init__(self, *, compiled: bool = True) -> None:
+    compiled: whether numba may be used. memory: whether gradients are divided by their root mean squares.
+    """
+
+    def __init__(self, *, compiled: bool = True, memory: bool = False) -> None:
         model = ToyModel(SHAPES)
         settings = DistroSettings(
             compression_decay=0.99,
@@ -28,6 +31,7 @@ class Member(Trainer):
             quantize_1bit=True,
             clip_grad_norm=1.0,
             weight_decay=0.1,
+            gradient_beta2=0.9 if memory else None,
         )
         optimizer = DistroOptimizer(settings, model, compiled=compiled)
         super().__init__(model=model, optimizer=optimizer, learning_rate=lambda _: 0.01, micro_batch_size=4)

@@ -19,8 +19,10 @@ from psyche_core.client.runtime.checking.kept_deltas import KEPT_RESULTS, DeltaL
 from psyche_core.client.runtime.checking.kept_gradients import KeptGradients
 from psyche_core.client.runtime.checking.share_checker import ShareChecker
 from psyche_core.client.runtime.worker import describe_exception
+from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.replay import AppliedStep, Replay
 from psyche_core.testing.toy_model import toy_samples
+from psyche_core.training.trainer import Trained
 from psyche_core.verification.challenge import Challenge, Stage
 from psyche_core.verification.drawing import Drawn
 from psyche_core.verification.merkle import NO_DELTA, committed_root
@@ -72,18 +74,26 @@ class Played:
             judges=judges,
             committed=committed_root(root, SIGNER),
             signer=SIGNER,
-            contribution=RATE,
             step=step,
+            learning_rate=RATE,
+            largest_rate=RATE,
         )
 
     def compared(self, opened: Opened) -> Comparison:
         return compare(self.replay, table_of(self.replay), opened, Rule())
 
 
-def played(steps: int, *, trainer: type[Member] = Member, compiled: bool = False, skipped: Sequence[int] = ()) -> Played:
+def played(
+    steps: int,
+    *,
+    trainer: type[Member] = Member,
+    compiled: bool = False,
+    memory: bool = False,
+    skipped: Sequence[int] = (),
+) -> Played:
     """Each step has the results of the trainer, and of another member. skipped: steps in which the trainer has no share."""
-    found = Played(trainer(compiled=compiled), Member(compiled=compiled), KeptDeltas(), {}, {}, [])
-    other = Member(compiled=compiled)
+    one, verifier, other = (kind(compiled=compiled, memory=memory) for kind in (trainer, Member, Member))
+    found = Played(one, verifier, KeptDeltas(), {}, {}, [])
     sent: dict[int, list[bytes]] = {}
     for step in range(1, steps + 1):
         done = step - 2
@@ -105,10 +115,11 @@ def played(steps: int, *, trainer: type[Member] = Member, compiled: bool = False
 
 
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("skipped", [(), (3,), (2, 3, 4)])
-def test_an_honest_share_passes_long_after_it_was_trained(compiled: bool, skipped: tuple[int, ...]) -> None:
+def test_an_honest_share_passes_long_after_it_was_trained(compiled: bool, memory: bool, skipped: tuple[int, ...]) -> None:
     """The verifier goes back over eight steps, weight decay included; also where the trainer had no share in between."""
-    run = played(9, compiled=compiled, skipped=skipped)
+    run = played(9, compiled=compiled, memory=memory, skipped=skipped)
     for step in run.roots:
         found = run.compared(run.opened(step))
         assert found.word is Word.PASSED, (step, found)
@@ -126,10 +137,11 @@ def test_recomputing_leaves_the_verifier_s_own_training_as_it_was() -> None:
     assert one.verifier.train(7, toy_samples(7)).payload == other.verifier.train(7, toy_samples(7)).payload
 
 
-def test_other_work_fails() -> None:
-    run = played(6, trainer=TrainsOnOtherData)
+@pytest.mark.parametrize("memory", [False, True])
+def test_other_work_fails(memory: bool) -> None:
+    run = played(6, trainer=TrainsOnOtherData, memory=memory)
     assert {run.compared(run.opened(step)).word for step in (2, 3, 4, 5)} == {Word.FAILED}
-    honest = played(6)
+    honest = played(6, memory=memory)
     opened = honest.opened(4)
     assert honest.compared(replace(opened, payload=honest.payloads[3])).word is Word.FAILED, (
         "another payload than it committed to"
@@ -137,7 +149,23 @@ def test_other_work_fails() -> None:
     assert honest.compared(replace(opened, payload=b"nonsense")).word is Word.FAILED
     wrong = honest.opened(4, groups=[-group for group in honest.gradient(4)])
     assert honest.compared(wrong).word is Word.FAILED
-    assert honest.compared(replace(opened, contribution=1e-9)).word is Word.FAILED, "larger than any delta can be"
+    assert honest.compared(replace(opened, largest_rate=1e-9)).word is Word.FAILED, "larger than any delta can be"
+
+
+def test_a_memory_that_does_not_follow_from_the_one_before_fails() -> None:
+    """Who commits to other mean squares than its gradients have would give its results another weight."""
+
+    class Forgets(Member):
+        def train(self, step: int, samples: Samples) -> Trained:
+            done = super().train(step, samples)
+            if step == 4:
+                for name, tensor in self._optimizer.private_state().items():
+                    if name.startswith("mean_square."):
+                        tensor.mul_(0.25)
+            return done
+
+    run = played(6, trainer=Forgets, memory=True)
+    assert [run.compared(run.opened(step)).word for step in (2, 3, 4)] == [Word.PASSED, Word.PASSED, Word.FAILED]
 
 
 def test_what_does_not_fit_its_root_is_missing() -> None:
@@ -250,4 +278,5 @@ async def test_signs_that_do_not_fit_their_root_are_not_recomputed_with() -> Non
             result = Result(0, 2, 3, 0, (), bytes(32), 1, bytes(32), bytes(64), run.roots[3])
             done = await checker.recompute(act.Recompute(place_of(3), challenge_of(3), (), 3, result, part, 9), toy_samples(3))
             assert isinstance(done, kind), done
+            assert not isinstance(done, ev.RecomputeFailed) or done.unusable == part
     assert np.isfinite(run.verifier.evaluate(toy_samples(1)))

@@ -6,8 +6,9 @@ Per trained step s (from the reference implementation, with protocol section 4):
     load_lookahead      compute weights <- cast(masters - lr f sign(delta)); the masters do not change
     compress(s)         delta <- decay (delta - own results not subtracted yet) + lr g; payload = top-k of its DCT
 
-Only `compress` changes delta: a result that was settled is corrected for there. So the look-ahead is always that of the delta
-which the last `compress` left, and which others can check (protocol section 7), also after rounds without a share.
+Only `compress` changes delta (and `private_state`): a result that was settled is corrected for there. So the look-ahead is
+always that of the delta which the last `compress` left, and which others can check (protocol section 7), also after rounds
+without a share.
 
 f is the tensor's factor of the rate, and wd its weight decay (settings `rates`; 1 and the same for all without them). Delta has
 no f: a factor of a whole tensor changes neither delta's signs nor which coefficients of a chunk are the largest. With a second
@@ -262,8 +263,12 @@ class DistroOptimizer(Optimizer):
             self._rmsprop.load(state)
 
     def private_state(self) -> Mapping[str, Any]:
-        """Delta by parameter name, each with the prefix `delta.`, and the tensors of the preconditioner, if there is one."""
-        delta = PrefixedMapping("delta.", self.delta)
+        """Delta by parameter name, each with the prefix `delta.`, and the tensors of the preconditioner, if there is one.
+
+        Brings delta up to date first: this replica and the one that loads the state go on alike.
+        """
+        self._correct()
+        delta = PrefixedMapping("delta.", self._delta)
         return delta if self._preconditioner is None else JoinedMapping(delta, self._preconditioner.state)
 
     @torch.no_grad()

@@ -26,6 +26,8 @@ from psyche_optim_distro.chunks.layout import Layout
 from psyche_optim_distro.chunks.tiles import CPU_TILE_ELEMENTS
 
 EPSILON = 1e-8
+_MANY = 2**31
+"""Stands for a number of gradients that is not known."""
 
 CORRECTION = "correction"
 """Name of 1 - beta2^t in the state, a tensor of one element. Mean squares have `mean_square.` and the parameter's name."""
@@ -43,6 +45,7 @@ class Preconditioner:
         self._tile = CPU_TILE_ELEMENTS if device.type == "cpu" else max(1, layout.total)
         self._roots = torch.empty(min(self._tile, layout.total), dtype=torch.float32, device=device)
         self._correction = torch.zeros(1, dtype=torch.float32, device=device)
+        self._count = 0
         self._places = {entry.name: slice(entry.start, entry.stop) for entry in layout.parameters}
         views = {
             f"mean_square.{entry.name}": self._flat[entry.start : entry.stop].view(entry.shape) for entry in layout.parameters
@@ -61,6 +64,7 @@ class Preconditioner:
 
     def clear(self) -> None:
         """Forget all gradients."""
+        self._count = 0
         self._flat.zero_()
         self._correction.zero_()
 
@@ -73,6 +77,7 @@ class Preconditioner:
 
         for name, tensor in self._state.items():
             tensor.copy_(state[name])
+        self._count = _MANY
 
     @property
     def beta2(self) -> float:
@@ -84,8 +89,14 @@ class Preconditioner:
         """Those of all parameters: float32 [elements], each parameter's row by row at its place in the table. Not a copy."""
         return self._flat
 
+    @property
+    def count(self) -> int:
+        """Number of gradients since the mean squares were zero. After `load`, which does not know it, a large number."""
+        return self._count
+
     def count_gradient(self) -> float:
         """Count the gradients of one step, which the caller adds to the mean squares; returns 1 - beta2^t."""
+        self._count += 1
         return float(self._correction.mul_(self._beta2).add_(1 - self._beta2))
 
     def take(self, gradients: Mapping[str, Tensor], *, factor: float) -> dict[str, Tensor]:
@@ -93,7 +104,7 @@ class Preconditioner:
 
         gradients: by name, flat; a missing one is zero.
         """
-        self._correction.mul_(self._beta2).add_(1 - self._beta2)
+        self.count_gradient()
         found = {}
         for name, place in self._places.items():
             gradient = gradients.get(name)

@@ -20,7 +20,7 @@ from psyche_optim_distro.chunks.layout import Group, Layout
 from psyche_optim_distro.chunks.transform import as_blocks, dct_basis, decode, encode
 from psyche_optim_distro.payload import codec
 from psyche_optim_distro.payload.top_k import CoefficientTables
-from psyche_optim_distro.preconditioner import Preconditioner
+from psyche_optim_distro.preconditioner import EPSILON, Preconditioner
 from psyche_optim_distro.settings import DistroSettings
 
 CLIP_EPSILON = 1e-6
@@ -71,12 +71,54 @@ class DistroReplay(Replay):
 
     @property
     def verifiable(self) -> bool:
-        """With clipping, and without `gradient_beta2` and the second stage `rmsprop`, which have a memory of their own."""
+        """With clipping, and without the second stage `rmsprop`, whose updates nobody can undo."""
         return self._settings.why_unverifiable() is None
 
+    @property
+    def has_memory(self) -> bool:
+        """With the setting `gradient_beta2`."""
+        return self._preconditioner is not None
+
+    @torch.no_grad()
+    def memory(self, rows: Rows) -> tuple[list[Any], int]:
+        """The running mean squares of gradients."""
+        assert self._preconditioner is not None
+        squares = self._preconditioner.state
+        found = self._chunks({name: squares[f"mean_square.{name}"] for name in self._names}, rows)
+        return found, self._preconditioner.count
+
+    @torch.no_grad()
+    def gradient(self, gradients: Mapping[str, Any], rows: Rows) -> list[Any]:
+        """Clipped gradients in chunks."""
+        norm = float(torch.nn.utils.get_total_norm(gradients.values()))
+        factor = np.float32(gradient_scale(norm, learning_rate=1.0, clip=self._settings.clip_grad_norm))
+        return [part * factor for part in self._chunks(gradients, rows)]
+
+    def contribution_of(
+        self, gradient: Sequence[Any], *, memory: Sequence[Any] | None, count: int, learning_rate: float
+    ) -> tuple[list[Any], list[Any] | None]:
+        """The learning rate times the gradient, divided by its running root mean square if the settings say so."""
+        beta2 = self._settings.gradient_beta2
+        exact = [part.astype(np.float64) for part in gradient]
+        if beta2 is None or memory is None:
+            return [learning_rate * part for part in exact], None
+
+        after = [beta2 * old + (1 - beta2) * part * part for old, part in zip(memory, exact, strict=True)]
+        correction = 1 - beta2 ** (count + 1)
+        roots = [np.sqrt(squares / correction) + EPSILON for squares in after]
+        return [learning_rate * part / root for part, root in zip(exact, roots, strict=True)], after
+
     def largest_contribution(self, *, learning_rate: float) -> float:
-        """The learning rate times the setting `clip_grad_norm`."""
+        """The learning rate times the setting `clip_grad_norm`, or the largest that divided gradients can be."""
+        if self._preconditioner is not None:
+            return learning_rate * self._preconditioner.largest_norm
         return learning_rate * (self._settings.clip_grad_norm or math.inf)
+
+    def usual_contribution(self, *, learning_rate: float) -> float:
+        """Of divided gradients: that of elements of the size 1."""
+        if self._preconditioner is not None:
+            return learning_rate * math.sqrt(self._layout.total)
+        return self.largest_contribution(learning_rate=learning_rate)
 
     @torch.no_grad()
     def load_weights(self, signs: Sequence[Any] | None, *, undone: Sequence[AppliedStep], learning_rate: float) -> None:
@@ -119,7 +161,7 @@ class DistroReplay(Replay):
         if self._preconditioner is not None:
             factor = gradient_scale(norm, learning_rate=1.0, clip=self._settings.clip_grad_norm)
             gradients, scale = self._preconditioner.divided(gradients, factor=factor), learning_rate
-        return [self._gradient_rows(group, gradients, chosen) * np.float32(scale) for group, chosen in self._with_groups(rows)]
+        return [part * np.float32(scale) for part in self._chunks(gradients, rows)]
 
     def coefficients(self, chunks: Sequence[Any]) -> list[Any]:
         """The orthonormal DCT-II of both sides."""
@@ -153,6 +195,14 @@ class DistroReplay(Replay):
         kept = chosen[self._layout.chunk_class[selection.chunks]]
         found = selection.chunks[kept] * np.int64(sizes.max()) + selection.indices[kept]
         return np.sort(found)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(entry.name for entry in self._layout.parameters)
+
+    def _chunks(self, tensors: Mapping[str, Any], rows: Rows) -> list[Any]:
+        """Chunks of tensors by parameter name, in their parameters' shapes."""
+        return [self._gradient_rows(group, tensors, chosen) for group, chosen in self._with_groups(rows)]
 
     def _with_groups(self, arrays: Sequence[Any]) -> list[tuple[Group, Any]]:
         return list(zip(self._layout.groups, arrays, strict=True))

@@ -97,8 +97,6 @@ class DistroSettings(BaseModel):
         """Why others cannot recompute what is trained with these settings, as the end of a sentence; None if they can."""
         if not self.clip_grad_norm:
             return "without clip_grad_norm there is no limit to what a member may claim that it has accumulated"
-        if self.gradient_beta2 is not None:
-            return "with gradient_beta2 a result depends on the member's own running mean squares"
         if self.second_stage == "rmsprop":
             return 'with second_stage = "rmsprop" nobody can go back to the weights of an earlier step'
 

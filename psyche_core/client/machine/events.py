@@ -261,10 +261,14 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeFailed:
-    """A challenged share could not be recomputed; the masters are unchanged. reason: one sentence."""
+    """A challenged share could not be recomputed; the masters are unchanged. reason: one sentence.
+
+    unusable: hash of a part whose signs are not those that the trainer committed to; nothing if that is not why.
+    """
 
     place: StagePlace
     reason: str
+    unusable: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,6 +192,11 @@ def _recomputed(client: MachineState, place: act.StagePlace, root: bytes | None)
 
 
 def _recompute_failed(client: MachineState, event: ev.RecomputeFailed) -> None:
+    if event.unusable and client.notes is not None:
+        client.notes.duties.unusable(event.place, event.unusable)
+        client.notify(telemetry.Problem("warning", event.reason))
+        return
+
     _recomputed(client, event.place, None)
     client.notify(telemetry.Problem("error", event.reason))
 

@@ -26,7 +26,7 @@ from psyche_core.config.run_config import Choice, LLMConfig
 from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.coordinator.learning_rate import cold_start_bounds
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import ConfigError, ModelError
+from psyche_core.errors import ModelError
 from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as telemetry
@@ -93,14 +93,7 @@ class ModelOpener:
             self._restorer.look_back(state)
         origin = self._find_model(request)
         trainer = self._build(state, origin.folder)
-        checked = state.config.verification_percent > 0  # delta begins at zero, since an earlier one could not be shown
-        if checked and (trainer.replay is None or not trainer.replay.verifiable):
-            message = (
-                f"this run checks shares (verification_percent), and what {state.model.LLM.optimizer.name} trains with its "
-                "settings cannot be recomputed by others; the run's owner has to set verification_percent to 0 or to change them"
-            )
-            raise ConfigError(message)
-        if origin.step is not None and self._settings.checkpoint_dir is not None and not checked:
+        if origin.step is not None and self._settings.checkpoint_dir is not None:
             try:
                 trainer.load_private(private_path(self._settings.checkpoint_dir, state.run_id))
             except ModelError as error:
@@ -143,6 +136,7 @@ class ModelOpener:
             ),
             source=folder,
             cold_start_bounds=lambda: cold_start_bounds(self._latest()),
+            checked=state.config.verification_percent > 0,
         )
         if self._micro_batch_size == "auto":  # found once: when the model is rebuilt, the old one still uses memory
             self._micro_batch_size = trainer.micro_batch_size

@@ -163,8 +163,8 @@ class ReplicaChecker:
         """The run is over: undecided cases must be settled now.
 
         Exceptions: liars' shares of an epoch's last round, which a liar can reveal as void after the cooldown, and of rounds
-        stored when all members died. All members omitted them alike, and nobody can tell the coordinator any more
-        (docs/explanation/simulator.md).
+        stored when all members died, or when a cooldown ended in which nobody reached the coordinator. All members omitted them
+        alike, and nobody can tell it any more (docs/explanation/simulator.md).
         """
         tracker = self._tracker()
         for name, place, taken in self._undecided:
@@ -191,8 +191,13 @@ class ReplicaChecker:
             self._samples_in.setdefault(masters, self._tracker().of_honest_before(step + 1))
 
     def has_more(self, masters: object, step: int, *, than: int) -> bool:
-        """Whether these are the masters after `step`, in the current lineage, with more samples than those after `than`."""
-        earlier = self._samples_in.get(self._masters_after.get((self.lineage, than)), 0)
+        """Whether these are the masters after `step`, in the current lineage, with more samples than those after `than`.
+
+        Where nobody has applied `than` in this lineage yet, those after the newest step before it that somebody has count: they
+        have no samples that the masters after `than` lack.
+        """
+        known = [at for lineage, at in self._masters_after if lineage == self.lineage and at <= than]
+        earlier = self._samples_in.get(self._masters_after[self.lineage, max(known)], 0) if known else 0
         after = step > 0 and self._masters_after.get((self.lineage, step)) == masters
         return after and bool(self._samples_in.get(masters, 0) & ~earlier)
 

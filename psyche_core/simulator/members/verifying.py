@@ -30,6 +30,8 @@ PART_BYTES = 4096
 FETCH_TIMEOUT = 3.0
 """Seconds until a fetch of a part gives up."""
 
+_WRONG = "signs of another delta"
+
 SIGNS = (Stage.COMMIT, Stage.SIGNS, Stage.TIE_COMMIT)
 """Stages in which signs are shown; in the others chunks are opened."""
 
@@ -83,8 +85,13 @@ class Verifying:
             return ev.PartFailed(action.place, "an earlier process trained the share")
 
         kind = "signs" if challenge.stage in SIGNS else f"chunks of {action.slot} since {action.place.since}"
+        if is_trainer and challenge.stage is Stage.COMMIT and "wrong-signs" in node.lies:
+            self._world.counts["wrong-signs"] += 1
+            kind = _WRONG
         place = (challenge.height, challenge.drawn.trainer, self._world.server.state.epoch.seed)
         part = hashlib.sha256(repr((kind, place)).encode()).digest()
+        if kind == _WRONG:
+            self._world.wrong_signs.add(part)
         self.served[part] = max(action.tag, self.served.get(part, 0))
         return ev.PartReady(action.place, part, PART_BYTES)
 
@@ -122,6 +129,9 @@ class Verifying:
 
     def recomputed(self, work: act.Recompute) -> ev.Event:
         """The root of a gradient."""
+        if work.signs in self._world.wrong_signs:
+            return ev.RecomputeFailed(work.place, "these signs are not the trainer's", unusable=work.signs)
+
         self._world.counts["recomputed shares"] += 1
         return ev.Recomputed(work.place, self._rng.randbytes(32))
 

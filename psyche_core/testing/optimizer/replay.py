@@ -34,6 +34,7 @@ class ReplayTests(OptimizerTests):
             replica.compute(data=step, learning_rate=self.learning_rate)
             gradients = {name: tensor.grad for name, tensor in replica.model.parameters.items() if tensor.grad is not None}
             expected = replay.contribution(gradients, rows, learning_rate=self.learning_rate)
+            memory, count = replay.memory(rows) if replay.has_memory else (None, 0)
             payloads.append(replica.optimizer.compress(step, learning_rate=self.learning_rate))
             after = replay.delta(rows)
             added = [claimed(new, old, off, decay=replay.decay) for new, old, off in zip(after, before, taken, strict=True)]
@@ -42,6 +43,15 @@ class ReplayTests(OptimizerTests):
                 f"what compress added to Replay.delta in step {step} must be Replay.contribution of its gradients, score 0, got "
                 f"{score:.3g}"
             )
+            if replay.verifiable:
+                made, _ = replay.contribution_of(
+                    replay.gradient(gradients, rows), memory=memory, count=count, learning_rate=self.learning_rate
+                )
+                score = _score(made, expected, before)
+                assert score < 1e-6, (
+                    "Replay.contribution_of what Replay.gradient gives must be Replay.contribution of these gradients, score 0, "
+                    f"got {score:.3g} in step {step}"
+                )
             score = _score(added, [-part for part in expected], before)
             assert score > 1.5, (
                 f"another gradient's contribution must be told from what was added in step {step}: the opposite one must score "

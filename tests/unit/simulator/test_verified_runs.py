@@ -34,6 +34,16 @@ def test_a_full_cheat_is_ejected_and_nobody_else(kind: str, seed: int) -> None:
     assert result.counts["round in which a cheat was ejected"] < 100
 
 
+def test_signs_that_are_not_the_trainer_s_are_complained_of_at_once_and_then_shown_to_all() -> None:
+    """It gains nothing by it: its shares are checked all the same, and its verifiers miss no duty."""
+    result = run_script(cheat_script("wrong-signs", seed=3, steps=80))
+    assert result.failure is None
+    assert result.counts["wrong-signs"] >= 3
+    assert result.counts["challenges PASSED"] >= 25
+    assert {name for name in result.counts if name.startswith("challenges ")} == {"challenges PASSED"}
+    assert not any("strike" in name for name in result.counts)
+
+
 @pytest.mark.parametrize("kind", ["lying-tie-breaker", "false-words"])
 def test_lying_judges_and_witnesses_alone_harm_nobody(kind: str) -> None:
     """With a cheat beside them: it goes, and of the honest members nobody does."""

@@ -66,8 +66,9 @@ class Duty:
     result: the accepted result that is checked, None if we never saw it. follows: whether the delta that it names as the one
     before is the one that its trainer committed to last, or zero; if not, whatever the trainer shows fits nothing. step: of the
     share. since: round with which the present stage began, and opened_at when we saw that. signs: hash of the trainer's signs
-    that are here. shown: our part of the stage was asked for. started, failed: recomputing was, or has failed. root: of our
-    gradient, 32 bytes. sent_in: seed of the round in which we last told the coordinator. checking, words: by judge.
+    that are here. unusable: hashes of parts with other signs than the trainer's: as if nobody had shown them. shown: our part of
+    the stage was asked for. started, failed: recomputing was, or has failed. root: of our gradient, 32 bytes. sent_in: seed of
+    the round in which we last told the coordinator. checking, words: by judge.
     """
 
     result: Result | None
@@ -76,6 +77,7 @@ class Duty:
     since: int = -1
     opened_at: float = 0.0
     signs: bytes | None = None
+    unusable: set[bytes] = field(default_factory=set)
     shown: bool = False
     started: bool = False
     failed: bool = False
@@ -158,6 +160,13 @@ class Duties:
         if duty is not None and duty.since == place.since:
             duty.root, duty.failed = root, root is None
 
+    def unusable(self, place: StagePlace, part: bytes) -> None:
+        """A part has signs that are not the trainer's."""
+        duty = self.open.get((place.about, place.trainer))
+        if duty is not None and duty.since == place.since:
+            duty.unusable.add(part)
+            duty.signs, duty.started = None, False
+
     def checked(self, place: StagePlace, judge: int, word: Word) -> None:
         """Parts were checked."""
         duty = self.open.get((place.about, place.trainer))
@@ -196,7 +205,7 @@ class Duties:
 
             witnessing = challenge.stage in _ATTESTED and _may_witness(state, current, challenge, slot)
             if witnessing or (_must_commit(challenge, slot) and duty.signs is None):
-                found += self._fetches(challenge, clients=clients, tag=tag, now=now)
+                found += self._fetches(duty, challenge, clients=clients, tag=tag, now=now)
             self._note_signs(duty, challenge, place)
             if witnessing:
                 found += self._checks(duty, challenge, place)
@@ -234,12 +243,16 @@ class Duties:
             if duty is not None and duty.since == stored.since:
                 yield duty, challenge_of(state, stored), stored
 
-    def _fetches(self, challenge: Challenge, *, clients: tuple[NodeIdentity, ...], tag: int, now: float) -> list[Action]:
+    def _fetches(
+        self, duty: Duty, challenge: Challenge, *, clients: tuple[NodeIdentity, ...], tag: int, now: float
+    ) -> list[Action]:
         found: list[Action] = []
         under_way = {part.payload_hash for part in self.parts.values() if part.asked or part.held}
         for giver in givers(challenge):
             part = self.parts.get((place_of(challenge), giver))
-            if part is not None and not part.held and part.payload_hash not in under_way and now >= part.again:
+            if part is None or part.payload_hash in duty.unusable:
+                continue
+            if not part.held and part.payload_hash not in under_way and now >= part.again:
                 part.asked = True
                 under_way.add(part.payload_hash)
                 found.append(FetchPart(part.payload_hash, part.payload_bytes, (clients[giver].p2p,), tag))
@@ -247,7 +260,8 @@ class Duties:
 
     def _note_signs(self, duty: Duty, challenge: Challenge, place: StagePlace) -> None:
         if challenge.stage in (Stage.COMMIT, Stage.SIGNS, Stage.TIE_COMMIT) and duty.signs is None:
-            held = [part for giver in givers(challenge) if (part := self.parts.get((place, giver))) is not None and part.held]
+            shown = [part for giver in givers(challenge) if (part := self.parts.get((place, giver))) is not None]
+            held = [part for part in shown if part.held and part.payload_hash not in duty.unusable]
             duty.signs = held[0].payload_hash if held else None
 
     def _checks(self, duty: Duty, challenge: Challenge, place: StagePlace) -> list[Action]:
@@ -273,7 +287,8 @@ class Duties:
         identity: NodeIdentity,
         now: float,
     ) -> list[Action]:
-        lacks = duty.signs is None and not duty.started and now - duty.opened_at > _patience(state)
+        waited = bool(duty.unusable) or now - duty.opened_at > _patience(state)
+        lacks = duty.signs is None and not duty.started and waited
         complains = lacks and challenge.stage is Stage.COMMIT
         if duty.sent_in == current.seed or (duty.root is None and not complains):
             return []

@@ -17,6 +17,7 @@ from psyche_core.verification.opening import OpenedChunk
 from psyche_core.verification.parts import ChunkTable, ShownDeltas, decode_deltas, decode_gradient
 from psyche_core.verification.replay import (
     NOTHING_OPENED,
+    WORST,
     PayloadAgreement,
     Rule,
     chunk_scores,
@@ -34,8 +35,8 @@ class Opened:
     """Everything that is opened of a share.
 
     numbers: of the drawn chunks, ascending. roots: of both deltas, 64 bytes. payload: of the share; None if it is unknown here.
-    trainers, judges: their parts. committed: by the judge with this signer. contribution: largest norm of what a step adds to
-    delta. step: of the share, so delta has at most so many contributions.
+    trainers, judges: their parts. committed: by the judge with this signer. step: of the share, so delta has at most so many
+    contributions. learning_rate: of the share's step. largest_rate: of any step up to it.
     """
 
     numbers: Sequence[int]
@@ -45,8 +46,9 @@ class Opened:
     judges: bytes
     committed: bytes
     signer: bytes
-    contribution: float
     step: int
+    learning_rate: float
+    largest_rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,11 @@ def compare(replay: Replay, table: ChunkTable, opened: Opened, rule: Rule) -> Co
     if opened.payload is None:
         return Comparison(Word.NOTHING)
 
-    bound = largest_delta(opened.step, rate=1.0, clip=opened.contribution, decay=replay.decay)
+    def largest(contribution: float) -> float:
+        return largest_delta(opened.step, rate=1.0, clip=contribution, decay=replay.decay)
+
+    bound = largest(replay.largest_contribution(learning_rate=opened.largest_rate))
+    most = largest(replay.usual_contribution(learning_rate=opened.largest_rate)) / table.total**0.5
     after = _by_group(table, opened.numbers, [chunk.delta for chunk in deltas.after])
     before = [np.zeros_like(group) for group in after]
     taken = before
@@ -76,9 +82,12 @@ def compare(replay: Replay, table: ChunkTable, opened: Opened, rule: Rule) -> Co
         taken = replay.elements(_by_group(table, opened.numbers, [chunk.taken for chunk in deltas.before]))
     added = [claimed(new, old, off, decay=replay.decay) for new, old, off in zip(after, before, taken, strict=True)]
     recomputed = _by_group(table, opened.numbers, [chunk.delta for chunk in gradient])
-    parts = zip(added, recomputed, before, strict=True)
-    most = bound / table.total**0.5
+    memory, count = _memory(table, opened, deltas.before)
+    expected, remembered = replay.contribution_of(recomputed, memory=memory, count=count, learning_rate=opened.learning_rate)
+    parts = zip(added, expected, before, strict=True)
     score = mean_score(chunk_scores(one, two, before=old, floor=rule.floor, most=most) for one, two, old in parts)
+    if remembered is not None:
+        score = max(score, _memory_score(table, opened, deltas.after, remembered, count=count + 1))
     agreement = _agreement(replay, table, opened, after)
     bounded = all(within(group, bound) for group in (*before, *after))
     if not (bounded and rule.passes(score) and agreement.passes(rule)):
@@ -100,6 +109,31 @@ def _gradient(table: ChunkTable, opened: Opened) -> tuple[OpenedChunk, ...] | No
         return decode_gradient(opened.judges, table, numbers=opened.numbers, committed=committed, signer=signer)
     except WireError:
         return None
+
+
+def _memory(table: ChunkTable, opened: Opened, before: Sequence[OpenedChunk] | None) -> tuple[list[Any] | None, int]:
+    """The memory of the opened chunks before the share, and how many gradients it remembers; zero with a delta of zero."""
+    if not table.memory:
+        return None, 0
+    if before is None:
+        sizes = [table.shape_of(number).size for number in opened.numbers]
+        return _by_group(table, opened.numbers, [np.zeros(size, dtype=np.float32) for size in sizes]), 0
+
+    memories = [chunk.memory for chunk in before if chunk.memory is not None]
+    return _by_group(table, opened.numbers, [one.values for one in memories]), memories[0].count
+
+
+def _memory_score(
+    table: ChunkTable, opened: Opened, after: Sequence[OpenedChunk], expected: Sequence[Any], *, count: int
+) -> float:
+    """How far the memory after the share is from what follows from the one before: as T, of the roots of its elements."""
+    memories = [chunk.memory for chunk in after if chunk.memory is not None]
+    if any(one.count != count for one in memories):
+        return WORST
+
+    groups = zip(_by_group(table, opened.numbers, [one.values for one in memories]), expected, strict=True)
+    roots = [(np.sqrt(one.astype(np.float64)), np.sqrt(two)) for one, two in groups]
+    return mean_score(chunk_scores(one, two, before=np.zeros_like(two)) for one, two in roots)
 
 
 def _agreement(replay: Replay, table: ChunkTable, opened: Opened, after: Sequence[Any]) -> PayloadAgreement:

@@ -1,4 +1,5 @@
-"""The deltas of our last results, which others may ask us to show. In host memory: 4 bytes for each parameter and result.
+"""The deltas of our last results, which others may ask us to show. In host memory: 4 bytes for each parameter and result, twice
+that if the optimizer has a memory of earlier gradients.
 
 A share of round h is drawn when round h + 2 begins. So the deltas of the last few results are kept anyway, and those of a
 challenged share, and of the result before it, until its stages are over. Nothing survives the process.
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from psyche_core.interfaces.replay import Replay
 from psyche_core.verification.merkle import NO_DELTA, MerkleTree
-from psyche_core.verification.opening import OpenedChunk, delta_leaf, opened_half
+from psyche_core.verification.opening import Memory, OpenedChunk, delta_leaf, opened_half
 from psyche_core.verification.parts import ChunkShape, ChunkTable, encode_deltas, encode_no_delta, encode_signs
 
 KEPT_RESULTS = 5
@@ -31,7 +32,8 @@ class DeltaLost(Exception):
 class KeptDelta:
     """A delta with a result's contribution.
 
-    groups: float32 [count, size] each. places, values: of what is taken off before the next result, by group: flat positions in
+    groups: float32 [count, size] each. memory: the same of the optimizer's memory, if it has one; remembered: how many gradients
+    that remembers. places, values: of what is taken off before the next result, by group: flat positions in
     the group, ascending, and float32 numbers. before: step of the result before it, None if delta was zero.
     """
 
@@ -40,6 +42,8 @@ class KeptDelta:
     groups: tuple[NDArray[np.float32], ...]
     places: tuple[NDArray[np.int64], ...]
     values: tuple[NDArray[np.float32], ...]
+    memory: tuple[NDArray[np.float32], ...] | None
+    remembered: int
     tree: MerkleTree
 
     def taken(self, group: int, row: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -53,13 +57,18 @@ class KeptDelta:
         found = []
         for number in numbers:
             group, row = table.place_of(number)
-            found.append(OpenedChunk(number, self.groups[group][row], *self.taken(group, row), self.tree.proof(number)))
+            taken, proof = self.taken(group, row), self.tree.proof(number)
+            found.append(OpenedChunk(number, self.groups[group][row], *taken, proof, self.memory_of(group, row)))
         return found
+
+    def memory_of(self, group: int, row: int) -> Memory | None:
+        """The optimizer's memory of a chunk."""
+        return None if self.memory is None else Memory(self.memory[group][row], self.remembered)
 
 
 def table_of(replay: Replay) -> ChunkTable:
     """The chunks of an optimizer."""
-    return ChunkTable(tuple(ChunkShape(group.count, group.size, group.topk) for group in replay.groups))
+    return ChunkTable(tuple(ChunkShape(group.count, group.size, group.topk) for group in replay.groups), replay.has_memory)
 
 
 def all_rows(replay: Replay) -> list[NDArray[np.int64]]:
@@ -91,9 +100,13 @@ class KeptDeltas:
             there = np.flatnonzero(flat)
             places.append(there.astype(np.int64))
             values.append(flat[there])
-        tree = _tree(groups, places, values)
+        memory, remembered = None, 0
+        if replay.has_memory:
+            found, remembered = replay.memory(rows)
+            memory = tuple(np.ascontiguousarray(group, dtype=np.float32) for group in found)
+        tree = _tree(groups, places, values, memory, remembered)
         with self._changing:
-            one = KeptDelta(step, self._newest, groups, tuple(places), tuple(values), tree)
+            one = KeptDelta(step, self._newest, groups, tuple(places), tuple(values), memory, remembered, tree)
             earlier = None if self._newest is None else self._kept[self._newest]
             self._kept[step], self._newest = one, step
             self._drop()
@@ -120,7 +133,7 @@ class KeptDeltas:
             return encode_no_delta()
 
         halves = [
-            opened_half(rows[row], *earlier.taken(group, row))
+            opened_half(rows[row], *earlier.taken(group, row), earlier.memory_of(group, row))
             for group, rows in enumerate(earlier.groups)
             for row in range(len(rows))
         ]
@@ -148,13 +161,16 @@ class KeptDeltas:
         self._kept = {step: one for step, one in self._kept.items() if step in recent or step in self._pinned}
 
 
-def _tree(groups: Sequence[Any], places: Sequence[Any], values: Sequence[Any]) -> MerkleTree:
+def _tree(
+    groups: Sequence[Any], places: Sequence[Any], values: Sequence[Any], memory: Sequence[Any] | None, remembered: int
+) -> MerkleTree:
     leaves: list[bytes] = []
-    for rows, own, numbers in zip(groups, places, values, strict=True):
+    for group, (rows, own, numbers) in enumerate(zip(groups, places, values, strict=True)):
         size = rows.shape[1]
         ends = np.searchsorted(own, np.arange(1, len(rows) + 1) * size)
         first = 0
         for row, last in enumerate(ends):
-            leaves.append(delta_leaf(rows[row], own[first:last] - row * size, numbers[first:last]))
+            kept = None if memory is None else Memory(memory[group][row], remembered)
+            leaves.append(delta_leaf(rows[row], own[first:last] - row * size, numbers[first:last], kept))
             first = int(last)
     return MerkleTree(leaves)

@@ -50,8 +50,8 @@ class CheckedTrainer(Protocol):
     def recompute(self, step: int, samples: Samples, *, signs: Sequence[Any] | None, undone: Sequence[AppliedStep]) -> list[Any]:
         """See Trainer.recompute."""
 
-    def largest_contribution(self, step: int) -> float:
-        """See Trainer.largest_contribution."""
+    def trained_with(self, step: int) -> float:
+        """See Trainer.trained_with."""
 
 
 class ShareChecker:
@@ -214,8 +214,9 @@ class ShareChecker:
                 judges=judges,
                 committed=committed,
                 signer=self._state.epoch.clients[action.judge].id.signer,
-                contribution=trainer.largest_contribution(action.step),
                 step=action.step,
+                learning_rate=trainer.trained_with(action.step),
+                largest_rate=max(map(trainer.trained_with, range(1, action.step + 1))),
             ),
             self._rule,
         )
@@ -243,8 +244,13 @@ class ShareChecker:
         if undone is None:
             return ev.RecomputeFailed(place, f"this client took the model from others after step {work.step} had begun")
 
-        def compute() -> bytes:
+        try:
             shown = decode_signs(part, self._table, root=work.result.roots[HASH_BYTES:])
+        except WireError as error:
+            reason = f"the signs that belong to a checked share of step {work.step} cannot be used: {error}"
+            return ev.RecomputeFailed(place, reason, unusable=work.signs)
+
+        def compute() -> bytes:
             signs = None if shown is None else shown.signs
             groups = trainer.recompute(work.step, samples, signs=signs, undone=undone)
             return self._gradients.add(place, groups, tag=work.tag)
