@@ -69,9 +69,10 @@ def build_trainer(
     registry_load: returns the registration for (kind, name). source: folder with config.json and, unless the run starts from
     random weights, safetensors; the optimizer's public state is also taken from there. cold_start_bounds: returns
     `schedule.cold_start_bounds` of the current epoch; called for every rate, in the trainer's thread. checked: whether others
-    check the run's shares. Raises ModelError, ConfigError for wrong optimizer settings, for those whose results cannot be checked,
-    or for a divided model with micro_batch_size `auto`, TypeError for a registration of the wrong kind, and the errors of
-    registry_load.
+    check the run's shares.
+
+    Raises ModelError, ConfigError for wrong optimizer settings, for those whose results cannot be checked, or for a divided model
+    with micro_batch_size `auto`, TypeError for a registration of the wrong kind, and the errors of registry_load.
     """
     llm, compute = model_config.LLM, compute or Compute()
     if compute.parallelism is not None and compute.micro_batch_size == "auto":

@@ -179,7 +179,7 @@ def test_what_does_not_fit_its_root_is_missing() -> None:
         ({"judges": b"", "trainers": b""}, Word.BOTH_MISSING),
         ({"payload": None}, Word.NOTHING),
     ):
-        assert run.compared(replace(opened, **changes)).word is word, changes  # type: ignore[arg-type]
+        assert run.compared(replace(opened, **changes)).word is word, changes
 
 
 def test_deltas_are_kept_for_a_few_results_and_for_challenged_ones() -> None:
