@@ -77,12 +77,14 @@ def slot_rows(state: CoordinatorState, *, own: str) -> list[Row]:
     shared = {} if before is None else shares(state, before)
     rows: list[Row] = []
     for slot, client in enumerate(state.epoch.clients):
-        role = "witness" if slot in elected else "trainer" if slot in trainers else ""
+        role = _role(slot, now, elected=elected, trainers=trainers)
         vote = "" if slot not in elected else ("sent" if slot in stated else "…")
         by = f"{sum(bits >> slot & 1 for bits in seen)}/{len(elected)}" if slot in shared else ""
         name = client.id.signer.hex()
         label = Text(f"{name[:8]} (you)", style="bold") if name == own else Text(name[:8])
         health = facts.state_text(_HEALTH[client.state.name])
+        if client.standing.strikes:
+            health.append(f" · {client.standing.strikes} strike{'s' if client.standing.strikes > 1 else ''}", style="red")
         missed = str(client.missed) if client.missed else ""
         rows.append((name, [str(slot), label, health, role, vote, by, str(client.accepted_rounds), missed]))
     in_epoch = {client.id.signer for client in state.epoch.clients}
@@ -92,6 +94,14 @@ def slot_rows(state: CoordinatorState, *, own: str) -> list[Row]:
             label = Text(f"{name[:8]} (you)", style="bold") if name == own else Text(name[:8])
             rows.append((name, ["", label, Text("waiting"), "next epoch", "", "", "", ""]))
     return rows
+
+
+def _role(slot: int, now: Round | None, *, elected: tuple[int, ...], trainers: tuple[int, ...]) -> str:
+    """What a slot does in the round: who recomputes another's share gets no samples of its own."""
+    if now is not None and slot in now.recomputing:
+        return "verifier"
+
+    return "witness" if slot in elected else "trainer" if slot in trainers else ""
 
 
 def _witnesses(state: CoordinatorState, played: Round) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry import events as telemetry
 from psyche_core.tui.app import TABS
 from psyche_core.tui.lines import StateLine
+from psyche_core.tui.panes.coordinator_pane import slot_rows
+from psyche_core.verification.standing import Standing
 from tests.unit.coordinator.conftest import Play, make_state, member
 from tests.unit.tui.conftest import BEGAN, Shown
 from tests.unit.tui.playing import SMALL, play, settled, until
@@ -52,6 +55,18 @@ def voted_state() -> CoordinatorState:
     playing.do(playing.statement(second, seen=[0, 1]))
     playing.withdraw(3)
     return playing.state
+
+
+def test_who_recomputes_and_who_has_strikes_is_seen() -> None:
+    state = voted_state()
+    one, two, *others = state.epoch.clients
+    clients = (replace(one, standing=Standing(1)), replace(two, standing=Standing(2)), *others)
+    rounds = (*state.epoch.rounds[:-1], replace(state.epoch.rounds[-1], recomputing=(1,)))
+    rows = slot_rows(replace(state, epoch=replace(state.epoch, clients=clients, rounds=rounds)), own="")
+    seen = [(str(cells[2]), str(cells[3])) for _, cells in rows]
+    assert seen[0] == ("healthy · 1 strike", "witness")
+    assert seen[1] == ("healthy · 2 strikes", "verifier")
+    assert seen[3] == ("left", "")
 
 
 def told(shown: NewScreen, kind: str) -> Shown:
