@@ -365,7 +365,7 @@ class World:
         for node in present:
             for kept in node.disk.written:
                 known = kept.step in signed or (kept.step >= step and not contested)
-                if known and self.replicas.has_more(kept.masters, kept.step, than=target):
+                if known and self.replicas.has_more(kept.masters, kept.step, than=target, stored=state.from_checkpoint):
                     sentence = f"the run goes back to step {target}, {node.name} has step {kept.step} on its disk"
                     raise InvariantViolation("nothing-is-lost-that-a-disk-holds", sentence)
 

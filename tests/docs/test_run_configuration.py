@@ -50,7 +50,7 @@ def test_every_key_is_described_and_nothing_else() -> None:
             (schema.CoordinatorConfig, "witness_nodes", 33),
             (schema.CoordinatorConfig, "global_batch_size_start", 0),
             (schema.CoordinatorConfig, "global_batch_size_end", 0),
-            (schema.CoordinatorConfig, "verification_percent", 10),
+            (schema.CoordinatorConfig, "verification_percent", 101),
             (schema.CoordinatorConfig, "waiting_for_members_extra_time", 0),
             (schema.LLMConfig, "max_seq_len", 0),
             (schema.LLMConfig, "cold_start_warmup_steps", 10**6),

@@ -190,14 +190,17 @@ class ReplicaChecker:
         if lineage == self.lineage:  # whatever it is, it stands for what was accepted
             self._samples_in.setdefault(masters, self._tracker().of_honest_before(step + 1))
 
-    def has_more(self, masters: object, step: int, *, than: int) -> bool:
+    def has_more(self, masters: object, step: int, *, than: int, stored: bool = False) -> bool:
         """Whether these are the masters after `step`, in the current lineage, with more samples than those after `than`.
 
-        Where nobody has applied `than` in this lineage yet, those after the newest step before it that somebody has count: they
-        have no samples that the masters after `than` lack.
+        Where nobody has applied `than` in this lineage yet, but the steps up to it had no results since one that somebody has
+        applied, the masters are those after that one. stored: whether `than` names a stored model, which anybody may have stored.
         """
-        known = [at for lineage, at in self._masters_after if lineage == self.lineage and at <= than]
-        earlier = self._samples_in.get(self._masters_after[self.lineage, max(known)], 0) if known else 0
+        known = max((at for lineage, at in self._masters_after if lineage == self.lineage and at <= than), default=0)
+        accepted = self._tracker().accepted.items()
+        followed = any(any(samples) for (_, at), samples in accepted if known < at <= than)
+        at = than if followed or stored else known
+        earlier = self._samples_in.get(self._masters_after.get((self.lineage, at)), 0)
         after = step > 0 and self._masters_after.get((self.lineage, step)) == masters
         return after and bool(self._samples_in.get(masters, 0) & ~earlier)
 
