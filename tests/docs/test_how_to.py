@@ -37,7 +37,7 @@ TABLES = [block for page in PAGES.values() for block in re.findall(r"```toml\n(.
 NEEDS_A_SERVER = "psyche client train"
 HOSTS_A_RUN = "psyche server run"
 NEEDS_A_CLIENT = "psyche sidecar"
-WATCHES = ("psyche web", "psyche replay", "psyche testnet start")
+WATCHES = ("psyche web", "psyche replay", "psyche testnet start", "psyche bench verification")
 
 
 def test_there_is_something_to_check() -> None:
