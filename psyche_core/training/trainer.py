@@ -61,8 +61,9 @@ class Trainer:
 
     learning_rate: returns the learning rate of a step, including the cold-start factor. micro_batch_size: sequences per forward
     pass; it changes memory and speed but not the result, except for rounding. It becomes smaller when memory runs out; then
-    notice is called with a sentence. checked: whether others check the shares. Then private state is neither saved nor loaded:
-    nobody could show how it came about.
+    notice is called with a sentence. checked: whether others check the shares. Then private state is neither saved nor loaded,
+    since nobody could show how it came about; and what was sent counts as taken off delta even if it was not accepted: else a
+    later result would not follow from the delta that the last one committed to.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class Trainer:
         is applied again; None for the schedule's rate.
         """
         rate = self.rate_of(step) if learning_rate is None else learning_rate
-        self._optimizer.apply(step, payloads, learning_rate=rate, own_accepted=own_accepted)
+        self._optimizer.apply(step, payloads, learning_rate=rate, own_accepted=own_accepted or self._checked)
 
     def update_statistics(self, *, every: int) -> UpdateStatistics:
         """Statistics of the optimizer at every so many applied steps, see there."""

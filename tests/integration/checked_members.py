@@ -34,7 +34,7 @@ class Member(Trainer):
             gradient_beta2=0.9 if memory else None,
         )
         optimizer = DistroOptimizer(settings, model, compiled=compiled)
-        super().__init__(model=model, optimizer=optimizer, learning_rate=lambda _: 0.01, micro_batch_size=4)
+        super().__init__(model=model, optimizer=optimizer, learning_rate=lambda _: 0.01, micro_batch_size=4, checked=True)
 
 
 class TrainsOnOtherData(Member):

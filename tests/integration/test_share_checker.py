@@ -90,15 +90,19 @@ def played(
     compiled: bool = False,
     memory: bool = False,
     skipped: Sequence[int] = (),
+    refused: Sequence[int] = (),
 ) -> Played:
-    """Each step has the results of the trainer, and of another member. skipped: steps in which the trainer has no share."""
+    """Each step has the results of the trainer, and of another member.
+
+    skipped: steps in which the trainer has no share. refused: those in which its result is not accepted.
+    """
     one, verifier, other = (kind(compiled=compiled, memory=memory) for kind in (trainer, Member, Member))
     found = Played(one, verifier, KeptDeltas(), {}, {}, [])
     sent: dict[int, list[bytes]] = {}
     for step in range(1, steps + 1):
         done = step - 2
         for member in (found.trainer, other, found.verifier) if done >= 1 else ():
-            accepted = member is other or (member is found.trainer and done not in skipped)
+            accepted = member is other or (member is found.trainer and done not in skipped and done not in refused)
             member.apply(done, sent[done], own_accepted=accepted)
         if done >= 1:
             found.applied.append(AppliedStep(tuple(sent[done]), RATE))
@@ -106,7 +110,7 @@ def played(
         if step in skipped:
             continue
         found.payloads[step] = found.trainer.train(step, toy_samples(500 + step)).payload
-        sent[step].append(found.payloads[step])
+        sent[step] += [] if step in refused else [found.payloads[step]]
         replay = found.trainer.replay
         assert replay is not None
         found.roots[step] = found.deltas.commit(replay, step)
@@ -128,6 +132,13 @@ def test_an_honest_share_passes_long_after_it_was_trained(compiled: bool, memory
     assert run.roots[1][32:] == NO_DELTA
     before = dict(zip(sorted(run.roots)[1:], sorted(run.roots), strict=False))
     assert all(run.roots[step][32:] == run.roots[earlier][:32] for step, earlier in before.items())
+
+
+@pytest.mark.parametrize("skipped", [(), (4,), (3, 4, 5, 6, 7), (4, 5, 6, 7)])
+def test_a_share_after_refused_results_passes_however_long_ago_they_were(skipped: tuple[int, ...]) -> None:
+    """Results of steps 2 and 3 were not accepted, perhaps while the member had nothing to train for some rounds."""
+    run = played(10, skipped=skipped, refused=(2, 3))
+    assert {run.compared(run.opened(step)).word for step in run.roots} == {Word.PASSED}
 
 
 def test_recomputing_leaves_the_verifier_s_own_training_as_it_was() -> None:
