@@ -115,6 +115,11 @@ def checkpoint(state: CoordinatorState, command: Checkpoint) -> Outcome:
     if command.location is None:
         return _ceded(state, command.sender), ()
 
+    ended = state.progress.step - 1
+    if command.step is not None and command.step != ended:
+        message = f"this is the model after step {command.step}, and the run's last epoch ended after step {ended}"
+        raise CoordinatorError("InvalidCheckpoint", message)
+
     if not is_end_signed(state) and not state.config.checkpointers:
         message = f"no quorum has signed the model of step {state.progress.step - 1} yet, so this may not be the run's model"
         raise CoordinatorError("InvalidCheckpoint", message)

@@ -88,10 +88,13 @@ class Checkpoint:
     """A checkpointer stored the model, or reports that it cannot, so that the next one in the order takes over.
 
     location: name and settings as in the run configuration. None if storing failed or if the sender has no storage configured.
+    step: after which the stored model was saved. A coordinator that was restored from an older state must not take a model of a
+    later step for the one that it asks for. None if the sender does not say, as over a chain, which has one history.
     """
 
     sender: NodeIdentity
     location: object
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,9 @@ def encode_command(command: ClientCommand) -> list[Any]:
             return [3, statement, figures]
         case HealthCheck(_, slots):
             return [4, list(slots)]
-        case Checkpoint(_, location):
-            return [5, None if location is None else Choice.parse(location).to_toml()]
+        case Checkpoint(_, location, step):
+            place = None if location is None else Choice.parse(location).to_toml()
+            return [5, place] if step is None else [5, place, step]
         case Equivocation(_, epoch, height, index, first, second):
             halves = [[half.payload_hash, half.signature] for half in (first, second)]
             return [6, epoch, height, index, *halves]
@@ -66,9 +67,9 @@ def decode_command(plain: list[Any], sender: NodeIdentity) -> ClientCommand:
             return Witness(sender, _statement(statement), None if metadata is None else _metadata(metadata))
         case [4, list() as slots] if len(slots) <= MAX_CLIENTS and all(_is_u32(slot) and slot < MAX_CLIENTS for slot in slots):
             return HealthCheck(sender, tuple(slots))
-        case [5, location]:
+        case [5, location, *said] if len(said) <= 1 and all(_is_u32(step) for step in said):
             try:
-                return Checkpoint(sender, None if location is None else Choice.parse(location))
+                return Checkpoint(sender, None if location is None else Choice.parse(location), *said)
             except ValueError as error:
                 message = f"a checkpoint location {error}"
                 raise WireError(message) from error

@@ -52,6 +52,20 @@ def test_after_the_last_step_it_counts_at_once(play: Any) -> None:
     assert run.state.model.LLM.checkpoint.settings == HUB.settings
 
 
+def test_the_model_of_another_step_is_not_taken_for_the_one_asked_for(play: Any) -> None:
+    """A member may have stored it before the coordinator was restored from an older state."""
+    run = play(3, rounds_per_epoch=1, total_steps=1)
+    run.play_epoch()
+    run.cool_down()
+    slot, ended = checkpointer_slot(run.state), run.state.progress.step - 1
+    assert slot is not None
+    sender = run.state.epoch.clients[slot].id
+    for step in (ended - 1, ended + 6):
+        run.refused(Checkpoint(sender, HUB, step), "InvalidCheckpoint")
+    run.do(Checkpoint(sender, HUB, ended))
+    assert run.state.stored.step == ended
+
+
 def test_the_epoch_keeps_the_seed_of_the_tick_that_started_it(play: Any) -> None:
     run = play(3)
     seeds = Lcg(2026)

@@ -71,6 +71,7 @@ COMMANDS: st.SearchStrategy[ClientCommand] = st.one_of(
         st.sampled_from(
             [Choice("Hub", {"repo_id": "a/b"}), Choice("P2P", {"repo_id": "a/b", "revision": "1"}), Choice("Ephemeral"), None]
         ),
+        st.none() | U32,
     ),
 )
 

@@ -363,6 +363,12 @@ def a_first_round_that_does_not_count_changes_the_history(patch: Patch) -> None:
     patch.setattr(rounds, "_start_cooldown", start_cooldown)
 
 
+def a_stored_model_says_no_step(patch: Patch) -> None:
+    """F9: a coordinator that was restored takes the model of a later step for the one with which its last epoch ended."""
+    original = checkpoints.checkpoint
+    patch.setattr(transitions, "checkpoint", lambda state, command: original(state, replace(command, step=None)))
+
+
 def what_a_liar_stored_counts_at_once(patch: Patch) -> None:
     """F9: the run's first model is forgotten for one that nobody signed, before anybody's disk holds a later one."""
     patch.setattr(checkpoints, "NO_DIGEST", b"")

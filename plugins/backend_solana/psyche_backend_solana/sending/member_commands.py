@@ -37,7 +37,7 @@ def instructions_of(run: Run, command: ClientCommand, *, state: CoordinatorState
             return (coordinator.witness(run, statement, user=user, metadata=_figures(metadata)),)
         case commands.HealthCheck(_, slots):
             return (coordinator.health_check(run, user=user, slots=slots),)
-        case commands.Checkpoint(_, location):
+        case commands.Checkpoint(_, location):  # without the step: a chain is never restored from an older state
             return (coordinator.checkpoint(run, location, user=user),)
         case commands.Equivocation():
             return _proof(run, command, user, state=state)

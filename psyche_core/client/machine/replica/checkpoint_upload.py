@@ -78,7 +78,7 @@ def _report(client: MachineState, state: CoordinatorState, storage: Upload) -> N
 
         storage.reported_at = client.now
         storage.reports += 1
-        client.emit(Send(Checkpoint(client.identity, storage.location)))
+        client.emit(Send(Checkpoint(client.identity, storage.location, storage.step)))
 
 
 def _accepts(client: MachineState, state: CoordinatorState) -> bool:
