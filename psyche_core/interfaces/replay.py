@@ -44,7 +44,7 @@ class Replay(ABC):
     """A view of one optimizer. Like it, it is synchronous and belongs to one thread.
 
     What depends on nothing but the parameter table and the settings may run in any thread: `groups`, `decay`, `verifiable`,
-    `has_memory`, `largest_contribution`, `usual_contribution`, `contribution_of`, `coefficients`, `elements`, `sent` and
+    `taken_fraction`, `has_memory`, `memory_decay`, `largest_contribution`, `usual_contribution`, `contribution_of`, `coefficients`, `elements`, `sent` and
     `positions`.
 
     Where `verifiable` is True, others can check a share from its samples, its payload and opened chunks. Then `gradient`,
@@ -57,9 +57,19 @@ class Replay(ABC):
         return False
 
     @property
+    def taken_fraction(self) -> float:
+        """The part of the coefficients sent that is taken off delta. Constant."""
+        return 1.0
+
+    @property
     def has_memory(self) -> bool:
         """Whether contributions depend on a memory. Constant."""
         return False
+
+    @property
+    def memory_decay(self) -> float:
+        """Factor of the memory per step, before something that is made of the gradient alone is added. Constant."""
+        raise NotImplementedError
 
     def memory(self, rows: Sequence[Any]) -> tuple[list[Any], int]:
         """Chunks of the present memory, zero at first, and the number of gradients that it remembers."""

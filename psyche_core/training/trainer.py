@@ -156,9 +156,12 @@ class Trainer:
         """What verifiers must know of the optimizer, None if its training cannot be replayed."""
         return self._optimizer.replay
 
-    def trained_after(self, step: int) -> int:
-        """The step whose results are the newest in the masters when a share of `step` is trained, 0 for none."""
-        return max(0, step - APPLY_DELAY)
+    def trained_after(self, step: int, *, first: bool) -> int:
+        """The step whose results are the newest in the masters when a share of `step` is trained, 0 for none.
+
+        first: whether it is the first step of an epoch. An epoch's end has applied everything.
+        """
+        return max(0, step - (1 if first else APPLY_DELAY))
 
     def recompute(self, step: int, samples: Samples, *, signs: Sequence[Any] | None, undone: Sequence[AppliedStep]) -> list[Any]:
         """What another replica's training of a share adds to its delta is made of this, see `Replay.gradient`.

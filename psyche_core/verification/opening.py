@@ -44,8 +44,11 @@ Chunk = NDArray[np.float32]
 
 
 def sign_bits(chunk: NDArray[np.floating[Any]]) -> bytes:
-    """One bit for each element, 1 for negative ones, lowest bit first. chunk: [size]."""
-    return np.packbits(chunk < 0, bitorder="little").tobytes()
+    """One bit for each element, 1 for negative ones, lowest bit first; then one for each, 1 for zeros. chunk: [size].
+
+    Zeros are bound, too: where delta is zero a trainer did not look ahead, and who may say otherwise chooses its weights.
+    """
+    return b"".join(np.packbits(bits, bitorder="little").tobytes() for bits in (chunk < 0, chunk == 0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

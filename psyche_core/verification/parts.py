@@ -9,8 +9,7 @@ one. All numbers are little-endian; `version` is 1:
     gradient    version u8 · 3 u8 · root · chunks
 
 Opened chunks have a length u32 each and are encoded as in `opening`. `zeros` has a bit for each element, compressed with zlib: 1
-where delta is zero. There the trainer did not look ahead, and a sign bit cannot say so. Roots do not bind it, and need not: it
-only says where the trainer computed, and who lies about that is compared with a gradient of other weights.
+where delta is zero: there the trainer did not look ahead. It is hashed with the signs of its chunk, so the root binds it.
 """
 
 from __future__ import annotations
@@ -184,7 +183,8 @@ def decode_signs(data: bytes, table: ChunkTable, *, root: bytes) -> ShownSigns |
         signs = (1 - 2 * negative.astype(np.int8)).astype(np.int8)
         own = zeros[element : element + group.count * group.size].reshape(group.count, group.size)
         found.append(np.where(own, np.int8(0), signs))
-        bits += [data[place : place + width] for place in range(at, end, width)] if width else [b""] * group.count
+        packed_zeros = np.packbits(own, axis=1, bitorder="little")
+        bits += [one.tobytes() + other.tobytes() for one, other in zip(packed_rows, packed_zeros, strict=True)]
         at, element = end, element + group.count * group.size
     halves = tuple(data[place : place + HASH_BYTES] for place in range(bits_end, len(data), HASH_BYTES))
     shown = ShownSigns(tuple(found), tuple(bits), halves)

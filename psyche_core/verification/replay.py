@@ -86,9 +86,9 @@ def chunk_scores(
     """The scores d_b, float64 [chunks], each 0 to 2.
 
     contribution, recomputed, before: [chunks, size]; before: D_{h-1}. floor: see the module. most: largest norm of a chunk of
-    delta that counts for rounding: `largest_delta` divided by the root of the model's number of chunks.
+    delta that counts for rounding, see `rounding_limit`.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         one, other = contribution.astype(np.float64), recomputed.astype(np.float64)
         sizes = _squares(before.astype(np.float64))
         rounding = floor**2 * np.minimum(sizes, most**2)
@@ -98,6 +98,15 @@ def chunk_scores(
         finite = np.isfinite(together) & np.isfinite(difference) & np.isfinite(sizes)
     result: Scores = np.where(finite, np.minimum(scores, WORST), WORST)
     return result
+
+
+def rounding_limit(usual: float, *, chunks: int, floor: float = 1e-4) -> float:
+    """`most` of `chunk_scores`, for which rounding excuses a tenth of what a step usually adds to a chunk, and no more.
+
+    usual: L2 norm of what a step usually adds to the whole delta at this learning rate. Delta itself says nothing about that: it is
+    the sum of many steps, perhaps at a higher rate, and a cheat's to choose.
+    """
+    return 0.1 * usual / (floor * math.sqrt(max(1, chunks)))
 
 
 def largest_delta(rounds: int, *, rate: float, clip: float, decay: float) -> float:
@@ -110,9 +119,21 @@ def largest_delta(rounds: int, *, rate: float, clip: float, decay: float) -> flo
     return rate * clip * (rounds if decay == 1 else (1 - decay**rounds) / (1 - decay))
 
 
+def taken_agrees(coefficients: Chunks, taken: Chunks, *, fraction: float, tolerance: float = 0.02) -> bool:
+    """Whether what was taken off a delta is what its coefficients say. Else it would be the trainer's to choose.
+
+    coefficients, taken: [chunks, size]. fraction: of the coefficients that is taken off. tolerance: for values as they are sent.
+    Which coefficients are taken is another question, see `payload_agreement`.
+    """
+    with np.errstate(all="ignore"):
+        expected = np.where(taken != 0, fraction * coefficients, 0.0)
+        wrong, whole = _squares(taken.astype(np.float64) - expected), _squares(expected)
+        return bool((wrong <= tolerance**2 * whole).all())
+
+
 def within(before: Chunks, bound: float, *, slack: float = 1.01) -> bool:
     """Whether all opened chunks of a delta [chunks, size] are within `largest_delta`. slack: for rounding of sent values."""
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         norms = np.sqrt(_squares(before.astype(np.float64)))
     return bool((norms <= bound * slack).all())
 
@@ -175,7 +196,7 @@ def payload_agreement(coefficients: Chunks, sent: Chunks, *, topk: int, noise: f
     largest = np.zeros(there.shape, dtype=bool)
     np.put_along_axis(largest, order, True, axis=1)
     counts = sizes > noise * sizes.max(axis=1, keepdims=True, initial=0.0)
-    expected, sent_now = largest & counts, there & ~(largest & ~counts)
+    expected, sent_now = largest & counts, there & ~(largest & ~counts & (sizes > 0))  # what is zero may not be sent
     common = sent_now & expected
     either = int((sent_now | expected).sum())
     wrong = int((np.sign(coefficients) != np.sign(sent))[common].sum())

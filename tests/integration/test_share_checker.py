@@ -284,8 +284,9 @@ async def test_signs_that_do_not_fit_their_root_are_not_recomputed_with() -> Non
             work = act.Apply(number + 1, number, hashes, False)
             checker._applied.add(work.step, step.payloads, hashes, learning_rate=RATE)
         for signs_of, kind in ((3, ev.Recomputed), (2, ev.RecomputeFailed)):
-            part = await transport.publish(run.deltas.signs(signs_of), tag=9)
-            assert isinstance(await checker.fetch(act.FetchPart(part, 9, (), 9)), ev.PartFetched)
+            signs = run.deltas.signs(signs_of)
+            part = await transport.publish(signs, tag=9)
+            assert isinstance(await checker.fetch(act.FetchPart(part, len(signs), (), 9)), ev.PartFetched)
             result = Result(0, 2, 3, 0, (), bytes(32), 1, bytes(32), bytes(64), run.roots[3])
             done = await checker.recompute(act.Recompute(place_of(3), challenge_of(3), (), 3, result, part, 9), toy_samples(3))
             assert isinstance(done, kind), done

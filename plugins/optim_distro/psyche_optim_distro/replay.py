@@ -75,6 +75,17 @@ class DistroReplay(Replay):
         return self._settings.why_unverifiable() is None
 
     @property
+    def taken_fraction(self) -> float:
+        """The setting `compression_subtract`."""
+        return self._settings.compression_subtract
+
+    @property
+    def memory_decay(self) -> float:
+        """The setting `gradient_beta2`."""
+        assert self._settings.gradient_beta2 is not None
+        return self._settings.gradient_beta2
+
+    @property
     def has_memory(self) -> bool:
         """With the setting `gradient_beta2`."""
         return self._preconditioner is not None

@@ -234,19 +234,13 @@ def _present_since(state: CoordinatorState, played: Round) -> frozenset[int]:
 
 
 def _challengeable(state: CoordinatorState, judged: Round) -> frozenset[int]:
-    """Return the slots whose share of a decided round may be challenged.
+    """Return the slots whose share of a decided round may be challenged: not one of more intervals than the state keeps.
 
-    Not the share of a slot with a refused result in one of the two rounds before: its delta does not follow from the one that it
-    committed to last. Not one of more intervals than the state keeps.
+    Also those after a refused result. Otherwise a cheat would have its result refused in every third round, and never be checked.
     """
-    refused: set[int] = set()
-    for height in (judged.height - 1, judged.height - 2):
-        before = state.round_at(height)
-        if before is not None:
-            refused.update(shares(state, before).keys() - accepted_slots(state, before))
     assigned = shares(state, judged)
     few = {slot for slot, share in assigned.items() if len(share) <= MAX_CHALLENGED_INTERVALS}
-    return frozenset(few & accepted_slots(state, judged) - refused)
+    return frozenset(few & accepted_slots(state, judged))
 
 
 def _new_round(state: CoordinatorState, ended: Round, *, seed: int) -> NewRound:

@@ -25,9 +25,17 @@ from psyche_core.verification.replay import (
     largest_delta,
     mean_score,
     payload_agreement,
+    rounding_limit,
+    taken_agrees,
     within,
 )
 from psyche_core.verification.words import Word
+
+LEAST_RATE = 1e-3
+"""Rounding excuses what it does at this part of the largest rate, where the present one is lower: at the end of a schedule."""
+
+MEMORY_FLOOR = 1e-6
+"""`floor` of what is added to a memory: its numbers have 24 bits, and less than a hundredth of it is added in a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -69,28 +77,27 @@ def compare(replay: Replay, table: ChunkTable, opened: Opened, rule: Rule) -> Co
     if opened.payload is None:
         return Comparison(Word.NOTHING)
 
-    def largest(contribution: float) -> float:
-        return largest_delta(opened.step, rate=1.0, clip=contribution, decay=replay.decay)
-
-    bound = largest(replay.largest_contribution(learning_rate=opened.largest_rate))
-    most = largest(replay.usual_contribution(learning_rate=opened.largest_rate)) / table.total**0.5
     after = _by_group(table, opened.numbers, [chunk.delta for chunk in deltas.after])
-    before = [np.zeros_like(group) for group in after]
-    taken = before
+    taken_after = _by_group(table, opened.numbers, [chunk.taken for chunk in deltas.after])
+    before = taken_before = [np.zeros_like(group) for group in after]
     if deltas.before is not None:
         before = _by_group(table, opened.numbers, [chunk.delta for chunk in deltas.before])
-        taken = replay.elements(_by_group(table, opened.numbers, [chunk.taken for chunk in deltas.before]))
-    added = [claimed(new, old, off, decay=replay.decay) for new, old, off in zip(after, before, taken, strict=True)]
-    recomputed = _by_group(table, opened.numbers, [chunk.delta for chunk in gradient])
-    memory, count = _memory(table, opened, deltas.before)
-    expected, remembered = replay.contribution_of(recomputed, memory=memory, count=count, learning_rate=opened.learning_rate)
-    parts = zip(added, expected, before, strict=True)
-    score = mean_score(chunk_scores(one, two, before=old, floor=rule.floor, most=most) for one, two, old in parts)
-    if remembered is not None:
-        score = max(score, _memory_score(table, opened, deltas.after, remembered, count=count + 1))
+        taken_before = _by_group(table, opened.numbers, [chunk.taken for chunk in deltas.before])
+    score = _score(replay, table, opened, gradient, before=deltas.before, deltas=(after, before), taken=taken_before)
+    memory_score = _memory_score(replay, table, opened, gradient, after=deltas.after, before=deltas.before)
+    score = max(score, memory_score)
     agreement = _agreement(replay, table, opened, after)
-    bounded = all(within(group, bound) for group in (*before, *after))
-    if not (bounded and rule.passes(score) and agreement.passes(rule)):
+    bound = largest_delta(
+        opened.step, rate=1.0, clip=replay.largest_contribution(learning_rate=opened.largest_rate), decay=replay.decay
+    )
+    sound = all(within(group, bound) for group in (*before, *after))
+    sound = (
+        sound
+        and _taken_rightly(replay, table, after, taken_after, rule)
+        and _taken_rightly(replay, table, before, taken_before, rule)
+    )
+    sound = sound and _taken_is_sent(replay, table, opened, taken_after)
+    if not (sound and rule.passes(score) and agreement.passes(rule)):
         return Comparison(Word.FAILED, score, agreement)
 
     return Comparison(Word.HIGH if score > rule.median_threshold else Word.PASSED, score, agreement)
@@ -111,36 +118,115 @@ def _gradient(table: ChunkTable, opened: Opened) -> tuple[OpenedChunk, ...] | No
         return None
 
 
-def _memory(table: ChunkTable, opened: Opened, before: Sequence[OpenedChunk] | None) -> tuple[list[Any] | None, int]:
-    """The memory of the opened chunks before the share, and how many gradients it remembers; zero with a delta of zero."""
+def _score(
+    replay: Replay,
+    table: ChunkTable,
+    opened: Opened,
+    gradient: Sequence[OpenedChunk],
+    *,
+    before: Sequence[OpenedChunk] | None,
+    deltas: tuple[list[Any], list[Any]],
+    taken: list[Any],
+) -> float:
+    """T: of what was added to delta against what the judge's gradient adds. Chunks with nothing on either side say nothing."""
+    rate = max(opened.learning_rate, LEAST_RATE * opened.largest_rate)
+    most = rounding_limit(replay.usual_contribution(learning_rate=rate), chunks=table.total)
+    off = replay.elements(taken)
+    added = [claimed(new, old, gone, decay=replay.decay) for new, old, gone in zip(*deltas, off, strict=True)]
+    expected, _ = _expected(replay, table, opened, gradient, before=before)
+    found = []
+    for one, two, old in zip(added, expected, deltas[1], strict=True):
+        says = (one != 0).any(axis=1) | (two != 0).any(axis=1)
+        found.append(chunk_scores(one, two, before=old, most=most)[says])
+    return mean_score(found) if any(part.size for part in found) else 0.0
+
+
+def _expected(
+    replay: Replay,
+    table: ChunkTable,
+    opened: Opened,
+    gradient: Sequence[OpenedChunk],
+    *,
+    before: Sequence[OpenedChunk] | None,
+) -> tuple[list[Any], list[Any] | None]:
+    """The contribution of the judge's gradient with the trainer's memory, and the memory after it."""
+    recomputed = _by_group(table, opened.numbers, [chunk.delta for chunk in gradient])
+    memory, count = _memory(table, opened, before)
+    return replay.contribution_of(recomputed, memory=memory, count=count, learning_rate=opened.learning_rate)
+
+
+def _memory(table: ChunkTable, opened: Opened, chunks: Sequence[OpenedChunk] | None) -> tuple[list[Any] | None, int]:
+    """The memory of opened chunks, and how many gradients it remembers; zero with a delta of zero (None)."""
     if not table.memory:
         return None, 0
-    if before is None:
+    if chunks is None:
         sizes = [table.shape_of(number).size for number in opened.numbers]
         return _by_group(table, opened.numbers, [np.zeros(size, dtype=np.float32) for size in sizes]), 0
 
-    memories = [chunk.memory for chunk in before if chunk.memory is not None]
-    return _by_group(table, opened.numbers, [one.values for one in memories]), memories[0].count
+    memories = [chunk.memory for chunk in chunks if chunk.memory is not None]
+    counts = {one.count for one in memories}
+    return _by_group(table, opened.numbers, [one.values for one in memories]), counts.pop() if len(counts) == 1 else -1
 
 
 def _memory_score(
-    table: ChunkTable, opened: Opened, after: Sequence[OpenedChunk], expected: Sequence[Any], *, count: int
+    replay: Replay,
+    table: ChunkTable,
+    opened: Opened,
+    gradient: Sequence[OpenedChunk],
+    *,
+    after: Sequence[OpenedChunk],
+    before: Sequence[OpenedChunk] | None,
 ) -> float:
-    """How far the memory after the share is from what follows from the one before: as T, of the roots of its elements."""
-    memories = [chunk.memory for chunk in after if chunk.memory is not None]
-    if any(one.count != count for one in memories):
+    """T of what was added to the memory against what the judge's gradient adds to it; 0 without one."""
+    old, count = _memory(table, opened, before)
+    new, remembered = _memory(table, opened, after)
+    _, expected = _expected(replay, table, opened, gradient, before=before)
+    if old is None or new is None or expected is None:
+        return 0.0
+    if count < 0 or remembered != count + 1:
         return WORST
 
-    groups = zip(_by_group(table, opened.numbers, [one.values for one in memories]), expected, strict=True)
-    roots = [(np.sqrt(one.astype(np.float64)), np.sqrt(two)) for one, two in groups]
-    return mean_score(chunk_scores(one, two, before=np.zeros_like(two)) for one, two in roots)
+    decay, found = replay.memory_decay, []
+    for was, now, right in zip(old, new, expected, strict=True):
+        kept = decay * was.astype(np.float64)
+        found.append(chunk_scores(now - kept, right - kept, before=was, floor=MEMORY_FLOOR))
+    return mean_score(found)
+
+
+def _taken_rightly(replay: Replay, table: ChunkTable, deltas: list[Any], taken: list[Any], rule: Rule) -> bool:
+    """Whether what is taken off deltas are their largest coefficients, and as much of them as the settings say."""
+    fraction = replay.taken_fraction
+    if fraction == 0:
+        return not any(part.any() for part in taken)
+    if not any(part.any() for part in deltas):
+        return not any(part.any() for part in taken)
+
+    coefficients = replay.coefficients(deltas)
+    groups = list(zip(table.groups, coefficients, taken, strict=True))
+    agreement = sum((payload_agreement(one, two, topk=group.topk) for group, one, two in groups), NOTHING_OPENED)
+    return agreement.passes(rule) and all(taken_agrees(one, two, fraction=fraction) for _, one, two in groups)
+
+
+def _taken_is_sent(replay: Replay, table: ChunkTable, opened: Opened, taken: list[Any]) -> bool:
+    """Whether exactly what the payload sends is taken off the delta with the share."""
+    sent = _sent(replay, table, opened)
+    if sent is None or replay.taken_fraction == 0:
+        return sent is not None
+
+    return all(bool(((one != 0) == (two != 0)).all()) for one, two in zip(sent, taken, strict=True))
+
+
+def _sent(replay: Replay, table: ChunkTable, opened: Opened) -> list[Any] | None:
+    assert opened.payload is not None
+    try:
+        return list(replay.sent(opened.payload, table.rows_of(opened.numbers)))
+    except PayloadRejected:  # nobody applied it
+        return None
 
 
 def _agreement(replay: Replay, table: ChunkTable, opened: Opened, after: Sequence[Any]) -> PayloadAgreement:
-    assert opened.payload is not None
-    try:
-        sent = replay.sent(opened.payload, table.rows_of(opened.numbers))
-    except PayloadRejected:  # nobody applied it
+    sent = _sent(replay, table, opened)
+    if sent is None:
         return PayloadAgreement(0, 1, 0)
 
     groups = zip(table.groups, replay.coefficients(after), sent, strict=True)

@@ -106,8 +106,9 @@ class KeptDeltas:
             memory = tuple(np.ascontiguousarray(group, dtype=np.float32) for group in found)
         tree = _tree(groups, places, values, memory, remembered)
         with self._changing:
+            self._kept.pop(step, None)  # the run was set back, and this step is trained again
             one = KeptDelta(step, self._newest, groups, tuple(places), tuple(values), memory, remembered, tree)
-            earlier = None if self._newest is None else self._kept[self._newest]
+            earlier = None if one.before is None else self._kept.get(one.before)
             self._kept[step], self._newest = one, step
             self._drop()
         return one.tree.root + (NO_DELTA if earlier is None else earlier.tree.root)
@@ -157,7 +158,7 @@ class KeptDeltas:
         return None if one.before is None else self._of(one.before)
 
     def _drop(self) -> None:
-        recent = sorted(self._kept)[-KEPT_RESULTS:]
+        recent = list(self._kept)[-KEPT_RESULTS:]  # in the order in which they were committed to
         self._kept = {step: one for step, one in self._kept.items() if step in recent or step in self._pinned}
 
 

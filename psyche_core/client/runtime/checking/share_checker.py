@@ -44,7 +44,7 @@ class CheckedTrainer(Protocol):
     def replay(self) -> Replay | None:
         """See Trainer.replay."""
 
-    def trained_after(self, step: int) -> int:
+    def trained_after(self, step: int, *, first: bool) -> int:
         """See Trainer.trained_after."""
 
     def recompute(self, step: int, samples: Samples, *, signs: Sequence[Any] | None, undone: Sequence[AppliedStep]) -> list[Any]:
@@ -72,6 +72,7 @@ class ShareChecker:
         self._gradients = KeptGradients()
         self._applied = AppliedSteps()
         self._parts: dict[bytes, tuple[int, bytes]] = {}
+        self._rates = (0, 0.0)
         self._signs: dict[tuple[int, int], tuple[int, bytes]] = {}
 
     def follow(self, state: CoordinatorState) -> None:
@@ -169,7 +170,11 @@ class ShareChecker:
                 message = f"a part of {action.payload_bytes} bytes is longer than this model's {limit}"
                 raise TransportError(message)
             part = await self._transport.fetch(
-                action.payload_hash, sources=action.sources, max_bytes=limit, timeout=FETCH_TIMEOUT, tag=action.tag
+                action.payload_hash,
+                sources=action.sources,
+                max_bytes=action.payload_bytes,
+                timeout=FETCH_TIMEOUT,
+                tag=action.tag,
             )
         except (TransportError, TimeoutError) as error:
             logger.info("part %s of a challenge: %s", action.payload_hash[:4].hex(), error)
@@ -216,12 +221,22 @@ class ShareChecker:
                 signer=self._state.epoch.clients[action.judge].id.signer,
                 step=action.step,
                 learning_rate=trainer.trained_with(action.step),
-                largest_rate=max(map(trainer.trained_with, range(1, action.step + 1))),
+                largest_rate=self._largest_rate(action.step),
             ),
             self._rule,
         )
         logger.debug("share of step %d, slot %d: %s", action.step, challenge.drawn.trainer, found)
         return found.word
+
+    def _largest_rate(self, step: int) -> float:
+        """The largest learning rate of the steps up to this one."""
+        assert self._trainer is not None
+        known, rate = self._rates
+        if step < known:
+            known, rate = 0, 0.0
+        rate = max((self._trainer.trained_with(one) for one in range(known + 1, step + 1)), default=rate)
+        self._rates = step, max(rate, self._rates[1] if step >= self._rates[0] else 0.0)
+        return self._rates[1]
 
     def _signs_fit(self, part: bytes, root: bytes) -> bool:
         try:
@@ -240,7 +255,7 @@ class ShareChecker:
         if trainer is None or part is None:
             return ev.RecomputeFailed(place, "the signs of the trainer's delta are no longer here")
 
-        undone = self._applied.since(trainer.trained_after(work.step))
+        undone = self._applied.since(trainer.trained_after(work.step, first=place.about == 0))
         if undone is None:
             return ev.RecomputeFailed(place, f"this client took the model from others after step {work.step} had begun")
 
