@@ -44,8 +44,8 @@ class Replay(ABC):
     """A view of one optimizer. Like it, it is synchronous and belongs to one thread.
 
     What depends on nothing but the parameter table and the settings may run in any thread: `groups`, `decay`, `verifiable`,
-    `taken_fraction`, `has_memory`, `memory_decay`, `largest_contribution`, `usual_contribution`, `contribution_of`, `coefficients`, `elements`, `sent` and
-    `positions`.
+    `taken_fraction`, `has_memory`, `memory_decay`, `largest_contribution`, `usual_contribution`, `contribution_of`,
+    `coefficients`, `elements`, `sent` and `positions`.
 
     Where `verifiable` is True, others can check a share from its samples, its payload and opened chunks. Then `gradient`,
     `contribution_of`, `load_weights` and `largest_contribution` must be implemented, and `memory` where there is one.

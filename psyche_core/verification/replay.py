@@ -103,8 +103,8 @@ def chunk_scores(
 def rounding_limit(usual: float, *, chunks: int, floor: float = 1e-4) -> float:
     """`most` of `chunk_scores`, for which rounding excuses a tenth of what a step usually adds to a chunk, and no more.
 
-    usual: L2 norm of what a step usually adds to the whole delta at this learning rate. Delta itself says nothing about that: it is
-    the sum of many steps, perhaps at a higher rate, and a cheat's to choose.
+    usual: L2 norm of what a step usually adds to the whole delta at this learning rate. Delta itself says nothing about that: it
+    is the sum of many steps, perhaps at a higher rate, and a cheat's to choose.
     """
     return 0.1 * usual / (floor * math.sqrt(max(1, chunks)))
 
