@@ -128,6 +128,11 @@ class ClientMetrics:
             self.trained.pop(step, None)
         return complaint
 
+    def pass_over(self, step: int) -> None:
+        """A step in which nobody trained was applied: its masters are those after this step, too."""
+        if self.masters is not None and step - 1 in self.masters:
+            self.masters = {step} | self.masters
+
     def note_resynced(self, event: events.Resynced, *, excused: bool) -> None:
         """Its masters are now the others' after a step.
 

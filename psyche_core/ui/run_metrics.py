@@ -221,8 +221,9 @@ class RunMetrics:
         return enough and all(client.disturbed or epoch in client.digests for client in self.clients.values())
 
     def _note_applied(self, client: ClientMetrics, time: float, event: events.StepApplied) -> None:
-        if event.trained == 0:
-            return  # a drain round has no shares to lose
+        if event.trained == 0:  # everybody recomputed others' shares: there is nothing to lose
+            client.pass_over(event.step)
+            return
 
         self.train_ended = time if self.train_ended is None else max(time, self.train_ended)
         self._steps.add(event.step)

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.replay import AppliedStep
 from psyche_core.testing.toy_model import ToyModel, toy_samples
 from psyche_core.training.trainer import Trained, Trainer
+from psyche_core.types import BatchId
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.settings import DistroSettings
 
 SHAPES = {"a": (64, 48), "b": (48, 64), "norm": (48,)}
 
 
+class Numbered(DummyData):
+    """Each sample has tokens of its own, so that no two shares have one gradient."""
+
+    async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
+        zeros = await super().read(batches, timeout=timeout)
+        numbers = [number for batch in batches for number in range(batch.first, batch.last + 1)]
+        tokens = b"".join(random.Random(number).randbytes(2 * self.sequence_length) for number in numbers)
+        return Samples(tokens, zeros.count, self.sequence_length, 2)
+
+
 class Member(Trainer):
     """A trainer of the toy model.
 
-    compiled: whether numba may be used. memory: whether gradients are divided by their root mean squares.
+    compiled: whether numba may be used. memory: whether gradients are divided by their root mean squares. rate: of each step.
     """
 
-    def __init__(self, *, compiled: bool = True, memory: bool = False) -> None:
+    def __init__(self, *, compiled: bool = True, memory: bool = False, rate: Callable[[int], float] = lambda _: 0.01) -> None:
         model = ToyModel(SHAPES)
         settings = DistroSettings(
             compression_decay=0.99,
@@ -34,7 +47,7 @@ class Member(Trainer):
             gradient_beta2=0.9 if memory else None,
         )
         optimizer = DistroOptimizer(settings, model, compiled=compiled)
-        super().__init__(model=model, optimizer=optimizer, learning_rate=lambda _: 0.01, micro_batch_size=4, checked=True)
+        super().__init__(model=model, optimizer=optimizer, learning_rate=rate, micro_batch_size=4, checked=True)
 
 
 class TrainsOnOtherData(Member):

@@ -10,7 +10,6 @@ from functools import partial
 import anyio
 import pytest
 
-from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_backend import MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client.machine.machine import Timeouts
@@ -25,7 +24,7 @@ from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import ClientState, RunState
 from psyche_core.wire.signing import SecretKey
-from tests.integration.checked_members import Member, RecomputesNothing, SendsOldResults, TrainsOnOtherData
+from tests.integration.checked_members import Member, Numbered, RecomputesNothing, SendsOldResults, TrainsOnOtherData
 
 RUN = """
 run_id = "checked"
@@ -35,7 +34,7 @@ cooldown_time = 1
 max_round_train_time = 60
 round_witness_time = 60
 epoch_time = 4000
-rounds_per_epoch = {rounds}
+rounds_per_epoch = {per_epoch}
 total_steps = {rounds}
 init_min_clients = 5
 min_clients = 3
@@ -61,8 +60,8 @@ MEMBERS = 5
 class Run:
     """A coordinator and its members in one process. events: what the coordinator said."""
 
-    def __init__(self, trainers: Sequence[Member], *, rounds: int, percent: int) -> None:
-        run = parse_run_file(RUN.format(rounds=rounds), source="checked")
+    def __init__(self, trainers: Sequence[Member], *, rounds: int, percent: int, per_epoch: int = 0) -> None:
+        run = parse_run_file(RUN.format(rounds=rounds, per_epoch=per_epoch or rounds), source="checked")
         config = run.config.model_copy(update={"verification_percent": percent})
         self.events: list[Event] = []
         state = new_state(run.run_id, config, run.model, instance=bytes(32))
@@ -87,7 +86,7 @@ class Run:
         async with (
             self.coordinator.backend(key) as backend,
             MemoryTransport(self.network, key.public) as transport,
-            DummyData(sequence_length=16) as data,
+            Numbered(sequence_length=16) as data,
         ):
             bus = EventBus(self.told[index].append)
             runtime = ClientRuntime(
@@ -123,11 +122,11 @@ class Run:
         return {index for index in range(len(self.trainers)) if self.key(index).public in keys}
 
 
-def play(trainers: Sequence[Member], *, rounds: int, percent: int = 100) -> Run:
+def play(trainers: Sequence[Member], *, rounds: int, percent: int = 100, per_epoch: int = 0) -> Run:
     run: list[Run] = []
 
     async def go() -> None:
-        run.append(Run(trainers, rounds=rounds, percent=percent))
+        run.append(Run(trainers, rounds=rounds, percent=percent, per_epoch=per_epoch))
         await run[0].play()
 
     anyio.run(go)
@@ -143,6 +142,22 @@ def test_every_share_of_honest_members_passes() -> None:
     assert outcomes["PASSED"] >= 10
     assert not run.ejected
     assert len({trainer.full_digest() for trainer in run.trainers}) == 1
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("memory", [False, True])
+def test_honest_shares_pass_in_every_epoch_at_rates_that_matter(memory: bool) -> None:
+    """An epoch's end applies everything, so its successor's first share starts one step later than others.
+
+    At a rate of 0.01 that could not be seen, nor with samples that are all the same.
+    """
+
+    def rate(step: int) -> float:
+        return 0.3 * (1 - step / 26)
+
+    run = play([Member(memory=memory, rate=rate) for _ in range(MEMBERS)], rounds=24, per_epoch=8)
+    assert {event.outcome for event in run.closed} == {"PASSED"}
+    assert {(event.epoch, event.height) for event in run.closed} >= {(0, 0), (1, 0), (2, 0)}
 
 
 @pytest.mark.timeout(180)

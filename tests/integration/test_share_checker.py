@@ -15,7 +15,7 @@ from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client.machine import actions as act
 from psyche_core.client.machine import events as ev
 from psyche_core.client.runtime.checking.comparing import Comparison, Opened, compare
-from psyche_core.client.runtime.checking.kept_deltas import KEPT_RESULTS, DeltaLost, KeptDeltas, table_of
+from psyche_core.client.runtime.checking.kept_deltas import KEPT_RESULTS, DeltaLost, KeptDelta, KeptDeltas, _tree, table_of
 from psyche_core.client.runtime.checking.kept_gradients import KeptGradients
 from psyche_core.client.runtime.checking.share_checker import ShareChecker
 from psyche_core.client.runtime.worker import describe_exception
@@ -177,6 +177,58 @@ def test_a_memory_that_does_not_follow_from_the_one_before_fails() -> None:
 
     run = played(6, trainer=Forgets, memory=True)
     assert [run.compared(run.opened(step)).word for step in (2, 3, 4)] == [Word.PASSED, Word.PASSED, Word.FAILED]
+
+
+@pytest.mark.parametrize("factor", [0.5, -1.0, 3.0])
+def test_what_is_taken_off_a_delta_is_not_the_trainer_s_to_choose(factor: float) -> None:
+    """Else it could put whatever it wants to send next into delta, and its contribution would still be its gradient."""
+    run = played(6)
+    before, after = run.deltas._kept[3], run.deltas._kept[4]
+    replay, table = run.replay, table_of(run.replay)
+    gone = taken_off(before)
+    moved = replay.elements([(1 - factor) * dense for dense in gone])
+    groups = tuple((new + replay.decay * change).astype(np.float32) for new, change in zip(after.groups, moved, strict=True))
+    honest = zip(after.groups, before.groups, replay.elements(gone), strict=True)
+    gradient = [(new - replay.decay * (old - off)) / RATE for new, old, off in honest]
+    run.deltas._kept = {
+        3: rebuilt(replace(before, values=tuple(np.float32(factor) * values for values in before.values))),
+        4: rebuilt(replace(after, groups=groups)),
+    }
+    run.roots[4] = run.deltas._kept[4].tree.root + run.deltas._kept[3].tree.root
+    found = run.compared(run.opened(4, numbers=tuple(range(0, table.total, 5)), groups=gradient))
+    assert found.word is Word.FAILED
+    assert found.score is not None
+    assert found.score < 1e-3, "what was added is its gradient all the same"
+
+
+def taken_off(kept: KeptDelta) -> list[Any]:
+    """The coefficients that are taken off a delta, zero elsewhere."""
+    found = []
+    for group, places, values in zip(kept.groups, kept.places, kept.values, strict=True):
+        dense = np.zeros_like(group)
+        dense.reshape(-1)[places] = values
+        found.append(dense)
+    return found
+
+
+def rebuilt(kept: KeptDelta) -> KeptDelta:
+    """The same with the tree of what it says."""
+    return replace(kept, tree=_tree(kept.groups, kept.places, kept.values, kept.memory, kept.remembered))
+
+
+def test_a_run_that_is_set_back_trains_its_steps_again() -> None:
+    """The newest results are kept, whatever their steps are."""
+    run = played(8)
+    run.deltas.expire(1)
+    replay = run.trainer.replay
+    assert replay is not None
+    for _ in range(2):
+        run.trainer.forget()
+        run.deltas.reset()
+        for step in (2, 3):
+            run.trainer.train(step, toy_samples(step))
+            run.deltas.commit(replay, step)
+        run.deltas.signs(3)
 
 
 def test_what_does_not_fit_its_root_is_missing() -> None:

@@ -36,7 +36,7 @@ MOST_THREADS = 256
         "honest machines differ a little, by rounding. This command trains a few members as in a run, recomputes some of "
         "their shares with other dtypes, micro-batches, thread counts and devices, and scores members that cheat. The threshold "
         "that it proposes lies between the two. Measure at the rates of your run: scores depend on the rate. "
-        "docs/explanation/verification.md explains the scores. No run uses the threshold yet.",
+        "docs/explanation/verification.md explains the scores. Runs use 0.05: compare it with what is proposed.",
     ),
 )
 @option(

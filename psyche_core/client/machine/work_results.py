@@ -198,7 +198,7 @@ def _recompute_failed(client: MachineState, event: ev.RecomputeFailed) -> None:
         return
 
     _recomputed(client, event.place, None)
-    client.notify(telemetry.Problem("error", event.reason))
+    client.notify(telemetry.Problem("warning", event.reason))
 
 
 def _applied(client: MachineState, event: ev.Applied) -> None:

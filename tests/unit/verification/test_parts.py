@@ -119,6 +119,18 @@ def test_signs_of_another_delta_are_refused() -> None:
         decode_signs(encode_signs(flipped, one.halves), TABLE, root=one.tree.root)
 
 
+def test_zeros_are_bound_too() -> None:
+    """Who says that an element is zero, or is not, chooses the weights at which others compute."""
+    delta = Delta(1, zeros=True)
+    honest = encode_signs(delta.groups, delta.halves)
+    for zeros in (np.zeros(TABLE.elements, dtype=bool), np.ones(TABLE.elements, dtype=bool)):
+        packed = zlib.compress(np.packbits(zeros, bitorder="little").tobytes())
+        end = 6 + int.from_bytes(honest[2:6], "little")
+        forged = honest[:2] + len(packed).to_bytes(4, "little") + packed + honest[end:]
+        with pytest.raises(WireError, match="not those of the delta"):
+            decode_signs(forged, TABLE, root=delta.tree.root)
+
+
 @pytest.mark.parametrize("packed", [b"", b"x" * 30, zlib.compress(bytes(10**4)), zlib.compress(bytes(9)) + b"more"])
 def test_zeros_that_are_not_one_bit_for_each_element_are_refused(packed: bytes) -> None:
     """A bomb is not unpacked: at most one byte more than there may be."""
@@ -197,5 +209,5 @@ def test_any_bytes_are_refused_with_a_sentence(data: st.DataObject) -> None:
             found = read()
         except WireError:
             continue
-        assert sent == changed, "only a bit of `zeros`, which no root binds, may differ"
+        assert sent == changed, "only how zeros are compressed may differ"
         assert found is not None

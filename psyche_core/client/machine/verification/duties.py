@@ -23,7 +23,7 @@ from psyche_core.coordinator.commands import VerifierCommit
 from psyche_core.coordinator.lifecycle.challenges import challenge_of, words_due
 from psyche_core.coordinator.round.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState, OpenChallenge, Round
-from psyche_core.types import MAX_WITNESSES, NodeIdentity
+from psyche_core.types import NodeIdentity
 from psyche_core.verification.challenge import Challenge, Stage
 from psyche_core.verification.merkle import HASH_BYTES, NO_DELTA, committed_root
 from psyche_core.verification.words import Word, encode_words
@@ -348,11 +348,15 @@ def _must_commit(challenge: Challenge, slot: int) -> bool:
 
 
 def _may_witness(state: CoordinatorState, current: Round, challenge: Challenge, slot: int) -> bool:
-    """Whether we attest to the stage, as far as that is known: its witnesses are elected when the next round begins."""
+    """Whether we attest to the stage, as far as that is known: its witnesses are elected when the next round begins.
+
+    Until then everybody may be one, and fetches the parts. Who began only then would state before it has them, against an honest
+    trainer.
+    """
     if current.height == challenge.since + 1:
         return slot in witness_slots(state, current)
 
-    return current.height == challenge.since and len(current.slots) <= (state.config.witness_nodes or MAX_WITNESSES)
+    return current.height == challenge.since
 
 
 def _patience(state: CoordinatorState) -> float:

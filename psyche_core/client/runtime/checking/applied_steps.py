@@ -26,6 +26,8 @@ class AppliedSteps:
 
     def add(self, step: int, payloads: Sequence[bytes], payload_hashes: Sequence[bytes], *, learning_rate: float) -> None:
         """A step was applied. payload_hashes: SHA-256 of the payloads, in the same order."""
+        if self._start is None:  # a stored model, of which only the run knows the step
+            self._start = step - 1
         self._steps[step] = AppliedStep(tuple(payloads), learning_rate)
         self._payloads[step] = dict(zip(payload_hashes, payloads, strict=True))
         for kept in (self._steps, self._payloads):

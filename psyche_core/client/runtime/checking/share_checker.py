@@ -257,7 +257,10 @@ class ShareChecker:
 
         undone = self._applied.since(trainer.trained_after(work.step, first=place.about == 0))
         if undone is None:
-            return ev.RecomputeFailed(place, f"this client took the model from others after step {work.step} had begun")
+            reason = (
+                f"a checked share of step {work.step} cannot be recomputed: this client has begun, or taken others' model, since"
+            )
+            return ev.RecomputeFailed(place, reason)
 
         try:
             shown = decode_signs(part, self._table, root=work.result.roots[HASH_BYTES:])
