@@ -25,17 +25,22 @@ RESULT = Result(0, 0, 1, 0, (BatchId(0, 0),), bytes(32), 1, bytes(32), bytes(64)
 TAG = 99
 
 
+JUNK = b"j" * 32
+
+
 @dataclass
 class Members:
     """Eight members' duties around a run that is played; what one shows is announced to all, and fetches succeed.
 
-    silent: members that show nothing. cheats: trainers whose parts do not fit. before: everybody's last
-    result; result: the challenged one. now: seconds.
+    silent: members that show nothing. cheats: trainers whose parts do not fit. junk: members that announce junk to every second
+    witness first. withheld: parts that nobody sends. before: everybody's last result; result: the challenged one. now: seconds.
     """
 
     run: Play
     silent: frozenset[int] = frozenset()
     cheats: frozenset[int] = frozenset()
+    junk: frozenset[int] = frozenset()
+    withheld: frozenset[bytes] = frozenset()
     before: Result | None = None
     result: Result = RESULT
     now: float = 0.0
@@ -65,9 +70,15 @@ class Members:
                 assert own.shown(action.place, slot, shown, 10)
                 for other, theirs in enumerate(self.duties):
                     if other != slot:
+                        if slot in self.junk and other % 2 and action.challenge.stage is Stage.REVEAL:
+                            theirs.announced(slot, opening(action.place, JUNK))
                         theirs.announced(slot, opening(action.place, shown))
+            case act.FetchPart() if action.payload_hash in self.withheld:
+                own.missing(action.payload_hash, now=0.0)
             case act.FetchPart():
                 own.fetched(action.payload_hash)
+            case act.CheckParts() if action.trainers == JUNK:
+                own.checked(action.place, action.judge, Word.TRAINER_MISSING)
             case act.CheckParts():
                 fits = action.challenge.drawn.trainer not in self.cheats
                 own.checked(action.place, action.judge, Word.PASSED if fits else Word.FAILED)
@@ -224,6 +235,16 @@ def test_who_recomputes_is_busy_until_it_has_committed_or_waited_long_enough() -
     assert own.busy(party.state, one.verifier, now=party.now + 1e6), "it works"
     own.recomputed(work.place, None)
     assert not own.busy(party.state, one.verifier, now=party.now), "it has failed"
+
+
+@pytest.mark.parametrize("had", [True, False])
+def test_who_announces_junk_to_some_witnesses_first_gains_nothing(had: bool) -> None:
+    """They would say different things for ever, so its challenges were never decided. had: whether the junk can be fetched."""
+    liars = frozenset({1, 2, 3})
+    party = members(junk=liars, cheats=liars, withheld=frozenset() if had else frozenset({JUNK}))
+    party.play(16)
+    assert {trainer for trainer, outcome, _ in closed(party) if outcome == "GUILTY"} == liars
+    assert {slot for slot, client in enumerate(party.state.epoch.clients) if client.standing.strikes} == liars
 
 
 def test_a_part_that_nobody_sends_is_asked_for_again() -> None:

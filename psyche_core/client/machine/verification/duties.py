@@ -32,6 +32,10 @@ from psyche_core.wire.messages import Opening, Result
 MAX_OPENINGS = 32
 """Most openings kept of one slot."""
 
+MAX_SPARE = 2
+"""Other parts kept that a slot announces for one stage. They are fetched, too, and tried if the first one is junk: else
+who announced junk to some witnesses first, and its part to the others, would have them say different things for ever."""
+
 KEPT_ROUNDS = 4
 """Rounds for which an opening is of use: a stage that is attested lasts two."""
 
@@ -68,7 +72,8 @@ class Duty:
     share. since: round with which the present stage began, and opened_at when we saw that. signs: hash of the trainer's signs
     that are here. unusable: hashes of parts with other signs than the trainer's: as if nobody had shown them. shown: our part of
     the stage was asked for. started, failed: recomputing was, or has failed. root: of our gradient, 32 bytes. sent_in: seed of
-    the round in which we last told the coordinator. checking, words: by judge.
+    the round in which we last told the coordinator. checking: hashes of the trainer's and the judge's part that are compared, by
+    judge; words: what came out.
     """
 
     result: Result | None
@@ -83,7 +88,7 @@ class Duty:
     failed: bool = False
     root: bytes | None = None
     sent_in: int | None = None
-    checking: set[int] = field(default_factory=set)
+    checking: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     words: dict[int, Word] = field(default_factory=dict)
 
     def enter(self, since: int, now: float) -> None:
@@ -91,15 +96,19 @@ class Duty:
         self.since, self.opened_at = since, now
         self.shown = self.started = self.failed = False
         self.root, self.sent_in = None, None
-        self.checking, self.words = set(), {}
+        self.checking, self.words = {}, {}
 
 
 @dataclass(slots=True)
 class Duties:
-    """Our duties in one epoch. open: by round and slot of the share. parts: announced ones, by stage and giver."""
+    """Our duties in one epoch.
+
+    open: by round and slot of the share. parts: announced ones, by stage and giver. spare: others that were announced there.
+    """
 
     open: dict[tuple[int, int], Duty] = field(default_factory=dict)
     parts: dict[tuple[StagePlace, int], Part] = field(default_factory=dict)
+    spare: dict[tuple[StagePlace, int], list[Part]] = field(default_factory=dict)
 
     def follow(self, state: CoordinatorState, results: ResultOf, before: ResultOf, *, now: float) -> None:
         """Take in a state's challenges. results: of a share. before: a slot's last result before a round."""
@@ -118,11 +127,16 @@ class Duties:
             if duty.since != one.since:
                 duty.enter(one.since, now)
         self.parts = {key: part for key, part in self.parts.items() if key[0].since > current.height - KEPT_ROUNDS}
+        self.spare = {key: others for key, others in self.spare.items() if key in self.parts}
 
     def announced(self, slot: int, message: Opening) -> None:
-        """A slot announces a part; its first one of a stage counts."""
+        """A slot announces a part. Its first one of a stage counts, unless that is junk."""
         key = (StagePlace(message.about, message.trainer, message.height), slot)
         if key in self.parts:
+            others = self.spare.setdefault(key, [])
+            known = {part.payload_hash for part in (self.parts[key], *others)}
+            if message.payload_hash not in known and len(others) < MAX_SPARE:
+                others.append(Part(message.payload_hash, message.payload_bytes, held=self._holds(message.payload_hash)))
             return
 
         own = [known for known in self.parts if known[1] == slot]
@@ -130,8 +144,18 @@ class Duties:
             del self.parts[own[0]]
         self.parts[key] = Part(message.payload_hash, message.payload_bytes, held=self._holds(message.payload_hash))
 
+    def _try_another(self, key: tuple[StagePlace, int], part: bytes) -> bool:
+        """Take another part of this slot in the place of this one. Returns whether it is another one now."""
+        present, others = self.parts.get(key), self.spare.get(key)
+        if present is not None and present.payload_hash == part and others:
+            self.parts[key] = present = others.pop(0)
+        return present is not None and present.payload_hash != part
+
     def _holds(self, payload_hash: bytes) -> bool:
-        return any(part.held for part in self.parts.values() if part.payload_hash == payload_hash)
+        return any(part.held for part in self._all_parts() if part.payload_hash == payload_hash)
+
+    def _all_parts(self) -> list[Part]:
+        return [*self.parts.values(), *(part for others in self.spare.values() for part in others)]
 
     def shown(self, place: StagePlace, slot: int, payload_hash: bytes, payload_bytes: int) -> bool:
         """Our own part is ready; False if the stage is over."""
@@ -144,13 +168,18 @@ class Duties:
 
     def fetched(self, payload_hash: bytes) -> None:
         """The bytes of a part are here."""
-        for part in self.parts.values():
-            if part.payload_hash == payload_hash:
-                part.held, part.asked = True, False
+        for key, first in list(self.parts.items()):
+            others = self.spare.get(key, [])
+            for part in (first, *others):
+                if part.payload_hash == payload_hash:
+                    part.held, part.asked = True, False
+                    if part is not first and not first.held:  # which perhaps nobody has
+                        self.parts[key] = part
+                        self.spare[key] = [first, *(other for other in others if other is not part)]
 
     def missing(self, payload_hash: bytes, *, now: float) -> None:
         """Nobody sent them."""
-        for part in self.parts.values():
+        for part in self._all_parts():
             if part.payload_hash == payload_hash:
                 part.asked, part.again = False, now + FETCH_AGAIN
 
@@ -166,11 +195,21 @@ class Duties:
         if duty is not None and duty.since == place.since:
             duty.unusable.add(part)
             duty.signs, duty.started = None, False
+            for key in [key for key in self.parts if key[0] == place]:
+                self._try_another(key, part)
 
     def checked(self, place: StagePlace, judge: int, word: Word) -> None:
         """Parts were checked."""
         duty = self.open.get((place.about, place.trainer))
-        if duty is not None and duty.since == place.since and judge in duty.checking:
+        if duty is None or duty.since != place.since or judge not in duty.checking:
+            return
+
+        used = zip((place.trainer, judge), duty.checking[judge], strict=True)
+        junk = {giver: part for giver, part in used if not (word.trainer_gave if giver == place.trainer else word.judge_gave)}
+        replaced = [self._try_another((place, giver), part) for giver, part in junk.items()]
+        if word is not Word.NOTHING and any(replaced):
+            del duty.checking[judge]  # to be compared again
+        else:
             duty.words[judge] = word
 
     # ------------------------------------------------------------------------------------ what is due
@@ -247,15 +286,16 @@ class Duties:
         self, duty: Duty, challenge: Challenge, *, clients: tuple[NodeIdentity, ...], tag: int, now: float
     ) -> list[Action]:
         found: list[Action] = []
-        under_way = {part.payload_hash for part in self.parts.values() if part.asked or part.held}
+        under_way = {part.payload_hash for part in self._all_parts() if part.asked or part.held}
         for giver in givers(challenge):
-            part = self.parts.get((place_of(challenge), giver))
-            if part is None or part.payload_hash in duty.unusable:
-                continue
-            if not part.held and part.payload_hash not in under_way and now >= part.again:
-                part.asked = True
-                under_way.add(part.payload_hash)
-                found.append(FetchPart(part.payload_hash, part.payload_bytes, (clients[giver].p2p,), tag))
+            key = (place_of(challenge), giver)
+            first = self.parts.get(key)
+            for part in () if first is None else (first, *self.spare.get(key, ())):
+                known = part.payload_hash in duty.unusable or part.payload_hash in under_way
+                if not known and now >= part.again:
+                    part.asked = True
+                    under_way.add(part.payload_hash)
+                    found.append(FetchPart(part.payload_hash, part.payload_bytes, (clients[giver].p2p,), tag))
         return found
 
     def _note_signs(self, duty: Duty, challenge: Challenge, place: StagePlace) -> None:
@@ -271,8 +311,8 @@ class Duties:
             judges = self.parts.get((place, judge))
             complete = challenge.stage is Stage.SIGNS or (judges is not None and judges.held)
             if duty.follows and trainers is not None and trainers.held and complete and judge not in duty.checking:
-                duty.checking.add(judge)
                 opened = b"" if judges is None or challenge.stage is Stage.SIGNS else judges.payload_hash
+                duty.checking[judge] = (trainers.payload_hash, opened)
                 assert duty.result is not None
                 found.append(CheckParts(place, challenge, duty.step, judge, duty.result, trainers.payload_hash, opened))
         return found
@@ -287,7 +327,8 @@ class Duties:
         identity: NodeIdentity,
         now: float,
     ) -> list[Action]:
-        waited = bool(duty.unusable) or now - duty.opened_at > _patience(state)
+        shown = any(key[0] == place_of(challenge) and part.payload_hash not in duty.unusable for key, part in self.parts.items())
+        waited = (bool(duty.unusable) and not shown) or now - duty.opened_at > _patience(state)
         lacks = duty.signs is None and not duty.started and waited
         complains = lacks and challenge.stage is Stage.COMMIT
         if duty.sent_in == current.seed or (duty.root is None and not complains):

@@ -202,7 +202,7 @@ class ShareChecker:
         if replay is None or trainer is None or trainers is None:
             return Word.NOTHING
         if challenge.stage is Stage.SIGNS:
-            return Word.PASSED if self._signs_fit(trainers, roots[HASH_BYTES:]) else Word.BOTH_MISSING
+            return Word.PASSED if self._signs_fit(trainers, roots[HASH_BYTES:]) else Word.TRAINER_MISSING
 
         committed = dict(challenge.roots).get(action.judge)
         if judges is None or committed is None or self._state is None:
