@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Self
+from typing import Self, TypeGuard
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -56,6 +56,11 @@ _WORTH_A_LINE = (
     *_NEWS,
     events.Ended,
 )
+
+
+def _failed_check(event: events.Event | None) -> TypeGuard[events.ShareChecked]:
+    """Whether a check of a share did not end well; most do, in nearly every round."""
+    return isinstance(event, events.ShareChecked) and event.outcome != "passed"
 
 
 class Display(ABC):
@@ -118,8 +123,8 @@ class LiveDisplay(Display):
 
     def show(self, source: str, event: events.Event | None = None) -> None:
         """Redraw, at most a few times per second. Problems and reasons for waiting are printed above the panel and stay there."""
-        if isinstance(event, (*_COMPLAINTS, *_NEWS, events.TokenFiles)):
-            style = "yellow" if isinstance(event, _COMPLAINTS) else ""
+        if isinstance(event, (*_COMPLAINTS, *_NEWS, events.TokenFiles)) or _failed_check(event):
+            style = "yellow" if isinstance(event, _COMPLAINTS) or _failed_check(event) else ""
             self._live.console.print(Text(f"{source}: {describe(event)}", style=style))
         if self._due(PANEL_SECONDS):
             self._live.update(self._draw(), refresh=True)
@@ -133,8 +138,10 @@ class LineDisplay(Display):
 
     def show(self, source: str, event: events.Event | None = None) -> None:
         """Write the event if it is important, and the figures if it is time."""
-        if isinstance(event, _WORTH_A_LINE) or (
-            isinstance(event, events.ModelSync) and event.pieces_done in (0, event.pieces_total)
+        if (
+            isinstance(event, _WORTH_A_LINE)
+            or (isinstance(event, events.ModelSync) and event.pieces_done in (0, event.pieces_total))
+            or _failed_check(event)
         ):
             self._write(f"{source}: {describe(event)}")
         if self.metrics.phase is not None and self._due(LINE_SECONDS):

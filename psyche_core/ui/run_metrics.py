@@ -14,6 +14,7 @@ close every epoch, but the digest of each epoch that it closes must equal that o
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 
 from psyche_core.telemetry import events
 from psyche_core.ui.client_metrics import ClientMetrics
@@ -42,6 +43,8 @@ class RunMetrics:
         self.train_started: float | None = None
         self.train_ended: float | None = None
         self.texts: dict[int, tuple[events.PromptAnswered, events.PromptAnswered]] = {}
+        self.checks: Counter[str] = Counter()
+        self.strikes: Counter[str] = Counter()
         self._server: str | None = None
         self._accepted: dict[tuple[int, int], int] = {}
         self._first_step: int | None = None
@@ -107,6 +110,9 @@ class RunMetrics:
                 self.validation.append((event.step, event.loss))
             case events.PromptAnswered():
                 self.note_text(event)
+            case events.ShareChecked():
+                self.checks[event.outcome] += 1
+                self.strikes.update(event.strikes)
             case events.CheckpointSaved():
                 self.checkpoints.append(event)
             case events.Problem():

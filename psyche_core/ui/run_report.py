@@ -22,7 +22,8 @@ def make_report(metrics: RunMetrics, *, wall_seconds: float) -> dict[str, Any]:
 
     Losses are in nats per token, None for one that is not finite. A client's `paths`, if it reported any, say how it reached each
     other member at last: peer, path (direct, relayed, none), rtt_ms, sent_per_second, received_per_second (bytes). If clients
-    were killed there is also `faults`: kills, resyncs, and shares that were not accepted and were assigned again.
+    were killed there is also `faults`: kills, resyncs, and shares that were not accepted and were assigned again. If shares were
+    checked there is `checks`: how many ended how, by outcome, and the strikes by member.
     """
     faults = {"kills": metrics.kills, "resyncs": metrics.resyncs, "requeued_shares": sum(metrics.requeued.values())}
     report = {
@@ -44,6 +45,8 @@ def make_report(metrics: RunMetrics, *, wall_seconds: float) -> dict[str, Any]:
         "wall_seconds": round(wall_seconds, 3),
         "train_seconds": round(metrics.train_seconds, 3),
     }
+    if metrics.checks:
+        report["checks"] = {"outcomes": dict(metrics.checks), "strikes": dict(metrics.strikes)}
     return report | {"faults": faults} if metrics.kills else report
 
 

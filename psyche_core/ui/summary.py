@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,14 @@ def _text(event: PromptAnswered) -> Text:
     return Text.assemble((printable(prompt), "bold"), printable(f" {' '.join(event.text.split())}", at_most=TEXT_CHARACTERS))
 
 
+def checks_text(checks: Mapping[str, Any]) -> str:
+    """How checks of shares ended, and who got strikes. checks: of a report."""
+    outcomes = dict(checks["outcomes"])
+    words = [f"{count} {outcome.replace('_', ' ')}" for outcome, count in sorted(outcomes.items(), key=lambda each: -each[1])]
+    strikes = ", ".join(f"{printable(name, at_most=16)} {count}" for name, count in sorted(checks["strikes"].items()))
+    return f"{sum(outcomes.values())}: {', '.join(words)}; " + (f"strikes: {strikes}" if strikes else "no strikes")
+
+
 def summary(metrics: RunMetrics, report: dict[str, Any], *, files: list[Path]) -> RenderableType:
     """Figures of the run and a row per client, as a rich renderable. files: result files to list."""
     figures = Table.grid(padding=(0, 2))
@@ -45,6 +54,9 @@ def summary(metrics: RunMetrics, report: dict[str, Any], *, files: list[Path]) -
     if faults is not None:
         text = f"{faults['kills']} kills, {faults['resyncs']} resyncs, {faults['requeued_shares']} shares handed out again"
         figures.add_row("faults", text)
+    checks = report.get("checks")
+    if checks is not None:
+        figures.add_row("checked shares", checks_text(checks))
     validation = report["validation"]
     if validation:
         (first_step, first), (last_step, last) = validation[0], validation[-1]

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from psyche_core.telemetry.events import Ended, EpochDigest, Resynced, Started, StepApplied, StepTrained, Validated
+from psyche_core.telemetry.events import Ended, EpochDigest, Resynced, ShareChecked, Started, StepApplied, StepTrained, Validated
 from psyche_core.ui.plot import plot_losses
 from psyche_core.ui.run_metrics import RunMetrics
 from psyche_core.ui.run_report import make_report, unmet, write_report
+from psyche_core.ui.summary import checks_text
 
 
 @pytest.fixture
@@ -41,6 +42,23 @@ def test_the_report_has_exactly_the_agreed_keys_and_values(metrics: RunMetrics) 
         "wall_seconds": 20.123,
         "train_seconds": 2.0,
     }
+
+
+def test_checked_shares_are_reported_where_there_were_any(metrics: RunMetrics) -> None:
+    for outcome, strikes in (("passed", ()), ("passed", ()), ("guilty", ("a1b2c3d4",)), ("undecided", ())):
+        metrics.handle("server", 9.0, ShareChecked(0, 1, "a1b2c3d4", "00000000", outcome, strikes))
+    checks = make_report(metrics, wall_seconds=1)["checks"]
+    assert checks == {"outcomes": {"passed": 2, "guilty": 1, "undecided": 1}, "strikes": {"a1b2c3d4": 1}}
+    assert checks_text(checks) == "4: 2 passed, 1 guilty, 1 undecided; strikes: a1b2c3d4 1"
+    assert checks_text({"outcomes": {"passed": 3}, "strikes": {}}) == "3: 3 passed; no strikes"
+
+
+def test_a_step_in_which_nobody_trained_is_no_gap() -> None:
+    """All members recomputed others' shares in it."""
+    metrics = RunMetrics(run_id="x", total_steps=None)
+    for step, trained in ((1, 2), (2, 0), (3, 2)):
+        metrics.handle("client-1", float(step), StepApplied(0, step, trained, trained, 0.1))
+    assert metrics.violations == []
 
 
 def test_kills_are_reported_where_there_were_any(metrics: RunMetrics) -> None:
