@@ -107,8 +107,8 @@ def opening(place: act.StagePlace, payload_hash: bytes) -> Opening:
     return Opening(0, place.since, 0, place.about, place.trainer, payload_hash, 10)
 
 
-def members(percent: int = 30, **options: Any) -> Members:
-    size: dict[str, Any] = {"global_batch_size_start": 16, "global_batch_size_end": 16}
+def members(percent: int = 30, *, witness_nodes: int = 0, **options: Any) -> Members:
+    size: dict[str, Any] = {"global_batch_size_start": 16, "global_batch_size_end": 16, "witness_nodes": witness_nodes}
     run = Play(make_state(verification_percent=percent, rounds_per_epoch=60, **size)).start(8)
     return Members(run, **options)
 
@@ -158,8 +158,10 @@ def test_a_trainer_whose_result_follows_from_nothing_counts_as_silent() -> None:
     assert all(strikes == (trainer,) for trainer, strikes in silent)
 
 
-def test_only_the_verifier_fetches_signs_and_all_witnesses_fetch_opened_chunks() -> None:
-    party = members()
+@pytest.mark.parametrize("witness_nodes", [0, 1])
+def test_only_the_verifier_fetches_signs_and_all_fetch_opened_chunks_who_may_be_witnesses(witness_nodes: int) -> None:
+    """Who fetched only once it is elected would state before it has them, against an honest trainer."""
+    party = members(witness_nodes=witness_nodes)
     party.play(12)
     stages: dict[bytes, tuple[Stage, set[int]]] = {}
     for _, shown in party.did(act.ShowPart):
