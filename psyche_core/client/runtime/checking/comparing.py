@@ -83,7 +83,9 @@ def compare(replay: Replay, table: ChunkTable, opened: Opened, rule: Rule) -> Co
     if deltas.before is not None:
         before = _by_group(table, opened.numbers, [chunk.delta for chunk in deltas.before])
         taken_before = _by_group(table, opened.numbers, [chunk.taken for chunk in deltas.before])
-    score = _score(replay, table, opened, gradient, before=deltas.before, deltas=(after, before), taken=taken_before)
+    score = _score(
+        replay, table, opened, gradient, before=deltas.before, deltas=(after, before), taken=taken_before, floor=rule.floor
+    )
     memory_score = _memory_score(replay, table, opened, gradient, after=deltas.after, before=deltas.before)
     score = max(score, memory_score)
     agreement = _agreement(replay, table, opened, after)
@@ -127,17 +129,18 @@ def _score(
     before: Sequence[OpenedChunk] | None,
     deltas: tuple[list[Any], list[Any]],
     taken: list[Any],
+    floor: float,
 ) -> float:
     """T: of what was added to delta against what the judge's gradient adds. Chunks with nothing on either side say nothing."""
     rate = max(opened.learning_rate, LEAST_RATE * opened.largest_rate)
-    most = rounding_limit(replay.usual_contribution(learning_rate=rate), chunks=table.total)
+    most = rounding_limit(replay.usual_contribution(learning_rate=rate), chunks=table.total, floor=floor)
     off = replay.elements(taken)
     added = [claimed(new, old, gone, decay=replay.decay) for new, old, gone in zip(*deltas, off, strict=True)]
     expected, _ = _expected(replay, table, opened, gradient, before=before)
     found = []
     for one, two, old in zip(added, expected, deltas[1], strict=True):
         says = (one != 0).any(axis=1) | (two != 0).any(axis=1)
-        found.append(chunk_scores(one, two, before=old, most=most)[says])
+        found.append(chunk_scores(one, two, before=old, floor=floor, most=most)[says])
     return mean_score(found) if any(part.size for part in found) else 0.0
 
 

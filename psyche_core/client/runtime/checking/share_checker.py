@@ -262,8 +262,9 @@ class ShareChecker:
             )
             return ev.RecomputeFailed(place, reason)
 
-        try:
-            shown = decode_signs(part, self._table, root=work.result.roots[HASH_BYTES:])
+        root = work.result.roots[HASH_BYTES:]
+        try:  # all signs of a model are hashed
+            shown = await anyio.to_thread.run_sync(lambda: decode_signs(part, self._table, root=root))
         except WireError as error:
             reason = f"the signs that belong to a checked share of step {work.step} cannot be used: {error}"
             return ev.RecomputeFailed(place, reason, unusable=work.signs)
@@ -274,7 +275,7 @@ class ShareChecker:
             return self._gradients.add(place, groups, tag=work.tag)
 
         try:
-            root = await anyio.to_thread.run_sync(compute)
+            recomputed = await anyio.to_thread.run_sync(compute)
         except RanksLost:
             raise
         except Exception as error:
@@ -282,4 +283,4 @@ class ShareChecker:
             return ev.RecomputeFailed(place, f"a share of step {work.step} was not recomputed: {self._explain(error)}")
 
         self._signs[place.about, place.trainer] = (work.tag, part)
-        return ev.Recomputed(place, root)
+        return ev.Recomputed(place, recomputed)
