@@ -50,6 +50,9 @@ sixth of each round, and gets 15 % (F16)."""
 RECOVERY = 15.0
 """Virtual seconds that a member may need after its start until others can get what it holds."""
 
+OFFER_SECONDS = 3.0
+"""Virtual seconds that a member's offer of its model may need to reach others after it was cut off."""
+
 KEPT_SECONDS = 300.0
 """Virtual seconds for which the server's older states are kept, if they are needed."""
 
@@ -407,16 +410,31 @@ class World:
         if not node.liar and not node.corrupted:
             self.replicas.applied(node.name, (lineage, *place), payloads=payloads(), before=before, masters=masters)
 
+    def _was_heard(self, node: Node, requester: Worker) -> bool:
+        """Whether what a member says lately reached another one, directly or through other honest ones."""
+        since = self.clock.now - OFFER_SECONDS
+        silent = {other.index for other in self._honest() if other.running} - {node.index}
+        reached = [node.index]
+        for source in reached:  # grows while it is read
+            heard = {target for target in silent if not self.network.was_cut(source, target, since=since)}
+            reached += sorted(heard)
+            silent -= heard
+        return requester.index in reached
+
     def held(self, masters: object, *, requester: Worker, step: int) -> bool:
-        """Whether any running honest member holds these masters.
+        """Whether any running honest member holds these masters, and knows that they are those after `step`.
 
         requester: the member that will replace its own. It does not count once the coordinator was restored from an older state:
         it may be the only one that returned in time to see an epoch's last round decided again. Nor does who has just come back
-        where liars offer another model of this step: nobody waits for it (protocol section 5, "Not yet covered").
+        where liars offer another model of this step, nor who cannot be heard for half of a warmup: nobody waits for it
+        longer (protocol section 5, "Not yet covered").
         """
-        holders = [node for node in self.nodes if node.running and not node.liar and node.replica.snapshot() == masters]
-        if (self.server.state.generation, step) in self.false_offers:
+        state = self.server.state
+        holders = [node for node in self._honest() if node.holds_step(step) and node.replica.snapshot() == masters]
+        if (state.generation, step) in self.false_offers:
             holders = [node for node in holders if self.clock.now - node.booted_at > RECOVERY]
+            if self.clock.now - (state.since - START_TIME) >= state.config.warmup_time / 2:
+                holders = [node for node in holders if self._was_heard(node, requester)]
         return bool(holders) and (holders != [requester] or not self.counts["older-state"])
 
 

@@ -24,6 +24,10 @@ RECOMPUTED_ROUNDS = 4
 _PLURALITY_STATES = (RunState.Warmup, RunState.Finished)
 """States in which a plurality for a model is enough, because no further member can get it."""
 
+_FEW_OFFERS_WAIT = 1 / 2
+"""Fraction of warmup_time that we wait for a second opinion on a model that nobody signed and that only few members offer. What is
+left of the warmup is for fetching it."""
+
 _FROM_PEERS = ("P2P", "P2PGcs")
 
 
@@ -90,6 +94,18 @@ def offers_timeout(state: CoordinatorState, timeouts: Timeouts) -> float:
     return min(timeouts.offers, state.config.warmup_time / 4)
 
 
+def waits_for_more_offers(state: CoordinatorState, notes: EpochNotes, *, now: float) -> bool:
+    """Whether a model that nobody signed is not taken yet from so few members that all of them could be liars.
+
+    Those that have another one may be cut off for a while. Not before the first step, when there is nothing that could be lost,
+    and not once so many members are ready that the warmup may end.
+    """
+    if state.run_state is not RunState.Warmup or state.epoch.start_step <= 1 or state.epoch.ready_since is not None:
+        return False
+
+    return now - notes.since < state.config.warmup_time * _FEW_OFFERS_WAIT
+
+
 def next_work(
     state: CoordinatorState,
     notes: EpochNotes,
@@ -150,7 +166,7 @@ def fetch(
         waited=waited,
         plurality_suffices=waited and asked_long_ago and state.run_state in _PLURALITY_STATES,
         signed=frozenset(end.step for end in state.ends),
-        unchecked=state.run_state not in _PLURALITY_STATES,
+        unchecked=state.run_state not in _PLURALITY_STATES or waits_for_more_offers(state, notes, now=now),
     )
     if choice is None:
         return None

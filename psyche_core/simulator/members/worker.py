@@ -153,6 +153,11 @@ class Worker(Process):
         """Whether others may rely on it for the run's model."""
         return self.running and not self.liar and self.machine.masters_at is not None
 
+    def holds_step(self, step: int) -> bool:
+        """Whether others may rely on it for the model after `step`, or after a later one without results."""
+        known = self.machine.masters_at
+        return self.holds_model and known is not None and known >= step
+
     def corrupt(self, *, bit: int) -> None:
         """Flip a bit of the masters; until they are replaced, only their replacement is required of this replica.
 

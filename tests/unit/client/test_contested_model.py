@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from psyche_core.client.machine import scheduler
 from psyche_core.client.machine.actions import Notify
 from psyche_core.client.machine.epoch import EpochNotes, epoch_key
 from psyche_core.client.machine.machine import ClientMachine
@@ -57,6 +58,22 @@ def test_a_fetched_model_that_few_offered_is_told(
     notes.resync.last_tried_slots = frozenset(offering)
     contested_model.warn_of_few_offers(client, notes, 8)
     assert [action.event for action in client.actions if isinstance(action, Notify)] == ([] if told is None else [told])
+
+
+@pytest.mark.parametrize(
+    ("start", "waited", "ready_since", "waits"),
+    [(9, 0.0, None, True), (9, 0.49, None, True), (9, 0.51, None, False), (1, 0.0, None, False), (9, 0.0, 3, False)],
+    ids=["at once", "just before half", "after half", "nothing was trained", "enough are ready"],
+)
+def test_few_offers_are_not_taken_before_half_of_the_warmup(
+    start: int, waited: float, ready_since: int | None, waits: bool
+) -> None:
+    state = in_warmup(ends=())
+    state = replace(state, epoch=replace(state.epoch, start_step=start, ready_since=ready_since))
+    clients = tuple(member.id for member in state.epoch.clients)
+    notes = EpochNotes(epoch_key(state), 1, clients, 0, 100.0, opened_at=-1)
+    now = 100.0 + waited * state.config.warmup_time
+    assert scheduler.waits_for_more_offers(state, notes, now=now) is waits
 
 
 def test_models_that_members_contest_are_told_with_the_epoch_end_that_is_left() -> None:

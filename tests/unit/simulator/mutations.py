@@ -414,6 +414,11 @@ def a_contested_model_is_waited_for(patch: Patch) -> None:
     patch.setattr(contested_model, "_repeated", lambda *_: False)
 
 
+def few_offers_are_taken_at_once(patch: Patch) -> None:
+    """Section 5: a model that nobody signed and few offer is taken after the usual wait, not after half of the warmup."""
+    patch.setattr(scheduler, "waits_for_more_offers", lambda *_, **__: False)
+
+
 def made_up_keys_fill_the_buffer(patch: Patch) -> None:
     """Early messages are kept in order of arrival, whoever signed them and however far ahead they are."""
 

@@ -171,8 +171,8 @@ class Resync:
 
         healthy, members: the other healthy slots, and all others that were not ejected. waited: whether all have had time to
         answer. plurality_suffices: a plurality is enough. signed: steps whose masters have a signed digest, which tells at once
-        whether what was fetched is right. unchecked: nothing will show it soon, as in the middle of an epoch. Where nothing was
-        signed, more members must offer the same than there may be liars.
+        whether what was fetched is right. unchecked: nothing will show it soon, as in the middle of an epoch, or others may still
+        say otherwise. Where nothing was signed, more members must offer the same then than there may be liars.
         """
         if self.floor is None:
             return None
