@@ -41,6 +41,15 @@ def in_warmup(
     return _ready(identity, notes, notes.slot)
 
 
+def repeat_if_unheard(state: CoordinatorState, notes: EpochNotes, *, now: float, timeouts: Timeouts) -> None:
+    """Have `in_warmup` announce once more that we are ready if the coordinator believes that we lack the model.
+
+    Our report that we lack it may have reached it after the one that we are ready, and the newest one counts.
+    """
+    if notes.ready_sent and notes.slot in state.epoch.lacking and now - notes.ready_sent_at > timeouts.answer:
+        notes.ready_sent = False
+
+
 def _ready(identity: NodeIdentity, notes: EpochNotes, slot: int) -> list[Action]:
     notes.ready_sent = True
     digest = notes.digests.ours

@@ -81,8 +81,8 @@ class EpochNotes:
     compare_due: digests must be compared again. waiting: how long we may still wait for each slot's results and Finished.
     reloaded: we looked on our disk for the model this epoch starts with; missing_reported_at: when we last told the coordinator
     that we cannot get it. loaded_stored: we loaded the stored checkpoint instead; stored_notified: people were told that it is a
-    wrong one. waiting_notified: people were told that we take part from the next epoch on. own_offer: step and manifest of the
-    masters that we offered last. duties: in challenges of shares.
+    wrong one. waiting_notified: people were told that we take part from the next epoch on. ready_sent_at: when we last said that
+    we are ready. own_offer: step and manifest of the masters that we offered last. duties: in challenges of shares.
     """
 
     key: tuple[int, int]
@@ -98,6 +98,7 @@ class EpochNotes:
     snapshot_requests: SnapshotRequests = field(default_factory=SnapshotRequests)
     newest: int = -1
     ready_sent: bool = False
+    ready_sent_at: float = 0.0
     closed: bool = False
     closed_at: float = 0.0
     saved: bool = False

@@ -237,8 +237,10 @@ def _announce(client: MachineState, state: CoordinatorState, notes: EpochNotes) 
         if contested_model.defers_readiness(client, state, notes):
             return
         waited = client.now - notes.since > client.timeouts.peers
+        announcements.repeat_if_unheard(state, notes, now=client.now, timeouts=client.timeouts)
         actions = announcements.in_warmup(client.identity, state, notes, peers=client.peers, waited_enough=waited)
-        notes.compare_due = notes.compare_due or bool(actions)
+        if actions:
+            notes.compare_due, notes.ready_sent_at = True, client.now
         client.emit(*actions)
     elif not healthy and client.masters_at == masters_due(state):
         client.emit(*announcements.coming_back(client.identity, state, notes, now=client.now, timeouts=client.timeouts))

@@ -25,8 +25,8 @@ _PLURALITY_STATES = (RunState.Warmup, RunState.Finished)
 """States in which a plurality for a model is enough, because no further member can get it."""
 
 _FEW_OFFERS_WAIT = 1 / 2
-"""Fraction of warmup_time that we wait for a second opinion on a model that nobody signed and that only few members offer. What is
-left of the warmup is for fetching it."""
+"""Fraction of warmup_time that we wait for a second opinion on a model that nobody signed and that only few members offer. The
+rest of the warmup is for fetching it."""
 
 _FROM_PEERS = ("P2P", "P2PGcs")
 

@@ -50,19 +50,22 @@ def tick_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
 def reported_in_warmup(state: CoordinatorState, command: WarmupWitness, now: int, *, seed: int) -> Outcome:
     """Count a healthy slot as ready, or as one that lacks the model. End the warmup if no other slot is waited for.
 
+    The newest report of a slot counts. A slot that is ready may still report that it gives the model up (section 5): that it is
+    ready may be what it said in an earlier warmup of this epoch, late.
+
     Raises CoordinatorError: DuplicateWitness, or InvalidWitness if its model is not the one that the epoch starts with.
     """
     slot, digest = command.index, command.model_digest
     epoch = state.epoch
     held = _step_of(state, digest)
-    if slot in epoch.ready:
-        raise CoordinatorError("DuplicateWitness", f"slot {slot} is already ready")
-
     if digest == NO_DIGEST or held is not None:
         held_step = max(epoch.held_step, held or 0)
-        if slot in epoch.lacking and held_step == epoch.held_step:
+        if slot in epoch.lacking and slot not in epoch.ready and held_step == epoch.held_step:
             raise CoordinatorError("DuplicateWitness", f"slot {slot} has already said what it holds")
-        epoch = replace(epoch, lacking=tuple(sorted({*epoch.lacking, slot})), held_step=held_step)
+        ready = tuple(other for other in epoch.ready if other != slot)
+        epoch = replace(epoch, ready=ready, lacking=tuple(sorted({*epoch.lacking, slot})), held_step=held_step)
+    elif slot in epoch.ready:
+        raise CoordinatorError("DuplicateWitness", f"slot {slot} is already ready")
     else:
         _check_model(state, slot, digest)
         ready = tuple(sorted({*epoch.ready, slot}))

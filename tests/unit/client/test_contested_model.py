@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from psyche_core.client.machine import scheduler
+from psyche_core.client.machine import announcements, scheduler
 from psyche_core.client.machine.actions import Notify
 from psyche_core.client.machine.epoch import EpochNotes, epoch_key
 from psyche_core.client.machine.machine import ClientMachine
 from psyche_core.client.machine.replica import contested_model
+from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.state import Client, CoordinatorState, EpochEnd
 from psyche_core.simulator.members.keys import RUN_ID, identity_of
 from psyche_core.simulator.script import from_plain
@@ -74,6 +75,23 @@ def test_few_offers_are_not_taken_before_half_of_the_warmup(
     notes = EpochNotes(epoch_key(state), 1, clients, 0, 100.0, opened_at=-1)
     now = 100.0 + waited * state.config.warmup_time
     assert scheduler.waits_for_more_offers(state, notes, now=now) is waits
+
+
+@pytest.mark.parametrize(
+    ("sent", "lacking", "waited", "again"),
+    [(True, (0, 3), 10.1, True), (True, (0, 3), 9.9, False), (True, (3,), 60.0, False), (False, (0,), 60.0, False)],
+    ids=["unheard", "on its way", "heard", "never said"],
+)
+def test_who_is_ready_says_so_again_where_the_coordinator_believes_that_it_lacks_the_model(
+    sent: bool, lacking: tuple[int, ...], waited: float, again: bool
+) -> None:
+    state = in_warmup(ends=())
+    state = replace(state, epoch=replace(state.epoch, lacking=lacking))
+    clients = tuple(member.id for member in state.epoch.clients)
+    notes = EpochNotes(epoch_key(state), 1, clients, 0, 0.0, opened_at=-1)
+    notes.ready_sent, notes.ready_sent_at = sent, 100.0
+    announcements.repeat_if_unheard(state, notes, now=100.0 + waited, timeouts=Timeouts())
+    assert notes.ready_sent is (sent and not again)
 
 
 def test_models_that_members_contest_are_told_with_the_epoch_end_that_is_left() -> None:

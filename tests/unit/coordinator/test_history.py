@@ -215,7 +215,7 @@ def test_without_a_signed_end_nobody_knows_the_right_model(play: Any) -> None:
     assert run.state.epoch.ready == (0,)
 
 
-def test_what_is_lacking_may_come_but_not_the_other_way_round(play: Any) -> None:
+def test_the_newest_report_of_a_slot_counts(play: Any) -> None:
     run = warming(ended(play, FIRST, SECOND, THIRD))
     run.do(run.lacking(0))
     run.refused(run.lacking(0), "DuplicateWitness")
@@ -226,7 +226,12 @@ def test_what_is_lacking_may_come_but_not_the_other_way_round(play: Any) -> None
     assert run.state.epoch.held_step == 4
     run.do(run.ready(0))
     assert (run.state.epoch.lacking, run.state.epoch.ready) == ((), (0,))
-    run.refused(run.lacking(0), "DuplicateWitness")
+    run.refused(run.ready(0), "DuplicateWitness")
+    run.do(run.lacking(0, held=SECOND))
+    assert (run.state.epoch.lacking, run.state.epoch.ready) == ((0,), ())
+    run.do(run.ready(0))
+    run.do(run.lacking(0))
+    assert (run.state.epoch.lacking, run.state.epoch.ready) == ((0,), ())
 
 
 def test_the_statements_of_the_last_rounds_sign_their_steps(play: Any) -> None:

@@ -20,7 +20,7 @@ from psyche_core.client.machine.rounds import results, settled_rounds
 from psyche_core.client.machine.rounds.round import RoundRecord
 from psyche_core.client.machine.rounds.waiting import WaitingBudget
 from psyche_core.coordinator import checkpoints, history, transitions
-from psyche_core.coordinator.commands import ClientsExited, Equivocation, Event, Join
+from psyche_core.coordinator.commands import ClientsExited, Equivocation, Event, Join, WarmupWitness
 from psyche_core.coordinator.lifecycle import epochs, rounds, statements, warmup
 from psyche_core.coordinator.membership import equivocation, exits, members, missed_duties
 from psyche_core.coordinator.round import requeue
@@ -412,6 +412,18 @@ def only_the_present_journal_is_held(patch: Patch) -> None:
 def a_contested_model_is_waited_for(patch: Patch) -> None:
     """F18: of models that members contest none is ever given up, so the run waits for its owner."""
     patch.setattr(contested_model, "_repeated", lambda *_: False)
+
+
+def who_is_ready_cannot_give_up(patch: Patch) -> None:
+    """F18: a slot that said that it is ready, perhaps in an earlier warmup, may not say that it gives the model up."""
+    counted = warmup.reported_in_warmup
+
+    def first_report_counts(state: CoordinatorState, command: WarmupWitness, now: int, *, seed: int) -> Transition:
+        if command.index in state.epoch.ready:
+            raise CoordinatorError("DuplicateWitness", f"slot {command.index} is already ready")
+        return counted(state, command, now, seed=seed)
+
+    patch.setattr(statements, "reported_in_warmup", first_report_counts)
 
 
 def few_offers_are_taken_at_once(patch: Patch) -> None:

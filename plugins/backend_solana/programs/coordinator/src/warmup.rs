@@ -32,22 +32,24 @@ pub fn tick_warmup(run: &mut Run) -> Outcome {
 }
 
 /// Counts a healthy slot as ready, or as one that lacks the model; goes on if that was the last one waited for.
+/// The newest report counts: that a slot is ready may be what it said in an earlier warmup of this epoch, late.
 pub fn speak(run: &mut Run, slot: usize, digest: &Key) -> Outcome {
     let image = &mut *run.image;
     let start = image.epoch.start_step.wrapping_sub(1);
     let expected = image.end_of(start).map(|end| end.digest);
     let held = held_step(image, digest);
     let right = expected.is_some_and(|expected| same(&expected, digest));
-    if set::has(&image.epoch.ready, slot) {
-        return Err(DUPLICATE_WITNESS);
-    }
+    let ready = set::has(&image.epoch.ready, slot);
     if same(digest, &NO_DIGEST) || held.is_some() {
         let held_step = image.epoch.held_step.max(held.unwrap_or(0));
-        if set::has(&image.epoch.lacking, slot) && held_step == image.epoch.held_step {
+        if set::has(&image.epoch.lacking, slot) && !ready && held_step == image.epoch.held_step {
             return Err(DUPLICATE_WITNESS);
         }
+        set::remove(&mut image.epoch.ready, slot);
         set::insert(&mut image.epoch.lacking, slot);
         image.epoch.held_step = held_step;
+    } else if ready {
+        return Err(DUPLICATE_WITNESS);
     } else if expected.is_some() && !right {
         return Err(INVALID_WITNESS);
     } else {
