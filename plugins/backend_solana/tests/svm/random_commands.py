@@ -103,6 +103,8 @@ class RandomCommands:
         late = [slot for slot in state.healthy_slots if slot not in state.epoch.ready]
         if late and self.chance(0.85):
             return self.ready(state, self.random.choice(late))
+        if state.epoch.ready and self.chance(0.2):
+            return self.give_up(state, self.random.choice(state.epoch.ready))
         return self.random.choice([commands.Tick(), self.come_back(state), self.join(state), self.leave(state)])
 
     def playing(self, state: CoordinatorState) -> Command:
@@ -179,6 +181,11 @@ class RandomCommands:
         digests = [bytes(32), b"another model " + bytes(18), *ends, *map(held_digest, ends)]
         digest = self.random.choice(digests) if self.chance(self.forgetful) else wanted
         return commands.WarmupWitness(state.epoch.clients[slot].id, state.progress.epoch, slot, digest)
+
+    def give_up(self, state: CoordinatorState, slot: int) -> Command:
+        """A slot that said that it is ready says that it lacks the model, and perhaps which older one it holds."""
+        held = [bytes(32), *map(held_digest, sorted(signed_digests(state).values()))]
+        return commands.WarmupWitness(state.epoch.clients[slot].id, state.progress.epoch, slot, self.random.choice(held))
 
     def digest(self, state: CoordinatorState) -> Command:
         """Somebody's digest of the epoch that ended."""
