@@ -42,7 +42,7 @@ def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNot
             return
 
         _begin_resync(client, notes, reason)
-    if repair.exhausted:
+    if repair.exhausted and not isinstance(client.work, FetchModel):
         client.give_up(f"{repair.reason}, and what the others offered did not help")
         return
 
